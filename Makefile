@@ -1,0 +1,63 @@
+# Needs Python 3.10 to 3.13 and make, nothing else. Try `make run`, then `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# One thread: small CPU models do not gain from more, and several test processes share the machine.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+METADATA := setup.py pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run install test test-fast test-all lint types format check bench
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: .venv/installed  ## install, train the T-Maze preset on the CPU, print what to try next
+	$(BIN)/python examples/run.py --config tmaze
+
+install: .venv/installed-dev  ## create .venv and install everything that work on the code needs
+
+test: check  ## lint, type-check, run every test that needs no GPU
+
+test-fast: .venv/installed-dev  ## the tests of a few seconds only
+	$(PYTEST) -m "not slow and not learning and not gpu"
+
+test-all: lint types  ## every test, those that need a GPU included
+	$(PYTEST) -m ""
+
+check: lint types  ## what continuous integration runs
+	$(PYTEST)
+
+lint: .venv/installed-dev  ## ruff
+	$(BIN)/ruff check .
+
+types: .venv/installed-dev  ## mypy, strict
+	$(BIN)/mypy
+	$(BIN)/mypy examples benchmarks
+
+format: .venv/installed-dev  ## rewrite the code in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/results/
+	$(BIN)/python benchmarks/import_time.py > benchmarks/results/import_time.json
+	$(BIN)/python benchmarks/learning.py
+
+# .venv/bin/pip is the last thing that venv makes, so an interrupted creation is repeated.
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(0 if sys.version_info >= (3, 10) else \
+	    "Found Python " + v + ", but Loxodon needs 3.10 or newer. Fix: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: $(METADATA) | .venv/bin/pip
+	@echo "installing into .venv (a few minutes the first time)"
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+.venv/installed-dev: $(METADATA) | .venv/bin/pip
+	@echo "installing into .venv with the extras dev and envs (a few minutes the first time)"
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation -e '.[dev,envs]'
+	@touch $@ .venv/installed

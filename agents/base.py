@@ -1,0 +1,112 @@
+"""What every agent shares: the sequence model, acting, and the once-per-update duties."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from ..data import Batch
+from ..nets import Categorical, PolicyDistribution, RunningNorm, TanhGaussian, TrajEncoder, TstepEncoder
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """Losses before any mean, so that masks can be edited and micro-batches weighted.
+
+    actor: (B, L, G, 1) float. critic: (B, L, C, G, 1) float. metrics: scalar tensors by name.
+    """
+
+    actor: Tensor
+    critic: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class BaseAgent(nn.Module, ABC):
+    """A timestep encoder, a trajectory encoder, and whatever heads a subclass adds.
+
+    Args:
+        obs_space: named observations.
+        action_space: Discrete starting at 0, or Box of shape (A,) within [-1, 1].
+        tstep_encoder_type, traj_encoder_type: built here from positional arguments only; gin sets the rest.
+        max_seq_len: longest training sequence in transitions.
+    Raises: ValueError for any other action space.
+    """
+
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        action_space: spaces.Discrete | spaces.Box,
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
+        max_seq_len: int,
+    ) -> None:
+        super().__init__()
+        self.obs_space, self.action_space, self.max_seq_len = obs_space, action_space, max_seq_len
+        self.distribution: type[PolicyDistribution]
+        if isinstance(action_space, spaces.Discrete):
+            self.action_dim, self.distribution = int(action_space.n), Categorical
+        elif isinstance(action_space, spaces.Box) and len(action_space.shape) == 1:
+            self.action_dim, self.distribution = int(action_space.shape[0]), TanhGaussian
+        else:
+            raise ValueError(
+                f"The action space is {action_space}, but agents act in Discrete or flat Box spaces. "
+                "Fix: wrap the environment in loxodon.envs.SequenceEnv."
+            )
+        self.is_discrete = self.distribution.is_discrete
+        self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)
+        self.traj_encoder = traj_encoder_type(self.tstep_encoder.emb_dim, max_seq_len)
+
+    @abstractmethod
+    def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
+        """The losses of a batch; gathers running statistics in training mode."""
+
+    @abstractmethod
+    def policy(self, state: Tensor) -> PolicyDistribution:
+        """The acting policy: state (..., D) -> distribution over (..., A)."""
+
+    def encode(self, batch: Batch) -> Tensor:
+        """States (B, L+1, D) of all timesteps of a batch, padding included."""
+        embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.timestep_mask)
+        state: Tensor = self.traj_encoder(embedded, batch.time_idxs)[0]
+        return state
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
+        """Memory of `num_envs` envs before their first timestep."""
+        return self.traj_encoder.init_hidden_state(num_envs, device)
+
+    def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
+        """Forget the episodes of rows where ended (N,) bool is True."""
+        return self.traj_encoder.reset_hidden_state(hidden_state, ended)
+
+    def get_actions(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
+    ) -> tuple[Tensor, Any]:
+        """Act for one timestep of N envs.
+
+        Args:
+            obs: each (N, ...). rl2s: (N, 1+A) float32. time_idxs: (N, 1) int64.
+            hidden_state: what the previous call returned.
+            sample: draw from the policy; otherwise take its mode.
+        Returns: (N,) int64 for discrete spaces or (N, A) float32 in [-1, 1], and the new hidden state.
+        """
+        embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s[:, None])
+        state, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
+        policy = self.policy(state[:, 0])
+        action = policy.sample() if sample else policy.mode()
+        return (action.argmax(-1) if self.is_discrete else action), hidden_state
+
+    def trainable_params(self) -> list[nn.Parameter]:
+        """The parameters an optimizer should own."""
+        return [p for p in self.parameters() if p.requires_grad]
+
+    def after_update(self) -> None:
+        """Once per optimizer step, after it: let running statistics move."""
+        for module in self.modules():
+            if isinstance(module, RunningNorm):
+                module.commit()

@@ -1,0 +1,41 @@
+"""Advantage filters: how much each recorded action is worth imitating."""
+
+from __future__ import annotations
+
+import gin
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@gin.configurable(denylist=["advantages"])
+def binary_filter(advantages: Tensor, *, threshold: float = 0.0) -> Tensor:
+    """1 where the advantage exceeds the threshold, else 0. Any shape, values in environment units.
+
+    Source: Wang et al. 2020 (CRR), arXiv:2006.15134, eq. 3.
+    """
+    return (advantages > threshold).float()
+
+
+@gin.configurable(denylist=["advantages"])
+def exp_filter(
+    advantages: Tensor, *, beta: float = 1.0, clip_weights_low: float = 1e-7, clip_weights_high: float = 10.0
+) -> Tensor:
+    """exp(beta A), clipped. Any shape. Source: Nair et al. 2020 (AWAC), arXiv:2006.09359, eq. 13."""
+    return (beta * advantages).clamp(max=50.0).exp().clamp(clip_weights_low, clip_weights_high)
+
+
+@gin.configurable(denylist=["advantages"])
+def leaky_relu_filter(
+    advantages: Tensor,
+    *,
+    beta: float = 1.0,
+    threshold: float = 0.0,
+    bias: float = 0.01,
+    negative_slope: float = 0.05,
+    clip_weights_low: float = 1e-7,
+    clip_weights_high: float = 10.0,
+) -> Tensor:
+    """A ramp above the threshold: bias + leaky_relu((A - threshold) / beta), clipped. Any shape."""
+    ramp = bias + F.leaky_relu((advantages - threshold) / beta, negative_slope)
+    return torch.clamp(ramp, clip_weights_low, clip_weights_high)

@@ -1,0 +1,48 @@
+"""Trajectories as arrays: files, the background writer, datasets and padded batches.
+
+Importing this package does not import torch; `Batch`, `pad_batch` and `BatchLoader` do so on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "data":
+    raise ImportError(
+        "Import this as 'loxodon.data', not 'data': a second copy would break isinstance and gin. "
+        "Fix: pip install -e ."
+    )
+
+from .dataset import DiskTrajDataset, DoNothingDataset, RLDataset, random_window
+from .files import TrajectoryReader, load_trajectory, save_trajectory
+from .trajectory import Trajectory
+from .writer import TrajectoryWriter
+
+if TYPE_CHECKING:
+    from .batch import Batch, pad_batch
+    from .loader import BatchLoader
+
+_NEEDS_TORCH = {"Batch": "batch", "pad_batch": "batch", "BatchLoader": "loader"}
+
+__all__ = [
+    "Batch",
+    "BatchLoader",
+    "DiskTrajDataset",
+    "DoNothingDataset",
+    "RLDataset",
+    "Trajectory",
+    "TrajectoryReader",
+    "TrajectoryWriter",
+    "load_trajectory",
+    "pad_batch",
+    "random_window",
+    "save_trajectory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the names that need torch when they are first used (PEP 562)."""
+    if name in _NEEDS_TORCH:
+        return getattr(importlib.import_module(f".{_NEEDS_TORCH[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

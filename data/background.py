@@ -1,0 +1,125 @@
+"""A bounded queue with one thread behind it, which never drops an item and hands its errors to the caller."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+_logger = logging.getLogger("loxodon")
+
+
+class BackgroundQueue(Generic[Item]):
+    """Processes items in order on one thread.
+
+    An item leaves the queue only after `process` returned. If it raises, the item stays first, the thread
+    stops, and the next call from outside raises `explain(error)`; that call also lets the thread try again.
+
+    Args:
+        process: called on the thread with one item at a time.
+        explain: turns an error of `process` and the number of waiting items into the error to raise.
+        max_pending: `submit` waits while more items than this are unfinished.
+        name: name of the thread.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[Item], object],
+        explain: Callable[[Exception, int], Exception],
+        *,
+        max_pending: int,
+        name: str,
+    ) -> None:
+        self._process, self._explain = process, explain
+        self._max_pending, self._name = max_pending, name
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+        self._owner_pid = os.getpid()
+
+    @property
+    def num_pending(self) -> int:
+        """Number of items that are not finished."""
+        return len(self._items)
+
+    def submit(self, items: Iterable[Item]) -> None:
+        """Take items, wait while there are too many, and raise the error of an earlier one, if any.
+
+        The items are in the queue even if this raises.
+        """
+        with self._changed:
+            self._items.extend(items)
+            if self._items and self._thread is None:
+                self._start_thread()
+            self._changed.notify_all()
+            self._wait_until_at_most(self._max_pending)
+
+    def wait(self) -> None:
+        """Block until every item is finished. Raises the error of the first item that is not."""
+        with self._changed:
+            self._wait_until_at_most(0)
+
+    def close(self) -> None:
+        """Finish every item and end the thread. If an item fails, this raises and may be called again."""
+        self.wait()
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            atexit.unregister(self._finish_at_exit)
+        self._is_stopping = False
+
+    def _wait_until_at_most(self, num_items: int) -> None:
+        """Wait, holding the condition, until few enough items are left or one of them failed."""
+        while self._error is None and len(self._items) > num_items:
+            self._changed.wait()
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._changed.notify_all()
+            explained = self._explain(error, len(self._items))
+            raise explained from (None if explained is error else error)
+
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+        atexit.register(self._finish_at_exit)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_stopping and (not self._items or self._error is not None):
+                    self._changed.wait()
+                if self._is_stopping:
+                    return
+                item = self._items[0]
+            try:
+                self._process(item)
+            except Exception as error:  # carried to the caller's next call, never swallowed
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+            else:
+                with self._changed:
+                    self._items.popleft()
+                    self._changed.notify_all()
+
+    def _finish_at_exit(self) -> None:
+        """Finish what is queued when the program ends without close(), as after an error elsewhere."""
+        if os.getpid() != self._owner_pid:
+            return
+        with self._changed:
+            self._error = None
+            self._changed.notify_all()
+            while self._error is None and self._items:
+                self._changed.wait()
+            if self._error is not None:
+                _logger.error("%s", self._explain(self._error, len(self._items)))

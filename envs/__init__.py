@@ -1,0 +1,39 @@
+"""Environments as sequences of timesteps: wrapping, vectorisation, exploration, statistics, built-in tasks.
+
+Importing this package imports numpy, gymnasium and gin, nothing heavier: worker processes import it too.
+"""
+
+if __name__ == "envs":
+    raise ImportError(
+        "Import this as 'loxodon.envs', not 'envs': a second copy would break isinstance and gin. "
+        "Fix: run pip install -e . and import loxodon.envs."
+    )
+
+from .async_vector import AsyncVectorEnv
+from .builtin import TMazePassive
+from .errors import EnvError
+from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from .sequence_env import METRIC_PREFIX, SequenceEnv
+from .spec import EnvSpec, gym_env, resolve_env
+from .statistics import ReturnHistory, SpecialMetricHistory
+from .vector import SyncVectorEnv, make_vector_env
+from .vectorized import AlreadyVectorizedEnv
+
+__all__ = [
+    "METRIC_PREFIX",
+    "AlreadyVectorizedEnv",
+    "AsyncVectorEnv",
+    "BilevelEpsilonGreedy",
+    "EnvError",
+    "EnvSpec",
+    "EpsilonGreedy",
+    "ExplorationWrapper",
+    "ReturnHistory",
+    "SequenceEnv",
+    "SpecialMetricHistory",
+    "SyncVectorEnv",
+    "TMazePassive",
+    "gym_env",
+    "make_vector_env",
+    "resolve_env",
+]

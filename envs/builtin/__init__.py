@@ -1,0 +1,5 @@
+"""Built-in tasks."""
+
+from .tmaze import TMazePassive
+
+__all__ = ["TMazePassive"]

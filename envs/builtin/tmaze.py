@@ -1,0 +1,86 @@
+"""The passive T-maze: remember one bit for a whole corridor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+
+from ..sequence_env import METRIC_PREFIX
+
+RIGHT, UP, LEFT, DOWN = range(4)
+
+
+@gin.configurable
+class TMazePassive(gym.Env[np.ndarray, Any]):
+    """A corridor with a fork at its end; the side that pays is shown at the first timestep only.
+
+    Observation: Box (3,) float32 = [is first timestep, cue (+1 up, -1 down, 0 after the first timestep), is
+    at the junction]. Actions: 0 right, 1 up, 2 left, 3 down. The junction is `horizon` steps to the right of
+    the start, the episode lasts at most `horizon + 1` steps and always terminates (never truncates). The best
+    return is `goal_reward`; without memory the success rate is one half. `info["metric/success"]` is 0 or 1
+    at the end.
+
+    Args:
+        horizon: length of the corridor in env steps.
+        penalty: reward of each action other than right before the junction. None means -1 / horizon.
+        goal_reward: reward for turning to the side the cue named.
+
+    Source: Ni et al. 2023, arXiv:2307.03864, section 4.1 (our observation layout).
+    """
+
+    def __init__(
+        self, horizon: int = gin.REQUIRED, penalty: float | None = None, goal_reward: float = 1.0
+    ) -> None:
+        if not isinstance(horizon, int) or horizon < 1:
+            raise ValueError(
+                f"TMazePassive.horizon is {horizon!r}, but must be an integer of at least 1. "
+                "Fix: bind it in gin, e.g. TMazePassive.horizon = 50."
+            )
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(4)
+        self.horizon = horizon
+        self.penalty = -1.0 / horizon if penalty is None else penalty
+        self.goal_reward = goal_reward
+        self._cue, self._position, self._time = 1, 0, 0
+        self._corridor_obs, self._junction_obs = _obs(0, 0, 0), _obs(0, 0, 1)
+        self._start_obs = {cue: _obs(1, cue, 0) for cue in (-1, 1)}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Walk back to the start and draw a new cue."""
+        super().reset(seed=seed)
+        self._cue = int(self.np_random.choice((-1, 1)))
+        self._position, self._time = 0, 0
+        return self._start_obs[self._cue], {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Move; see the class for rewards. The returned observation is shared and read-only."""
+        self._time += 1
+        if self._position == self.horizon and action in (UP, DOWN):
+            has_success = (action == UP) == (self._cue == 1)
+            return self._end(self._junction_obs, self.goal_reward if has_success else 0.0, has_success)
+        reward = self.penalty if self._position < self.horizon and action != RIGHT else 0.0
+        if action == RIGHT:
+            self._position = min(self._position + 1, self.horizon)
+        elif action == LEFT:
+            self._position = max(self._position - 1, 0)
+        obs = self._junction_obs if self._position == self.horizon else self._corridor_obs
+        if self._time > self.horizon:
+            return self._end(obs, reward, False)
+        return obs, reward, False, False, {}
+
+    @staticmethod
+    def _end(
+        obs: np.ndarray, reward: float, has_success: bool
+    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return obs, reward, True, False, {METRIC_PREFIX + "success": float(has_success)}
+
+
+def _obs(is_first: int, cue: int, is_at_junction: int) -> np.ndarray:
+    obs = np.array([is_first, cue, is_at_junction], np.float32)
+    obs.flags.writeable = False
+    return obs

@@ -1,0 +1,203 @@
+"""Exploration noise for all environments at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gin
+import numpy as np
+from gymnasium import spaces
+
+from .actions import PolicyActionSpace
+
+_CODE_SUPPLIED = ["action_space", "num_envs", "seed"]
+
+
+class ExplorationWrapper(ABC):
+    """Adds noise to the policy's actions while training data are collected.
+
+    Subclasses return one noise level per environment from `noise_levels`; discrete actions are replaced by
+    uniform ones with that probability, continuous ones get Gaussian noise with that standard deviation,
+    clipped to [-1, 1].
+
+    Args:
+        action_space: the policy's, Discrete from zero or Box(-1, 1, (A,)).
+        num_envs: number N of parallel environments.
+        seed: of the noise.
+        randomize_eps: multiply each environment's noise level by a number drawn uniformly from [0, 1) per
+            episode.
+    """
+
+    def __init__(
+        self, action_space: PolicyActionSpace, num_envs: int, seed: int, randomize_eps: bool = True
+    ) -> None:
+        self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
+        self.num_calls = 0
+        self._rng = np.random.default_rng(seed)
+        self._multipliers = self._rng.random(num_envs) if randomize_eps else np.ones(num_envs)
+
+    @abstractmethod
+    def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
+        """Noise level per environment, (N,) float >= 0, before the per-episode multiplier.
+
+        Args:
+            episode_timesteps: (N,) int, env steps since the episode began.
+        """
+
+    def current_eps(self, episode_timesteps: np.ndarray) -> np.ndarray:
+        """(N,) float, the noise level the next call would use."""
+        eps: np.ndarray = self._multipliers * self.noise_levels(episode_timesteps)
+        return eps
+
+    def add_exploration_noise(self, actions: np.ndarray, episode_timesteps: np.ndarray) -> np.ndarray:
+        """Noisy actions, same shape and dtype; counts one vector step.
+
+        Args:
+            actions: (N,) int or (N, A) float in [-1, 1].
+            episode_timesteps: (N,) int, env steps since the episode began.
+        """
+        eps = self.current_eps(episode_timesteps)
+        self.num_calls += 1
+        if isinstance(self.action_space, spaces.Discrete):
+            random_actions = self._rng.integers(int(self.action_space.n), size=self.num_envs)
+            is_random = self._rng.random(self.num_envs) < eps
+            return np.where(is_random, random_actions, actions).astype(actions.dtype, copy=False)
+        noise = self._rng.standard_normal(actions.shape) * eps[:, None]
+        noisy: np.ndarray = np.clip(actions + noise, -1.0, 1.0).astype(actions.dtype, copy=False)
+        return noisy
+
+    def on_episode_end(self, ended: np.ndarray) -> None:
+        """Draw a new multiplier where `ended` ((N,) bool) is True."""
+        if self.randomize_eps and ended.any():
+            self._multipliers[ended] = self._rng.random(int(ended.sum()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly; plain JSON values."""
+        return {
+            "num_calls": self.num_calls,
+            "multipliers": self._multipliers.tolist(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        multipliers = np.array(state["multipliers"], np.float64)
+        if multipliers.shape != (self.num_envs,):
+            raise ValueError(
+                f"The saved exploration state is for {len(multipliers)} environments, this run has "
+                f"{self.num_envs}. Fix: resume with the same Experiment.parallel_actors."
+            )
+        self.num_calls, self._multipliers = int(state["num_calls"]), multipliers
+        self._rng.bit_generator.state = state["rng"]
+
+
+def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:
+    if steps_anneal <= 0:
+        raise ValueError(
+            f"{name}.steps_anneal is {steps_anneal}, but must be above 0. Fix: e.g. {name}.steps_anneal = "
+            "10_000."
+        )
+    top = 1.0 if isinstance(action_space, spaces.Discrete) else np.inf
+    for argument, level in levels.items():
+        if not 0.0 <= level <= top:
+            raise ValueError(
+                f"{name}.{argument} is {level}, but must lie in [0, {top}] for {action_space}. "
+                f"Fix: set {name}.{argument} to a probability (Discrete) or a standard deviation (Box)."
+            )
+
+
+def _anneal(start: float, end: float, progress: float) -> float:
+    return start + (end - start) * min(max(progress, 0.0), 1.0)
+
+
+@gin.configurable(denylist=_CODE_SUPPLIED)
+class EpsilonGreedy(ExplorationWrapper):
+    """Noise level that falls linearly with the number of vector steps, then stays.
+
+    Args:
+        action_space: the policy's action space.
+        num_envs: number of parallel environments.
+        seed: of the noise.
+        eps_start: noise level at the first vector step.
+        eps_end: noise level after `steps_anneal` vector steps.
+        steps_anneal: in vector steps (one per call, all N environments together).
+        randomize_eps: see `ExplorationWrapper`.
+    """
+
+    def __init__(
+        self,
+        action_space: PolicyActionSpace,
+        num_envs: int,
+        seed: int,
+        eps_start: float = 1.0,
+        eps_end: float = 0.05,
+        steps_anneal: int = 1_000_000,
+        randomize_eps: bool = True,
+    ) -> None:
+        super().__init__(action_space, num_envs, seed, randomize_eps)
+        _check_schedule("EpsilonGreedy", action_space, steps_anneal, eps_start=eps_start, eps_end=eps_end)
+        self.eps_start, self.eps_end, self.steps_anneal = eps_start, eps_end, steps_anneal
+
+    def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
+        """The same level for all, eps_start + (eps_end - eps_start) * calls / steps_anneal, clamped."""
+        level = _anneal(self.eps_start, self.eps_end, self.num_calls / self.steps_anneal)
+        return np.full(self.num_envs, level)
+
+
+@gin.configurable(denylist=_CODE_SUPPLIED)
+class BilevelEpsilonGreedy(ExplorationWrapper):
+    """Noise level that also falls within each episode, so that late timesteps of long episodes are reached.
+
+    eps(h) = start + (end - start) * min(h / rollout_horizon, 1), with `start` and `end` annealed over vector
+    steps.
+
+    Args:
+        action_space: the policy's action space.
+        num_envs: number of parallel environments.
+        seed: of the noise.
+        rollout_horizon: env steps after which the level within an episode has reached its end.
+        eps_start_start: level at the episode's begin, at the first vector step.
+        eps_start_end: level at the episode's begin, after `steps_anneal` vector steps.
+        eps_end_start: level at the episode's end, at the first vector step.
+        eps_end_end: level at the episode's end, after `steps_anneal` vector steps.
+        steps_anneal: in vector steps (one per call, all N environments together).
+        randomize_eps: see `ExplorationWrapper`.
+    """
+
+    def __init__(
+        self,
+        action_space: PolicyActionSpace,
+        num_envs: int,
+        seed: int,
+        rollout_horizon: int = gin.REQUIRED,
+        eps_start_start: float = 1.0,
+        eps_start_end: float = 0.05,
+        eps_end_start: float = 0.8,
+        eps_end_end: float = 0.01,
+        steps_anneal: int = 1_000_000,
+        randomize_eps: bool = True,
+    ) -> None:
+        super().__init__(action_space, num_envs, seed, randomize_eps)
+        self._start = (eps_start_start, eps_start_end)
+        self._end = (eps_end_start, eps_end_end)
+        levels = dict(
+            zip(
+                ("eps_start_start", "eps_start_end", "eps_end_start", "eps_end_end"),
+                (*self._start, *self._end),
+                strict=True,
+            )
+        )
+        _check_schedule("BilevelEpsilonGreedy", action_space, steps_anneal, **levels)
+        if not isinstance(rollout_horizon, int) or rollout_horizon < 1:
+            raise ValueError(
+                f"BilevelEpsilonGreedy.rollout_horizon is {rollout_horizon!r}, but must be an integer of at "
+                "least 1. Fix: bind it in gin to the usual length of an episode in env steps."
+            )
+        self.rollout_horizon, self.steps_anneal = rollout_horizon, steps_anneal
+
+    def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
+        """Per environment, by how far its episode has come; see the class."""
+        progress = self.num_calls / self.steps_anneal
+        start, end = _anneal(*self._start, progress), _anneal(*self._end, progress)
+        return start + (end - start) * np.clip(episode_timesteps / self.rollout_horizon, 0.0, 1.0)

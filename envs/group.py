@@ -1,0 +1,209 @@
+"""A group of environments in one process that steps straight into preallocated arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from .errors import EnvError
+from .sequence_env import METRIC_PREFIX, SequenceEnv
+
+ALIGN_BYTES = 64
+Metrics = list[tuple[int, str, Any]]
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """Everything one vector step exchanges, as arrays with a leading env axis N.
+
+    obs, final_obs: per key [N, ...]; rewards (N,) float32; terminated, truncated (N,) bool; actions (N,)
+    int64 or (N, A) float32.
+    """
+
+    obs: dict[str, np.ndarray]
+    final_obs: dict[str, np.ndarray]
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    actions: np.ndarray
+
+    @staticmethod
+    def num_bytes(obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int) -> int:
+        """Size of the memory that `carve` needs."""
+        fields = _fields(obs_space, action_space, num_envs)
+        return sum(_padded(shape, dtype) for _, shape, dtype in fields)
+
+    @classmethod
+    def carve(
+        cls, memory: Any, obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int
+    ) -> StepBuffers:
+        """Lay the arrays out in `memory`, any writable buffer of at least `num_bytes` bytes."""
+        arrays, offset = [], 0
+        for name, shape, dtype in _fields(obs_space, action_space, num_envs):
+            arrays.append((name, np.ndarray(shape, dtype, buffer=memory, offset=offset)))
+            offset += _padded(shape, dtype)
+        rest = dict(arrays[-4:])
+        keys = len(obs_space.spaces)
+        return cls(dict(arrays[:keys]), dict(arrays[keys : 2 * keys]), **rest)
+
+    def rows(self, start: int, stop: int) -> StepBuffers:
+        """Views of the rows start..stop of every array."""
+        part = slice(start, stop)
+        return StepBuffers(
+            {key: column[part] for key, column in self.obs.items()},
+            {key: column[part] for key, column in self.final_obs.items()},
+            self.rewards[part],
+            self.terminated[part],
+            self.truncated[part],
+            self.actions[part],
+        )
+
+
+def _fields(
+    obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int
+) -> list[tuple[str, tuple[int, ...], Any]]:
+    obs = [(key, (num_envs, *(leaf.shape or ())), leaf.dtype) for key, leaf in obs_space.spaces.items()]
+    action_dtype = np.int64 if isinstance(action_space, spaces.Discrete) else np.float32
+    return [
+        *obs,
+        *obs,
+        ("rewards", (num_envs,), np.float32),
+        ("terminated", (num_envs,), np.bool_),
+        ("truncated", (num_envs,), np.bool_),
+        ("actions", (num_envs, *(action_space.shape or ())), action_dtype),
+    ]
+
+
+def _padded(shape: tuple[int, ...], dtype: Any) -> int:
+    size = math.prod(shape) * int(np.dtype(dtype).itemsize)
+    return -(-size // ALIGN_BYTES) * ALIGN_BYTES
+
+
+class EnvGroup:
+    """Steps several environments one after the other; a finished one is reset within the same step.
+
+    Attributes:
+        env_names: current name of each environment.
+        failed_row: row of the environment that was being called when the last exception left this object.
+
+    Args:
+        envs: the environments.
+        buffers: arrays with one row per environment; `step` reads the actions there and writes everything
+            else.
+    """
+
+    def __init__(self, envs: Sequence[SequenceEnv], buffers: StepBuffers) -> None:
+        self.envs = list(envs)
+        self.failed_row = 0
+        self._buffers = buffers
+        self._obs_columns, self._final_columns = list(buffers.obs.values()), list(buffers.final_obs.values())
+        self._steps = [env.env.step for env in self.envs]
+        self._writes = [env.obs_layout.write for env in self.envs]
+        self._maps = [env.action_map.to_env for env in self.envs]
+        self._has_one_map = all(env.env.action_space == self.envs[0].env.action_space for env in self.envs)
+        self.env_names = [env.env_name for env in self.envs]
+
+    def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Metrics:
+        """Begin a new episode everywhere; observations are in the buffers afterwards."""
+        metrics: Metrics = []
+        self._buffers.terminated[:] = False
+        self._buffers.truncated[:] = False
+        for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+            self.failed_row = row
+            raw, info = env.env.reset(seed=seed, options=options)
+            env.obs_layout.write(raw, self._obs_columns, row)
+            if info:
+                _collect_metrics(info, row, metrics)
+        self.env_names = [env.env_name for env in self.envs]
+        return metrics
+
+    def step(self) -> tuple[bool, Metrics]:
+        """One step of every environment with the buffers' actions.
+
+        Returns: whether any episode ended (its last observation is in `final_obs`, its next first one in
+            `obs`), and
+        the special metrics as (row, name, value).
+        """
+        buffers, columns = self._buffers, self._obs_columns
+        metrics: Metrics = []
+        rewards: list[Any] = []
+        ended: list[tuple[int, bool, bool]] = []
+        row = 0
+        try:
+            for row, (env_step, write, action) in enumerate(
+                zip(self._steps, self._writes, self._env_actions(), strict=True)
+            ):
+                raw, reward, terminated, truncated, info = env_step(action)
+                rewards.append(reward)
+                if terminated or truncated:
+                    ended.append((row, terminated, truncated))
+                    write(raw, self._final_columns, row)
+                    raw, reset_info = self.envs[row].env.reset()
+                    if reset_info:
+                        info = {**reset_info, **info}
+                write(raw, columns, row)
+                if info:
+                    _collect_metrics(info, row, metrics)
+            buffers.rewards[:] = rewards
+        except BaseException:
+            self.failed_row = row
+            raise
+        buffers.terminated.fill(False)
+        buffers.truncated.fill(False)
+        for row, terminated, truncated in ended:
+            buffers.terminated[row], buffers.truncated[row] = terminated, truncated
+        if ended:
+            self._refresh_names(row for row, _, _ in ended)
+        return bool(ended), metrics
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self.envs:
+            env.close()
+
+    def _env_actions(self) -> Iterable[Any]:
+        actions = self._buffers.actions
+        if self._has_one_map:
+            mapped: Iterable[Any] = self._maps[0](actions)
+            return mapped
+        return [to_env(actions[i : i + 1])[0] for i, to_env in enumerate(self._maps)]
+
+    def _refresh_names(self, rows: Iterable[int]) -> None:
+        names = list(self.env_names)
+        for row in rows:
+            names[row] = self.envs[row].env_name
+        if names != self.env_names:
+            self.env_names = names
+
+
+def _collect_metrics(info: dict[str, Any], row: int, metrics: Metrics) -> None:
+    for key, value in info.items():
+        if isinstance(key, str) and key.startswith(METRIC_PREFIX):
+            metrics.append((row, key[len(METRIC_PREFIX) :], value))
+
+
+def check_same_spaces(
+    envs: Sequence[SequenceEnv], obs_space: spaces.Dict, action_space: Any, first: int
+) -> None:
+    """Raise EnvError unless every environment has the given spaces; `first` is the number of envs[0]."""
+    for number, env in enumerate(envs, start=first):
+        if _signature(env.observation_space) != _signature(obs_space) or env.action_space != action_space:
+            raise EnvError(
+                f"Environment {number} ({env.env_name}) has observations {env.observation_space} and "
+                f"actions {env.action_space}, environment 0 has {obs_space} and {action_space}. All "
+                "parallel environments must agree in observation keys, shapes and dtypes, and in the action "
+                "space. Fix: pad or wrap them to common spaces."
+            )
+
+
+def _signature(space: Any) -> list[tuple[Any, ...]]:
+    """What must agree: all but the bounds of a Box."""
+    return [
+        (key, leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else (key, leaf)
+        for key, leaf in space.spaces.items()
+    ]

@@ -1,0 +1,62 @@
+"""Any gymnasium environment in the one form the rest of the library knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from .actions import ActionMap
+from .observations import ObsLayout
+
+METRIC_PREFIX = "metric/"
+"""Keys of `info` that begin so are special metrics: numbers reported under the rest of the key."""
+
+
+class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """A single environment with dict observations and a normalised action space.
+
+    observation_space: Dict of arrays (see `ObsLayout`); action_space: Discrete(n) from zero, or Box(-1, 1,
+    (A,)). Rewards, flags and infos pass through unchanged.
+
+    Args:
+        env: the environment to wrap.
+        env_name: name for metrics and file names. None takes the inner environment's own `env_name` attribute
+            (asked again for every episode), else its registered name, else its class name.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], env_name: str | None = None) -> None:
+        if not isinstance(env, gym.Env):
+            raise TypeError(
+                f"SequenceEnv got {type(env).__name__}, but wraps a gymnasium.Env. "
+                "Fix: derive the environment from gymnasium.Env (for old gym environments, install shimmy)."
+            )
+        super().__init__(env)
+        self.obs_layout = ObsLayout(env.observation_space)
+        self.action_map = ActionMap(env.action_space)
+        self.observation_space = self.obs_layout.space
+        self.action_space = self.action_map.policy_space
+        self._fixed_name = env_name
+        if env_name is None and not env.has_wrapper_attr("env_name"):
+            self._fixed_name = env.spec.name if env.spec is not None else type(env.unwrapped).__name__
+
+    @property
+    def env_name(self) -> str:
+        """The current name; may change at every reset if the inner environment has an `env_name`."""
+        return (
+            self._fixed_name if self._fixed_name is not None else str(self.env.get_wrapper_attr("env_name"))
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Begin an episode; the observation is a new flat dict."""
+        raw, info = self.env.reset(seed=seed, options=options)
+        return self.obs_layout.flatten(raw), info
+
+    def step(self, action: Any) -> tuple[dict[str, np.ndarray], Any, bool, bool, dict[str, Any]]:
+        """One env step with an action of this wrapper's `action_space`."""
+        env_action = self.action_map.to_env(np.asarray(action)[None])[0]
+        raw, reward, terminated, truncated, info = self.env.step(env_action)
+        return self.obs_layout.flatten(raw), reward, terminated, truncated, info

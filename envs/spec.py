@@ -1,0 +1,128 @@
+"""Recipes for environments: plain data that can cross into a worker process and is built there."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gin
+import gymnasium as gym
+
+from .gin_values import build_value, freeze_configurable
+from .sequence_env import SequenceEnv
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Recipe for one environment; `build()` runs where the environment will live.
+
+    Attributes:
+        target: a gymnasium id, or a callable that returns an environment.
+        kwargs: plain keyword arguments for it.
+        env_name: fixed name for metrics and files; None lets the environment say.
+    """
+
+    target: Callable[..., Any] | str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    env_name: str | None = None
+
+    def build(self) -> SequenceEnv:
+        """A new environment in the library's form. Errors of the environment's constructor pass through."""
+        made = self.build_raw()
+        return made if type(made) is SequenceEnv else SequenceEnv(made, self.env_name)
+
+    def build_raw(self) -> Any:
+        """What the target itself returns: an environment, or a vector environment for already_vectorized."""
+        kwargs = build_value(self.kwargs)
+        if isinstance(self.target, str):
+            return _make_registered(self.target, kwargs)
+        made = self.target(**kwargs)
+        return made.build_raw() if isinstance(made, EnvSpec) else made
+
+
+@gin.configurable
+def gym_env(
+    env_id: str = gin.REQUIRED, kwargs: dict[str, Any] | None = None, env_name: str | None = None
+) -> EnvSpec:
+    """Recipe for a registered environment, by its id.
+
+    Args:
+        env_id: e.g. "CartPole-v1" or "popgym-RepeatPreviousEasy-v0"; "module:id" imports the module first.
+        kwargs: arguments for `gymnasium.make`.
+        env_name: name for metrics and files; None takes the registered name without version.
+    """
+    if not isinstance(env_id, str):
+        raise TypeError(
+            f"gym_env.env_id is {env_id!r}, but must be the string of a registered id. "
+            'Fix: e.g. gym_env.env_id = "CartPole-v1".'
+        )
+    return EnvSpec(env_id, dict(kwargs or {}), env_name)
+
+
+def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
+    """Turn what a user names as an environment into a recipe that holds every gin binding as a plain value.
+
+    Args:
+        make_env: a recipe (returned as it is), a gymnasium id, a gin-configurable class or function, or any
+            callable without required arguments that returns an environment.
+
+    Raises: TypeError for anything else, an environment instance in particular.
+    """
+    if isinstance(make_env, EnvSpec):
+        return make_env
+    if isinstance(make_env, str):
+        return EnvSpec(make_env)
+    if isinstance(make_env, (gym.Env, gym.vector.VectorEnv)):
+        name = type(make_env.unwrapped).__name__
+        raise TypeError(
+            f"make_env is one environment ({name} instance), but several are built from it. Allowed are an "
+            f"EnvSpec, an id, or a callable that makes one. Fix: in gin write @{name} without parentheses; "
+            "in Python pass the class or a function."
+        )
+    if not callable(make_env):
+        raise TypeError(
+            f"make_env is {make_env!r} ({type(make_env).__name__}), but must be an EnvSpec, a gymnasium id, "
+            "or a callable that "
+            'returns an environment. Fix: e.g. @TMazePassive or @gym_env() in gin, "CartPole-v1" in Python.'
+        )
+    return EnvSpec(*freeze_configurable(make_env))
+
+
+def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    elif name.startswith("popgym"):
+        _import_popgym(env_id)
+    try:
+        gym.spec(name)
+    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+        raise ValueError(_unknown_id_text(env_id, error)) from error
+    return gym.make(name, **{"disable_env_checker": True, **kwargs})
+
+
+def _import_popgym(env_id: str) -> None:
+    try:
+        importlib.import_module("popgym")
+    except ModuleNotFoundError as error:
+        if error.name != "popgym":
+            raise
+        raise ModuleNotFoundError(
+            f"The environment {env_id!r} needs the package popgym, which is not installed. "
+            "Fix: pip install 'loxodon[envs]' (or pip install popgym).",
+            name="popgym",
+        ) from error
+
+
+def _unknown_id_text(env_id: str, error: Exception) -> str:
+    known = {known_id.lower(): known_id for known_id in gym.registry}
+    near = [known[match] for match in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.6)]
+    hint = f"Did you mean {', '.join(map(repr, near))}? " if near else ""
+    return (
+        f"No environment is registered under {env_id!r} ({error}). {hint}Allowed are ids listed by "
+        "gymnasium.pprint_registry(). "
+        'Fix: correct the id, or name the module that registers it: "my_module:my_env-v0".'
+    )

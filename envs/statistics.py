@@ -1,0 +1,119 @@
+"""Returns, lengths and special metrics of finished episodes, kept per environment name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix.rstrip('/')}/{name}" if prefix else name
+
+
+def _mean_of_means(groups: Mapping[str, Sequence[float]]) -> float:
+    return float(np.mean([np.mean(values) for values in groups.values()]))
+
+
+class ReturnHistory:
+    """Undiscounted returns and lengths of the episodes that ended since the last `clear`.
+
+    Args:
+        num_envs: number N of parallel environments. Running episodes survive `clear`.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._running_returns = np.zeros(num_envs, np.float64)
+        self._running_lengths = np.zeros(num_envs, np.int64)
+        self.returns: dict[str, list[float]] = defaultdict(list)
+        self.lengths: dict[str, list[int]] = defaultdict(list)
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes finished since the last `clear`."""
+        return sum(map(len, self.returns.values()))
+
+    def add_step(self, rewards: np.ndarray, ended: np.ndarray, env_names: Sequence[str]) -> None:
+        """Account for one vector step.
+
+        Args:
+            rewards: (N,) float.
+            ended: (N,) bool, True where the episode terminated or was truncated with this step.
+            env_names: N names as they were *before* the step (afterwards an ended row has the next
+            episode's).
+        """
+        self._running_returns += rewards
+        self._running_lengths += 1
+        if not ended.any():
+            return
+        for row in np.flatnonzero(ended).tolist():
+            self.returns[env_names[row]].append(float(self._running_returns[row]))
+            self.lengths[env_names[row]].append(int(self._running_lengths[row]))
+        self._running_returns[ended] = 0.0
+        self._running_lengths[ended] = 0
+
+    def summary(self, prefix: str) -> dict[str, float]:
+        """Metrics under `prefix`; empty when no episode ended.
+
+        `return`, `episode_length`: mean over the environment names of their means; `return_p20`: 20th
+        percentile over all episodes; `episodes`: their number; `return/<env>`, `episode_length/<env>`: one
+        name's mean.
+        """
+        if not self.num_episodes:
+            return {}
+        every_return = [value for values in self.returns.values() for value in values]
+        metrics = {
+            _join(prefix, "return"): _mean_of_means(self.returns),
+            _join(prefix, "return_p20"): float(np.percentile(every_return, 20)),
+            _join(prefix, "episodes"): float(len(every_return)),
+            _join(prefix, "episode_length"): _mean_of_means(self.lengths),
+        }
+        for name, values in self.returns.items():
+            metrics[_join(prefix, f"return/{name}")] = float(np.mean(values))
+            metrics[_join(prefix, f"episode_length/{name}")] = float(np.mean(self.lengths[name]))
+        return metrics
+
+    def clear(self) -> None:
+        """Forget the finished episodes; the running ones go on."""
+        self.returns.clear()
+        self.lengths.clear()
+
+    def restart(self) -> None:
+        """Forget the running episodes too (after a forced reset of all environments)."""
+        self.clear()
+        self._running_returns[:] = 0.0
+        self._running_lengths[:] = 0
+
+
+class SpecialMetricHistory:
+    """Numbers that environments report through `info["metric/<name>"]`."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(self, env_name: str, metric: str, value: Any) -> None:
+        """Store a number, or every element of a list or array of numbers."""
+        self.values[metric][env_name].extend(np.asarray(value, np.float64).reshape(-1).tolist())
+
+    def add_step(self, metrics: Iterable[tuple[int, str, Any]], env_names: Sequence[str]) -> None:
+        """Store `infos["metrics"]` of one vector step; `env_names` as they were before the step."""
+        for row, metric, value in metrics:
+            self.add(env_names[row], metric, value)
+
+    def summary(self, prefix: str) -> dict[str, float]:
+        """`<metric>`: mean over names of their means; `<metric>/<env>`: one name's mean. May be empty."""
+        summary = {}
+        for metric, groups in self.values.items():
+            filled = {name: values for name, values in groups.items() if values}
+            if not filled:
+                continue
+            summary[_join(prefix, metric)] = _mean_of_means(filled)
+            for name, values in filled.items():
+                summary[_join(prefix, f"{metric}/{name}")] = float(np.mean(values))
+        return summary
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.values.clear()

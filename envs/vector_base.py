@@ -1,0 +1,80 @@
+"""What every vector environment of this library offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from .group import Metrics, StepBuffers
+
+try:
+    from gymnasium.vector import AutoresetMode
+except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
+    AutoresetMode = None  # type: ignore[assignment,misc]
+
+SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
+StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
+    """N environments stepped together; one that ends is reset within the same step.
+
+    step(actions (N,) int or (N, A) float) returns obs dict of [N, ...], rewards (N,) float32, terminated (N,)
+    bool, truncated (N,) bool, infos. Where an episode ended, `obs` is already the first of the next episode
+    and
+
+    - infos["final_obs"]: dict of [N, ...], the episode's true last observation, valid where
+      infos["_final_obs"] ((N,) bool) is True. Both are absent when no episode ended.
+    - infos["metrics"]: list of (env index, name, value); absent when empty.
+
+    The arrays in `obs` and `final_obs` are reused by the next call: copy what must outlive it. `env_names`
+    lists the current names; a change makes a new list, so one fetched before a step stays what it was.
+    """
+
+    def __init__(self, obs_space: spaces.Dict, action_space: spaces.Space[Any], buffers: StepBuffers) -> None:
+        self.num_envs = len(buffers.rewards)
+        self.metadata = {"autoreset_mode": SAME_STEP}
+        self.single_observation_space, self.single_action_space = obs_space, action_space
+        self.observation_space = batch_space(obs_space, self.num_envs)
+        self.action_space = batch_space(action_space, self.num_envs)
+        self.buffers = buffers
+        self.env_names: list[str] = []
+
+    def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        """One seed per environment: seed + i, the given ones, or None everywhere."""
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(
+                f"reset got {len(seed)} seeds for {self.num_envs} environments. Fix: pass one int, or one "
+                "per environment."
+            )
+        return list(seed)
+
+    def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
+        """The infos dict of one call."""
+        infos: dict[str, Any] = {}
+        if has_ended:
+            infos["final_obs"] = self.buffers.final_obs
+            infos["_final_obs"] = self.buffers.terminated | self.buffers.truncated
+        if metrics:
+            infos["metrics"] = metrics
+        return infos
+
+    def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:
+        """The return value of `step`, from the buffers."""
+        buffers = self.buffers
+        return (
+            buffers.obs,
+            buffers.rewards.copy(),
+            buffers.terminated.copy(),
+            buffers.truncated.copy(),
+            self.infos(has_ended, metrics),
+        )

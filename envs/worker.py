@@ -1,0 +1,115 @@
+"""The process behind several environments of an `AsyncVectorEnv`. Must stay free of heavy imports."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from gymnasium import spaces
+
+from .group import EnvGroup, StepBuffers, check_same_spaces
+from .spec import EnvSpec
+
+STEP = b"s"
+"""The one message that asks for a step; actions and results lie in shared memory."""
+QUIET = b""
+"""The answer to a step in which no episode ended and no metric came."""
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What a worker needs to know. `specs` is a list of EnvSpec, or such a list pickled by value."""
+
+    specs: Sequence[EnvSpec] | bytes
+    first_row: int
+    num_rows: int
+    num_envs: int
+    obs_space: spaces.Dict
+    action_space: spaces.Space[Any]
+    memory: Any
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """An exception of an environment, as text."""
+
+    row: int
+    doing: str
+    summary: str
+    traceback: str
+
+
+def run_worker(connection: Connection, inherited: Sequence[Connection], job: WorkerJob) -> None:
+    """Serve step and reset until the parent closes the connection or dies.
+
+    Args:
+        connection: this worker's end.
+        inherited: the parent's ends that forking copied into this process. They are closed, so that every
+            worker sees end-of-file when the parent is gone.
+        job: the environments and the shared memory.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:
+        other.close()
+    group: EnvGroup | None = None
+    try:
+        group = _build(connection, job)
+        if group is not None:
+            _serve(connection, group, job.first_row)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+    finally:
+        if group is not None:
+            group.close()
+
+
+def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
+    try:
+        specs = pickle.loads(job.specs) if isinstance(job.specs, bytes) else job.specs
+        envs = [spec.build() for spec in specs]
+        check_same_spaces(envs, job.obs_space, job.action_space, job.first_row)
+        buffers = StepBuffers.carve(job.memory, job.obs_space, job.action_space, job.num_envs)
+        group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows))
+    except BaseException as error:  # whatever a user's constructor raises must reach the parent
+        connection.send(_failure(job.first_row, "being built", error))
+        return None
+    connection.send(group.env_names)
+    return group
+
+
+def _serve(connection: Connection, group: EnvGroup, first_row: int) -> None:
+    while True:
+        message = connection.recv_bytes()
+        doing = "step" if message == STEP else "reset"
+        try:
+            answer = _step(group) if message == STEP else _other(group, pickle.loads(message))
+        except BaseException as error:  # whatever a user's environment raises must reach the parent
+            connection.send(_failure(first_row + group.failed_row, doing, error))
+            return
+        connection.send_bytes(answer)
+
+
+def _step(group: EnvGroup) -> bytes:
+    names = group.env_names
+    has_ended, metrics = group.step()
+    if not has_ended and not metrics:
+        return QUIET
+    return pickle.dumps((has_ended, metrics, None if group.env_names is names else group.env_names))
+
+
+def _other(group: EnvGroup, message: tuple[str, Any]) -> bytes:
+    command, argument = message
+    if command == "reset":
+        metrics = group.reset(*argument)
+        return pickle.dumps((False, metrics, group.env_names))
+    return pickle.dumps([env.render() for env in group.envs])
+
+
+def _failure(row: int, doing: str, error: BaseException) -> WorkerFailure:
+    return WorkerFailure(row, doing, f"{type(error).__name__}: {error}", traceback.format_exc())

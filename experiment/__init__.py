@@ -1,0 +1,34 @@
+"""The experiment: collector, learner, evaluator, checkpoints, logs and the command line.
+
+Importing this package imports every other layer, so that all gin-configurable names are registered.
+"""
+
+if __name__ == "experiment":
+    raise ImportError(
+        "Import this as 'loxodon.experiment', not 'experiment': a second copy would break isinstance and gin. "
+        "Fix: run pip install -e . and import loxodon.experiment."
+    )
+
+from .. import agents, data, envs, nets
+from .checkpoints import CheckpointManager
+from .collector import Collector, Histories
+from .evaluator import Evaluator
+from .experiment import Experiment
+from .learner import Learner, LossResult, LossWeights
+from .logs import MetricLogger
+
+__all__ = [
+    "CheckpointManager",
+    "Collector",
+    "Evaluator",
+    "Experiment",
+    "Histories",
+    "Learner",
+    "LossResult",
+    "LossWeights",
+    "MetricLogger",
+    "agents",
+    "data",
+    "envs",
+    "nets",
+]

@@ -1,0 +1,265 @@
+"""How Experiment's parts are made: processes and seeds, environments, loader, collector, logger, summary."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import gin
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast_object_list, gather_object
+
+from ..data import BatchLoader, TrajectoryWriter
+from ..envs import EnvSpec, make_vector_env, resolve_env
+from .checkpoints import write_text
+from .collector import Collector, Histories
+from .logs import MetricLogger
+from .rng import derive_seed, draw_seed, seed_global_generators
+
+if TYPE_CHECKING:
+    from .experiment import Experiment, MakeEnv
+
+logger = logging.getLogger("loxodon")
+_NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode
+_PACKAGES = ("loxodon", "torch", "accelerate", "gymnasium", "numpy", "gin-config", "safetensors")
+
+
+def make_accelerator(mixed_precision: str) -> Accelerator:
+    """Accelerate's view of devices and processes. Accumulation is the learner's own, so it is off here."""
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed_precision:
+        AcceleratorState._reset_state()  # an earlier Experiment of this process had another precision
+    return Accelerator(mixed_precision=mixed_precision)
+
+
+def agree_on_seed(seed: int | None, accelerator: Accelerator) -> int:
+    """The run's seed, the same in all processes."""
+    if seed is not None:
+        return seed
+    drawn = [draw_seed()]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(drawn)
+    return drawn[0]
+
+
+def stream_seed(exp: Experiment, *names: str | int) -> int:
+    """Seed of a random stream of this process. Collecting processes never repeat each other."""
+    own = (os.getpid(), time.time_ns() % 2**31) if exp.mode == "collect" else ()
+    return derive_seed(exp.run_seed, *names, exp.accelerator.process_index, *own)
+
+
+def seed_process(exp: Experiment) -> None:
+    """Seed the global generators; every process builds the same weights."""
+    if exp.seed is None:
+        logger.info("Experiment.seed was not set; this run uses seed %d", exp.run_seed)
+    torch.use_deterministic_algorithms(exp.deterministic)
+    seed_global_generators(derive_seed(exp.run_seed, "model"))
+
+
+def configure_dataset(exp: Experiment) -> None:
+    """Folder, window length and rights of the dataset; only one process may delete."""
+    exp.dataset.configure(
+        max_seq_len=exp.max_seq_len,
+        padded_sampling=exp.padded_sampling,
+        has_edit_rights=exp.has_dset_edit_rights and exp.mode != "collect" and exp.accelerator.is_main_process,
+        default_root=str(exp.run_dir.parent),
+        default_name=exp.run_name,
+    )
+
+
+# ---- environments -------------------------------------------------------------------------------------------------
+
+
+def make_envs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
+    """A vector env of parallel_actors environments.
+
+    Raises: ValueError when a list of another length than parallel_actors is given.
+    """
+    if isinstance(make_env, list | tuple):
+        specs = [resolve_env(one) for one in make_env]
+        if len(specs) != exp.parallel_actors:
+            raise ValueError(
+                f"The list of environments has {len(specs)} entries, but Experiment.parallel_actors is "
+                f"{exp.parallel_actors}. Fix: give one entry per actor, or set parallel_actors to {len(specs)}."
+            )
+    else:
+        copies = 1 if exp.env_mode == "already_vectorized" else exp.parallel_actors
+        specs = [resolve_env(make_env)] * copies
+    envs: Any = make_vector_env(specs, exp.env_mode, context=exp.async_env_mp_context)
+    if envs.num_envs != exp.parallel_actors:
+        found = envs.num_envs
+        envs.close()
+        raise ValueError(
+            f"The vectorised environment has {found} envs, but Experiment.parallel_actors is {exp.parallel_actors}. "
+            f"Fix: set Experiment.parallel_actors = {found}."
+        )
+    return envs
+
+
+def build_envs(exp: Experiment) -> None:
+    """Vector envs this mode needs, and the spaces of the agent."""
+    if exp.mode != "learn" and exp.train_timesteps_per_epoch > 0:
+        exp.train_envs = make_envs(exp, exp.make_train_env)
+    if exp.val_timesteps_per_epoch > 0 and (exp.val_interval is not None or exp.evaluate_at_end):
+        exp.val_envs = make_envs(exp, exp.make_val_env)
+    envs = exp.train_envs if exp.train_envs is not None else exp.val_envs
+    if envs is not None:
+        exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
+    elif exp.env_mode == "already_vectorized":
+        envs = make_envs(exp, exp.make_train_env)
+        exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
+        envs.close()
+    else:
+        first = exp.make_train_env[0] if isinstance(exp.make_train_env, list | tuple) else exp.make_train_env
+        spec: EnvSpec = resolve_env(first)
+        env = spec.build()
+        exp.obs_space, exp.action_space = env.observation_space, env.action_space
+        env.close()
+
+
+def make_writer(exp: Experiment, folder: Any, num_envs: int, *names: str) -> TrajectoryWriter:
+    """Stores trajectories of `num_envs` envs in `folder`, cut as traj_save_len says."""
+    save_every = None
+    if exp.traj_save_len < _NO_LENGTH_LIMIT:
+        longest, spread = int(exp.traj_save_len), 0
+        if exp.stagger_traj_file_lengths and exp.max_seq_len < longest:
+            spread = exp.max_seq_len
+        save_every = (longest - spread, longest + spread)
+    return TrajectoryWriter(
+        folder,
+        num_envs,
+        save_every=save_every,
+        save_as=exp.save_trajs_as,
+        seed=stream_seed(exp, "writer", *names),
+        actor_id=exp.accelerator.process_index,
+    )
+
+
+def build_collector(exp: Experiment) -> None:
+    """The training rollout: exploration, writer and collector; nothing where this mode does not collect."""
+    # From here on processes differ: each draws its own actions.
+    seed_global_generators(stream_seed(exp, "process"))
+    if exp.train_envs is None:
+        return
+    if exp.exploration_wrapper_type is not None:
+        exp.exploration = exp.exploration_wrapper_type(
+            exp.action_space, exp.train_envs.num_envs, stream_seed(exp, "exploration")
+        )
+    folder = exp.dataset.save_new_trajs_to
+    if folder is not None:
+        exp.writer = make_writer(exp, folder, exp.train_envs.num_envs)
+    exp.collector = Collector(
+        exp.train_envs,
+        exp.policy,
+        exp.DEVICE,
+        exp.exploration,
+        exp.writer,
+        Histories.create(exp.train_envs.num_envs),
+        exp.sample_actions,
+        should_stop=lambda: exp.stop.requested(),
+        cast=exp.caster,
+    )
+
+
+def build_loader(exp: Experiment) -> BatchLoader:
+    """Batches of this process; the samples of an epoch follow from seed, process and epoch."""
+    return BatchLoader(
+        exp.dataset,
+        batch_size=exp.batch_size,
+        num_workers=exp.dloader_workers,
+        seed=derive_seed(exp.run_seed, "loader"),
+        rank=exp.accelerator.process_index,
+    )
+
+
+# ---- logs ---------------------------------------------------------------------------------------------------------
+
+
+def build_logger(exp: Experiment) -> MetricLogger:
+    """The metric files; a collecting process has its own, beside those of the learner."""
+    collects = exp.mode == "collect"
+    wandb = {
+        "project": exp.wandb_project,
+        "entity": exp.wandb_entity,
+        "group": exp.wandb_group_name,
+        "name": exp.run_name,
+        "job_type": exp.mode,
+        "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed},
+    }
+    return MetricLogger(
+        exp.run_dir,
+        file_name=f"metrics_collect_{platform.node()}_{os.getpid()}.jsonl" if collects else "metrics.jsonl",
+        tensorboard=exp.log_to_tensorboard and not collects,
+        wandb=wandb if exp.log_to_wandb and exp.accelerator.is_main_process else None,
+    )
+
+
+def store_config(exp: Experiment) -> None:
+    """Write the config as requested and as operative, and the versions; collectors leave the learner's alone."""
+    if exp.mode == "collect" or not exp.accelerator.is_main_process:
+        return
+    exp.checkpoints.write_config(gin.operative_config_str())
+    write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
+    versions = {name: _version(name) for name in _PACKAGES}
+    facts = {"seed": exp.run_seed, "mode": exp.mode, "python": platform.python_version(), "packages": versions}
+    write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def average_over_processes(metrics: dict[str, float], accelerator: Accelerator) -> dict[str, float]:
+    """Mean of each figure over the processes that have it."""
+    if accelerator.num_processes == 1:
+        return metrics
+    every: list[dict[str, float]] = gather_object([metrics])
+    names = sorted({name for one in every for name in one})
+    return {name: float(np.mean([one[name] for one in every if name in one])) for name in names}
+
+
+def summarize(exp: Experiment) -> str:
+    """A few lines on what runs where."""
+    num_params = sum(p.numel() for p in exp.policy.trainable_params())
+    envs = f"{exp.parallel_actors} x {exp.env_mode}" if exp.train_envs is not None else "none for training"
+    observations = ", ".join(f"{key} {space}" for key, space in exp.obs_space.spaces.items())
+    updates = exp.train_batches_per_epoch // exp.batches_per_update
+    lines = {
+        "run": f"{exp.run_dir} (mode {exp.mode}, seed {exp.run_seed})",
+        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {exp.accelerator.num_processes} process(es)",
+        "environments": envs,
+        "observations": observations,
+        "actions": str(exp.action_space),
+        "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, up to {exp.max_seq_len} steps",
+        "epoch": f"{exp.parallel_actors * exp.train_timesteps_per_epoch:,} env steps, {updates:,} updates of "
+        f"{exp.batch_size * exp.batches_per_update} sequences; {exp.epochs} epochs",
+        "dataset": f"{type(exp.dataset).__name__} {exp.dataset.save_new_trajs_to or ''}".rstrip(),
+    }
+    return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
+
+
+def close(exp: Experiment) -> None:
+    """End everything that runs beside this thread."""
+    if exp.collector is not None:
+        exp.collector.flush()
+        exp.collector.sink = None
+    if exp.writer is not None:
+        exp.writer.close()
+        exp.writer = None
+    exp.loader.close()
+    for envs in (exp.train_envs, exp.val_envs):
+        if envs is not None:
+            envs.close()
+    exp.train_envs = exp.val_envs = None
+    exp.metric_logger.close()

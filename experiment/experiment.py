@@ -1,0 +1,403 @@
+"""The Experiment: all settings of a run in one place, and the parts that do the work."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from ..agents import BaseAgent, LossTerms
+from ..data import Batch, RLDataset
+from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
+from . import building, loop, resume
+from .checkpoints import CheckpointManager, PolicyInfo, load_weights
+from .collector import Collector, Histories
+from .console import ConsoleView
+from .evaluator import Evaluator
+from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
+from .logs import MetricLogger
+from .signals import StopRequest
+from .validate import check_settings
+
+logger = logging.getLogger("loxodon")
+MakeEnv = EnvSpec | str | Callable[..., Any]
+
+
+@gin.configurable
+@dataclass
+class Experiment:
+    """One run: environments, agent, replay data, and the order in which they work. `start()`, then `learn()`.
+
+    Required:
+        run_name: names the run folder `<ckpt_base_dir>/<run_name>`.
+        ckpt_base_dir: folder of runs.
+        max_seq_len: longest training sequence, in transitions.
+        dataset: where trajectories are kept; without a folder of its own it uses the run folder.
+        tstep_encoder_type, traj_encoder_type, agent_type: types; their keywords are set in gin.
+        val_timesteps_per_epoch: env steps per actor and evaluation; 0 never evaluates.
+        make_train_env, make_val_env: an EnvSpec, an id, a callable, or a list with one of these per actor.
+    Environments:
+        parallel_actors: number of environments.
+        env_mode: "async", "sync", "already_vectorized" or "auto" (tries both, takes the faster).
+        async_env_mp_context: start method of worker processes.
+        exploration_wrapper_type: noise on training actions; None for none.
+        sample_actions: sample actions, in training and evaluation; otherwise the most likely one.
+        force_reset_train_envs_every: period in epochs of a reset of all training environments.
+    Logs:
+        log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases.
+        verbose: show progress.
+        log_interval: batches between records of training metrics.
+    Replay:
+        traj_save_len: longest trajectory file, in transitions.
+        has_dset_edit_rights: this process may delete old files.
+        stagger_traj_file_lengths: draw file lengths within max_seq_len of traj_save_len.
+        save_trajs_as: "npz" or "npz-compressed".
+        padded_sampling: ends a window may hang over: "none", "left", "right", "both".
+        dloader_workers: sampling processes; 0 samples in this process.
+    Schedule:
+        epochs: one epoch collects, then learns.
+        start_learning_at_epoch, start_collecting_at_epoch: first epoch of each.
+        train_timesteps_per_epoch: env steps per actor and epoch.
+        train_batches_per_epoch: batches per epoch and process.
+        val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never.
+        always_save_latest, always_load_latest: publish, follow the newest policy file.
+    Optimisation:
+        batch_size: sequences per batch and process.
+        batches_per_update: batches per optimizer step (gradient accumulation).
+        learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
+        critic_loss_weight: weight of the critic's loss beside the actor's.
+        grad_clip: largest gradient norm.
+        mixed_precision: "no", "fp16" or "bf16".
+    Extras:
+        mode: "both", "learn" (never collects) or "collect" (never learns).
+        seed: of everything random; None draws one and logs it.
+        deterministic: forbid torch operations that are not reproducible.
+        sample_actions_val: as sample_actions, for evaluation only; None for the same.
+        evaluate_at_end: evaluate once more after the last epoch.
+        keep_checkpoints: newest training states that stay; None for all.
+        log_to_tensorboard: write TensorBoard files if it is installed.
+        torch_threads: threads of torch in this process; None leaves torch's choice.
+    """
+
+    run_name: str
+    ckpt_base_dir: str
+    max_seq_len: int
+    dataset: RLDataset
+    tstep_encoder_type: Callable[..., nn.Module]
+    traj_encoder_type: Callable[..., nn.Module]
+    agent_type: Callable[..., BaseAgent]
+    val_timesteps_per_epoch: int
+    make_train_env: MakeEnv | Sequence[MakeEnv]
+    make_val_env: MakeEnv | Sequence[MakeEnv]
+
+    parallel_actors: int = 12
+    env_mode: str = "async"
+    async_env_mp_context: str | None = None
+    exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = EpsilonGreedy
+    sample_actions: bool = True
+    force_reset_train_envs_every: int | None = None
+
+    log_to_wandb: bool = False
+    wandb_project: str | None = field(default_factory=lambda: os.environ.get("WANDB_PROJECT"))
+    wandb_entity: str | None = field(default_factory=lambda: os.environ.get("WANDB_ENTITY"))
+    wandb_group_name: str | None = None
+    verbose: bool = True
+    log_interval: int = 300
+
+    traj_save_len: float = 1e10
+    has_dset_edit_rights: bool = True
+    stagger_traj_file_lengths: bool = True
+    save_trajs_as: str = "npz"
+    padded_sampling: str = "none"
+    dloader_workers: int = 6
+
+    epochs: int = 1000
+    start_learning_at_epoch: int = 0
+    start_collecting_at_epoch: int = 0
+    train_timesteps_per_epoch: int = 1000
+    train_batches_per_epoch: int = 1000
+    val_interval: int | None = 20
+    ckpt_interval: int | None = 50
+    always_save_latest: bool = True
+    always_load_latest: bool = False
+
+    batch_size: int = 24
+    batches_per_update: int = 1
+    learning_rate: float = 1e-4
+    critic_loss_weight: float = 10.0
+    lr_warmup_steps: int = 500
+    grad_clip: float = 1.0
+    l2_coeff: float = 1e-3
+    mixed_precision: str = "no"
+
+    mode: str = "both"
+    seed: int | None = None
+    deterministic: bool = False
+    sample_actions_val: bool | None = None
+    evaluate_at_end: bool = True
+    keep_checkpoints: int | None = None
+    log_to_tensorboard: bool = True
+    torch_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
+        check_settings(self)
+        if self.torch_threads is not None:
+            torch.set_num_threads(self.torch_threads)
+        self.accelerator = building.make_accelerator(self.mixed_precision)
+        self.run_seed = building.agree_on_seed(self.seed, self.accelerator)
+        self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
+        self.loaded_policy: PolicyInfo | None = None
+        self.best_score: float | None = None
+        self.last_val_metrics: dict[str, float] = {}
+        self.stop = StopRequest()
+        self.view = ConsoleView(self.verbose and self.accelerator.is_main_process, None)
+        self.collector: Collector | None = None
+        self.exploration: ExplorationWrapper | None = None
+        self.writer: Any = None
+        self.train_envs: Any = None
+        self.val_envs: Any = None
+
+    # ---- assembling -----------------------------------------------------------------------------------------------
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return Path(self.ckpt_base_dir).expanduser() / self.run_name
+
+    @property
+    def DEVICE(self) -> torch.device:  # noqa: N802 - the name is part of the public interface
+        """Where the agent is."""
+        return self.accelerator.device
+
+    @property
+    def policy(self) -> BaseAgent:
+        """The agent itself, without what Accelerate wraps around it."""
+        return self._policy
+
+    def start(self) -> None:
+        """Build everything, in dependency order."""
+        building.seed_process(self)
+        self.init_dsets()
+        self.init_envs()
+        self.init_dloaders()
+        self.init_model()
+        self.init_checkpoints()
+        self.init_logger()
+        self.view.say(self.summary())
+
+    def init_dsets(self) -> None:
+        """Tell the dataset its folder, window length and rights."""
+        building.configure_dataset(self)
+
+    def init_envs(self) -> None:
+        """Build training and validation environments, as far as this mode needs them, and learn their spaces."""
+        building.build_envs(self)
+
+    def init_dloaders(self) -> None:
+        """Build the batch loader, once for the whole run."""
+        self.loader = building.build_loader(self)
+
+    def init_model(self) -> None:
+        """Build agent and optimizer and place them on the device; then whatever acts or learns with them."""
+        self._policy = self.agent_type(
+            self.obs_space, self.action_space, self.tstep_encoder_type, self.traj_encoder_type, self.max_seq_len
+        )
+        self.model, self.optimizer = self.accelerator.prepare(self._policy, self.init_optimizer(self._policy))
+        self.learner = Learner(
+            self.policy,
+            self.model,
+            self.optimizer,
+            self.accelerator,
+            compute_loss=self.compute_loss,
+            edit_actor_mask=self.edit_actor_mask,
+            edit_critic_mask=self.edit_critic_mask,
+            lr_warmup_steps=self.lr_warmup_steps,
+            grad_clip=self.grad_clip,
+        )
+        self.evaluator = Evaluator(self.interact, self.policy_metrics)
+        building.build_collector(self)
+
+    def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
+        """The optimizer of the agent's trainable parameters."""
+        optimizer: torch.optim.Optimizer = make_optimizer(
+            policy.trainable_params(),
+            learning_rate=self.learning_rate,
+            l2_coeff=self.l2_coeff,
+            fused=self.mixed_precision != "fp16",  # a fused step hides whether the scaler skipped it
+        )
+        return optimizer
+
+    def init_checkpoints(self) -> None:
+        """Make the run's checkpoint folders."""
+        self.checkpoints = CheckpointManager(
+            self.run_dir,
+            self.run_name,
+            rank=self.accelerator.process_index,
+            num_ranks=self.accelerator.num_processes,
+        )
+        self.checkpoints.make_folders(clean=self.mode != "collect")
+
+    def init_logger(self) -> None:
+        """Prepare metric files and store the config."""
+        self.metric_logger: MetricLogger = building.build_logger(self)
+        building.store_config(self)
+
+    def summary(self) -> str:
+        """What this run is, in a few lines."""
+        return building.summarize(self)
+
+    def close(self) -> None:
+        """End worker processes and background threads; finished trajectories and metrics are stored first."""
+        building.close(self)
+
+    # ---- the run --------------------------------------------------------------------------------------------------
+
+    def learn(self) -> dict[str, float]:
+        """Run the remaining epochs; returns the figures of the last evaluation.
+
+        On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit(0).
+        """
+        return loop.run_epochs(self)
+
+    def restart_train_envs(self, epoch: int) -> None:
+        """Begin fresh episodes in all training environments, seeded by the run's seed and `epoch`."""
+        assert self.collector is not None
+        self.collector.restart(building.stream_seed(self, "train_envs", epoch))
+
+    def collect_new_training_data(self) -> dict[str, float]:
+        """Go on with the training rollout for train_timesteps_per_epoch steps per env; returns its figures."""
+        return loop.collect(self)
+
+    def evaluate_val(self) -> dict[str, float]:
+        """Evaluate in the validation environments; logs and returns figures named `val/...`."""
+        return loop.evaluate_val(self)
+
+    def evaluate_test(
+        self,
+        make_test_env: MakeEnv | Sequence[MakeEnv],
+        timesteps: int,
+        render: bool = False,
+        save_trajs_to: str | None = None,
+        episodes: int | None = None,
+    ) -> dict[str, float]:
+        """Evaluate in new environments for `timesteps` steps per env or until `episodes` have ended.
+
+        Logs and returns figures named `test/...`. save_trajs_to: folder for the trajectories.
+        """
+        return loop.evaluate_test(self, make_test_env, timesteps, render, save_trajs_to, episodes)
+
+    def interact(
+        self,
+        envs: Any,
+        timesteps: int,
+        hidden_state: Any = None,
+        render: bool = False,
+        save_on_done: bool | str = False,
+        episodes: int | None = None,
+    ) -> tuple[Any, Histories]:
+        """Act in `envs` from a reset, without exploration; returns the last hidden state and the statistics.
+
+        save_on_done: a folder, or True for that of the dataset, to store trajectories in.
+        """
+        return loop.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
+
+    # ---- learning -------------------------------------------------------------------------------------------------
+
+    def train_step(self, micro_batches: Sequence[Batch], with_metrics: bool = False) -> dict[str, Tensor]:
+        """One optimizer step on `batches_per_update` batches; returns scalar tensors."""
+        return self.learner.update(micro_batches, with_metrics)
+
+    def compute_loss(
+        self, batch: Batch, weights: LossWeights | None = None, with_metrics: bool = False
+    ) -> LossResult:
+        """Losses of one batch; without `weights` they are the means over the batch's own timesteps."""
+        if weights is None:
+            masks = self.edit_actor_mask(batch, batch.mask), self.edit_critic_mask(batch, batch.mask)
+            weights = LossWeights.of_single_batch(*masks)
+        with self.caster():
+            terms: LossTerms = self.model(batch, with_metrics)
+        return combine_losses(terms, weights, self.critic_loss_weight)
+
+    def edit_actor_mask(self, batch: Batch, mask: Tensor) -> Tensor:
+        """Hook: timesteps that count in the actor's loss, (B, L, 1) bool. Called before the loss is computed."""
+        return mask
+
+    def edit_critic_mask(self, batch: Batch, mask: Tensor) -> Tensor:
+        """Hook: timesteps that count in the critic's loss, (B, L, 1) bool. Called before the loss is computed."""
+        return mask
+
+    def caster(self) -> AbstractContextManager[Any]:
+        """Context of the forward pass: autocast to mixed_precision on the agent's device."""
+        context: AbstractContextManager[Any] = self.accelerator.autocast()
+        return context
+
+    # ---- figures --------------------------------------------------------------------------------------------------
+
+    def policy_metrics(self, histories: Histories) -> dict[str, float]:
+        """Hook: figures of a rollout, averaged over processes; empty when no episode ended."""
+        return building.average_over_processes(histories.summary(""), self.accelerator)
+
+    def x_axis_metrics(self) -> dict[str, int]:
+        """What every record carries: where the run stands."""
+        return {"epoch": self.epoch, "env_steps": self.env_steps, "gradient_steps": self.learner.gradient_steps}
+
+    def log(self, metrics: dict[str, Any], prefix: str = "") -> None:
+        """Write one record, each name as `<prefix>/<name>`; only the main process writes."""
+        if self.accelerator.is_main_process:
+            named = {f"{prefix}/{name}" if prefix else name: value for name, value in metrics.items()}
+            self.metric_logger.log(named, self.x_axis_metrics())
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self) -> Path | None:
+        """Save everything needed to go on with epoch `self.epoch`; returns the folder in the main process."""
+        return resume.save(self, epoch=max(self.epoch - 1, 0), next_epoch=self.epoch)
+
+    def load_checkpoint(self, epoch: int | None = None, resume_training_state: bool = True) -> int:
+        """Load the checkpoint after `epoch` (None: the newest complete one); returns the epoch to go on with.
+
+        With resume_training_state False only the weights are loaded and the run starts at its first epoch.
+        """
+        chosen = self.checkpoints.newest_epoch() if epoch is None else epoch
+        path = self.checkpoints.state_dir(chosen)
+        self.load_checkpoint_from_path(path if resume_training_state else path / "model.safetensors")
+        return self.epoch
+
+    def load_checkpoint_from_path(self, path: str | Path, is_accelerate_state: bool | None = None) -> None:
+        """Load a training state (a folder; the whole run goes on from it) or policy weights (a file).
+
+        is_accelerate_state: True for a training state, False for weights; None decides by what is at `path`.
+        """
+        path = Path(path)
+        if path.is_dir() if is_accelerate_state is None else is_accelerate_state:
+            resume.restore(self, self.checkpoints.read(path, self.policy, self.DEVICE))
+        else:
+            load_weights(self.policy, path, self.DEVICE)
+
+    def write_latest_policy(self, is_final: bool = False) -> None:
+        """Publish the weights for collecting processes under the next version number."""
+        self.policy_version += 1
+        if self.accelerator.is_main_process:
+            info = PolicyInfo(self.policy_version, self.epoch, is_final)
+            self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
+
+    def read_latest_policy(self) -> PolicyInfo | None:
+        """Load the published weights if they are newer than what was loaded; None if there are none yet."""
+        info = self.checkpoints.policy_info(self.checkpoints.latest_path)
+        if info is not None and info != self.loaded_policy:
+            load_weights(self.policy, self.checkpoints.latest_path, self.DEVICE)
+            self.loaded_policy = info
+        return info
+
+    def delete_buffer_from_disk(self) -> None:
+        """Delete the collected trajectories; protected ones stay."""
+        self.dataset.delete()

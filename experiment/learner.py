@@ -1,0 +1,189 @@
+"""One update of the agent: masked means over all micro-batches, backward, clip, AdamW with linear warm-up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ..data import Batch
+from .protocols import AgentLike, LossTermsLike
+
+EditMask = Callable[[Batch, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """What belongs to one micro-batch: which timesteps count, and how many count in the whole update.
+
+    Masks are (B, L, 1) bool, True where the loss counts. Counts are float scalars over all micro-batches of the
+    update (and the mean over processes, because gradients are averaged over processes).
+    """
+
+    actor_mask: Tensor
+    critic_mask: Tensor
+    actor_count: Tensor
+    critic_count: Tensor
+
+    @classmethod
+    def of_single_batch(cls, actor_mask: Tensor, critic_mask: Tensor) -> LossWeights:
+        """Weights that make the loss the plain masked mean of one batch."""
+        return cls(actor_mask, critic_mask, _at_least_one(actor_mask.sum()), _at_least_one(critic_mask.sum()))
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """Scalar losses; the micro-batches of an update add up to the loss of the update."""
+
+    total: Tensor
+    actor: Tensor
+    critic: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+def masked_share(terms: Tensor, mask: Tensor, count: Tensor) -> Tensor:
+    """Sum of `terms` (B, L, ..., 1) where `mask` (B, L, 1), over `count` timesteps and all other axes' sizes.
+
+    Equals the masked mean when `count` is the number of True in `mask`. NaN under False is ignored.
+    """
+    axes = terms.dim() - mask.dim()
+    terms = terms.float() if terms.dtype in (torch.float16, torch.bfloat16) else terms
+    weights = mask.reshape(*mask.shape[:2], *([1] * (axes + 1)))
+    per_timestep = terms[0, 0].numel()
+    return torch.where(weights, terms, torch.zeros((), dtype=terms.dtype, device=terms.device)).sum() / (
+        count * per_timestep
+    )
+
+
+def combine_losses(terms: LossTermsLike, weights: LossWeights, critic_loss_weight: float) -> LossResult:
+    """actor + critic_loss_weight * critic, each a masked mean over timesteps, discounts (and critics)."""
+    actor = masked_share(terms.actor, weights.actor_mask, weights.actor_count)
+    critic = masked_share(terms.critic, weights.critic_mask, weights.critic_count)
+    return LossResult(actor + critic_loss_weight * critic, actor, critic, dict(terms.metrics))
+
+
+def make_optimizer(params: Sequence[nn.Parameter], *, learning_rate: float, l2_coeff: float, fused: bool) -> Any:
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over `params` with decoupled weight decay `l2_coeff`."""
+    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused)
+
+
+def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
+    """Share of the learning rate for the update after `gradient_steps` updates: 1/warmup, 2/warmup, ..., 1."""
+    return min(1.0, (gradient_steps + 1) / max(lr_warmup_steps, 1))
+
+
+class Learner:
+    """Holds the optimizer side of an agent and applies updates.
+
+    Args:
+        agent: the agent itself; targets and statistics move in its `after_update`.
+        model: what is called for the loss: the agent as Accelerate prepared it.
+        optimizer: as Accelerate prepared it.
+        accelerator: device, precision and processes.
+        compute_loss: (batch, weights, with_metrics) -> LossResult; the hook of Experiment.
+        edit_actor_mask, edit_critic_mask: (batch, mask (B, L, 1)) -> mask; hooks of Experiment.
+        lr_warmup_steps: updates until the full learning rate is reached.
+        grad_clip: largest global gradient norm, over the optimizer's parameters only.
+    """
+
+    def __init__(
+        self,
+        agent: AgentLike,
+        model: nn.Module,
+        optimizer: Any,
+        accelerator: Accelerator,
+        *,
+        compute_loss: Callable[[Batch, LossWeights, bool], LossResult],
+        edit_actor_mask: EditMask,
+        edit_critic_mask: EditMask,
+        lr_warmup_steps: int,
+        grad_clip: float,
+    ) -> None:
+        self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
+        self.compute_loss = compute_loss
+        self.edit_actor_mask, self.edit_critic_mask = edit_actor_mask, edit_critic_mask
+        self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip
+        self.gradient_steps = 0
+        self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+
+    def update(self, micro_batches: Sequence[Batch], with_metrics: bool = False) -> dict[str, Tensor]:
+        """One optimizer step on all micro-batches together; returns scalar tensors on the device.
+
+        Equals one step on a single batch that holds all their sequences.
+        """
+        batches = [batch.to(self.accelerator.device) for batch in micro_batches]
+        weights = self._weigh(batches)
+        results = []
+        for i, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+            is_last = i == len(batches) - 1
+            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
+                result = self.compute_loss(batch, weight, with_metrics and is_last)
+                self.accelerator.backward(result.total)
+            results.append(result)
+        grad_norm = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
+        factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if not self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
+            self.gradient_steps += 1
+            self.agent.after_update()
+        metrics = {
+            "loss": torch.stack([r.total.detach() for r in results]).sum(),
+            "actor_loss": torch.stack([r.actor.detach() for r in results]).sum(),
+            "critic_loss": torch.stack([r.critic.detach() for r in results]).sum(),
+        }
+        if with_metrics:
+            metrics |= self._details(batches, results[-1].metrics, grad_norm)
+        return metrics
+
+    def _weigh(self, batches: Sequence[Batch]) -> list[LossWeights]:
+        masks = [(self.edit_actor_mask(b, b.mask), self.edit_critic_mask(b, b.mask)) for b in batches]
+        counts = torch.stack([torch.stack([a.sum(), c.sum()]) for a, c in masks]).sum(0).float()
+        if self.accelerator.num_processes > 1:
+            counts = self.accelerator.reduce(counts, reduction="mean")
+        counts = _at_least_one(counts)
+        return [LossWeights(a, c, counts[0], counts[1]) for a, c in masks]
+
+    def _details(
+        self, batches: Sequence[Batch], metrics: dict[str, Tensor], grad_norm: Tensor | None
+    ) -> dict[str, Tensor]:
+        real = torch.stack([b.mask.sum() for b in batches]).sum()
+        steps = sum(b.mask.numel() for b in batches)
+        details = {
+            "learning_rate": torch.tensor(self.optimizer.param_groups[0]["lr"]),
+            "batch_timesteps": real,
+            "batch_padded_share": 1.0 - real / steps,
+            "sequence_length": torch.tensor(max(b.mask.shape[1] for b in batches)),
+        }
+        if grad_norm is not None:
+            details["grad_norm"] = grad_norm.detach()
+        return {**{k: v.detach() for k, v in metrics.items() if v.numel() == 1}, **details}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer and loss scaler; tensors and plain values only, so that a safe load can read it back."""
+        scaler = self.accelerator.scaler
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "gradient_steps": self.gradient_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what state_dict returned."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.gradient_steps = int(state["gradient_steps"])
+
+
+def _at_least_one(count: Tensor) -> Tensor:
+    return count.clamp(min=1)

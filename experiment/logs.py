@@ -1,0 +1,130 @@
+"""Metrics: a JSONL file always, TensorBoard if it is installed, Weights & Biases on request."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+logger = logging.getLogger("loxodon")
+
+
+def to_plain(value: Any) -> float | int | str | bool | None:
+    """A JSON value of a scalar number, array or tensor; NaN and infinities become None. Texts pass through."""
+    if isinstance(value, str | bool) or value is None:
+        return value
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        value = value.item()
+    if isinstance(value, bool | int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+class MetricLogger:
+    """Writes figures of one run. Files are opened by the first `log`, so that a resume can choose how.
+
+    Args:
+        run_dir: folder of the run; logs go to its `logs/` (and `wandb_logs/`).
+        file_name: name of the JSONL file in `logs/`.
+        tensorboard: False never writes TensorBoard files; True writes them when tensorboard is installed.
+        wandb: arguments of `wandb.init`, or None to leave Weights & Biases alone.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        file_name: str = "metrics.jsonl",
+        tensorboard: bool = True,
+        wandb: dict[str, Any] | None = None,
+    ) -> None:
+        self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
+        self._wants_tensorboard, self._wandb_args = tensorboard, wandb
+        self._resume_at: int | None = None
+        self._wandb_id: str | None = None
+        self._file: TextIO | None = None
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+
+    def log(self, metrics: dict[str, Any], axes: dict[str, Any]) -> None:
+        """Append one record: `axes` (epoch, env_steps, gradient_steps) and `metrics`. Empty metrics write nothing."""
+        if not metrics:
+            return
+        if self._file is None:
+            self._open()
+        record = {key: to_plain(value) for key, value in {**axes, **metrics}.items()}
+        assert self._file is not None
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k not in axes}
+        if self._tensorboard is not None:
+            for key, number in numbers.items():
+                self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
+        if self._wandb is not None:
+            self._wandb.log({**numbers, **axes})
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            if self._resume_at is None:
+                _set_aside(self.path)
+            else:
+                os.truncate(self.path, min(self._resume_at, self.path.stat().st_size))
+        self._file = self.path.open("a", encoding="utf-8")
+        if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - slow to import
+
+            self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))
+        if self._wandb_args is not None:
+            self._wandb = self._start_wandb(self._wandb_args)
+
+    def _start_wandb(self, arguments: dict[str, Any]) -> Any:
+        import wandb  # noqa: PLC0415 - only loaded when it is switched on
+
+        folder = self.run_dir / "wandb_logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        run = wandb.init(dir=str(folder), id=self._wandb_id, resume="allow", **arguments)
+        self._wandb_id = run.id
+        for axis in ("epoch", "env_steps", "gradient_steps"):
+            run.define_metric(axis)
+        run.define_metric("*", step_metric="env_steps")
+        return run
+
+    def state_dict(self) -> dict[str, Any]:
+        """Size of the JSONL file and the wandb run, so that a resumed run continues both."""
+        size = self.path.stat().st_size if self._file is not None else (self._resume_at or 0)
+        return {"metrics_bytes": size, "wandb_id": self._wandb_id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the records that were there when the state was saved; later ones are dropped."""
+        self.close()
+        self._resume_at, self._wandb_id = int(state["metrics_bytes"]), state.get("wandb_id")
+
+    def close(self) -> None:
+        """Close all files; a later `log` continues them."""
+        if self._file is not None:
+            self._file.close()
+            self._resume_at, self._file = self.path.stat().st_size, None
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+        if self._wandb is not None:
+            self._wandb.finish()
+            self._wandb = None
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the records of an earlier run of the same name, so that two runs are never mixed in one file."""
+    number = 1
+    while (moved := path.with_name(f"{path.stem}_old{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(moved)
+    logger.info("%s belonged to an earlier run and is now %s", path, moved.name)

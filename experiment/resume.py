@@ -1,0 +1,96 @@
+"""Exact resume: what a checkpoint holds beside the weights, and how a run is put back to it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .checkpoints import TrainingState
+from .rng import host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+logger = logging.getLogger("loxodon")
+FORMAT_VERSION = 1
+
+
+def capture(exp: Experiment, next_epoch: int) -> TrainingState:
+    """Everything this process needs to go on with `next_epoch`."""
+    return TrainingState(
+        trainer=exp.learner.state_dict(),
+        shared={
+            "format_version": FORMAT_VERSION,
+            "next_epoch": next_epoch,
+            "env_steps": exp.env_steps,
+            "seed": exp.run_seed,
+            "policy_version": exp.policy_version,
+            "best_score": exp.best_score,
+            "dataset": exp.dataset.state_dict(),
+            "logs": exp.metric_logger.state_dict(),
+        },
+        rank_tensors=torch_rng_state(),
+        rank_values={
+            "host_rng": host_rng_state(),
+            "is_collecting": exp.collector is not None and exp.collector.state is not None,
+            "exploration": None if exp.exploration is None else exp.exploration.state_dict(),
+            "writer": None if exp.writer is None else exp.writer.state_dict(),
+        },
+    )
+
+
+def save(exp: Experiment, epoch: int, next_epoch: int) -> Path | None:
+    """Store what is running, write the checkpoint named after `epoch`, and restart the training envs.
+
+    The restart gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a seed
+    that follows from the run's seed and the epoch. Returns the folder in the main process.
+    """
+    if exp.collector is not None:
+        exp.collector.flush()
+    exp.accelerator.wait_for_everyone()
+    exp.dataset.refresh()
+    state = capture(exp, next_epoch)
+    exp.checkpoints.write_rank_files(epoch, state)
+    exp.accelerator.wait_for_everyone()
+    folder = None
+    if exp.accelerator.is_main_process:
+        folder = exp.checkpoints.commit(epoch, exp.policy, state)
+        exp.checkpoints.prune(exp.keep_checkpoints)
+    exp.accelerator.wait_for_everyone()
+    if exp.collector is not None and exp.collector.state is not None:
+        exp.restart_train_envs(next_epoch)
+    return folder
+
+
+def restore(exp: Experiment, state: TrainingState) -> None:
+    """Put the whole run back to a checkpoint whose weights are loaded already."""
+    shared, own = state.shared, state.rank_values
+    if shared["format_version"] != FORMAT_VERSION:
+        raise ValueError(
+            f"The checkpoint has format version {shared['format_version']}, this Loxodon reads {FORMAT_VERSION}. "
+            "Fix: use the version of Loxodon that wrote it, or load the weights only (resume_training_state=False)."
+        )
+    exp.learner.load_state_dict(state.trainer)
+    if exp.seed is not None and exp.seed != shared["seed"]:
+        logger.warning(
+            "The checkpoint belongs to seed %d; Experiment.seed = %d is set aside.", shared["seed"], exp.seed
+        )
+    exp.epoch, exp.env_steps = int(shared["next_epoch"]), int(shared["env_steps"])
+    exp.policy_version, exp.best_score = int(shared["policy_version"]), shared["best_score"]
+    if exp.mode == "both" and exp.accelerator.is_main_process and exp.has_dset_edit_rights:
+        exp.dataset.set_aside_newer(shared["dataset"])
+    exp.accelerator.wait_for_everyone()
+    exp.dataset.load_state_dict(shared["dataset"])
+    exp.metric_logger.load_state_dict(shared["logs"])
+    if exp.run_seed != int(shared["seed"]):
+        exp.run_seed = int(shared["seed"])
+        exp.init_dloaders()
+    if exp.writer is not None and own["writer"] is not None:
+        exp.writer.load_state_dict(own["writer"])
+    if exp.exploration is not None and own["exploration"] is not None:
+        exp.exploration.load_state_dict(own["exploration"])
+    restore_host_rng_state(own["host_rng"])
+    restore_torch_rng_state(state.rank_tensors)
+    if exp.collector is not None and own["is_collecting"]:
+        exp.restart_train_envs(exp.epoch)

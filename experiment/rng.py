@@ -1,0 +1,74 @@
+"""Random numbers: one seed for a run, named streams derived from it, and saving and restoring of generator states."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def draw_seed() -> int:
+    """A fresh seed from the operating system, in [0, 2**31)."""
+    return secrets.randbits(31)
+
+
+def derive_seed(seed: int, *names: str | int) -> int:
+    """Seed in [0, 2**31) of the stream called `names`; streams with different names are independent."""
+    words = [n if isinstance(n, int) else zlib.crc32(n.encode()) for n in names]
+    return int(np.random.SeedSequence([seed, *words]).generate_state(1)[0] >> 1)
+
+
+def seed_global_generators(seed: int) -> None:
+    """Seed the process-wide generators of Python, numpy and torch (all devices)."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - user environments may draw from the legacy global generator
+    torch.manual_seed(seed)
+
+
+def torch_rng_state() -> dict[str, Any]:
+    """States of torch's generators: {"cpu": uint8 tensor, "cuda": [uint8 tensor per device]}."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def restore_torch_rng_state(state: dict[str, Any]) -> None:
+    """Put back what torch_rng_state returned; CUDA states are ignored where the number of devices differs."""
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def host_rng_state() -> dict[str, Any]:
+    """States of Python's and numpy's global generators as plain JSON values."""
+    version, internal, gauss = random.getstate()
+    name, keys, pos, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [str(name), np.asarray(keys).tolist(), int(pos), int(has_gauss), float(cached)],
+    }
+
+
+def restore_host_rng_state(state: dict[str, Any]) -> None:
+    """Put back what host_rng_state returned."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, pos, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), pos, has_gauss, cached))  # noqa: NPY002
+
+
+@contextmanager
+def isolated_rng(seed: int) -> Iterator[None]:
+    """Run a block with generators seeded by `seed`; afterwards all global generators are as before."""
+    torch_state, host_state = torch_rng_state(), host_rng_state()
+    seed_global_generators(seed)
+    try:
+        yield
+    finally:
+        restore_torch_rng_state(torch_state)
+        restore_host_rng_state(host_state)

@@ -1,0 +1,50 @@
+"""Stopping on request: SIGINT and SIGTERM raise a flag that the loops look at between two steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Context manager: while active, the first SIGINT or SIGTERM sets `requested`, a second SIGINT aborts at once.
+
+    Outside the main thread it does nothing, because Python lets only that thread handle signals.
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._previous: dict[int, Any] = {}
+        self._pid = os.getpid()
+
+    def requested(self) -> bool:
+        """True once a signal asked this process to stop."""
+        return self.signal_name is not None
+
+    def __enter__(self) -> StopRequest:
+        self._pid = os.getpid()
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {int(s): signal.signal(s, self._handle) for s in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
+        self._previous = {}
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a forked worker that inherited this handler
+            if signum == signal.SIGTERM:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if self.signal_name is not None and signum == signal.SIGINT:
+            raise KeyboardInterrupt("second SIGINT: stopped without saving")
+        self.signal_name = signal.Signals(signum).name

@@ -1,0 +1,75 @@
+"""Checks of Experiment's settings before anything is built."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+_CHOICES = {
+    "env_mode": ("async", "sync", "already_vectorized", "auto"),
+    "mode": ("both", "learn", "collect"),
+    "mixed_precision": ("no", "fp16", "bf16"),
+    "save_trajs_as": ("npz", "npz-compressed"),
+    "padded_sampling": ("none", "left", "right", "both"),
+}
+_LOWEST = {
+    "max_seq_len": 1,
+    "parallel_actors": 1,
+    "batch_size": 1,
+    "batches_per_update": 1,
+    "log_interval": 1,
+    "epochs": 0,
+    "val_timesteps_per_epoch": 0,
+    "train_timesteps_per_epoch": 0,
+    "train_batches_per_epoch": 0,
+    "start_learning_at_epoch": 0,
+    "start_collecting_at_epoch": 0,
+    "dloader_workers": 0,
+    "lr_warmup_steps": 0,
+}
+_POSITIVE = ("learning_rate", "grad_clip", "traj_save_len")
+_PERIODS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "keep_checkpoints", "torch_threads")
+
+
+def check_settings(experiment: Experiment) -> None:
+    """Raise ValueError or TypeError for the first setting that cannot work."""
+    for name, allowed in _CHOICES.items():
+        value = getattr(experiment, name)
+        if value not in allowed:
+            near = difflib.get_close_matches(str(value), allowed, n=1)
+            raise ValueError(
+                f"Experiment.{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}. "
+                f"Fix: set Experiment.{name} = {near[0] if near else allowed[0]!r}."
+            )
+    for name, lowest in _LOWEST.items():
+        _check_number(name, getattr(experiment, name), f"a whole number of at least {lowest}", lowest, whole=True)
+    for name in _POSITIVE:
+        _check_number(name, getattr(experiment, name), "a number above 0", 1e-300, whole=False)
+    for name in ("l2_coeff", "critic_loss_weight"):
+        _check_number(name, getattr(experiment, name), "a number of at least 0", 0, whole=False)
+    for name in _PERIODS:
+        value = getattr(experiment, name)
+        if value is not None:
+            _check_number(name, value, "None or a whole number of at least 1", 1, whole=True)
+    if experiment.traj_save_len < experiment.max_seq_len:
+        raise ValueError(
+            f"Experiment.traj_save_len is {experiment.traj_save_len:g}, shorter than max_seq_len = "
+            f"{experiment.max_seq_len}, so no training window could be full. Fix: set Experiment.traj_save_len to at "
+            f"least {experiment.max_seq_len}."
+        )
+    if not experiment.run_name or "/" in experiment.run_name:
+        raise ValueError(
+            f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters without "
+            "'/'. Fix: set Experiment.run_name = 'my-run'."
+        )
+
+
+def _check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (whole and value != int(value)):
+        raise TypeError(f"Experiment.{name} is {value!r}, but must be {allowed}. Fix: set Experiment.{name} to one.")
+    if value < lowest:
+        raise ValueError(f"Experiment.{name} is {value!r}, but must be {allowed}. Fix: set Experiment.{name} to one.")

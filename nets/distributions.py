@@ -1,0 +1,115 @@
+"""Policies: what an actor head's output means, and how to sample, score and differentiate it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class PolicyDistribution(ABC):
+    """A distribution over actions with any leading shape.
+
+    `params` is (..., P); actions are (..., A): one-hot floats for discrete spaces, [-1, 1] for continuous ones.
+    """
+
+    is_discrete: ClassVar[bool]
+
+    def __init__(self, params: Tensor) -> None:
+        self.params = params.float()
+
+    @staticmethod
+    @abstractmethod
+    def num_params(action_dim: int) -> int:
+        """P, for an action of width A."""
+
+    @abstractmethod
+    def sample(self) -> Tensor:
+        """(..., A) float32, differentiable where the distribution allows it."""
+
+    @abstractmethod
+    def mode(self) -> Tensor:
+        """(..., A) float32, the greedy action."""
+
+    @abstractmethod
+    def log_prob(self, action: Tensor) -> Tensor:
+        """(..., A) -> (..., 1), summed over action dimensions."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """(..., 1) in nats; an estimate where no closed form exists."""
+
+
+class Categorical(PolicyDistribution):
+    """Softmax over A logits, never clamped: every probability in (0, 1) can be reached."""
+
+    is_discrete = True
+
+    def __init__(self, params: Tensor) -> None:
+        super().__init__(params)
+        self.log_probs = F.log_softmax(self.params, dim=-1)
+
+    @staticmethod
+    def num_params(action_dim: int) -> int:
+        return action_dim
+
+    @property
+    def probs(self) -> Tensor:
+        """(..., A) probabilities."""
+        return self.log_probs.exp()
+
+    def sample(self) -> Tensor:
+        flat = self.probs.reshape(-1, self.params.shape[-1])
+        index = torch.multinomial(flat, 1).reshape(self.params.shape[:-1])
+        return F.one_hot(index, self.params.shape[-1]).float()
+
+    def mode(self) -> Tensor:
+        return F.one_hot(self.params.argmax(-1), self.params.shape[-1]).float()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return (self.log_probs * action).sum(-1, keepdim=True)
+
+    def entropy(self) -> Tensor:
+        return -(self.probs * self.log_probs).sum(-1, keepdim=True)
+
+
+class TanhGaussian(PolicyDistribution):
+    """A Gaussian squashed by tanh, with its standard deviation kept between e^-5 and e^2.
+
+    Source: Haarnoja et al. 2018, arXiv:1801.01290, appendix C.
+    """
+
+    is_discrete = False
+    LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+    MAX_ABS_ACTION = 0.999  # stored actions at the bounds have no finite pre-image
+
+    def __init__(self, params: Tensor) -> None:
+        super().__init__(params)
+        self.loc, raw_std = self.params.chunk(2, dim=-1)
+        span = self.LOG_STD_MAX - self.LOG_STD_MIN
+        self.log_std = self.LOG_STD_MIN + 0.5 * span * (torch.tanh(raw_std) + 1.0)
+
+    @staticmethod
+    def num_params(action_dim: int) -> int:
+        return 2 * action_dim
+
+    def sample(self) -> Tensor:
+        return torch.tanh(self.loc + self.log_std.exp() * torch.randn_like(self.loc))
+
+    def mode(self) -> Tensor:
+        return torch.tanh(self.loc)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        pre_tanh = torch.atanh(action.clamp(-self.MAX_ABS_ACTION, self.MAX_ABS_ACTION))
+        z = (pre_tanh - self.loc) * (-self.log_std).exp()
+        gaussian = -0.5 * z.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)
+        # log(1 - tanh(u)^2), in the form that stays finite for large |u|
+        squash = 2.0 * (math.log(2.0) - pre_tanh - F.softplus(-2.0 * pre_tanh))
+        return (gaussian - squash).sum(-1, keepdim=True)
+
+    def entropy(self) -> Tensor:
+        return -self.log_prob(self.sample())

@@ -1,0 +1,61 @@
+"""Feed-forward building blocks shared by encoders and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "mish": F.mish,
+    "tanh": F.tanh,
+}
+
+
+def activation_fn(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation called `name`. Raises: ValueError for an unknown name."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation is {name!r}, allowed are {sorted(ACTIVATIONS)}. Fix: bind one of these names.")
+    return ACTIVATIONS[name]
+
+
+def norm_layer(name: str | None, width: int) -> nn.Module:
+    """A normalisation over the last axis: "layer", "rmsnorm" or None for identity.
+
+    Raises: ValueError for an unknown name.
+    """
+    if name is None or name == "none":
+        return nn.Identity()
+    if name == "layer":
+        return nn.LayerNorm(width)
+    if name == "rmsnorm":
+        return nn.RMSNorm(width, eps=1e-5)
+    raise ValueError(f"norm is {name!r}, allowed are 'layer', 'rmsnorm', None. Fix: bind one of these.")
+
+
+class MLP(nn.Module):
+    """`n_layers` hidden layers (linear, norm, activation) and a linear output.
+
+    Shapes: (..., d_in) -> (..., d_output).
+    """
+
+    def __init__(
+        self, d_in: int, d_hidden: int, d_output: int, n_layers: int, activation: str, norm: str | None = None
+    ) -> None:
+        super().__init__()
+        self.activation = activation_fn(activation)
+        widths = [d_in] + [d_hidden] * n_layers
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.norms = nn.ModuleList(norm_layer(norm, d_hidden) for _ in range(n_layers))
+        self.out = nn.Linear(widths[-1], d_output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for linear, norm in zip(self.hidden, self.norms, strict=True):
+            x = self.activation(norm(linear(x)))
+        y: Tensor = self.out(x)
+        return y

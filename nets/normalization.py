@@ -1,0 +1,144 @@
+"""Running statistics of network inputs and of value targets.
+
+Both modules only *gather* while batches pass through them and move their statistics in `commit()`, once per
+optimizer step. So every micro-batch of an accumulated update is normalised alike, and k micro-batches
+give the gradients of one batch k times as large.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningNorm(nn.Module):
+    """Shift and scale every feature by its running mean and standard deviation.
+
+    Statistics are merged with the parallel-variance formula of Chan et al. 1979 over real timesteps only; the
+    weight of the past is capped at `window` timesteps, after which the mean moves exponentially.
+
+    Shapes: x (..., D) float -> (..., D) float32, clipped to [-clip, clip].
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+    pending_count: Tensor
+    pending_mean: Tensor
+    pending_m2: Tensor
+
+    def __init__(self, width: int, *, window: float = 1e6, clip: float = 10.0, min_std: float = 1e-2) -> None:
+        super().__init__()
+        self.window, self.clip, self.min_std = window, clip, min_std
+        for name, value in (("mean", torch.zeros(width)), ("var", torch.ones(width)), ("count", torch.zeros(()))):
+            self.register_buffer(name, value)
+        for name, value in (("count", torch.zeros(())), ("mean", torch.zeros(width)), ("m2", torch.zeros(width))):
+            self.register_buffer(f"pending_{name}", value, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        std = self.var.sqrt().clamp(min=self.min_std)
+        return ((x.float() - self.mean) / std).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def gather(self, x: Tensor, mask: Tensor | None = None) -> None:
+        """Add the rows of x (..., D) where mask (..., 1) bool is True to the pending statistics."""
+        rows = x.detach().float().reshape(-1, x.shape[-1])
+        if mask is not None:
+            rows = rows[mask.reshape(-1)]
+        if rows.shape[0] == 0:
+            return
+        mean = rows.mean(0)
+        m2 = (rows - mean).square().sum(0)
+        self._merge_pending(float(rows.shape[0]), mean, m2)
+
+    def _merge_pending(self, n: float, mean: Tensor, m2: Tensor) -> None:
+        total = self.pending_count + n
+        delta = mean - self.pending_mean
+        self.pending_m2 += m2 + delta.square() * (self.pending_count * n / total)
+        self.pending_mean += delta * (n / total)
+        self.pending_count.copy_(total)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Merge what was gathered since the last commit into the statistics in use."""
+        n = self.pending_count
+        if n == 0:
+            return
+        kept = self.count.clamp(max=self.window)
+        total = kept + n
+        delta = self.pending_mean - self.mean
+        m2 = self.var * kept + self.pending_m2 + delta.square() * (kept * n / total)
+        self.mean += delta * (n / total)
+        self.var.copy_(m2 / total)
+        self.count.copy_(total)
+        for pending in (self.pending_count, self.pending_mean, self.pending_m2):
+            pending.zero_()
+
+
+class PopArt(nn.Module):
+    """Keep value targets at unit scale without disturbing what the critics already predict.
+
+    A critic's raw output x is read as `normalized = w x + b` and as `value = sigma (w x + b) + mu`; when the
+    statistics of the targets move, w and b move so that `value` stays the same for every x.
+    One set of statistics per discount factor. Disabled, all three maps are the identity.
+
+    Shapes: inputs (..., G, 1), statistics (G, 1).
+    Source: van Hasselt et al. 2016, arXiv:1602.07714; the affine map is kept beside the network.
+    """
+
+    mu: Tensor
+    nu: Tensor
+    w: Tensor
+    b: Tensor
+    updates: Tensor
+    pending: Tensor
+
+    def __init__(self, num_discounts: int, *, beta: float, enabled: bool = True) -> None:
+        super().__init__()
+        self.beta, self.enabled = beta, enabled
+        shape = (num_discounts, 1)
+        for name, value in (("mu", 0.0), ("nu", 1.0), ("w", 1.0), ("b", 0.0)):
+            self.register_buffer(name, torch.full(shape, value))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("pending", torch.zeros(3, *shape), persistent=False)
+
+    @property
+    def sigma(self) -> Tensor:
+        """Standard deviation of the targets, (G, 1)."""
+        return (self.nu - self.mu.square()).clamp(min=1e-8, max=1e8).sqrt().clamp(min=1e-3)
+
+    def normalize(self, value: Tensor) -> Tensor:
+        """Values in environment units -> unit scale."""
+        return (value - self.mu) / self.sigma if self.enabled else value
+
+    def normalized(self, raw: Tensor) -> Tensor:
+        """Critic outputs -> unit scale."""
+        return self.w * raw + self.b if self.enabled else raw
+
+    def value(self, raw: Tensor) -> Tensor:
+        """Critic outputs -> values in environment units (times the reward multiplier)."""
+        return self.sigma * (self.w * raw + self.b) + self.mu if self.enabled else raw
+
+    @torch.no_grad()
+    def gather(self, targets: Tensor, mask: Tensor) -> None:
+        """Add targets (B, L, G, 1) where mask (B, L, 1) bool is True to the pending sums."""
+        rows = targets[mask.squeeze(-1)]
+        self.pending[0] += rows.shape[0]
+        self.pending[1] += rows.sum(0)
+        self.pending[2] += rows.square().sum(0)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move mu, nu (bias-corrected exponential averages) and correct w, b."""
+        n, total, squares = self.pending
+        if not self.enabled or n[0] == 0:
+            return
+        old_mu, old_sigma = self.mu.clone(), self.sigma
+        self.updates += 1
+        rate = self.beta / (1.0 - (1.0 - self.beta) ** int(self.updates))
+        self.mu.lerp_(total / n, rate)
+        self.nu.lerp_(squares / n, rate)
+        if self.updates > 1:  # before the first targets there is nothing worth preserving
+            self.b.copy_((old_sigma * self.b + old_mu - self.mu) / self.sigma)
+            self.w.mul_(old_sigma / self.sigma)
+        self.pending.zero_()

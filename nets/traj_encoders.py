@@ -1,0 +1,100 @@
+"""The contract of trajectory encoders, and the memory-free control that obeys it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from .mlp import activation_fn, norm_layer
+
+
+class TrajEncoder(nn.Module, ABC):
+    """Base class of causal sequence models over encoded timesteps.
+
+    Step-by-step use with a hidden state equals the forward pass over the full sequence. The hidden state is
+    opaque to everything but the encoder that made it, and is updated in place where that is faster: use only
+    the state returned last.
+
+    Args:
+        tstep_dim: width of the encoded timesteps.
+        max_seq_len: longest training sequence in transitions; attention never looks back further than this many timesteps.
+    """
+
+    def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
+        super().__init__()
+        self.tstep_dim, self.max_seq_len = tstep_dim, max_seq_len
+
+    @property
+    @abstractmethod
+    def emb_dim(self) -> int:
+        """Width of the output."""
+
+    @abstractmethod
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
+        """The state before the first timestep of `num_envs` episodes."""
+
+    @abstractmethod
+    def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
+        """Make the rows where ended (N,) bool is True forget everything; other rows are untouched."""
+
+    @abstractmethod
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Encode a sequence.
+
+        Args:
+            seq: (B, L, tstep_dim) float.
+            time_idxs: (B, L, 1) int64, timestep within the episode.
+            hidden_state: continue from here; None starts fresh.
+            resets: (B, L) bool, True on the first timestep of an episode; neither state nor attention crosses one.
+        Returns: (B, L, emb_dim) float and the state after the last timestep (None where none was asked for).
+        """
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class FFTrajEncoder(TrajEncoder):
+    """Residual feed-forward blocks at each timestep: the control without memory."""
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        *,
+        d_model: int = 256,
+        d_ff: int | None = None,
+        n_layers: int = 1,
+        activation: str = "leaky_relu",
+        norm: str | None = "layer",
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        d_ff = d_ff if d_ff is not None else 4 * d_model
+        self.activation = activation_fn(activation)
+        self.inp = nn.Linear(tstep_dim, d_model)
+        self.norms = nn.ModuleList(norm_layer(norm, d_model) for _ in range(n_layers))
+        self.ups = nn.ModuleList(nn.Linear(d_model, d_ff) for _ in range(n_layers))
+        self.downs = nn.ModuleList(nn.Linear(d_ff, d_model) for _ in range(n_layers))
+        self.out_norm = norm_layer(norm, d_model)
+        self._emb_dim = d_model
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
+        return None
+
+    def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
+        return None
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        x = self.inp(seq)
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + down(self.activation(up(norm(x))))
+        return self.out_norm(x), None

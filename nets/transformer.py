@@ -1,0 +1,223 @@
+"""Causal Transformer over timesteps with a sliding attention window and a key/value cache for acting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gin
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .mlp import activation_fn, norm_layer
+from .positions import LearnedPositions, RotaryPositions
+from .traj_encoders import TrajEncoder
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of recent timesteps, one contiguous stretch shared by all layers and envs.
+
+    The buffers have a fixed size somewhat larger than the window. Each timestep is written at `end`; when the
+    buffers are full, the last window - 1 timesteps move to the front (once in many timesteps, so its cost
+    vanishes). Hence attention always reads one contiguous slice, never longer than the oldest running episode.
+
+    keys, values: (layers, N, H, capacity, E) float. ages: (N,) int64 on the CPU, timesteps stored since the reset.
+    """
+
+    keys: Tensor
+    values: Tensor
+    ages: Tensor
+    end: int = 0
+
+    def advance(self, window: int) -> tuple[slice, Tensor | None]:
+        """Make room for one more timestep of every env.
+
+        Returns: the slice attention has to read (its last entry is the new timestep) and the mask (N, 1, 1, S)
+            bool of entries each env may see, None if every env may see all of it.
+        """
+        capacity = self.keys.shape[3]
+        if self.end == capacity:
+            kept = window - 1
+            self.keys[:, :, :, :kept] = self.keys[:, :, :, capacity - kept :].clone()
+            self.values[:, :, :, :kept] = self.values[:, :, :, capacity - kept :].clone()
+            self.end = kept
+        self.end += 1
+        self.ages += 1
+        visible = self.ages.clamp(max=window)
+        longest = min(int(visible.max()), self.end)
+        if int(visible.min()) == longest:
+            return slice(self.end - longest, self.end), None
+        mask = torch.arange(longest)[None, :] >= (longest - visible)[:, None]
+        return slice(self.end - longest, self.end), mask[:, None, None, :].to(self.keys.device)
+
+
+class TransformerLayer(nn.Module):
+    """Pre-norm attention and feed-forward block, with normalised queries and keys.
+
+    Shapes: x (B, L, D) -> (B, L, D). Source: Vaswani et al. 2017, arXiv:1706.03762; query/key normalisation of
+    Henry et al. 2020, arXiv:2010.04245.
+    """
+
+    def __init__(
+        self, d_model: int, n_heads: int, d_ff: int, *, dropout: float, activation: str, norm: str, qk_norm: bool
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = n_heads, nn.Dropout(dropout)
+        self.activation = activation_fn(activation)
+        self.norm_attn, self.norm_ff = norm_layer(norm, d_model), norm_layer(norm, d_model)
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.proj = nn.Linear(d_model, d_model, bias=False)
+        head_norm = "rmsnorm" if qk_norm else None
+        self.q_norm, self.k_norm = (norm_layer(head_norm, d_model // n_heads) for _ in range(2))
+        self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
+
+    def queries_keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Each (B, H, L, E), positions applied."""
+        q, k, v = rearrange(self.qkv(self.norm_attn(x)), "b l (three h e) -> three b h l e", three=3, h=self.n_heads)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotary is not None:
+            q, k = RotaryPositions.rotate(q, *rotary), RotaryPositions.rotate(k, *rotary)
+        return q, k, v
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add the attention result (B, H, L, E) and the feed-forward part to x (B, L, D)."""
+        x = x + self.dropout(self.proj(rearrange(attended, "b h l e -> b l (h e)")))
+        y: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm_ff(x)))))
+        return y
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        q, k, v = self.queries_keys_values(x, rotary)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.finish(x, attended)
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class TransformerTrajEncoder(TrajEncoder):
+    """Causal Transformer in which every timestep attends to itself and the `max_seq_len - 1` before it.
+
+    The same sliding window holds in training and acting, so the key/value cache gives what the full
+    forward gives at any length of history. A training slice that starts in mid-episode lacks the
+    timesteps before it, so its first outputs see less context than the actor had.
+
+    Args:
+        tstep_dim, max_seq_len: given by the agent.
+        d_model: width. n_heads: attention heads, a divisor of d_model. d_ff: width of the feed-forward part.
+        n_layers: blocks. dropout_ff: after attention and feed-forward. dropout_emb: on the input.
+        pos_emb: "rope" (rotary), "learned" or None.
+        max_time_idx: episodes may be this long with learned positions.
+        qk_norm: normalise queries and keys, which bounds attention logits.
+    Raises: ValueError for a bad head count or position kind.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        *,
+        d_model: int = 256,
+        n_heads: int = 8,
+        d_ff: int = 1024,
+        n_layers: int = 3,
+        dropout_ff: float = 0.05,
+        dropout_emb: float = 0.05,
+        activation: str = "leaky_relu",
+        norm: str = "layer",
+        pos_emb: str | None = "rope",
+        max_time_idx: int = 10_000,
+        qk_norm: bool = True,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        if d_model % n_heads or (d_model // n_heads) % 2:
+            raise ValueError(
+                f"d_model {d_model} and n_heads {n_heads} give no even width per head. "
+                "Fix: choose TransformerTrajEncoder.d_model as a multiple of 2 * n_heads."
+            )
+        if pos_emb not in ("rope", "learned", None):
+            raise ValueError(f"pos_emb is {pos_emb!r}, allowed are 'rope', 'learned', None. Fix: bind one of these.")
+        self.n_heads, self.window = n_heads, max_seq_len
+        self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), nn.Dropout(dropout_emb)
+        self.learned = LearnedPositions(d_model, max_time_idx) if pos_emb == "learned" else None
+        self.rotary = RotaryPositions(d_model // n_heads) if pos_emb == "rope" else None
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                d_model, n_heads, d_ff, dropout=dropout_ff, activation=activation, norm=norm, qk_norm=qk_norm
+            )
+            for _ in range(n_layers)
+        )
+        self.out_norm = norm_layer(norm, d_model)
+        self._emb_dim = d_model
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> KeyValueCache:
+        capacity = self.window + max(32, self.window // 4)
+        shape = (len(self.layers), num_envs, self.n_heads, capacity, self._emb_dim // self.n_heads)
+        return KeyValueCache(
+            keys=torch.zeros(shape, device=device),
+            values=torch.zeros(shape, device=device),
+            ages=torch.zeros(num_envs, dtype=torch.int64),
+        )
+
+    def reset_hidden_state(self, hidden_state: KeyValueCache, ended: Tensor) -> KeyValueCache:
+        hidden_state.ages[ended.to(hidden_state.ages.device)] = 0
+        return hidden_state
+
+    def forward(
+        self,
+        seq: Tensor,
+        time_idxs: Tensor,
+        hidden_state: KeyValueCache | None = None,
+        resets: Tensor | None = None,
+    ) -> tuple[Tensor, KeyValueCache | None]:
+        if hidden_state is None:
+            return self._encode_sequence(seq, time_idxs, resets), None
+        outputs = []
+        for t in range(seq.shape[1]):
+            if resets is not None:
+                self.reset_hidden_state(hidden_state, resets[:, t])
+            outputs.append(self._encode_timestep(seq[:, t : t + 1], time_idxs[:, t : t + 1], hidden_state))
+        return torch.cat(outputs, dim=1), hidden_state
+
+    def _embed(self, seq: Tensor, time_idxs: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        x = self.inp(seq)
+        if self.learned is not None:
+            x = x + self.learned(time_idxs)
+        return self.dropout_emb(x), self.rotary(time_idxs, x.dtype) if self.rotary is not None else None
+
+    def _encode_sequence(self, seq: Tensor, time_idxs: Tensor, resets: Tensor | None) -> Tensor:
+        x, rotary = self._embed(seq, time_idxs)
+        mask = self._attention_mask(seq.shape[1], resets, seq.device)
+        for layer in self.layers:
+            x = layer(x, rotary, mask)
+        y: Tensor = self.out_norm(x)
+        return y
+
+    def _attention_mask(self, length: int, resets: Tensor | None, device: torch.device) -> Tensor | None:
+        """(L, L) or (B, 1, L, L) bool, True where attention is allowed; None if plain causal attention is right."""
+        if resets is None and length <= self.window:
+            return None
+        t = torch.arange(length, device=device)
+        lag = t[:, None] - t[None, :]
+        mask = (lag >= 0) & (lag < self.window)
+        if resets is not None:
+            episode = resets.long().cumsum(1)
+            mask = (mask & (episode[:, :, None] == episode[:, None, :]))[:, None]
+        return mask
+
+    def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: KeyValueCache) -> Tensor:
+        x, rotary = self._embed(seq, time_idxs)
+        span, mask = cache.advance(self.window)
+        for i, layer in enumerate(self.layers):
+            q, k, v = layer.queries_keys_values(x, rotary)
+            cache.keys[i, :, :, span.stop - 1] = k[:, :, 0]
+            cache.values[i, :, :, span.stop - 1] = v[:, :, 0]
+            attended = F.scaled_dot_product_attention(
+                q, cache.keys[i, :, :, span].to(q.dtype), cache.values[i, :, :, span].to(q.dtype), attn_mask=mask
+            )
+            x = layer.finish(x, attended)
+        y: Tensor = self.out_norm(x)
+        return y

@@ -1,0 +1,130 @@
+"""Timestep encoders: one observation, previous reward and previous action -> one vector."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .mlp import MLP, norm_layer
+from .normalization import RunningNorm
+
+
+class TstepEncoder(nn.Module, ABC):
+    """Base class. Subclasses must treat every timestep alone: no mixing over time.
+
+    Args:
+        obs_space: the observations, one entry per name.
+        rl2_dim: width 1 + A of the previous reward and action.
+    """
+
+    def __init__(self, obs_space: spaces.Dict, rl2_dim: int) -> None:
+        super().__init__()
+        self.obs_space, self.rl2_dim = obs_space, rl2_dim
+
+    @property
+    @abstractmethod
+    def emb_dim(self) -> int:
+        """Width of the output."""
+
+    @abstractmethod
+    def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
+        """obs each (B, L, ...), rl2s (B, L, 1+A) -> (B, L, emb_dim).
+
+        mask (B, L, 1) bool is True on real timesteps; when given in training mode, those feed running statistics.
+        """
+
+
+@gin.configurable(denylist=["obs_space", "rl2_dim"])
+class FFTstepEncoder(TstepEncoder):
+    """Observations (flattened, discrete ones one-hot) and rl2s, normalised, through an MLP.
+
+    Args:
+        obs_space, rl2_dim: given by the agent.
+        n_layers: hidden layers. d_hidden: their width. d_output: width of the result.
+        activation: name of the non-linearity. out_norm: normalisation of the result.
+        normalize_inputs: shift and scale inputs by running statistics of the replayed data.
+        hide_rl2s: feed zeros instead of previous reward and action.
+        hide_rewards: feed zeros instead of the previous reward only.
+        specify_obs_keys: names of the observations to use; all of them when None.
+    Raises: ValueError for unknown observation names or spaces that cannot be flattened.
+    """
+
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        rl2_dim: int,
+        *,
+        n_layers: int = 2,
+        d_hidden: int = 512,
+        d_output: int = 256,
+        activation: str = "leaky_relu",
+        out_norm: str | None = "layer",
+        normalize_inputs: bool = True,
+        hide_rl2s: bool = False,
+        hide_rewards: bool = False,
+        specify_obs_keys: list[str] | None = None,
+    ) -> None:
+        super().__init__(obs_space, rl2_dim)
+        self.keys = sorted(specify_obs_keys if specify_obs_keys is not None else obs_space.spaces)
+        unknown = [key for key in self.keys if key not in obs_space.spaces]
+        if unknown or not self.keys:
+            raise ValueError(
+                f"specify_obs_keys names {unknown or 'nothing'}, but the environment offers {sorted(obs_space.spaces)}. "
+                "Fix: bind FFTstepEncoder.specify_obs_keys to some of these names."
+            )
+        width = sum(_flat_width(key, obs_space[key]) for key in self.keys) + rl2_dim
+        self.hide_rl2s, self.hide_rewards = hide_rl2s, hide_rewards
+        self.input_norm = RunningNorm(width) if normalize_inputs else None
+        self.mlp = MLP(width, d_hidden, d_output, n_layers, activation)
+        self.out_norm = norm_layer(out_norm, d_output)
+        self._emb_dim = d_output
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = [_flatten(obs[key], self.obs_space[key]) for key in self.keys]
+        if self.hide_rl2s:
+            rl2s = torch.zeros_like(rl2s)
+        elif self.hide_rewards:
+            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
+        x = torch.cat([*parts, rl2s], dim=-1)
+        if self.input_norm is not None:
+            if self.training and mask is not None:
+                self.input_norm.gather(x, mask)
+            x = self.input_norm(x)
+        y: Tensor = self.out_norm(self.mlp(x))
+        return y
+
+
+def _flat_width(key: str, space: spaces.Space) -> int:
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        width = 1
+        for size in space.shape:
+            width *= int(size)
+        return width
+    raise ValueError(
+        f"Observation {key!r} is a {type(space).__name__}, which cannot be flattened to numbers. "
+        "Fix: leave it out with FFTstepEncoder.specify_obs_keys, or write a TstepEncoder for it."
+    )
+
+
+def _flatten(x: Tensor, space: spaces.Space) -> Tensor:
+    """(B, L, *shape) -> (B, L, width) float32."""
+    if isinstance(space, spaces.Discrete):
+        return F.one_hot(x.reshape(x.shape[:2]).long() - int(space.start), int(space.n)).float()
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = [int(n) for n in space.nvec.reshape(-1)]
+        digits = x.reshape(*x.shape[:2], -1).long()
+        return torch.cat([F.one_hot(digits[..., i], n).float() for i, n in enumerate(sizes)], dim=-1)
+    return x.reshape(*x.shape[:2], -1).float()

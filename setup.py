@@ -1,0 +1,67 @@
+"""Build metadata: maps the repository's code folders into the import namespace `loxodon`.
+
+There is no folder named `loxodon`; `loxodon.data` is `data/`, `loxodon.envs` is `envs/`, and so on, so that
+nothing called `data` or `envs` is ever installed on a user's machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+LAYERS = ("data", "envs", "nets", "agents", "experiment", "gin_configs")
+CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
+
+ENVS = ["popgym>=1.0.6"]
+DEV = [
+    "build",
+    "hypothesis>=6.100",
+    "mypy>=1.10",
+    "pytest>=8",
+    "ruff>=0.6",
+    "setuptools>=77",
+    "tensorboard",
+]
+
+setup(
+    name="loxodon",
+    version="0.1.0",
+    description="Gin-configured experiments in reinforcement learning with long-context sequence models.",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="The Loxodon developers",
+    license="MIT",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    install_requires=[
+        "accelerate>=1.0",
+        "einops>=0.7",
+        "gin-config>=0.5",
+        "gymnasium>=1.0",
+        "numpy>=1.26",
+        "rich>=13",
+        "safetensors>=0.4",
+        "torch>=2.5",
+        "wandb>=0.17",
+    ],
+    extras_require={"envs": ENVS, "dev": DEV},
+    # Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
+    packages=[f"loxodon.{p}" for top in LAYERS for p in (top, *(f"{top}.{s}" for s in find_packages(top)))],
+    package_dir={f"loxodon.{top}": top for top in LAYERS},
+    package_data={
+        **{f"loxodon.{top}": ["py.typed"] for top in CODE_LAYERS},
+        "loxodon.gin_configs": ["*.gin", "**/*.gin"],
+    },
+    zip_safe=False,
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,236 @@
+"""The off-policy agent: whose gradients go where, what targets are made of, and that it can learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from loxodon.agents import Agent, masked_mean
+from loxodon.data import Batch
+from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
+
+OBS = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
+DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
+Space = spaces.Discrete | spaces.Box
+
+
+def tstep(obs_space: spaces.Dict, rl2_dim: int) -> FFTstepEncoder:
+    return FFTstepEncoder(obs_space, rl2_dim, n_layers=1, d_hidden=16, d_output=16)
+
+
+def gru(tstep_dim: int, max_seq_len: int) -> GRUTrajEncoder:
+    return GRUTrajEncoder(tstep_dim, max_seq_len, n_layers=1, d_hidden=16, d_output=16)
+
+
+def make_agent(space: Space = DISCRETE, **kwargs: object) -> Agent:
+    torch.manual_seed(0)
+    return Agent(OBS, space, tstep, gru, 8, **kwargs)  # type: ignore[arg-type]
+
+
+def make_batch(space: Space = DISCRETE, rows: int = 3, length: int = 5, lengths: list[int] | None = None) -> Batch:
+    g = torch.Generator().manual_seed(1)
+    if isinstance(space, spaces.Discrete):
+        index = torch.randint(0, 4, (rows, length), generator=g)
+        actions = torch.nn.functional.one_hot(index, 4).float()
+    else:
+        actions = torch.rand(rows, length, 2, generator=g) * 2 - 1
+    real = torch.arange(length)[None, :] < torch.tensor(lengths or [length] * rows)[:, None]
+    return Batch(
+        obs={"observation": torch.randn(rows, length + 1, 3, generator=g)},
+        rl2s=torch.randn(rows, length + 1, 1 + actions.shape[-1], generator=g),
+        time_idxs=torch.arange(length + 1).expand(rows, -1)[..., None],
+        actions=actions,
+        rews=torch.randn(rows, length, 1, generator=g),
+        dones=torch.rand(rows, length, 1, generator=g) < 0.2,
+        mask=real[..., None],
+    )
+
+
+@pytest.fixture(params=[DISCRETE, BOX], ids=["discrete", "box"])
+def space(request: pytest.FixtureRequest) -> Space:
+    chosen: Space = request.param
+    return chosen
+
+
+def grad_norm(module: torch.nn.Module) -> float:
+    return float(sum(p.grad.abs().sum() for p in module.parameters() if p.grad is not None))
+
+
+def test_loss_shapes_and_metrics(space: Space) -> None:
+    out = make_agent(space)(make_batch(space), with_metrics=True)
+    assert out.actor.shape == (3, 5, 7, 1)
+    assert out.critic.shape == (3, 5, 4, 7, 1)
+    assert all(x.ndim == 0 and torch.isfinite(x) for x in out.metrics.values())
+    assert {"q", "td_target", "policy_entropy", "filter_approved"} <= set(out.metrics)
+
+
+def test_critics_get_no_gradient_from_the_actor_loss(space: Space) -> None:
+    agent = make_agent(space)
+    agent(make_batch(space)).actor.mean().backward()
+    assert grad_norm(agent.critics) == 0
+    assert grad_norm(agent.actor) > 0
+    assert grad_norm(agent.traj_encoder) > 0
+
+
+def test_online_term_reaches_the_encoder_only_through_the_policy(space: Space) -> None:
+    agent = make_agent(space, offline_coeff=0.0)
+    with torch.no_grad():
+        agent.actor.mlp.out.weight.zero_()  # now the policy does not depend on the state
+    agent(make_batch(space)).actor.mean().backward()
+    assert grad_norm(agent.traj_encoder) == 0
+    assert grad_norm(agent.actor.mlp.out) > 0
+
+
+def test_actor_gets_no_gradient_from_the_critic_loss_and_targets_get_none(space: Space) -> None:
+    agent = make_agent(space)
+    out = agent(make_batch(space))
+    (out.critic.mean() + out.actor.mean()).backward()
+    assert all(p.grad is None for m in (agent.target_actor, agent.target_critics) for p in m.parameters())
+    agent.zero_grad()
+    agent(make_batch(space)).critic.mean().backward()
+    assert grad_norm(agent.actor) == 0
+
+
+def test_trainable_params_leave_out_the_targets() -> None:
+    agent = make_agent()
+    trainable = {id(p) for p in agent.trainable_params()}
+    targets = {id(p) for m in (agent.target_actor, agent.target_critics) for p in m.parameters()}
+    assert trainable
+    assert not trainable & targets
+
+
+def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
+    clean, agent, other = make_batch(space, lengths=[5, 3, 1]), make_agent(space, n_step=3), make_agent(space, n_step=3)
+    pad, pad_t = ~clean.mask, ~clean.timestep_mask
+    dirty = Batch(
+        obs={"observation": clean.obs["observation"].masked_fill(pad_t, 77.0)},
+        rl2s=clean.rl2s.masked_fill(pad_t, -55.0),
+        time_idxs=clean.time_idxs,
+        actions=clean.actions,
+        rews=clean.rews.masked_fill(pad, 1e4),
+        dones=clean.dones | pad,
+        mask=clean.mask,
+    )
+    losses = []
+    for batch, a in ((clean, agent), (dirty, other)):
+        torch.manual_seed(3)
+        out = a(batch)
+        mask = batch.mask[..., None]
+        losses.append(masked_mean(out.actor, mask) + masked_mean(out.critic, mask[..., None]))
+        a.after_update()
+    torch.testing.assert_close(losses[0], losses[1])
+    for name, value in agent.state_dict().items():
+        torch.testing.assert_close(value, other.state_dict()[name], msg=name)
+
+
+def test_discrete_targets_are_exact_expectations_over_a_subset_minimum() -> None:
+    agent = make_agent(num_critics=3, num_critics_td=3, training_discounts=[], gamma=0.9, popart=False)
+    batch, following = make_batch(), torch.randn(3, 5, 16)
+    y = agent._td_targets(batch, following)
+    probs = agent.target_actor(following).probs[:, :, None]
+    q = (agent.target_critics(following) * probs).sum(-1, keepdim=True).amin(2)
+    expected = 10.0 * batch.rews[..., None] + 0.9 * q * ~batch.dones[..., None]
+    torch.testing.assert_close(y, expected)
+
+
+def test_td_subset_never_repeats_a_critic() -> None:
+    agent = make_agent(num_critics=2, num_critics_td=2, popart=False, training_discounts=[], gamma=1.0)
+    batch, following = make_batch(), torch.randn(3, 5, 16)
+    first = agent._td_targets(batch, following)
+    for _ in range(10):  # with all members drawn, the minimum cannot depend on the draw
+        torch.testing.assert_close(agent._td_targets(batch, following), first)
+
+
+def test_each_discount_judges_its_own_continuous_action() -> None:
+    agent = make_agent(BOX, training_discounts=[0.5], gamma=0.9, num_critics=2)
+    state = torch.randn(2, 3, 16)
+    policy = agent.actor(state)
+    torch.manual_seed(5)
+    values = agent._policy_values(agent.critics, state, policy)
+    torch.manual_seed(5)
+    actions = policy.sample()
+    for g in range(2):
+        alone = agent.critics(state, actions[:, :, g : g + 1])[:, :, 0, :, g]
+        torch.testing.assert_close(values[:, :, :, g], alone)
+
+
+def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
+    agent = make_agent(tau=0.25)
+    before = agent.target_critics.out.weight.clone()
+    with torch.no_grad():
+        agent.critics.out.weight.add_(1.0)
+    agent.after_update()
+    torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
+
+
+def test_binary_filter_sees_environment_units() -> None:
+    agent = make_agent(num_critics=1, num_critics_td=1)
+    agent.popart.mu.fill_(100.0)
+    agent.popart.nu.fill_(100.0**2 + 4.0)
+    q = torch.tensor([1.0, -1.0]).view(1, 2, 1, 1, 1).expand(1, 2, 1, 7, 1)
+    gain = agent._advantages(q, torch.zeros_like(q))
+    torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # sigma 2, reward multiplier 10
+
+
+def test_acting_equals_the_training_forward(space: Space) -> None:
+    agent, batch = make_agent(space).eval(), make_batch(space)
+    with torch.no_grad():
+        expected = agent.policy(agent.encode(batch)).mode()
+        state, done = agent.init_hidden_state(3, torch.device("cpu")), []
+        for t in range(6):
+            obs = {key: x[:, t] for key, x in batch.obs.items()}
+            action, state = agent.get_actions(obs, batch.rl2s[:, t], batch.time_idxs[:, t], state, sample=False)
+            done.append(action)
+    actions = torch.stack(done, dim=1)
+    torch.testing.assert_close(actions, expected.argmax(-1) if agent.is_discrete else expected)
+
+
+def test_impossible_settings_are_explained() -> None:
+    with pytest.raises(ValueError, match=r"num_critics_td is 5.*num_critics = 4.*Fix"):
+        make_agent(num_critics_td=5)
+    with pytest.raises(ValueError, match=r"n_step is 0.*Fix"):
+        make_agent(n_step=0)
+    with pytest.raises(ValueError, match=r"Discounts are \[1.5, 0.9\].*Fix"):
+        make_agent(training_discounts=[1.5], gamma=0.9)
+    with pytest.raises(ValueError, match=r"action space is MultiBinary.*SequenceEnv"):
+        Agent(OBS, spaces.MultiBinary(3), tstep, gru, 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_agent_finds_the_rewarded_action(kind: str) -> None:
+    """A one-step task: the reward is high when the action matches the sign of the observation."""
+    torch.manual_seed(0)
+    space: Space = spaces.Discrete(2) if kind == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
+    agent = Agent(OBS, space, tstep, lambda d, n: FFTrajEncoder(d, n, d_model=16), 1, tau=0.05)
+    optimizer = torch.optim.AdamW(agent.trainable_params(), lr=3e-3)
+    for _ in range(150):
+        x = torch.randn(64, 2, 3)
+        right = (x[:, :1, 0] > 0).float()
+        if kind == "discrete":
+            index = torch.randint(0, 2, (64, 1))
+            actions, reward = torch.nn.functional.one_hot(index, 2).float(), (index == right).float()
+        else:
+            actions = torch.rand(64, 1, 1) * 2 - 1
+            reward = -(actions[..., 0] - (2 * right - 1) * 0.5).abs()
+        width = 1 + actions.shape[-1]
+        ones = torch.ones(64, 1, 1, dtype=torch.bool)
+        batch = Batch(
+            {"observation": x}, torch.zeros(64, 2, width), torch.zeros(64, 2, 1, dtype=torch.int64), actions,
+            reward[..., None], ones, ones,
+        )
+        out = agent(batch)
+        (out.actor.mean() + 10 * out.critic.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        agent.after_update()
+    x = torch.randn(256, 3)
+    with torch.no_grad():
+        action, _ = agent.eval().get_actions(
+            {"observation": x}, torch.zeros(256, width), torch.zeros(256, 1, dtype=torch.int64), None, sample=False
+        )
+    if kind == "discrete":
+        assert (action == (x[:, 0] > 0)).float().mean() > 0.95
+    else:
+        assert (action[:, 0] - 0.5 * x[:, 0].sign()).abs().mean() < 0.15

@@ -1,0 +1,122 @@
+"""Deterministic environments for the tests; a module of its own so that spawned workers can import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+@gin.configurable
+class ScriptedEnv(gym.Env):
+    """obs = [seed, episode, timestep]; episodes alternate between termination and truncation.
+
+    Episode e of seed s lasts 2 + (s + e) % 3 steps. The reward is 10 * timestep + action.
+    """
+
+    def __init__(self, start: int = 0, gain: float = 1.0, num_names: int = 1) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(4, start=start)
+        self.start, self.gain, self.num_names = start, gain, num_names
+        self.seed_, self.episode, self.time = 0, -1, 0
+        self.received: list[Any] = []
+
+    @property
+    def env_name(self) -> str:
+        return f"scripted{self.episode % self.num_names}"
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.seed_, self.episode = seed, -1
+        self.episode, self.time = self.episode + 1, 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise ValueError(f"bad action {action!r}")
+        self.received.append(action)
+        self.time += 1
+        ended = self.time == 2 + (self.seed_ + self.episode) % 3
+        is_even = self.episode % 2 == 0
+        info = {"metric/final_time": self.time, "other": 1} if ended else {}
+        reward = self.gain * (10.0 * self.time + action - self.start)
+        return self._obs(), reward, ended and is_even, ended and not is_even, info
+
+    def render(self) -> Any:
+        return np.full((2, 2), self.time)
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.seed_, self.episode, self.time], np.float32)
+
+
+@gin.configurable
+class WrappingEnv(gym.Wrapper):
+    """An environment made of another one that gin names."""
+
+    def __init__(self, inner: Any = gin.REQUIRED, extra: Any = None) -> None:
+        super().__init__(inner)
+        self.extra = extra
+
+
+class SubclassOfScripted(ScriptedEnv):
+    """Inherits the gin-bound constructor."""
+
+
+class FailingEnv(ScriptedEnv):
+    """Raises, dies or loads modules in the given step or reset."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.how == "raise in reset":
+            raise RuntimeError("cannot reset")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.how == "raise" and self.time == 1:
+            self._deep_inside()
+        if self.how == "exit" and self.time == 1:
+            os._exit(3)
+        if self.how == "kill" and self.time == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.how == "shape":
+            obs = obs[:1]
+        if self.how == "modules":
+            info["metric/heavy"] = float(any(name in sys.modules for name in ("torch", "wandb", "accelerate")))
+            info["metric/pid"] = os.getpid()
+        return obs, reward, terminated, truncated, info
+
+    def _deep_inside(self) -> None:
+        raise ZeroDivisionError("deep trouble")
+
+
+class SpacesEnv(gym.Env):
+    """Any pair of spaces; remembers what it was given."""
+
+    def __init__(self, action_space: Any, observation_space: Any = None) -> None:
+        self.action_space = action_space
+        self.observation_space = observation_space or spaces.Box(-1, 1, (2,), np.float64)
+        self.received: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.received.append(action)
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def make_scripted(gain: float = 1.0) -> ScriptedEnv:
+    return ScriptedEnv(gain=gain)

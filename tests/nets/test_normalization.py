@@ -1,0 +1,96 @@
+"""Running statistics: right values, deaf to padding, moved only by commit."""
+
+from __future__ import annotations
+
+import torch
+from loxodon.nets import PopArt, RunningNorm
+
+
+def test_running_norm_equals_the_statistics_of_all_rows() -> None:
+    torch.manual_seed(0)
+    norm, chunks = RunningNorm(3), [torch.randn(5, 4, 3) * 7 + 2 for _ in range(3)]
+    for chunk in chunks:
+        norm.gather(chunk)
+        norm.commit()
+    rows = torch.cat([c.reshape(-1, 3) for c in chunks])
+    torch.testing.assert_close(norm.mean, rows.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(norm.var, rows.var(0, unbiased=False), rtol=1e-4, atol=1e-4)
+    out = norm(rows)
+    torch.testing.assert_close(out.mean(0), torch.zeros(3), rtol=0, atol=1e-4)
+
+
+def test_gathering_in_pieces_equals_gathering_at_once_and_changes_nothing_before_commit() -> None:
+    torch.manual_seed(0)
+    rows, whole, parts = torch.randn(12, 2), RunningNorm(2), RunningNorm(2)
+    whole.gather(rows)
+    for piece in rows.split(3):
+        parts.gather(piece)
+    torch.testing.assert_close(parts(rows), rows)  # still mean 0, variance 1
+    whole.commit()
+    parts.commit()
+    torch.testing.assert_close(whole.mean, parts.mean)
+    torch.testing.assert_close(whole.var, parts.var)
+
+
+def test_padding_does_not_reach_the_statistics() -> None:
+    x = torch.tensor([[[1.0], [3.0], [1e6]]])
+    norm = RunningNorm(1)
+    norm.gather(x, torch.tensor([[[True], [True], [False]]]))
+    norm.commit()
+    assert norm.mean.item() == 2.0
+    assert norm.var.item() == 1.0
+
+
+def test_commit_without_data_is_harmless() -> None:
+    norm = RunningNorm(1)
+    norm.gather(torch.ones(1, 2, 1), torch.zeros(1, 2, 1, dtype=torch.bool))
+    norm.commit()
+    assert norm.mean.item() == 0.0
+    assert norm.count.item() == 0.0
+
+
+def gathered(popart: PopArt, *values: float) -> None:
+    targets = torch.tensor(values).view(1, -1, 1, 1)
+    popart.gather(targets, torch.ones(1, len(values), 1, dtype=torch.bool))
+    popart.commit()
+
+
+def test_popart_first_statistics_are_those_of_the_first_targets() -> None:
+    popart = PopArt(1, beta=0.1)
+    gathered(popart, 1.0, 3.0)
+    assert popart.mu.item() == 2.0
+    torch.testing.assert_close(popart.sigma, torch.ones(1, 1))
+    torch.testing.assert_close(popart.normalize(torch.full((1, 1), 3.0)), torch.ones(1, 1))
+
+
+def test_popart_keeps_predicted_values_when_statistics_move() -> None:
+    torch.manual_seed(0)
+    popart, raw = PopArt(2, beta=0.3), torch.randn(4, 2, 1)
+    popart.gather(torch.randn(1, 9, 2, 1), torch.ones(1, 9, 1, dtype=torch.bool))
+    popart.commit()
+    before = popart.value(raw)
+    popart.gather(torch.randn(1, 9, 2, 1) * 30 + 5, torch.ones(1, 9, 1, dtype=torch.bool))
+    popart.commit()
+    torch.testing.assert_close(popart.value(raw), before, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(popart.mu, torch.zeros(2, 1), atol=0.5)
+
+
+def test_popart_second_update_by_hand() -> None:
+    # rate = beta / (1 - (1 - beta)^2) = 0.5 / 0.75 = 2/3; mu = 1 + 2/3 (4 - 1); nu = 2 + 2/3 (20 - 2)
+    popart = PopArt(1, beta=0.5)
+    gathered(popart, 0.0, 2.0)
+    gathered(popart, 2.0, 6.0)
+    assert abs(popart.mu.item() - 3.0) < 1e-5
+    assert abs(popart.nu.item() - 14.0) < 1e-5
+    assert abs(popart.sigma.item() - 5.0**0.5) < 1e-5
+
+
+def test_popart_ignores_masked_targets_and_disabled_is_identity() -> None:
+    popart = PopArt(1, beta=0.5)
+    popart.gather(torch.tensor([1.0, 99.0]).view(1, 2, 1, 1), torch.tensor([[[True], [False]]]))
+    popart.commit()
+    assert popart.mu.item() == 1.0
+    off, x = PopArt(1, beta=0.5, enabled=False), torch.randn(3, 1, 1)
+    gathered(off, 5.0, 9.0)
+    for same in (off.normalize(x), off.normalized(x), off.value(x)):
+        torch.testing.assert_close(same, x)

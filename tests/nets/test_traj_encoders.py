@@ -1,0 +1,133 @@
+"""The contract every trajectory encoder keeps: causal, resettable, and the same step by step as all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from loxodon.nets import FFTrajEncoder, GRUTrajEncoder, TrajEncoder, TransformerTrajEncoder
+from torch import Tensor
+
+DIM, WINDOW = 6, 5
+Build = Callable[[], TrajEncoder]
+
+
+def transformer(**kwargs: object) -> TrajEncoder:
+    sizes = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 3}
+    return TransformerTrajEncoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
+
+
+ENCODERS: dict[str, Build] = {
+    "ff": lambda: FFTrajEncoder(DIM, WINDOW, d_model=16),
+    "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
+    "transformer_rope": transformer,
+    "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
+    "transformer_plain": lambda: transformer(pos_emb=None, qk_norm=False, norm="rmsnorm"),
+}
+
+
+@pytest.fixture(params=sorted(ENCODERS))
+def encoder(request: pytest.FixtureRequest) -> TrajEncoder:
+    torch.manual_seed(0)
+    return ENCODERS[request.param]().eval()
+
+
+def episode_times(resets: Tensor) -> Tensor:
+    """(B, L, 1) timestep within the episode, counting from each reset."""
+    times = torch.zeros(resets.shape, dtype=torch.int64)
+    for t in range(1, resets.shape[1]):
+        times[:, t] = torch.where(resets[:, t], 0, times[:, t - 1] + 1)
+    return times[..., None]
+
+
+@pytest.mark.parametrize("length", [3, WINDOW, 90])
+def test_step_by_step_equals_the_full_sequence(encoder: TrajEncoder, length: int) -> None:
+    batch = 4
+    seq, resets = torch.randn(batch, length, DIM), torch.rand(batch, length) < 0.1
+    resets[:, 0] = True
+    resets[3, 1:] = False  # one row keeps its memory to the end
+    times = episode_times(resets)
+    with torch.no_grad():
+        full, _ = encoder(seq, times, resets=resets)
+        state = encoder.init_hidden_state(batch, seq.device)
+        steps = []
+        for t in range(length):
+            state = encoder.reset_hidden_state(state, resets[:, t])
+            out, state = encoder(seq[:, t : t + 1], times[:, t : t + 1], state)
+            steps.append(out)
+        in_one_call, _ = encoder(seq, times, encoder.init_hidden_state(batch, seq.device), resets)
+    assert full.shape == (batch, length, encoder.emb_dim)
+    torch.testing.assert_close(torch.cat(steps, dim=1), full, rtol=0, atol=1e-4)
+    torch.testing.assert_close(in_one_call, full, rtol=0, atol=1e-4)
+
+
+def test_no_output_depends_on_the_future(encoder: TrajEncoder) -> None:
+    x, cut = torch.randn(2, 12, DIM), 7
+    times = torch.arange(12).expand(2, 12)[..., None]
+    y = x.clone()
+    y[:, cut:] += 1.0
+    with torch.no_grad():
+        before, after = encoder(x, times)[0], encoder(y, times)[0]
+    torch.testing.assert_close(before[:, :cut], after[:, :cut], rtol=0, atol=1e-6)
+    assert not torch.allclose(before[:, cut:], after[:, cut:])
+
+
+def test_memory_reaches_back_inside_an_episode_and_never_across_a_reset() -> None:
+    for name, build in ENCODERS.items():
+        torch.manual_seed(0)
+        encoder = build().eval()
+        x = torch.randn(1, WINDOW, DIM)
+        y = x.clone()
+        y[:, 0] += 1.0
+        no_reset, reset = torch.zeros(1, WINDOW, dtype=torch.bool), torch.zeros(1, WINDOW, dtype=torch.bool)
+        reset[:, 2] = True
+        times = torch.arange(WINDOW).view(1, -1, 1)
+        with torch.no_grad():
+            moved = (encoder(x, times, resets=no_reset)[0] - encoder(y, times, resets=no_reset)[0])[:, -1].abs().max()
+            leaked = (encoder(x, times, resets=reset)[0] - encoder(y, times, resets=reset)[0])[:, 2:].abs().max()
+        assert leaked == 0, name
+        assert (moved > 1e-4) == (name != "ff"), name
+
+
+def test_each_transformer_layer_sees_exactly_the_window() -> None:
+    torch.manual_seed(0)
+    encoder = transformer(n_layers=1).eval()
+    x = torch.randn(1, 12, DIM, requires_grad=True)
+    out, _ = encoder(x, torch.arange(12).view(1, -1, 1))
+    (grad,) = torch.autograd.grad(out[0, 9].square().sum(), x)
+    felt = grad[0].abs().sum(-1) > 0
+    assert felt.tolist() == [9 - WINDOW < t <= 9 for t in range(12)]
+
+
+def test_rotary_positions_depend_on_time_differences_only() -> None:
+    torch.manual_seed(0)
+    encoder = transformer().eval()
+    seq, times = torch.randn(1, 4, DIM), torch.arange(4).view(1, -1, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(seq, times)[0], encoder(seq, times + 70)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_learned_positions_name_the_limit_they_hit() -> None:
+    encoder = transformer(pos_emb="learned", max_time_idx=3)
+    with pytest.raises(ValueError, match=r"timestep 4, but learned positions end at 3.*max_time_idx"):
+        encoder(torch.randn(1, 1, DIM), torch.tensor([[[4]]]))
+
+
+def test_impossible_head_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"d_model 16 and n_heads 3.*Fix: choose"):
+        transformer(n_heads=3)
+    with pytest.raises(ValueError, match=r"pos_emb is 'sine'.*Fix"):
+        transformer(pos_emb="sine")
+
+
+def test_resetting_one_env_leaves_the_others_untouched(encoder: TrajEncoder) -> None:
+    seq, times = torch.randn(2, 4, DIM), torch.arange(4).expand(2, 4)[..., None]
+    with torch.no_grad():
+        full, _ = encoder(seq, times)
+        _, state = encoder(seq[:, :3], times[:, :3], encoder.init_hidden_state(2, seq.device))
+        state = encoder.reset_hidden_state(state, torch.tensor([True, False]))
+        last, _ = encoder(seq[:, 3:], times[:, 3:], state)
+        fresh, _ = encoder(seq[:1, 3:], times[:1, 3:])
+    torch.testing.assert_close(last[1], full[1, 3:], rtol=0, atol=1e-5)
+    torch.testing.assert_close(last[0], fresh[0], rtol=0, atol=1e-5)

@@ -1,0 +1,286 @@
+"""House rules that a machine can check: layers, sizes, gin names, error texts, stray names."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ALLOWED: dict[str, set[str]] = {
+    "data": set(),
+    "nets": set(),
+    "gin_configs": set(),
+    "envs": {"data"},
+    "agents": {"data", "nets"},
+    "experiment": {"data", "nets", "envs", "agents"},
+}
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+SKIPPED_FOLDERS = {".git", ".venv", ".types", "build", "dist", "runs", "__pycache__"}
+USER_FACING = {"ValueError", "TypeError", "RuntimeError", "ImportError", "FileNotFoundError"}
+
+
+def text_files(*suffixes: str) -> list[Path]:
+    """Files of the repository with one of these suffixes; what tools and runs leave behind is skipped."""
+    found = []
+    for folder, subfolders, files in os.walk(ROOT):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and "cache" not in name]
+        found += [Path(folder, name) for name in files if name.endswith(suffixes)]
+    return sorted(found)
+
+
+PYTHON_FILES = text_files(".py")
+CODE_FILES = [path for path in PYTHON_FILES if path.relative_to(ROOT).parts[0] in ALLOWED]
+FUNCTION_TYPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def last_name(node: ast.AST) -> str:
+    """What `node` is called without its owner: `c` for `a.b.c`, the name for a definition, else nothing."""
+    for field in ("attr", "id", "name"):
+        if isinstance(name := getattr(node, field, None), str):
+            return name
+    return ""
+
+
+def test_the_files_of_every_layer_are_found() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in CODE_FILES} == set(ALLOWED)
+
+
+# --- layers --------------------------------------------------------------------------------------------
+
+
+def imported_names(source: str, package: list[str]) -> Iterator[str]:
+    """Absolute dotted names of everything `source`, a module inside `package`, imports at any depth."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = [*base, *(node.module or "").split(".")] if node.module else base
+            yield from (".".join([*module, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Call) and last_name(node.func) in {"import_module", "__import__"}:
+            name = str(getattr(node.args[0], "value", "")) if node.args else ""
+            level = len(name) - len(name.lstrip("."))
+            base = package[: len(package) - level + 1] if level else []
+            yield ".".join([*base, name.lstrip(".")])
+
+
+def forbidden_imports(source: str, package: list[str]) -> list[str]:
+    """Imports that a module inside `package`, such as ["loxodon", "envs", "builtin"], may not make."""
+    layer, found = package[1], []
+    for name in imported_names(source, package):
+        top, *rest = name.split(".")
+        outside = top == "loxodon" and (not rest or rest[0] not in ALLOWED[layer] | {layer})
+        if outside or top in ALLOWED or top == "gym":
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "found"),
+    [
+        ("from loxodon.data.batch import Batch", "loxodon.nets", ["loxodon.data.batch.Batch"]),
+        ("from loxodon import data", "loxodon.nets", ["loxodon.data"]),
+        ("import loxodon.data.batch", "loxodon.envs", []),
+        ("from ..data import Batch", "loxodon.nets", ["loxodon.data.Batch"]),
+        ("from ..data import Batch", "loxodon.agents", []),
+        ("from .. import experiment", "loxodon.agents", ["loxodon.experiment"]),
+        ("from ...experiment import cli", "loxodon.envs.builtin", ["loxodon.experiment.cli"]),
+        ("from ..vector import make", "loxodon.envs.builtin", []),
+        ("from . import files", "loxodon.data", []),
+        ("def f():\n    from ..agents import Agent", "loxodon.nets", ["loxodon.agents.Agent"]),
+        ("importlib.import_module('..envs', __package__)", "loxodon.data", ["loxodon.envs"]),
+        ("import data", "loxodon.envs", ["data"]),
+        ("import gym\nimport gymnasium", "loxodon.envs", ["gym"]),
+    ],
+)
+def test_the_layer_check_sees_every_form_of_import(source: str, package: str, found: list[str]) -> None:
+    assert forbidden_imports(source, package.split(".")) == found
+
+
+@pytest.mark.parametrize("path", CODE_FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_layers(path: Path) -> None:
+    package = ["loxodon", *path.parent.relative_to(ROOT).parts]
+    assert forbidden_imports(path.read_text(encoding="utf-8"), package) == []
+
+
+def test_scripts_and_tests_use_the_installed_names_and_no_legacy_gym() -> None:
+    """A bare `import data` would load a second copy of the code; `gym` is the package before gymnasium."""
+    found = []
+    for path in PYTHON_FILES:
+        names = imported_names(path.read_text(encoding="utf-8"), ["x"] * 9)
+        found += [f"{path.relative_to(ROOT)}: {n}" for n in names if n.split(".")[0] in {*ALLOWED, "gym"}]
+    assert found == []
+
+
+def test_no_folder_is_named_like_the_namespace() -> None:
+    assert not (ROOT / "loxodon").exists()
+
+
+# --- sizes ---------------------------------------------------------------------------------------------
+
+
+def oversized(source: str) -> list[str]:
+    """What in `source` is over the limits for files and functions."""
+    num_lines = len(source.splitlines())
+    found = [f"file: {num_lines} lines"] if num_lines > MAX_FILE_LINES else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, FUNCTION_TYPES):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            found += [f"{node.name}: {length} lines"] if length > MAX_FUNCTION_LINES else []
+    return found
+
+
+def test_the_size_check_counts_lines() -> None:
+    assert oversized("def f():\n" + "    pass\n" * 59) == []
+    assert oversized("def f():\n" + "    pass\n" * 60) == ["f: 61 lines"]
+    assert oversized("x = 1\n" * 401) == ["file: 401 lines"]
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert oversized(path.read_text(encoding="utf-8")) == []
+
+
+# --- gin names -----------------------------------------------------------------------------------------
+
+
+def gin_names(source: str) -> list[str]:
+    """Names under which the classes and functions of `source` are known to gin."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        for decorator in getattr(node, "decorator_list", []):
+            called, given = decorator, []
+            if isinstance(decorator, ast.Call):
+                called = decorator.func
+                given = decorator.args[:1] + [k.value for k in decorator.keywords if k.arg == "name"]
+            if last_name(called) in {"configurable", "register"}:
+                constants = [str(value.value) for value in given if isinstance(value, ast.Constant)]
+                found += constants or [last_name(node)]
+    return found
+
+
+def test_the_gin_check_reads_every_form_of_decorator() -> None:
+    source = (
+        "@gin.configurable\nclass A: ...\n"
+        "@gin.configurable(denylist=['x'])\nclass B: ...\n"
+        "@gin.configurable('C')\ndef c(): ...\n"
+        "@gin.register(name='D', module='m')\ndef d(): ...\n"
+        "@dataclass\nclass E: ...\n"
+    )
+    assert gin_names(source) == ["A", "B", "C", "D"]
+
+
+def test_gin_names_are_unique() -> None:
+    """So that `ClassName.argument` in a gin file never needs a module in front."""
+    names = Counter(n for path in CODE_FILES for n in gin_names(path.read_text(encoding="utf-8")))
+    assert [name for name, count in names.items() if count > 1] == []
+    assert names["Experiment"] == 1
+
+
+# --- error texts ---------------------------------------------------------------------------------------
+
+
+def error_classes(sources: list[str]) -> set[str]:
+    """The user-facing exceptions: the builtin ones above and every class of ours that derives from one."""
+    bases = {
+        node.name: {last_name(base) for base in node.bases}
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+    }
+    found = set(USER_FACING)
+    while new := {name for name, parents in bases.items() if parents & found} - found:
+        found |= new
+    return found
+
+
+def definitions(tree: ast.AST) -> dict[str, list[ast.AST]]:
+    """Functions of a module and assignments to its variables, by name."""
+    found: dict[str, list[ast.AST]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTION_TYPES):
+            found.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                found.setdefault(last_name(target), []).append(node)
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            found.setdefault(last_name(node.target), []).append(node)
+    return found
+
+
+def says_fix(node: ast.AST, named: dict[str, list[ast.AST]], depth: int = 2) -> bool:
+    """Whether a text in `node`, or in what it names (`depth` steps away at most), contains `Fix:`."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and "Fix:" in part.value:
+            return True
+        follow = depth > 0 and isinstance(part, (ast.Name, ast.Attribute))
+        others = named.get(last_name(part), []) if follow else []
+        if any(says_fix(other, named, depth - 1) for other in others):
+            return True
+    return False
+
+
+def raises_without_fix(source: str, errors: set[str]) -> list[int]:
+    """Lines that raise one of `errors` with a text that never says `Fix:`.
+
+    The text may be in the raise itself, or in a variable or function of the same module that it names.
+    """
+    tree = ast.parse(source)
+    named, found = definitions(tree), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            if last_name(raised) in errors and not says_fix(node.exc, named):
+                found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("raise ValueError(f'{x} is bad. ' f'Fix: use {y}.')", []),
+        ("raise ValueError(f'{x} is bad.')", [1]),
+        ("raise ValueError", [1]),
+        ("raise NotImplementedError", []),
+        ("text = 'Fix: a'\nraise TypeError(text)", []),
+        ("def text(): return 'Fix: a'\nraise TypeError(text())", []),
+        ("def text(): return 'a'\nraise TypeError(text())", [2]),
+        ("def end(): return 'Fix: a'\ntext = 'a' + end()\nraise TypeError(text)", []),
+        ("try: f()\nexcept ValueError: raise", []),
+        ("raise Unknown('b')", [1]),
+    ],
+)
+def test_the_error_check_follows_texts(source: str, lines: list[int]) -> None:
+    classes = error_classes(["class Wrong(ValueError): ...\nclass Other: ...", "class Unknown(m.Wrong): ..."])
+    assert classes == {*USER_FACING, "Wrong", "Unknown"}
+    assert raises_without_fix(source, classes) == lines
+
+
+ERROR_CLASSES = error_classes([path.read_text(encoding="utf-8") for path in CODE_FILES])
+
+
+@pytest.mark.parametrize("path", CODE_FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_errors_say_how_to_mend_the_cause(path: Path) -> None:
+    assert raises_without_fix(path.read_text(encoding="utf-8"), ERROR_CLASSES) == []
+
+
+# --- stray names ---------------------------------------------------------------------------------------
+
+
+def test_nothing_names_a_place_outside_the_repository() -> None:
+    """Notes and paths of one machine mean nothing to a reader; in halves, so as not to find themselves."""
+    notes = ["STYLE" + ".md", "DESIGN" + ".md", "TARGETS" + ".md"]
+    stray = [*notes, "/shared" + "/", "/work" + "/", "/root" + "/", "/home" + "/"]
+    suffixes = (".py", ".gin", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".sh", "Makefile", "run")
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in text_files(*suffixes)
+        for name in stray
+        if name in path.read_text(encoding="utf-8")
+    ]
+    assert found == []

@@ -1,0 +1,179 @@
+"""What gets installed: import guards, light imports, and a wheel that works outside the repository."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = ("data", "envs", "nets", "agents", "experiment", "gin_configs")
+
+
+def run_python(
+    code: str, *, python: str = sys.executable, cwd: Path, env: dict[str, str] | None = None
+) -> str:
+    """Standard output of `code`, run by its own interpreter in `cwd`."""
+    done = subprocess.run(
+        [python, "-c", code],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def modules_after(statement: str, cwd: Path) -> set[str]:
+    code = f"import sys, json; {statement}; print(json.dumps(sorted(sys.modules)))"
+    return set(json.loads(run_python(code, cwd=cwd).splitlines()[-1]))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_importing_a_folder_by_its_bare_name_says_how_to_import_it(layer: str) -> None:
+    spec = importlib.util.spec_from_file_location(layer, ROOT / layer / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.raises(ImportError, match=rf"'loxodon\.{layer}', not '{layer}'.*Fix: .*pip install -e \."):
+        spec.loader.exec_module(module)
+
+
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer != "gin_configs"])
+def test_every_code_folder_announces_its_types(layer: str) -> None:
+    assert (ROOT / layer / "py.typed").is_file()
+
+
+@pytest.mark.slow
+def test_importing_the_experiment_leaves_optional_packages_alone(tmp_path: Path) -> None:
+    """They cost seconds: wandb is imported when it is switched on, TensorBoard when a run begins."""
+    loaded = modules_after("import loxodon.experiment", tmp_path)
+    assert "loxodon.agents" in loaded
+    assert loaded.isdisjoint({"wandb", "tensorboard", "torch.utils.tensorboard", "tensorflow", "popgym"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["loxodon.envs", "loxodon.data", "loxodon.data.trajectory"])
+def test_what_environment_workers_import_is_free_of_torch(module: str, tmp_path: Path) -> None:
+    loaded = modules_after(f"import {module}", tmp_path)
+    assert module in loaded
+    assert loaded.isdisjoint({"torch", "accelerate", "wandb", "popgym"})
+
+
+# --- the wheel -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def repository_files() -> list[str]:
+    """Files that git tracks or would track, relative to the root."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("the list of files comes from git, and this is not a git checkout")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return sorted({name for name in listing.split("\0") if (ROOT / name).is_file()})
+
+
+@pytest.fixture(scope="session")
+def wheel(repository_files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy, so that no build folder is left in the repository."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in repository_files:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, source / name)
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(target),
+        str(source),
+    ]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(target.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
+    """An interpreter whose own packages are the wheel and nothing else, and the environment to run it in.
+
+    Third parties are reached through PYTHONPATH. Python reads `.pth` files only in its own site folder, so
+    the link of an editable install, which lies beside the third parties, stays without effect.
+    """
+    folder = tmp_path_factory.mktemp("clean")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps", "--no-index"]
+    done = subprocess.run([*install, str(wheel)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return python, {"PYTHONPATH": sysconfig.get_paths()["purelib"], "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_code_folders_and_nothing_else(wheel: Path, repository_files: list[str]) -> None:
+    expected = {f"loxodon/{name}" for name in repository_files if name.split("/")[0] in LAYERS}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == {name for name in expected if not name.endswith(".md")}
+    assert {"loxodon/data/py.typed", "loxodon/gin_configs/tmaze.gin"} <= packed
+
+
+IMPORT_EVERYTHING = """
+import importlib, importlib.resources, pkgutil, sys
+import loxodon
+names = sorted(module.name for module in pkgutil.walk_packages(loxodon.__path__, "loxodon."))
+files = [importlib.import_module(name).__file__ for name in names]
+assert all(file.startswith(sys.prefix) for file in files), files
+presets = {preset.name for preset in importlib.resources.files("loxodon.gin_configs").iterdir()}
+assert "tmaze.gin" in presets, presets
+print(len(names))
+"""
+
+
+@pytest.mark.slow
+def test_every_module_of_the_wheel_imports_outside_the_repository(
+    clean_python: tuple[str, dict[str, str]], repository_files: list[str], tmp_path: Path
+) -> None:
+    python, env = clean_python
+    num_imported = int(run_python(IMPORT_EVERYTHING, python=python, cwd=tmp_path, env=env))
+    in_layers = [n for n in repository_files if n.split("/")[0] in LAYERS and n.endswith(".py")]
+    assert num_imported == len(in_layers)
+
+
+@pytest.mark.slow
+def test_a_run_of_the_wheel_trains_outside_the_repository(
+    clean_python: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    python, env = clean_python
+    script = shutil.copy(ROOT / "examples" / "run.py", tmp_path)
+    overrides = {
+        "ckpt_base_dir": tmp_path,
+        "epochs": 1,
+        "parallel_actors": 2,
+        "env_mode": "sync",
+        "train_timesteps_per_epoch": 60,
+        "val_timesteps_per_epoch": 60,
+        "train_batches_per_epoch": 2,
+        "batch_size": 2,
+        "dloader_workers": 0,
+        "verbose": False,
+    }
+    given = [f"Experiment.{name}={value}" for name, value in overrides.items()]
+    command = [python, script, "--config", "tmaze", "--run-name", "wheel", "--seed", "0", *given]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    logged = (tmp_path / "wheel" / "logs" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert max(json.loads(line)["gradient_steps"] for line in logged) > 0
