@@ -18,7 +18,7 @@ class BackgroundQueue(Generic[Item]):
     """Processes items in order on one thread.
 
     An item leaves the queue only after `process` returned. If it raises, the item stays first, the thread
-    stops, and the next call from outside raises `explain(error)`; that call also lets the thread try again.
+    rests, and the next call from outside raises `explain(error)`. A call after that makes it try again.
 
     Args:
         process: called on the thread with one item at a time.
@@ -40,6 +40,7 @@ class BackgroundQueue(Generic[Item]):
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._error: Exception | None = None
+        self._is_error_reported = False
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._owner_pid = os.getpid()
@@ -55,6 +56,7 @@ class BackgroundQueue(Generic[Item]):
         The items are in the queue even if this raises.
         """
         with self._changed:
+            self._retry_after_report()
             self._items.extend(items)
             if self._items and self._thread is None:
                 self._start_thread()
@@ -64,6 +66,7 @@ class BackgroundQueue(Generic[Item]):
     def wait(self) -> None:
         """Block until every item is finished. Raises the error of the first item that is not."""
         with self._changed:
+            self._retry_after_report()
             self._wait_until_at_most(0)
 
     def close(self) -> None:
@@ -83,10 +86,15 @@ class BackgroundQueue(Generic[Item]):
         while self._error is None and len(self._items) > num_items:
             self._changed.wait()
         if self._error is not None:
-            error, self._error = self._error, None
+            self._is_error_reported = True
+            explained = self._explain(self._error, len(self._items))
+            raise explained from (None if explained is self._error else self._error)
+
+    def _retry_after_report(self) -> None:
+        """Let the thread try again if the caller was told of the failure and called nonetheless."""
+        if self._is_error_reported:
+            self._error, self._is_error_reported = None, False
             self._changed.notify_all()
-            explained = self._explain(error, len(self._items))
-            raise explained from (None if explained is error else error)
 
     def _start_thread(self) -> None:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)

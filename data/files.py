@@ -148,7 +148,7 @@ def _to_trajectory(path: str | Path, content: NpzContent) -> Trajectory:
             env_name=parsed.env_name if parsed else "env",
         )
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is broken. {error}") from error
+        raise ValueError(f"{path} is broken: {error} Fix: move the file out of the folder.") from error
 
 
 def _fix_actions(actions: Array) -> Array:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ctypes import Array as SharedArray
     from ctypes import c_longlong
 
-# A batch on its way out of a worker: its arrays, by (field, observation key). Tensors would travel through one
-# file descriptor each, which takes five times as long for a small batch.
+# A batch on its way out of a worker: its arrays, by (field, observation key). Tensors would travel through
+# one file descriptor each, which takes five times as long for a small batch.
 _Wire: TypeAlias = "dict[tuple[str, str], Array]"
 
 
@@ -97,7 +97,7 @@ class _EpochSource(IterableDataset["_Wire"]):
         """Sample and pack batches. Runs once per epoch in each worker process."""
         info = get_worker_info()
         if info is None:
-            raise RuntimeError("_EpochSource is iterated in worker processes only.")
+            raise RuntimeError("_EpochSource is for worker processes. Fix: iterate over BatchLoader.epoch().")
         yield from map(_pack, self.sample(worker=info.id, num_workers=info.num_workers))
 
     def sample(self, *, worker: int, num_workers: int) -> Iterator[Batch]:

@@ -94,14 +94,14 @@ def _view_member(buffer: bytes | mmap.mmap, info: zipfile.ZipInfo) -> Array:
     end = begin + info.file_size
     version = (buffer[begin + 6], buffer[begin + 7])
     if end > len(buffer) or buffer[begin : begin + 6] != _MAGIC:
-        raise ValueError(f"member {info.filename!r} is cut off or not an array")
+        raise zipfile.BadZipFile(f"member {info.filename!r} is cut off or not an array")
     if version not in _HEADER_LENGTHS:
         return _decode_member(bytes(buffer[begin:end]))
     length_field = _HEADER_LENGTHS[version]
     header_end = begin + 8 + length_field.size + length_field.unpack_from(buffer, begin + 8)[0]
     shape, is_fortran, dtype = _parse_header(version, bytes(buffer[begin + 8 : header_end]))
     if header_end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize != end:
-        raise ValueError(f"member {info.filename!r} does not have the size that its header announces")
+        raise zipfile.BadZipFile(f"member {info.filename!r} does not have the size that its header announces")
     return np.ndarray(shape, dtype, buffer=buffer, offset=header_end, order="F" if is_fortran else "C")
 
 
@@ -115,7 +115,7 @@ def _parse_header(
     else:
         shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(io.BytesIO(header))
     if dtype.hasobject:
-        raise ValueError("it holds pickled Python objects")
+        raise zipfile.BadZipFile("it holds pickled Python objects")
     return shape, is_fortran, dtype
 
 

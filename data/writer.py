@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ class TrajectoryWriter:
     its successor share one timestep, so no transition is lost between them.
 
     An error while writing is raised by the next call from outside (after it has recorded what it was given).
-    The piece stays queued and is tried again then; nothing that is finished is dropped.
+    The piece stays queued and the call after that tries again; nothing that is finished is dropped.
 
     Args:
         folder: where the files go; made if it is missing.
@@ -96,7 +96,7 @@ class TrajectoryWriter:
     def begin(
         self,
         rows: npt.ArrayLike,
-        obs: dict[str, Array],
+        obs: Mapping[str, Array],
         rl2s: Array,
         time_idxs: Array,
         env_names: Sequence[str],
@@ -129,7 +129,7 @@ class TrajectoryWriter:
         rewards: npt.NDArray[np.float32],
         terminated: npt.NDArray[np.bool_],
         ended: npt.NDArray[np.bool_],
-        obs: dict[str, Array],
+        obs: Mapping[str, Array],
         rl2s: Array,
         time_idxs: Array,
     ) -> None:
@@ -199,7 +199,7 @@ class TrajectoryWriter:
         self._num_pieces, self._last_time_us = int(state["num_pieces"]), int(state["last_time_us"])
         self._rng.bit_generator.state = state["rng"]
 
-    def _allocate(self, obs: dict[str, Array], rl2s: Array) -> None:
+    def _allocate(self, obs: Mapping[str, Array], rl2s: Array) -> None:
         shape = (self.num_envs, self._capacity)
         self._obs_keys = list(obs)
         columns: dict[str, Array] = {
@@ -233,7 +233,7 @@ class TrajectoryWriter:
         self,
         rows: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
-        obs: dict[str, Array],
+        obs: Mapping[str, Array],
         rl2s: Array,
         time_idxs: Array,
     ) -> None:

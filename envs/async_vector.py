@@ -17,6 +17,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from .errors import EnvError
+from .gin_values import shippable_config
 from .group import Metrics, StepBuffers
 from .spec import EnvSpec
 from .vector_base import SequenceVectorEnv, StepResult
@@ -133,6 +134,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
             part = list(specs[start:stop])
             job = WorkerJob(
                 part if is_fork else _pickle_specs(part),
+                "" if is_fork else shippable_config(),
                 start,
                 stop - start,
                 self.num_envs,

@@ -147,10 +147,10 @@ class EpsilonGreedy(ExplorationWrapper):
 
 @gin.configurable(denylist=_CODE_SUPPLIED)
 class BilevelEpsilonGreedy(ExplorationWrapper):
-    """Noise level that also falls within each episode, so that late timesteps of long episodes are reached.
+    """Noise level that also changes within each episode, so that late timesteps of long episodes are explored.
 
-    eps(h) = start + (end - start) * min(h / rollout_horizon, 1), with `start` and `end` annealed over vector
-    steps.
+    eps(h) = start + (end - start) * min(h / rollout_horizon, 1) ** curve, with `start` and `end` annealed over
+    vector steps.
 
     Args:
         action_space: the policy's action space.
@@ -163,6 +163,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         eps_end_end: level at the episode's end, after `steps_anneal` vector steps.
         steps_anneal: in vector steps (one per call, all N environments together).
         randomize_eps: see `ExplorationWrapper`.
+        curve: above 1 keeps to the level of the begin for longer and moves to that of the end late.
     """
 
     def __init__(
@@ -177,6 +178,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         eps_end_end: float = 0.01,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
+        curve: float = 1.0,
     ) -> None:
         super().__init__(action_space, num_envs, seed, randomize_eps)
         self._start = (eps_start_start, eps_start_end)
@@ -194,10 +196,15 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
                 f"BilevelEpsilonGreedy.rollout_horizon is {rollout_horizon!r}, but must be an integer of at "
                 "least 1. Fix: bind it in gin to the usual length of an episode in env steps."
             )
-        self.rollout_horizon, self.steps_anneal = rollout_horizon, steps_anneal
+        if curve <= 0:
+            raise ValueError(
+                f"BilevelEpsilonGreedy.curve is {curve}, but must be above 0. Fix: 1 gives a straight line."
+            )
+        self.rollout_horizon, self.steps_anneal, self.curve = rollout_horizon, steps_anneal, curve
 
     def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
         """Per environment, by how far its episode has come; see the class."""
         progress = self.num_calls / self.steps_anneal
         start, end = _anneal(*self._start, progress), _anneal(*self._end, progress)
-        return start + (end - start) * np.clip(episode_timesteps / self.rollout_horizon, 0.0, 1.0)
+        share = np.clip(episode_timesteps / self.rollout_horizon, 0.0, 1.0) ** self.curve
+        return start + (end - start) * share

@@ -2,7 +2,8 @@
 
 A spawned worker has no gin configuration. So what gin would have filled in is read in the parent and becomes
 ordinary keyword arguments; references to other configurables become `Deferred` calls, made anew for every
-environment.
+environment. What an environment builds inside itself is covered by `shippable_config`: the configuration's
+text travels too, and a worker keeps the part about configurables that it knows.
 """
 
 from __future__ import annotations
@@ -66,6 +67,17 @@ def freeze_configurable(target: Callable[..., Any]) -> tuple[Callable[..., Any],
         bindings = gin.get_bindings(found, resolve_references=False)
         _note_as_used(found, bindings)
         return _importable(target), {name: _freeze(value) for name, value in bindings.items()}
+
+
+def shippable_config() -> str:
+    """The gin configuration as text, without its imports (they would pull torch into workers)."""
+    lines: list[str] = gin.config_str().splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("import ", "from ")))
+
+
+def load_shipped_config(text: str) -> None:
+    """Bind what `shippable_config` gave, in a worker; what this process has not imported is left out."""
+    gin.parse_config(text, skip_unknown=True)
 
 
 def _freeze(value: Any) -> Any:

@@ -102,6 +102,9 @@ class EnvGroup:
         self.failed_row = 0
         self._buffers = buffers
         self._obs_columns, self._final_columns = list(buffers.obs.values()), list(buffers.final_obs.values())
+        self._float_keys = [
+            key for key, column in buffers.obs.items() if column.dtype.kind == "f" and column.size
+        ]
         self._steps = [env.env.step for env in self.envs]
         self._writes = [env.obs_layout.write for env in self.envs]
         self._maps = [env.action_map.to_env for env in self.envs]
@@ -159,12 +162,28 @@ class EnvGroup:
             buffers.terminated[row], buffers.truncated[row] = terminated, truncated
         if ended:
             self._refresh_names(row for row, _, _ in ended)
+            self._refuse_nan(buffers.final_obs, [row for row, _, _ in ended])
+        self._refuse_nan(buffers.obs, slice(None))
         return bool(ended), metrics
 
     def close(self) -> None:
         """Close every environment."""
         for env in self.envs:
             env.close()
+
+    def _refuse_nan(self, obs: dict[str, np.ndarray], rows: Any) -> None:
+        """Stop at the first NaN: it would silently ruin every weight it reaches."""
+        for name, column in (("reward", self._buffers.rewards), *((k, obs[k]) for k in self._float_keys)):
+            values = column[rows]
+            if not math.isnan(values.min()):  # the minimum of anything with NaN in it is NaN
+                continue
+            is_bad = np.isnan(values.reshape(len(values), -1)).any(axis=1)
+            self.failed_row = int(np.arange(len(column))[rows][is_bad][0])
+            raise ValueError(
+                f"The environment {self.env_names[self.failed_row]} returned NaN as {name}. Allowed are "
+                "numbers. Fix: correct the environment, or replace NaN in a wrapper "
+                "(gymnasium.wrappers.TransformObservation, TransformReward)."
+            )
 
     def _env_actions(self) -> Iterable[Any]:
         actions = self._buffers.actions

@@ -12,6 +12,7 @@ from typing import Any
 
 from gymnasium import spaces
 
+from .gin_values import load_shipped_config
 from .group import EnvGroup, StepBuffers, check_same_spaces
 from .spec import EnvSpec
 
@@ -23,9 +24,14 @@ QUIET = b""
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """What a worker needs to know. `specs` is a list of EnvSpec, or such a list pickled by value."""
+    """What a worker needs to know.
+
+    specs: the recipes, or for a worker that is not a fork the same pickled by value; gin_text: the gin
+    configuration for such a worker; memory: shared, laid out by StepBuffers for all num_envs environments.
+    """
 
     specs: Sequence[EnvSpec] | bytes
+    gin_text: str
     first_row: int
     num_rows: int
     num_envs: int
@@ -71,7 +77,10 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
 
 def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
     try:
-        specs = pickle.loads(job.specs) if isinstance(job.specs, bytes) else job.specs
+        specs = job.specs
+        if isinstance(specs, bytes):
+            specs = pickle.loads(specs)  # written by our own parent
+            load_shipped_config(job.gin_text)
         envs = [spec.build() for spec in specs]
         check_same_spaces(envs, job.obs_space, job.action_space, job.first_row)
         buffers = StepBuffers.carve(job.memory, job.obs_space, job.action_space, job.num_envs)

@@ -5,7 +5,8 @@ Importing this package imports every other layer, so that all gin-configurable n
 
 if __name__ == "experiment":
     raise ImportError(
-        "Import this as 'loxodon.experiment', not 'experiment': a second copy would break isinstance and gin. "
+        "Import this as 'loxodon.experiment', not 'experiment': a second copy would break isinstance and "
+        "gin. "
         "Fix: run pip install -e . and import loxodon.experiment."
     )
 

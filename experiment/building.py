@@ -19,7 +19,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ..data import BatchLoader, TrajectoryWriter
-from ..envs import EnvSpec, make_vector_env, resolve_env
+from ..envs import make_vector_env, resolve_env
 from .checkpoints import write_text
 from .collector import Collector, Histories
 from .logs import MetricLogger
@@ -66,16 +66,17 @@ def seed_process(exp: Experiment) -> None:
 
 def configure_dataset(exp: Experiment) -> None:
     """Folder, window length and rights of the dataset; only one process may delete."""
+    may_delete = exp.has_dset_edit_rights and exp.mode != "collect" and exp.accelerator.is_main_process
     exp.dataset.configure(
         max_seq_len=exp.max_seq_len,
         padded_sampling=exp.padded_sampling,
-        has_edit_rights=exp.has_dset_edit_rights and exp.mode != "collect" and exp.accelerator.is_main_process,
+        has_edit_rights=may_delete,
         default_root=str(exp.run_dir.parent),
         default_name=exp.run_name,
     )
 
 
-# ---- environments -------------------------------------------------------------------------------------------------
+# ---- environments ----
 
 
 def make_envs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
@@ -83,12 +84,12 @@ def make_envs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
 
     Raises: ValueError when a list of another length than parallel_actors is given.
     """
-    if isinstance(make_env, list | tuple):
+    if isinstance(make_env, Sequence) and not isinstance(make_env, str):
         specs = [resolve_env(one) for one in make_env]
         if len(specs) != exp.parallel_actors:
             raise ValueError(
                 f"The list of environments has {len(specs)} entries, but Experiment.parallel_actors is "
-                f"{exp.parallel_actors}. Fix: give one entry per actor, or set parallel_actors to {len(specs)}."
+                f"{exp.parallel_actors}. Fix: give one entry per actor, or set parallel_actors to fit."
             )
     else:
         copies = 1 if exp.env_mode == "already_vectorized" else exp.parallel_actors
@@ -98,7 +99,8 @@ def make_envs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
         found = envs.num_envs
         envs.close()
         raise ValueError(
-            f"The vectorised environment has {found} envs, but Experiment.parallel_actors is {exp.parallel_actors}. "
+            f"The vectorised environment has {found} envs, but Experiment.parallel_actors is "
+            f"{exp.parallel_actors}. "
             f"Fix: set Experiment.parallel_actors = {found}."
         )
     return envs
@@ -118,9 +120,8 @@ def build_envs(exp: Experiment) -> None:
         exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
         envs.close()
     else:
-        first = exp.make_train_env[0] if isinstance(exp.make_train_env, list | tuple) else exp.make_train_env
-        spec: EnvSpec = resolve_env(first)
-        env = spec.build()
+        first: Any = exp.make_train_env
+        env: Any = resolve_env(first[0] if isinstance(first, list | tuple) else first).build()
         exp.obs_space, exp.action_space = env.observation_space, env.action_space
         env.close()
 
@@ -164,7 +165,7 @@ def build_collector(exp: Experiment) -> None:
         exp.writer,
         Histories.create(exp.train_envs.num_envs),
         exp.sample_actions,
-        should_stop=lambda: exp.stop.requested(),
+        should_stop=lambda: exp.stop.requested(),  # noqa: PLW0108 - learn() puts another object there
         cast=exp.caster,
     )
 
@@ -180,7 +181,7 @@ def build_loader(exp: Experiment) -> BatchLoader:
     )
 
 
-# ---- logs ---------------------------------------------------------------------------------------------------------
+# ---- logs ----
 
 
 def build_logger(exp: Experiment) -> MetricLogger:
@@ -203,13 +204,14 @@ def build_logger(exp: Experiment) -> MetricLogger:
 
 
 def store_config(exp: Experiment) -> None:
-    """Write the config as requested and as operative, and the versions; collectors leave the learner's alone."""
+    """Write the config as requested and as operative, and the versions; not in collecting processes."""
     if exp.mode == "collect" or not exp.accelerator.is_main_process:
         return
     exp.checkpoints.write_config(gin.operative_config_str())
     write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
     versions = {name: _version(name) for name in _PACKAGES}
-    facts = {"seed": exp.run_seed, "mode": exp.mode, "python": platform.python_version(), "packages": versions}
+    python = platform.python_version()
+    facts = {"seed": exp.run_seed, "mode": exp.mode, "python": python, "packages": versions}
     write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
 
 
@@ -237,11 +239,13 @@ def summarize(exp: Experiment) -> str:
     updates = exp.train_batches_per_epoch // exp.batches_per_update
     lines = {
         "run": f"{exp.run_dir} (mode {exp.mode}, seed {exp.run_seed})",
-        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {exp.accelerator.num_processes} process(es)",
+        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, "
+        f"{exp.accelerator.num_processes} process(es)",
         "environments": envs,
         "observations": observations,
         "actions": str(exp.action_space),
-        "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, up to {exp.max_seq_len} steps",
+        "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, "
+        f"sequences up to {exp.max_seq_len} steps",
         "epoch": f"{exp.parallel_actors * exp.train_timesteps_per_epoch:,} env steps, {updates:,} updates of "
         f"{exp.batch_size * exp.batches_per_update} sequences; {exp.epochs} epochs",
         "dataset": f"{type(exp.dataset).__name__} {exp.dataset.save_new_trajs_to or ''}".rstrip(),
@@ -258,7 +262,7 @@ def close(exp: Experiment) -> None:
         exp.writer.close()
         exp.writer = None
     exp.loader.close()
-    for envs in (exp.train_envs, exp.val_envs):
+    for envs in (exp.val_envs, exp.train_envs):  # the newer workers hold ends of the older ones' pipes
         if envs is not None:
             envs.close()
     exp.train_envs = exp.val_envs = None

@@ -1,11 +1,12 @@
 """Checkpoints and policy files of a run: complete or absent, never half.
 
-    <run_dir>/ckpts/training_states/<run_name>_epoch_<n>/   model.safetensors, trainer.pt, state.json,
-                                                            rank_<r>.pt and rank_<r>.json, COMPLETE
-    <run_dir>/ckpts/policy_weights/policy_epoch_<n>.safetensors
-    <run_dir>/ckpts/latest/policy.safetensors               atomically replaced, carries a version number
-    <run_dir>/ckpts/best/policy.safetensors                 best validation score so far
-    <run_dir>/ckpts/config.txt                              the operative gin config
+Folders, all in `<run_dir>/ckpts/`:
+  training_states/<run_name>_epoch_<n>/: model.safetensors, trainer.pt, state.json,
+    rank_<r>.pt, rank_<r>.json and COMPLETE
+  policy_weights/policy_epoch_<n>.safetensors
+  latest/policy.safetensors: atomically replaced, carries a version number
+  best/policy.safetensors: best validation score so far
+  config.txt: the operative gin config
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 MARKER = "COMPLETE"
+_SHOWN_PROBLEMS = 5
 
 
 @dataclass
@@ -70,7 +72,7 @@ class CheckpointManager:
             for temp in self.states_dir.glob("*.tmp"):
                 shutil.rmtree(temp, ignore_errors=True)
 
-    # ---- full training states -------------------------------------------------------------------------------------
+    # ---- full training states ----
 
     def state_dir(self, epoch: int) -> Path:
         """Folder of the checkpoint after epoch `epoch`."""
@@ -123,7 +125,8 @@ class CheckpointManager:
         temp.rename(final)
         _fsync(self.states_dir)
         shutil.rmtree(replaced, ignore_errors=True)
-        self.save_policy(self.weights_dir / f"policy_epoch_{epoch}.safetensors", model, PolicyInfo(0, epoch, False))
+        weights = self.weights_dir / f"policy_epoch_{epoch}.safetensors"
+        self.save_policy(weights, model, PolicyInfo(0, epoch, False))
         return final
 
     def prune(self, keep: int | None) -> None:
@@ -135,8 +138,8 @@ class CheckpointManager:
     def read(self, folder: Path, model: nn.Module, device: torch.device) -> TrainingState:
         """Load the model's weights in place and return the rest of a complete checkpoint.
 
-        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if the weights do not fit, or
-        the number of processes differs.
+        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if the weights do not fit
+        or the number of processes differs.
         """
         if not (folder / MARKER).exists():
             found = "is incomplete" if folder.exists() else "does not exist"
@@ -151,7 +154,7 @@ class CheckpointManager:
                 f"The checkpoint {folder} was saved by {saved} process(es), this run has {self.num_ranks}. "
                 f"Fix: launch {saved} process(es), or load the weights only (resume_training_state=False)."
             )
-        load_weights(model, folder / "model.safetensors", device)
+        load_weights(model, folder / "model.safetensors")
         return TrainingState(
             trainer=torch.load(folder / "trainer.pt", map_location=device, weights_only=True),
             shared=json.loads((folder / "state.json").read_text()),
@@ -162,7 +165,7 @@ class CheckpointManager:
     def _temp_dir(self, epoch: int) -> Path:
         return self.states_dir / f"{self.run_name}_epoch_{epoch}.tmp"
 
-    # ---- policy files ---------------------------------------------------------------------------------------------
+    # ---- policy files ----
 
     def save_policy(self, path: Path, model: nn.Module, info: PolicyInfo) -> None:
         """Replace a weights file atomically."""
@@ -176,7 +179,7 @@ class CheckpointManager:
         temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         save_file(_plain_tensors(model), temp, metadata=metadata)
         _fsync(temp)
-        os.replace(temp, path)
+        temp.replace(path)
 
     def policy_info(self, path: Path) -> PolicyInfo | None:
         """Header of a policy file, or None when there is no file."""
@@ -198,15 +201,17 @@ class CheckpointManager:
         write_text(self.root / "config.txt", text)
 
 
-def load_weights(model: nn.Module, path: Path, device: torch.device) -> None:
+def load_weights(model: nn.Module, path: Path) -> None:
     """Load a safetensors file into the model.
 
     Raises: FileNotFoundError; ValueError naming the tensors that are missing, unknown or of another shape.
     """
     if not path.exists():
-        raise FileNotFoundError(f"There are no weights at {path}. Fix: check the epoch, run_name and ckpt_base_dir.")
+        raise FileNotFoundError(
+            f"There are no weights at {path}. Fix: check the epoch, run_name and ckpt_base_dir."
+        )
     try:
-        weights = load_file(path, device=str(device))
+        weights = load_file(path)
     except SafetensorError as error:
         raise _unreadable(path, error) from error
     own = model.state_dict()
@@ -218,10 +223,11 @@ def load_weights(model: nn.Module, path: Path, device: torch.device) -> None:
         if weights[name].shape != own[name].shape
     ]
     if problems:
-        shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        shown, num_more = "; ".join(sorted(problems)[:_SHOWN_PROBLEMS]), len(problems) - _SHOWN_PROBLEMS
+        more = f"; and {num_more} more" if num_more > 0 else ""
         raise ValueError(
-            f"The weights in {path} do not fit this agent: {shown}. Fix: use the gin config the run was trained "
-            "with (ckpts/config.txt of its folder), or another run_name for a new one."
+            f"The weights in {path} do not fit this agent: {shown}{more}. Fix: use the gin config the run "
+            "was trained with (ckpts/config.txt of its folder), or another run_name for a new one."
         )
     model.load_state_dict(weights)
 
@@ -231,7 +237,7 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temp.write_text(text, encoding="utf-8")
-    os.replace(temp, path)
+    temp.replace(path)
 
 
 def _plain_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -240,7 +246,9 @@ def _plain_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _unreadable(path: Path, error: SafetensorError) -> ValueError:
-    return ValueError(f"{path} is not a readable safetensors file ({error}). Fix: delete it or use another one.")
+    return ValueError(
+        f"{path} is not a readable safetensors file ({error}). Fix: delete it or use another one."
+    )
 
 
 def _fsync(path: Path) -> None:

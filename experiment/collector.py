@@ -1,4 +1,4 @@
-"""The one rollout loop: acts in a vector env, builds the policy's inputs as arrays, feeds a sink and the statistics."""
+"""The one rollout loop: acts in a vector env, feeds a sink and the statistics, always as arrays of N rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from ..agents import BaseAgent
 from ..envs import ExplorationWrapper, ReturnHistory, SpecialMetricHistory
-from .protocols import AgentLike, Arrays, Sink
+from .sink import Arrays, Sink
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Collector:
 
     Args:
         envs: vector env with `env_names`; single action space Discrete(A) (start 0) or Box(-1, 1, (A,)).
-        agent: see AgentLike; its hidden state lives here.
+        agent: acts; its hidden state lives here.
         device: where the agent is.
         exploration: adds noise to the actions of all N envs; None acts as the agent says.
         sink: takes every env step; None stores nothing.
@@ -66,7 +67,7 @@ class Collector:
     def __init__(
         self,
         envs: Any,
-        agent: AgentLike,
+        agent: BaseAgent,
         device: torch.device,
         exploration: ExplorationWrapper | None,
         sink: Sink | None,
@@ -82,7 +83,9 @@ class Collector:
         self.num_envs: int = envs.num_envs
         space = envs.single_action_space
         self.is_discrete = isinstance(space, spaces.Discrete)
-        self.action_dim = int(space.n) if isinstance(space, spaces.Discrete) else int((space.shape or (0,))[0])
+        self.action_dim = (
+            int(space.n) if isinstance(space, spaces.Discrete) else int((space.shape or (0,))[0])
+        )
         self.state: RolloutState | None = None
 
     def restart(self, seed: int | None) -> None:
@@ -110,10 +113,10 @@ class Collector:
             self.sink.wait()
 
     def collect(self, timesteps: int, *, episodes: int | None = None, render: bool = False) -> int:
-        """Take up to `timesteps` steps in every env; returns the number of env steps taken (all envs together).
+        """Take up to `timesteps` steps in every env; returns the env steps taken, all envs together.
 
-        With `episodes`, each env plays its equal share of them and further episodes do not count, so that short
-        episodes are not preferred; the call ends when all shares are done.
+        With `episodes`, each env plays its equal share of them and further episodes do not count, so that
+        short episodes are not preferred; the call ends when all shares are done.
         """
         if self.state is None:
             self.restart(seed=None)
@@ -133,7 +136,7 @@ class Collector:
         return taken
 
     def _env_step(self) -> tuple[np.ndarray, dict[str, Any], np.ndarray, list[str]]:
-        """One step of all envs: ended (N,) bool, infos, rewards (N,) float32, names of the envs that were stepped."""
+        """One step of all envs: ended (N,) bool, infos, rewards (N,) float32, names before the step."""
         state = self.state
         assert state is not None
         actions = self._act(state)
@@ -141,7 +144,7 @@ class Collector:
         ended: np.ndarray = terminated | truncated
         any_ended = bool(ended.any())
         names = state.env_names
-        # New arrays every step: tensors made from the previous ones may still be referred to by the hidden state.
+        # New arrays every step: the hidden state may still refer to the previous ones.
         rl2s = np.zeros((self.num_envs, 1 + self.action_dim), dtype=np.float32)
         rl2s[:, 0] = rewards
         if self.is_discrete:

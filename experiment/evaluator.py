@@ -64,9 +64,9 @@ class Evaluator:
         metrics = self.policy_metrics(histories)
         if not metrics:
             logger.warning(
-                "Evaluation took %d steps in each of %d envs and no episode ended, so there is nothing to report. "
-                "Fix: raise the number of evaluation timesteps (Experiment.val_timesteps_per_epoch) above the "
-                "length of an episode.",
+                "Evaluation took %d steps in each of %d envs and no episode ended, so there is nothing to "
+                "report. Fix: raise the number of evaluation timesteps (Experiment.val_timesteps_per_epoch) "
+                "above the length of an episode.",
                 timesteps,
                 envs.num_envs,
             )

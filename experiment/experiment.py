@@ -12,6 +12,7 @@ from typing import Any
 
 import gin
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from ..agents import BaseAgent, LossTerms
@@ -37,24 +38,21 @@ class Experiment:
     """One run: environments, agent, replay data, and the order in which they work. `start()`, then `learn()`.
 
     Required:
-        run_name: names the run folder `<ckpt_base_dir>/<run_name>`.
-        ckpt_base_dir: folder of runs.
+        run_name, ckpt_base_dir: the run folder is `<ckpt_base_dir>/<run_name>`.
         max_seq_len: longest training sequence, in transitions.
-        dataset: where trajectories are kept; without a folder of its own it uses the run folder.
+        dataset: where trajectories are kept; by default in the run folder.
         tstep_encoder_type, traj_encoder_type, agent_type: types; their keywords are set in gin.
         val_timesteps_per_epoch: env steps per actor and evaluation; 0 never evaluates.
         make_train_env, make_val_env: an EnvSpec, an id, a callable, or a list with one of these per actor.
     Environments:
-        parallel_actors: number of environments.
+        parallel_actors: number of environments. async_env_mp_context: start method of their processes.
         env_mode: "async", "sync", "already_vectorized" or "auto" (tries both, takes the faster).
-        async_env_mp_context: start method of worker processes.
         exploration_wrapper_type: noise on training actions; None for none.
-        sample_actions: sample actions, in training and evaluation; otherwise the most likely one.
+        sample_actions: in training and evaluation; otherwise the most likely one is taken.
         force_reset_train_envs_every: period in epochs of a reset of all training environments.
     Logs:
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases.
-        verbose: show progress.
-        log_interval: batches between records of training metrics.
+        verbose: show progress. log_interval: batches between records of training metrics.
     Replay:
         traj_save_len: longest trajectory file, in transitions.
         has_dset_edit_rights: this process may delete old files.
@@ -62,19 +60,16 @@ class Experiment:
         save_trajs_as: "npz" or "npz-compressed".
         padded_sampling: ends a window may hang over: "none", "left", "right", "both".
         dloader_workers: sampling processes; 0 samples in this process.
-    Schedule:
-        epochs: one epoch collects, then learns.
+    Schedule (one epoch collects, then learns):
+        epochs: their number.
         start_learning_at_epoch, start_collecting_at_epoch: first epoch of each.
-        train_timesteps_per_epoch: env steps per actor and epoch.
-        train_batches_per_epoch: batches per epoch and process.
+        train_timesteps_per_epoch, train_batches_per_epoch: per actor; per process.
         val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never.
         always_save_latest, always_load_latest: publish, follow the newest policy file.
     Optimisation:
-        batch_size: sequences per batch and process.
-        batches_per_update: batches per optimizer step (gradient accumulation).
+        batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
         learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: weight of the critic's loss beside the actor's.
-        grad_clip: largest gradient norm.
+        critic_loss_weight: beside the actor's 1. grad_clip: largest gradient norm.
         mixed_precision: "no", "fp16" or "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
@@ -160,13 +155,13 @@ class Experiment:
         self.last_val_metrics: dict[str, float] = {}
         self.stop = StopRequest()
         self.view = ConsoleView(self.verbose and self.accelerator.is_main_process, None)
+        self.obs_space: spaces.Dict
+        self.action_space: spaces.Discrete | spaces.Box
         self.collector: Collector | None = None
         self.exploration: ExplorationWrapper | None = None
         self.writer: Any = None
         self.train_envs: Any = None
         self.val_envs: Any = None
-
-    # ---- assembling -----------------------------------------------------------------------------------------------
 
     @property
     def run_dir(self) -> Path:
@@ -176,7 +171,8 @@ class Experiment:
     @property
     def DEVICE(self) -> torch.device:  # noqa: N802 - the name is part of the public interface
         """Where the agent is."""
-        return self.accelerator.device
+        device: torch.device = self.accelerator.device
+        return device
 
     @property
     def policy(self) -> BaseAgent:
@@ -199,7 +195,7 @@ class Experiment:
         building.configure_dataset(self)
 
     def init_envs(self) -> None:
-        """Build training and validation environments, as far as this mode needs them, and learn their spaces."""
+        """Build the environments this mode needs and take over their spaces."""
         building.build_envs(self)
 
     def init_dloaders(self) -> None:
@@ -209,7 +205,11 @@ class Experiment:
     def init_model(self) -> None:
         """Build agent and optimizer and place them on the device; then whatever acts or learns with them."""
         self._policy = self.agent_type(
-            self.obs_space, self.action_space, self.tstep_encoder_type, self.traj_encoder_type, self.max_seq_len
+            self.obs_space,
+            self.action_space,
+            self.tstep_encoder_type,
+            self.traj_encoder_type,
+            self.max_seq_len,
         )
         self.model, self.optimizer = self.accelerator.prepare(self._policy, self.init_optimizer(self._policy))
         self.learner = Learner(
@@ -259,8 +259,6 @@ class Experiment:
         """End worker processes and background threads; finished trajectories and metrics are stored first."""
         building.close(self)
 
-    # ---- the run --------------------------------------------------------------------------------------------------
-
     def learn(self) -> dict[str, float]:
         """Run the remaining epochs; returns the figures of the last evaluation.
 
@@ -274,7 +272,7 @@ class Experiment:
         self.collector.restart(building.stream_seed(self, "train_envs", epoch))
 
     def collect_new_training_data(self) -> dict[str, float]:
-        """Go on with the training rollout for train_timesteps_per_epoch steps per env; returns its figures."""
+        """Go on with the training rollout for one epoch's timesteps; returns its figures."""
         return loop.collect(self)
 
     def evaluate_val(self) -> dict[str, float]:
@@ -310,8 +308,6 @@ class Experiment:
         """
         return loop.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
 
-    # ---- learning -------------------------------------------------------------------------------------------------
-
     def train_step(self, micro_batches: Sequence[Batch], with_metrics: bool = False) -> dict[str, Tensor]:
         """One optimizer step on `batches_per_update` batches; returns scalar tensors."""
         return self.learner.update(micro_batches, with_metrics)
@@ -328,11 +324,11 @@ class Experiment:
         return combine_losses(terms, weights, self.critic_loss_weight)
 
     def edit_actor_mask(self, batch: Batch, mask: Tensor) -> Tensor:
-        """Hook: timesteps that count in the actor's loss, (B, L, 1) bool. Called before the loss is computed."""
+        """Hook: timesteps that count in the actor's loss, (B, L, 1) bool; asked before the forward pass."""
         return mask
 
     def edit_critic_mask(self, batch: Batch, mask: Tensor) -> Tensor:
-        """Hook: timesteps that count in the critic's loss, (B, L, 1) bool. Called before the loss is computed."""
+        """Hook: timesteps that count in the critic's loss, (B, L, 1) bool; asked before the forward pass."""
         return mask
 
     def caster(self) -> AbstractContextManager[Any]:
@@ -340,23 +336,23 @@ class Experiment:
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 
-    # ---- figures --------------------------------------------------------------------------------------------------
-
     def policy_metrics(self, histories: Histories) -> dict[str, float]:
         """Hook: figures of a rollout, averaged over processes; empty when no episode ended."""
         return building.average_over_processes(histories.summary(""), self.accelerator)
 
     def x_axis_metrics(self) -> dict[str, int]:
         """What every record carries: where the run stands."""
-        return {"epoch": self.epoch, "env_steps": self.env_steps, "gradient_steps": self.learner.gradient_steps}
+        return {
+            "epoch": self.epoch,
+            "env_steps": self.env_steps,
+            "gradient_steps": self.learner.gradient_steps,
+        }
 
     def log(self, metrics: dict[str, Any], prefix: str = "") -> None:
         """Write one record, each name as `<prefix>/<name>`; only the main process writes."""
         if self.accelerator.is_main_process:
             named = {f"{prefix}/{name}" if prefix else name: value for name, value in metrics.items()}
             self.metric_logger.log(named, self.x_axis_metrics())
-
-    # ---- checkpoints ----------------------------------------------------------------------------------------------
 
     def save_checkpoint(self) -> Path | None:
         """Save everything needed to go on with epoch `self.epoch`; returns the folder in the main process."""
@@ -369,7 +365,9 @@ class Experiment:
         """
         chosen = self.checkpoints.newest_epoch() if epoch is None else epoch
         path = self.checkpoints.state_dir(chosen)
-        self.load_checkpoint_from_path(path if resume_training_state else path / "model.safetensors")
+        self.load_checkpoint_from_path(
+            path if resume_training_state else path / "model.safetensors", resume_training_state
+        )
         return self.epoch
 
     def load_checkpoint_from_path(self, path: str | Path, is_accelerate_state: bool | None = None) -> None:
@@ -381,7 +379,7 @@ class Experiment:
         if path.is_dir() if is_accelerate_state is None else is_accelerate_state:
             resume.restore(self, self.checkpoints.read(path, self.policy, self.DEVICE))
         else:
-            load_weights(self.policy, path, self.DEVICE)
+            load_weights(self.policy, path)
 
     def write_latest_policy(self, is_final: bool = False) -> None:
         """Publish the weights for collecting processes under the next version number."""
@@ -394,7 +392,7 @@ class Experiment:
         """Load the published weights if they are newer than what was loaded; None if there are none yet."""
         info = self.checkpoints.policy_info(self.checkpoints.latest_path)
         if info is not None and info != self.loaded_policy:
-            load_weights(self.policy, self.checkpoints.latest_path, self.DEVICE)
+            load_weights(self.policy, self.checkpoints.latest_path)
             self.loaded_policy = info
         return info
 

@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from ..agents import BaseAgent, LossTerms
 from ..data import Batch
-from .protocols import AgentLike, LossTermsLike
 
 EditMask = Callable[[Batch, Tensor], Tensor]
 
@@ -21,8 +21,8 @@ EditMask = Callable[[Batch, Tensor], Tensor]
 class LossWeights:
     """What belongs to one micro-batch: which timesteps count, and how many count in the whole update.
 
-    Masks are (B, L, 1) bool, True where the loss counts. Counts are float scalars over all micro-batches of the
-    update (and the mean over processes, because gradients are averaged over processes).
+    Masks are (B, L, 1) bool, True where the loss counts. Counts are float scalars over all micro-batches of
+    the update (and the mean over processes, because gradients are averaged over processes).
     """
 
     actor_mask: Tensor
@@ -60,20 +60,22 @@ def masked_share(terms: Tensor, mask: Tensor, count: Tensor) -> Tensor:
     )
 
 
-def combine_losses(terms: LossTermsLike, weights: LossWeights, critic_loss_weight: float) -> LossResult:
-    """actor + critic_loss_weight * critic, each a masked mean over timesteps, discounts (and critics)."""
+def combine_losses(terms: LossTerms, weights: LossWeights, critic_loss_weight: float) -> LossResult:
+    """Actor + critic_loss_weight * critic, each a masked mean over timesteps, discounts (and critics)."""
     actor = masked_share(terms.actor, weights.actor_mask, weights.actor_count)
     critic = masked_share(terms.critic, weights.critic_mask, weights.critic_count)
     return LossResult(actor + critic_loss_weight * critic, actor, critic, dict(terms.metrics))
 
 
-def make_optimizer(params: Sequence[nn.Parameter], *, learning_rate: float, l2_coeff: float, fused: bool) -> Any:
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over `params` with decoupled weight decay `l2_coeff`."""
+def make_optimizer(
+    params: Sequence[nn.Parameter], *, learning_rate: float, l2_coeff: float, fused: bool
+) -> Any:
+    """AdamW with decoupled weight decay `l2_coeff` (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
     return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused)
 
 
 def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
-    """Share of the learning rate for the update after `gradient_steps` updates: 1/warmup, 2/warmup, ..., 1."""
+    """Share of the learning rate after `gradient_steps` updates: 1/warmup, 2/warmup, ..., 1."""
     return min(1.0, (gradient_steps + 1) / max(lr_warmup_steps, 1))
 
 
@@ -93,7 +95,7 @@ class Learner:
 
     def __init__(
         self,
-        agent: AgentLike,
+        agent: BaseAgent,
         model: nn.Module,
         optimizer: Any,
         accelerator: Accelerator,

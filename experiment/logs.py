@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ logger = logging.getLogger("loxodon")
 
 
 def to_plain(value: Any) -> float | int | str | bool | None:
-    """A JSON value of a scalar number, array or tensor; NaN and infinities become None. Texts pass through."""
+    """A JSON value of a scalar number, array or tensor; NaN and infinities become None."""
     if isinstance(value, str | bool) or value is None:
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
@@ -50,20 +50,19 @@ class MetricLogger:
         self._wants_tensorboard, self._wandb_args = tensorboard, wandb
         self._resume_at: int | None = None
         self._wandb_id: str | None = None
-        self._file: TextIO | None = None
+        self._is_open = False
         self._tensorboard: Any = None
         self._wandb: Any = None
 
     def log(self, metrics: dict[str, Any], axes: dict[str, Any]) -> None:
-        """Append one record: `axes` (epoch, env_steps, gradient_steps) and `metrics`. Empty metrics write nothing."""
+        """Append one record of `axes` (epoch, env_steps, ...) and `metrics`; none without metrics."""
         if not metrics:
             return
-        if self._file is None:
+        if not self._is_open:
             self._open()
         record = {key: to_plain(value) for key, value in {**axes, **metrics}.items()}
-        assert self._file is not None
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
         numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k not in axes}
         if self._tensorboard is not None:
             for key, number in numbers.items():
@@ -78,16 +77,16 @@ class MetricLogger:
                 _set_aside(self.path)
             else:
                 os.truncate(self.path, min(self._resume_at, self.path.stat().st_size))
-        self._file = self.path.open("a", encoding="utf-8")
+        self._is_open = True
         if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - slow to import
+            from torch.utils.tensorboard import SummaryWriter
 
             self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))
         if self._wandb_args is not None:
             self._wandb = self._start_wandb(self._wandb_args)
 
     def _start_wandb(self, arguments: dict[str, Any]) -> Any:
-        import wandb  # noqa: PLC0415 - only loaded when it is switched on
+        import wandb
 
         folder = self.run_dir / "wandb_logs"
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +99,7 @@ class MetricLogger:
 
     def state_dict(self) -> dict[str, Any]:
         """Size of the JSONL file and the wandb run, so that a resumed run continues both."""
-        size = self.path.stat().st_size if self._file is not None else (self._resume_at or 0)
+        size = self.path.stat().st_size if self._is_open else (self._resume_at or 0)
         return {"metrics_bytes": size, "wandb_id": self._wandb_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,10 +108,9 @@ class MetricLogger:
         self._resume_at, self._wandb_id = int(state["metrics_bytes"]), state.get("wandb_id")
 
     def close(self) -> None:
-        """Close all files; a later `log` continues them."""
-        if self._file is not None:
-            self._file.close()
-            self._resume_at, self._file = self.path.stat().st_size, None
+        """Close everything; a later `log` continues it."""
+        if self._is_open:
+            self._resume_at, self._is_open = self.path.stat().st_size, False
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None

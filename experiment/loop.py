@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from .console import ConsoleView
 from .signals import StopRequest
 
 if TYPE_CHECKING:
+    from ..data import Batch
     from .experiment import Experiment, MakeEnv
 
 logger = logging.getLogger("loxodon")
@@ -83,7 +84,9 @@ def _follow_latest(exp: Experiment) -> bool:
     info = exp.read_latest_policy()
     if info is None:
         if exp.epoch == 0:
-            logger.warning("There is no published policy in %s yet; acting with new weights.", exp.checkpoints.root)
+            logger.warning(
+                "There is no published policy in %s yet; acting with new weights.", exp.checkpoints.root
+            )
         return False
     if info.is_final and before is None:
         logger.warning("The learner of this run has finished before; collecting with its final policy.")
@@ -103,12 +106,15 @@ def _stop(exp: Experiment) -> None:
     name = exp.stop.signal_name or "a signal to another process"
     if exp.mode == "collect":
         exp.close()
-        line = f"Stopped by {name}: all finished trajectories are stored. Start the same command again to go on."
+        line = (
+            f"Stopped by {name}: all finished trajectories are stored. Start the same command again to go on."
+        )
     else:
         # The running epoch is repeated on resume; its checkpoint bears its number.
         folder = resume.save(exp, epoch=exp.epoch, next_epoch=exp.epoch)
         exp.close()
-        line = f"Stopped by {name} in epoch {exp.epoch}: saved {folder}. To go on: the same command with --resume."
+        line = f"Stopped by {name} in epoch {exp.epoch}: saved {folder}. "
+        line += "To go on: the same command with --resume."
     if exp.accelerator.is_main_process:
         exp.view.console.print(line, markup=False)
     raise SystemExit(0)
@@ -127,7 +133,7 @@ def _finish(exp: Experiment) -> None:
         exp.write_latest_policy(is_final=True)
 
 
-# ---- collecting ---------------------------------------------------------------------------------------------------
+# ---- collecting ----
 
 
 def collect(exp: Experiment) -> dict[str, float]:
@@ -136,7 +142,7 @@ def collect(exp: Experiment) -> dict[str, float]:
     if collector is None:
         raise ValueError(
             f"Nothing can be collected: mode is {exp.mode!r} and train_timesteps_per_epoch "
-            f"{exp.train_timesteps_per_epoch}. Fix: use mode 'both' or 'collect' and a positive number of timesteps."
+            f"{exp.train_timesteps_per_epoch}. Fix: use mode 'both' or 'collect' and a positive number."
         )
     every = exp.force_reset_train_envs_every
     if collector.state is None or (every is not None and exp.epoch > 0 and exp.epoch % every == 0):
@@ -156,7 +162,7 @@ def collect(exp: Experiment) -> dict[str, float]:
     return metrics
 
 
-# ---- training -----------------------------------------------------------------------------------------------------
+# ---- training ----
 
 
 def train(exp: Experiment) -> None:
@@ -167,14 +173,34 @@ def train(exp: Experiment) -> None:
     if not _await_data(exp):
         return
     exp.policy.train()
-    start_s = shown_s = time.perf_counter()
-    sums: dict[str, Any] = {}
-    num_updates = 0
-    micro_batches = []
+    start_s = time.perf_counter()
+    sums, num_updates = _run_updates(exp)
+    if not num_updates:
+        return
+    means = {name: float(total) / num_updates for name, total in sums.items()}
+    elapsed_s = time.perf_counter() - start_s
+    speed = {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
+    losses = {f"train/{name}": value for name, value in means.items()}
+    exp.log({**losses, "train/updates": num_updates, **speed})
+    exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
+    if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16":
+        raise ValueError(
+            f"The loss of epoch {exp.epoch} is {means['loss']} (actor {means['actor_loss']}, critic "
+            f"{means['critic_loss']}), so the weights are spoilt. Fix: lower Experiment.learning_rate or "
+            "grad_clip, check the environment for NaN observations or rewards, and resume from the last "
+            "checkpoint."
+        )
+
+
+def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
+    """The updates of one epoch; returns the sums of their losses (scalar tensors) and their number."""
+    sums: dict[str, Any] = {"loss": 0.0, "actor_loss": 0.0, "critic_loss": 0.0}
+    num_updates, micro_batches = 0, []
+    shown_s = time.perf_counter()
     last = exp.train_batches_per_epoch - 1
     # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
     seen = exp.epoch * exp.train_batches_per_epoch
-    for i, batch in enumerate(exp.loader.epoch(exp.epoch, exp.train_batches_per_epoch)):
+    for i, batch in enumerate(_batches(exp)):
         micro_batches.append(batch)
         if len(micro_batches) < exp.batches_per_update and i < last:
             continue
@@ -182,8 +208,7 @@ def train(exp: Experiment) -> None:
         metrics = exp.train_step(micro_batches, with_metrics=logs)
         micro_batches = []
         num_updates += 1
-        for name in ("loss", "actor_loss", "critic_loss"):
-            sums[name] = sums.get(name, 0.0) + metrics[name]
+        sums = {name: total + metrics[name] for name, total in sums.items()}
         if logs:
             exp.log(metrics, "train-update")
         if exp.view.verbose and time.perf_counter() - shown_s > _SHOW_LOSS_EVERY_S:
@@ -191,22 +216,20 @@ def train(exp: Experiment) -> None:
             exp.view.show(exp.epoch, "learning", {"loss": float(metrics["loss"])})
         if exp.stop.requested() and exp.accelerator.num_processes == 1:
             break
-    if not num_updates:
-        return
-    means = {name: float(total) / num_updates for name, total in sums.items()}
-    elapsed_s = time.perf_counter() - start_s
-    exp.log({f"train/{name}": value for name, value in means.items()} | {
-        "train/updates": num_updates,
-        "time/learn_s": elapsed_s,
-        "time/updates_per_s": num_updates / elapsed_s,
-    })
-    exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
-    if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16":
-        raise ValueError(
-            f"The loss of epoch {exp.epoch} is {means['loss']} (actor {means['actor_loss']}, critic "
-            f"{means['critic_loss']}), so the weights are spoilt. Fix: lower Experiment.learning_rate or grad_clip, "
-            "check the environment for NaN observations or rewards, and resume from the last checkpoint."
-        )
+    return sums, num_updates
+
+
+def _batches(exp: Experiment) -> Iterator[Batch]:
+    """The batches of the epoch.
+
+    Torch's DataLoader seeds its workers from the global generator, and more often when it starts than later
+    on. The generator is put back, or a resumed run would draw other numbers than the uninterrupted one.
+    """
+    rng_state = torch.get_rng_state()
+    for i, batch in enumerate(exp.loader.epoch(exp.epoch, exp.train_batches_per_epoch)):
+        if i == 0:
+            torch.set_rng_state(rng_state)
+        yield batch
 
 
 def _log_dataset(exp: Experiment) -> None:
@@ -227,13 +250,15 @@ def _await_data(exp: Experiment) -> bool:
             return False
         if time.monotonic() - reminded_s > _REMIND_S:
             reminded_s = time.monotonic()
-            exp.view.say(f"Waiting for trajectories in {exp.dataset.save_new_trajs_to} (start --mode collect).")
+            exp.view.say(
+                f"Waiting for trajectories in {exp.dataset.save_new_trajs_to} (start --mode collect)."
+            )
         time.sleep(_POLL_S)
         exp.dataset.refresh()
     return True
 
 
-# ---- evaluating ---------------------------------------------------------------------------------------------------
+# ---- evaluating ----
 
 
 def interact(
@@ -251,7 +276,15 @@ def interact(
     histories = Histories.create(envs.num_envs)
     sample = exp.sample_actions if exp.sample_actions_val is None else exp.sample_actions_val
     collector = Collector(
-        envs, exp.policy, exp.DEVICE, None, writer, histories, sample, should_stop=exp.stop.requested, cast=exp.caster
+        envs,
+        exp.policy,
+        exp.DEVICE,
+        None,
+        writer,
+        histories,
+        sample,
+        should_stop=exp.stop.requested,
+        cast=exp.caster,
     )
     was_training = exp.policy.training
     exp.policy.eval()
@@ -274,6 +307,8 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     start_s = time.perf_counter()
     seed = building.stream_seed(exp, "val", exp.epoch)
     metrics = exp.evaluator.evaluate(exp.val_envs, exp.val_timesteps_per_epoch, seed=seed)
+    if exp.stop.requested():  # cut short: the figures would favour short episodes
+        return {}
     named = {f"val/{name}": value for name, value in metrics.items()}
     exp.last_val_metrics = named
     if named:

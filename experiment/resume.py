@@ -43,8 +43,8 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
 def save(exp: Experiment, epoch: int, next_epoch: int) -> Path | None:
     """Store what is running, write the checkpoint named after `epoch`, and restart the training envs.
 
-    The restart gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a seed
-    that follows from the run's seed and the epoch. Returns the folder in the main process.
+    The restart gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a
+    seed that follows from the run's seed and the epoch. Returns the folder in the main process.
     """
     if exp.collector is not None:
         exp.collector.flush()
@@ -68,8 +68,9 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     shared, own = state.shared, state.rank_values
     if shared["format_version"] != FORMAT_VERSION:
         raise ValueError(
-            f"The checkpoint has format version {shared['format_version']}, this Loxodon reads {FORMAT_VERSION}. "
-            "Fix: use the version of Loxodon that wrote it, or load the weights only (resume_training_state=False)."
+            f"The checkpoint has format version {shared['format_version']}, this Loxodon reads "
+            f"{FORMAT_VERSION}. Fix: use the version of Loxodon that wrote it, or load the weights only "
+            "(resume_training_state=False)."
         )
     exp.learner.load_state_dict(state.trainer)
     if exp.seed is not None and exp.seed != shared["seed"]:

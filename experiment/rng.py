@@ -1,4 +1,4 @@
-"""Random numbers: one seed for a run, named streams derived from it, and saving and restoring of generator states."""
+"""Random numbers: named streams derived from one seed, and saving and restoring of generator states."""
 
 from __future__ import annotations
 

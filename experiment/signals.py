@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Context manager: while active, the first SIGINT or SIGTERM sets `requested`, a second SIGINT aborts at once.
+    """Context manager: the first SIGINT or SIGTERM inside sets `requested`, a second SIGINT aborts at once.
 
     Outside the main thread it does nothing, because Python lets only that thread handle signals.
     """

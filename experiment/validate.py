@@ -31,7 +31,13 @@ _LOWEST = {
     "lr_warmup_steps": 0,
 }
 _POSITIVE = ("learning_rate", "grad_clip", "traj_save_len")
-_PERIODS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "keep_checkpoints", "torch_threads")
+_PERIODS = (
+    "val_interval",
+    "ckpt_interval",
+    "force_reset_train_envs_every",
+    "keep_checkpoints",
+    "torch_threads",
+)
 
 
 def check_settings(experiment: Experiment) -> None:
@@ -45,7 +51,9 @@ def check_settings(experiment: Experiment) -> None:
                 f"Fix: set Experiment.{name} = {near[0] if near else allowed[0]!r}."
             )
     for name, lowest in _LOWEST.items():
-        _check_number(name, getattr(experiment, name), f"a whole number of at least {lowest}", lowest, whole=True)
+        _check_number(
+            name, getattr(experiment, name), f"a whole number of at least {lowest}", lowest, whole=True
+        )
     for name in _POSITIVE:
         _check_number(name, getattr(experiment, name), "a number above 0", 1e-300, whole=False)
     for name in ("l2_coeff", "critic_loss_weight"):
@@ -57,19 +65,23 @@ def check_settings(experiment: Experiment) -> None:
     if experiment.traj_save_len < experiment.max_seq_len:
         raise ValueError(
             f"Experiment.traj_save_len is {experiment.traj_save_len:g}, shorter than max_seq_len = "
-            f"{experiment.max_seq_len}, so no training window could be full. Fix: set Experiment.traj_save_len to at "
-            f"least {experiment.max_seq_len}."
+            f"{experiment.max_seq_len}, so no training window could be full. Fix: set "
+            f"Experiment.traj_save_len to {experiment.max_seq_len} or more."
         )
     if not experiment.run_name or "/" in experiment.run_name:
         raise ValueError(
-            f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters without "
-            "'/'. Fix: set Experiment.run_name = 'my-run'."
+            f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters "
+            "without '/'. Fix: set Experiment.run_name = 'my-run'."
         )
 
 
 def _check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (whole and value != int(value)):
-        raise TypeError(f"Experiment.{name} is {value!r}, but must be {allowed}. Fix: set Experiment.{name} to one.")
+        raise TypeError(
+            f"Experiment.{name} is {value!r}, but must be {allowed}. Fix: set Experiment.{name} to one."
+        )
     if value < lowest:
-        raise ValueError(f"Experiment.{name} is {value!r}, but must be {allowed}. Fix: set Experiment.{name} to one.")
+        raise ValueError(
+            f"Experiment.{name} is {value!r}, but must be {allowed}. Fix: set Experiment.{name} to one."
+        )

@@ -55,10 +55,10 @@ class TMazePassive(gym.Env[np.ndarray, Any]):
         super().reset(seed=seed)
         self._cue = int(self.np_random.choice((-1, 1)))
         self._position, self._time = 0, 0
-        return self._start_obs[self._cue], {}
+        return self._start_obs[self._cue].copy(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Move; see the class for rewards. The returned observation is shared and read-only."""
+        """Move; see the class for rewards."""
         self._time += 1
         if self._position == self.horizon and action in (UP, DOWN):
             has_success = (action == UP) == (self._cue == 1)
@@ -71,16 +71,14 @@ class TMazePassive(gym.Env[np.ndarray, Any]):
         obs = self._junction_obs if self._position == self.horizon else self._corridor_obs
         if self._time > self.horizon:
             return self._end(obs, reward, False)
-        return obs, reward, False, False, {}
+        return obs.copy(), reward, False, False, {}
 
     @staticmethod
     def _end(
         obs: np.ndarray, reward: float, has_success: bool
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        return obs, reward, True, False, {METRIC_PREFIX + "success": float(has_success)}
+        return obs.copy(), reward, True, False, {METRIC_PREFIX + "success": float(has_success)}
 
 
 def _obs(is_first: int, cue: int, is_at_junction: int) -> np.ndarray:
-    obs = np.array([is_first, cue, is_at_junction], np.float32)
-    obs.flags.writeable = False
-    return obs
+    return np.array([is_first, cue, is_at_junction], np.float32)

@@ -1,4 +1,7 @@
-"""Does a bound value fit a parameter's type hint? Only a certain misfit counts; unknown hints accept everything."""
+"""Does a bound value fit a parameter's type hint? Only a certain misfit counts.
+
+Unknown hints accept everything.
+"""
 
 from __future__ import annotations
 
@@ -12,71 +15,85 @@ from typing import Any
 from . import registry
 from .source import Macro, Reference
 
-_PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type(None))
-_LISTS = (Sequence, collections.abc.Iterable, collections.abc.Collection, collections.abc.Container)
+UNIONS = (typing.Union, types.UnionType)
+_CALLABLES = (Callable, typing.Callable)
+_ITEM_HOLDERS: dict[Any, Any] = {
+    Sequence: (list, tuple),
+    collections.abc.Iterable: (list, tuple),
+    collections.abc.Collection: (list, tuple),
+    list: (list,),
+    set: (set,),
+    frozenset: (frozenset,),
+}
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether `value`, as written in a config, may be passed where `hint` is annotated.
 
-    bool is no int, an int is a fine float, a str is no sequence, text is a fine path. Macros must be replaced by
-    their values before.
+    bool is no int, an int is a fine float, a str is no sequence, text is a fine path. Macros must have been
+    replaced by their values; those that remain are gin constants, which may be anything.
     """
-    if isinstance(hint, typing.NewType):
-        return fits(value, hint.__supertype__)
-    origin = typing.get_origin(hint)
-    if origin is typing.Annotated:
-        return fits(value, typing.get_args(hint)[0])
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, part) for part in typing.get_args(hint))
-    if hint in (Any, object) or isinstance(hint, (typing.TypeVar, str)):
+    hint = bare_hint(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in UNIONS:
+        return any(fits(value, part) for part in args)
+    if isinstance(value, Macro) or _accepts_all(hint):
         return True
-    if isinstance(value, Macro):
-        return True  # a gin constant: any Python object
     if isinstance(value, Reference):
         return _reference_fits(value, hint)
     if origin is typing.Literal:
-        return any(value == arg and type(value) is type(arg) for arg in typing.get_args(hint))
-    if origin is not None or hint in (Sequence, Mapping, Callable):
-        return _generic_fits(value, origin or hint, typing.get_args(hint))
-    return _plain_fits(value, hint)
+        return any(value == arg and type(value) is type(arg) for arg in args)
+    return _literal_fits(value, origin or hint, args)
 
 
-def _plain_fits(value: Any, hint: Any) -> bool:
-    """A literal against a hint without brackets."""
-    if hint is None or hint is type(None):
-        return value is None
-    if not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
-        return True
-    if hint is type or hint is typing.Callable:
-        return False
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if issubclass(hint, os.PathLike):
-        return isinstance(value, str)
-    return isinstance(value, hint)
+def bare_hint(hint: Any) -> Any:
+    """The hint without `Annotated` and `NewType` around it."""
+    while typing.get_origin(hint) is typing.Annotated or isinstance(hint, typing.NewType):
+        hint = hint.__supertype__ if isinstance(hint, typing.NewType) else typing.get_args(hint)[0]
+    return hint
 
 
-def _generic_fits(value: Any, origin: Any, args: tuple[Any, ...]) -> bool:
-    """A literal against a hint with brackets, such as dict[str, int]."""
-    if origin is type or origin is collections.abc.Callable:
+def _accepts_all(hint: Any) -> bool:
+    return hint in (Any, object) or isinstance(hint, (typing.TypeVar, str))
+
+
+def _literal_fits(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
+    """A number, text, None or container against `kind[args]`."""
+    if kind is type or kind in _CALLABLES:
         return False  # only a reference can be one
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if len(args) == 2 and args[1] is Ellipsis:
-            return all(fits(item, args[0]) for item in value)
-        return not args or (len(args) == len(value) and all(map(fits, value, args)))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        pairs = value.items() if isinstance(value, dict) else ()
-        return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in pairs if args)
-    if origin in _LISTS:
-        return isinstance(value, (list, tuple)) and all(fits(item, args[0]) for item in value if args)
-    if origin in (list, set, frozenset):
-        return isinstance(value, origin) and all(fits(item, args[0]) for item in value if args)
-    return not isinstance(value, _PLAIN) or not isinstance(origin, type) or isinstance(value, origin)
+    if kind is tuple:
+        return isinstance(value, tuple) and _tuple_fits(value, args)
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return isinstance(value, dict) and all(
+            fits(key, args[0]) and fits(item, args[1]) for key, item in value.items() if args
+        )
+    if kind in _ITEM_HOLDERS:
+        return isinstance(value, _ITEM_HOLDERS[kind]) and (
+            not args or all(fits(v, args[0]) for v in list(value))
+        )
+    return _plain_fits(value, kind)
+
+
+def _tuple_fits(value: tuple[Any, ...], args: tuple[Any, ...]) -> bool:
+    if args[1:] == (Ellipsis,):
+        return all(fits(item, args[0]) for item in value)
+    return not args or (len(args) == len(value) and all(map(fits, value, args)))
+
+
+def _plain_fits(value: Any, kind: Any) -> bool:
+    if _is_unchecked(kind):
+        return True
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return isinstance(value, str if issubclass(kind, os.PathLike) else kind)
+
+
+def _is_unchecked(kind: Any) -> bool:
+    """Whether isinstance and issubclass have no answer: no class, or a protocol."""
+    return not isinstance(kind, type) or getattr(kind, "_is_protocol", False)
+
+
+# --- references -----------------------------------------------------------------------------------------
 
 
 def _reference_fits(ref: Reference, hint: Any) -> bool:
@@ -84,124 +101,41 @@ def _reference_fits(ref: Reference, hint: Any) -> bool:
     matches = registry.find(ref.name)
     if len(matches) != 1:
         return True  # reported as an unknown name elsewhere
-    return _result_fits(matches[0].result_hint, hint) if ref.is_called else _itself_fits(matches[0].wrapped, hint)
+    target = matches[0]
+    return _instance_fits(target.result_hint, hint) if ref.is_called else _itself_fits(target.wrapped, hint)
 
 
 def _itself_fits(wrapped: Any, hint: Any) -> bool:
     """The class or function itself: wanted by `type[...]` and `Callable`, not by plain data or instances."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is type:
-        wanted = args[0] if args else Any
-        return not (isinstance(wanted, type) and isinstance(wrapped, type)) or _is_subclass(wrapped, wanted)
-    if origin is collections.abc.Callable:
-        returned = args[-1] if args else Any
-        return not isinstance(wrapped, type) or _result_fits(wrapped, returned)
-    if hint in (type, Callable, collections.abc.Callable):
-        return True
-    if hint is None or origin is not None or hint in _PLAIN:
+    kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is typing.Literal:
         return False
-    return not isinstance(hint, type) or getattr(hint, "_is_protocol", False) or _is_metaclass_of(hint, wrapped)
+    if kind is type:
+        return not isinstance(wrapped, type) or not args or _instance_fits(wrapped, args[0])
+    if kind in _CALLABLES:
+        return not isinstance(wrapped, type) or not args or _instance_fits(wrapped, args[-1])
+    return bool(_is_unchecked(kind) or isinstance(wrapped, kind))
 
 
-def _is_metaclass_of(hint: type, wrapped: Any) -> bool:
-    """Whether the hint is a class of classes or functions, such as `types.FunctionType`."""
-    return isinstance(wrapped, hint)
-
-
-def _result_fits(result: Any, hint: Any) -> bool:
-    """Whether something of type `result` (a class, or a return annotation) may stand where `hint` is annotated."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_result_fits(result, part) for part in typing.get_args(hint))
-    if not isinstance(result, type) or hint in (Any, object) or isinstance(hint, typing.TypeVar):
+def _instance_fits(result: Any, hint: Any) -> bool:
+    """Whether an instance of `result` (a class, or a return annotation) fits `hint`."""
+    hint = bare_hint(hint)
+    kind = typing.get_origin(hint) or hint
+    if kind in UNIONS:
+        return any(_instance_fits(result, part) for part in typing.get_args(hint))
+    if not isinstance(result, type) or _accepts_all(hint):
         return True
-    if origin is type or hint is type:
-        return False
-    if origin is collections.abc.Callable or hint is Callable:
-        return hasattr(result, "__call__")  # noqa: B004  # asks the class, not an instance
-    if origin is typing.Literal or hint is None or hint is type(None):
-        return result is type(None) if hint in (None, type(None)) else True
-    wanted = origin or hint
-    if hint is float and result is int:
-        return True
-    return not isinstance(wanted, type) or getattr(wanted, "_is_protocol", False) or _is_subclass(result, wanted)
+    if kind in _CALLABLES:
+        return _can_be_called(result) and not _makes(result, typing.get_args(hint))
+    return bool(_is_unchecked(kind) or issubclass(result, (int, float) if kind is float else kind))
 
 
-def _is_subclass(given: type, wanted: type) -> bool:
-    try:
-        return issubclass(given, wanted) or (wanted is float and given is int)
-    except TypeError:  # generics and protocols that refuse the question
-        return True
+def _can_be_called(result: type) -> bool:
+    """Whether instances of a class can be called."""
+    return any("__call__" in vars(base) for base in result.__mro__)
 
 
-def describe(hint: Any) -> str:
-    """A hint in words for an error text."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is None or hint is type(None):
-        return "None"
-    if origin is typing.Annotated:
-        return describe(args[0])
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(describe(arg) for arg in args)
-    if origin is typing.Literal:
-        return " or ".join(repr(arg) for arg in args)
-    if origin is collections.abc.Callable or hint is Callable:
-        returned = f" that makes a {describe(args[-1])}" if args and isinstance(args[-1], type) else ""
-        return f"@Name of a class or function{returned}"
-    if origin is type or hint is type:
-        return f"@Name of a {describe(args[0])} class" if args else "@Name of a class"
-    if origin is not None:
-        inner = ", ".join("..." if arg is Ellipsis else describe(arg) for arg in args)
-        return f"{getattr(origin, '__name__', origin)}[{inner}]"
-    if isinstance(hint, type):
-        return hint.__name__
-    return str(hint)
-
-
-def describe_value(value: Any) -> str:
-    """What a value is, in words."""
-    if isinstance(value, Reference):
-        return "what that call returns" if value.is_called else "the class or function itself"
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-def mend(value: Any, hint: Any) -> str:
-    """The change that most likely makes `value` fit `hint`."""
-    for candidate, text in _candidates(value):
-        if fits(candidate, hint):
-            return text
-    return f"give it {describe(hint)}"
-
-
-def _candidates(value: Any) -> list[tuple[Any, str]]:
-    """Other spellings of a value, each with the advice that leads to it."""
-    found: list[tuple[Any, str]] = []
-    if isinstance(value, Reference):
-        other = Reference(value.scoped_name, not value.is_called)
-        return [(other, f"write {other!r}")]
-    if isinstance(value, float) and value.is_integer():
-        found.append((int(value), f"write {int(value)}"))
-    if isinstance(value, str):
-        words: dict[str, Any] = {"true": True, "false": False, "none": None}
-        if value.lower() in words:
-            found.append((words[value.lower()], f"write {words[value.lower()]} without quotes"))
-        for number in (int, float):
-            try:
-                found.append((number(value), f"write {number(value)} without quotes"))
-            except ValueError:
-                continue
-        name = value.removeprefix("@").removesuffix("()")
-        if len(registry.find(name)) == 1 and registry.find(name)[0].name == name:
-            for is_called in (value.endswith("()"), not value.endswith("()")):
-                reference = Reference(name, is_called)
-                found.append((reference, f"write {reference!r} without quotes"))
-    elif isinstance(value, (int, float)) or value is None:
-        found.append((str(value), f"put quotes around it: '{value}'"))
-    if isinstance(value, list):
-        found.append((tuple(value), f"write {tuple(value)!r}"))
-    if isinstance(value, tuple):
-        found.append((list(value), f"write {list(value)!r}"))
-    if not isinstance(value, (list, tuple)):
-        found.append(([value], f"write [{value!r}]"))
-        found.append(((value,), f"write ({value!r},)"))
-    return found
+def _makes(result: type, args: tuple[Any, ...]) -> bool:
+    """Whether the callable was to make just what is given instead: `@Agent()` where `@Agent` is wanted."""
+    made = args[-1] if args else None
+    return isinstance(made, type) and made is not object and issubclass(result, made)

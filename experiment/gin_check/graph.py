@@ -17,7 +17,8 @@ Scope = tuple[str, ...]
 class Table:
     """Bindings by scope, configurable and parameter; of equal keys the later one counts, as in gin.
 
-    The bindings must be resolved: `selector` is a full one, and a macro's is `gin.macro`, its name being the scope.
+    The bindings must be resolved: `selector` is a full one. A macro's selector is `gin.macro`,
+    its scope the macro's name.
     """
 
     def __init__(self, bindings: Iterable[Binding]) -> None:
@@ -83,7 +84,7 @@ def references_in(value: Any) -> Iterator[Reference | Macro]:
 
 
 def reach(bindings: Sequence[Binding], root: Configurable) -> Reach:
-    """Everything that constructing `root` reads: certain ways first, then what annotations and code mention."""
+    """Everything that constructing `root` reads: certain ways first, then what annotations and code say."""
     found, table = Reach(), Table(bindings)
     queue = [Node(root, (), None, is_certain=True, is_called=True)]
     later: list[Node] = []

@@ -41,7 +41,7 @@ def find_config(name: str) -> Path:
 
 
 def find_include(name: str, included_from: Path, where: str) -> Path:
-    """The file an `include` means: relative to the including file, then to the presets, then to the working folder.
+    """The file an `include` means: seen from the including file, the presets, or the working folder.
 
     Raises: ConfigError naming the line of the include, where was searched, and near matches.
     """
@@ -51,7 +51,7 @@ def find_include(name: str, included_from: Path, where: str) -> Path:
             return folder / name
     raise ConfigError(
         f"{where}: include '{name}' names no file.{_meant(name)} Searched in: "
-        f"{', '.join(dict.fromkeys(str(folder) for folder in searched))}. Fix: correct the path of the include."
+        f"{', '.join(dict.fromkeys(str(folder) for folder in searched))}. Fix: correct the path."
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import gin
 
 from . import registry
-from .annotations import describe, describe_value, fits, mend
+from .advice import describe, describe_value, mend
+from .annotations import fits
 from .errors import did_you_mean
 from .graph import Node, Reach, Table, references_in
 from .registry import MACRO, MISSING, Configurable
@@ -19,7 +20,7 @@ from .source import COMMAND_LINE, Binding, Macro, Reference
 def unknown_names(bindings: Sequence[Binding]) -> list[str]:
     """Bindings of unknown classes and parameters, and values that refer to unknown classes and macros."""
     macros = {macro_name(b) for b in bindings if not b.param}
-    found = []
+    found: list[str] = []
     for binding in bindings:
         if binding.param:
             found += _unknown_target(binding)
@@ -73,13 +74,13 @@ def _unknown_target(binding: Binding) -> Iterator[str]:
     settable = [name for name, p in target.params.items() if p.is_settable]
     if known is not None and not known.is_settable:
         yield (
-            f"{binding.origin}: {target.name}.{param} is given by the code, a config cannot set it. It can set: "
+            f"{binding.origin}: {target.name}.{param} is given by the code, not by configs, which can set: "
             f"{', '.join(settable) or 'nothing'}. Fix: remove this line."
         )
     elif known is None and not target.takes_any:
         meant = did_you_mean(param, settable)
         listed = "" if meant else f" It has: {', '.join(settable) or 'no parameters'}."
-        yield f"{binding.origin}: {target.name} has no parameter '{param}'.{meant}{listed} Fix: correct the name."
+        yield f"{binding.origin}: {target.name} has no parameter '{param}'.{meant}{listed} Fix: correct it."
 
 
 def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
@@ -88,7 +89,7 @@ def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
         return f"'{name}' can mean {full}. Fix: write one of these full names."
     known = registry.names_known()
     meant = did_you_mean(name.rsplit(".", 1)[-1], known)
-    mend_text = "correct the name" if meant else "correct the name, or import its module at the top: import my_module"
+    mend_text = "correct the name" if meant else "correct the name, or import its module: import my_module"
     return f"no class or function '{name}' is known to gin.{meant} Fix: {mend_text}."
 
 
@@ -123,10 +124,13 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
         hint = param.hint
         if fits(value, hint) or (value is None and param.default is None):
             continue
-        shown = f"{short_key(binding)} = {binding.value!r}"
+        key, advice = short_key(binding), mend(value, hint)
+        shown = f"{key} = {binding.value!r}"
+        if binding.origin.file == COMMAND_LINE and advice.startswith("put quotes"):
+            advice = f"quote it for gin and for the shell: {key}=\"'{value}'\""
         found.append(
             f"{binding.origin}: {shown} is {describe_value(value)}, but {describe(hint)} is allowed."
-            f"{_near_choice(value, hint)} Fix: {mend(value, hint)}."
+            f"{_near_choice(value, hint)} Fix: {advice}."
         )
     return found
 
@@ -172,11 +176,13 @@ def missing_required(bindings: Sequence[Binding], found: Reach, files: Sequence[
         missing = [
             name
             for name, param in node.configurable.params.items()
-            if _needs_value(node, name) and (name not in bound or _is_required_marker(bound[name].value))
+            if (_is_required_marker(bound[name].value) if name in bound else _needs_value(node, name))
         ]
         if missing:
             scoped = "/".join([*node.scope, node.configurable.name])
-            examples = [f"{scoped}.{name} = {_example(node.configurable.params[name].hint)}" for name in missing]
+            examples = [
+                f"{scoped}.{name} = {_example(node.configurable.params[name].hint)}" for name in missing
+            ]
             via = f" It is used here: {short_key(node.via)} = {node.via.value!r}." if node.via else ""
             where = str(node.via.origin) if node.via else ", ".join(files) or COMMAND_LINE
             texts.append(
@@ -204,15 +210,17 @@ def _example(hint: Any) -> str:
     return f"<{describe(hint)}>" if hint is not Any else "<value>"
 
 
-def unused(bindings: Sequence[Binding], by_world: Sequence[Reach], last: Sequence[int]) -> tuple[list[str], list[str]]:
+def unused(
+    bindings: Sequence[Binding], by_world: Sequence[Reach], last: Sequence[int]
+) -> tuple[list[str], list[str]]:
     """Problems and warnings about bindings that nothing reads.
 
     Args:
         bindings: resolved, in order.
         by_world: the walk over the config as it stood when each source was read to its end.
         last: number of bindings at the end of each of these sources, ascending.
-    Returns: problems (nothing reads it, neither when its own file ended nor later) and warnings (something read it,
-        until a later source replaced what did).
+    Returns: problems (nothing reads it, neither when its own file ended nor later) and warnings (something
+        did, until a later source replaced that).
     """
     problems, warnings = [], []
     remaining = {id(b) for b in Table(bindings).remaining()}
@@ -224,7 +232,9 @@ def unused(bindings: Sequence[Binding], by_world: Sequence[Reach], last: Sequenc
         if any(world.uses(binding) for world in worlds):
             warnings.append(f"{shown} has no effect here, because a later binding replaces what used it.")
         else:
-            problems.append(f"{shown} is set, but nothing in this experiment uses it. {_mend_unused(binding)}")
+            problems.append(
+                f"{shown} is set, but nothing in this experiment uses it. {_mend_unused(binding)}"
+            )
     return problems, warnings
 
 

@@ -50,7 +50,8 @@ class Configurable:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The function that receives the parameters, without gin's wrapper."""
-        return inspect.unwrap(_construction_function(self.wrapped))
+        function: Callable[..., Any] = inspect.unwrap(_construction_function(self.wrapped))
+        return function
 
     @cached_property
     def takes_any(self) -> bool:
@@ -180,7 +181,8 @@ def mentioned(configurable: Configurable) -> list[Configurable]:
     for _, entry in gin.config._REGISTRY.items():
         by_name.setdefault(entry.name, []).append(_view(entry))
     found: dict[str, Configurable] = {}
-    queue, visited = [configurable.wrapped], {id(configurable.wrapped)}
+    queue: list[Any] = [configurable.wrapped]
+    visited = {id(configurable.wrapped)}
     while queue:
         for function in _functions_in(queue.pop(), package):
             for name in _names_in(function.__code__):
@@ -204,8 +206,10 @@ def _functions_in(thing: Any, package: str) -> Iterator[types.FunctionType]:
     if isinstance(thing, type):
         things = [m for base in thing.__mro__ if _package(base) == package for m in vars(base).values()]
     for member in things:
-        plain = getattr(member, "__func__", getattr(member, "fget", member))
-        if isinstance(plain := inspect.unwrap(plain) if callable(plain) else plain, types.FunctionType):
+        function = getattr(
+            member, "__func__", getattr(member, "fget", member)
+        )  # static, class method, property
+        if callable(function) and isinstance(plain := inspect.unwrap(function), types.FunctionType):
             yield plain
 
 

@@ -1,7 +1,7 @@
-"""Gin files and command-line overrides as a list of bindings that remember where they were written.
+"""Gin files and command-line overrides as a list of bindings that know where they were written.
 
-The parser is gin's own; only what it hands out for `@Name` and `%NAME` is ours, because nothing may be looked up
-before every file has been read.
+The parser is gin's own; only what it hands out for `@Name` and `%NAME` is ours, because nothing may be looked
+up before every file has been read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where something was written. `line` counts from 1; on the command line it is 0 and `text` the argument."""
+    """Where something was written. `line` counts from 1; it is 0 for an argument of the command line."""
 
     file: str
     line: int
@@ -116,6 +116,7 @@ class Source:
     bindings: list[Binding] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)
     num_opened: int = 0
 
     def read_file(self, path: Path, opened_by: tuple[Path, ...] = ()) -> None:
@@ -133,11 +134,11 @@ class Source:
                 origin = Origin(shown, statement.location.line_num, statement.location.line_content.strip())
                 if isinstance(statement, config_parser.IncludeStatement):
                     included = find_include(statement.filename, path, str(origin))
-                    if included.resolve() in {p.resolve() for p in (*opened_by, path)}:
-                        raise ConfigError(f"{origin}: include '{statement.filename}' leads back to itself. Fix: remove it.")
+                    _refuse_circle(included, (*opened_by, path), origin)
                     self.read_file(included, (*opened_by, path))
                 elif isinstance(statement, config_parser.ImportStatement):
                     _run_import(statement, origin)
+                    self.imports.append(statement.format())
                 elif isinstance(statement, config_parser.BindingStatement):
                     self._add(statement, origin, number, seen)
         except (SyntaxError, tokenize.TokenError) as error:
@@ -159,7 +160,7 @@ class Source:
         )
         if binding.key in seen:
             self.warnings.append(
-                f"{origin}: {binding.key} was already set in line {seen[binding.key]}; the later line counts. "
+                f"{origin}: {binding.key} was set in line {seen[binding.key]} too; the later line counts. "
                 "Fix: remove one of them."
             )
         seen[binding.key] = origin.line
@@ -207,7 +208,13 @@ def _text_of(path: Path, shown: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{shown}: cannot be read ({error}). Fix: give a readable UTF-8 text file.") from None
+        raise ConfigError(f"{shown}: cannot be read ({error}). Fix: give a UTF-8 text file.") from None
+
+
+def _refuse_circle(included: Path, opened: tuple[Path, ...], origin: Origin) -> None:
+    """Raise ConfigError if a file would be included from within itself."""
+    if included.resolve() in {path.resolve() for path in opened}:
+        raise ConfigError(f"{origin}: `{origin.text}` leads back to itself. Fix: remove this line.")
 
 
 def _run_import(statement: Any, origin: Origin) -> None:
@@ -216,14 +223,17 @@ def _run_import(statement: Any, origin: Origin) -> None:
     Raises: ConfigError if it cannot be imported.
     """
     if statement.module.startswith("__gin__"):
-        raise ConfigError(f"{origin}: dynamic registration is not supported. Fix: decorate with @gin.configurable.")
+        raise ConfigError(
+            f"{origin}: dynamic registration is not supported. Fix: decorate the class with "
+            "@gin.configurable and import its module."
+        )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # at the end, so that nothing installed is hidden
     try:
         importlib.import_module(statement.module)
     except ImportError as error:
         raise ConfigError(
-            f"{origin}: importing '{statement.module}' failed: {error}. Fix: install it, or start from the folder "
-            "that holds it."
+            f"{origin}: importing '{statement.module}' failed: {error}. Fix: install it, or start from the "
+            "folder that holds it."
         ) from None
     gin.parse_config(statement.format())  # recorded, so that a saved config repeats the import

@@ -9,6 +9,7 @@ from .errors import ConfigError
 from .registry import names_known
 
 _WORDS = {"true": "True", "false": "False", "none": "None", "null": "None"}
+_BINDING = re.compile(r"\s*[A-Za-z_][\w./]*\s*=[^=]")
 _BARE = re.compile(r"[^\s\[\](){},#'\"@%]+")
 
 
@@ -20,8 +21,8 @@ def syntax_error(error: SyntaxError | tokenize.TokenError, file: str, text: str)
 def override_value_error(where: str, value: str) -> ConfigError:
     """What to raise for a command-line value that starts like a reference and is none."""
     return ConfigError(
-        f"{where}: `{value}` is no reference. Fix: write @Name, @Name() or %NAME; for a string put quotes inside the "
-        f"argument: \"'{value}'\"."
+        f"{where}: `{value}` is no reference. Fix: write @Name, @Name() or %NAME; for a string put quotes "
+        f"inside the argument: \"'{value}'\"."
     )
 
 
@@ -34,21 +35,44 @@ def _explain(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> 
     line_number = min(max(line_number, 1), len(lines))
     line = lines[line_number - 1]
     where = f"{file}:{line_number}"
-    if "multi-line statement" in reason or "never closed" in reason:
-        return f"{where}: a bracket is opened and never closed. Fix: close it before the next binding."
-    if "string literal" in reason and "unterminated" in reason:
+    at_end = "multi-line statement" in reason or "never closed" in reason
+    if start := _unclosed_bracket(lines, len(lines) + 1 if at_end else line_number):
+        return (
+            f"{file}:{start}: `{lines[start - 1].strip()}` has a bracket that is never closed. Fix: close it."
+        )
+    if ("string literal" in reason and "unterminated" in reason) or _ends_in_string(line):
         return f"{where}: `{line.strip()}` has a quote that is never closed. Fix: close it."
     if isinstance(error, IndentationError):
-        return f"{where}: `{line.strip()}` is indented in a way that fits no block. Fix: align it with its neighbours."
+        return f"{where}: `{line.strip()}` is indented like no other line. Fix: align it with its neighbours."
     left, equals, value = (part.strip() for part in line.partition("="))
     if not equals:
         left, value = "", line.strip()
     if "Couldn't parse statement" in reason or (not equals and "token" not in reason):
         return (
-            f"{where}: `{line.strip()}` is no binding. Fix: write Name.param = value, a block `Name:` with indented "
-            "lines, include 'file.gin' or import module."
+            f"{where}: `{line.strip()}` is no binding. Fix: write Name.param = value, a block `Name:` with "
+            "indented lines, include 'file.gin' or import module."
         )
     return f"{where}: {_value_problem(left, value, reason)}"
+
+
+def _unclosed_bracket(lines: list[str], line_number: int) -> int:
+    """Line of the last binding before this line if it leaves a bracket open, else 0.
+
+    This line must be a binding too, or the end of the file.
+    """
+    if line_number <= len(lines) and not _BINDING.match(lines[line_number - 1]):
+        return 0
+    for start in range(line_number - 1, 0, -1):
+        if _BINDING.match(lines[start - 1]):
+            text = "\n".join(re.sub(r"#.*", "", line) for line in lines[start - 1 : line_number - 1])
+            return start if sum(map(text.count, "([{")) > sum(map(text.count, ")]}")) else 0
+    return 0
+
+
+def _ends_in_string(line: str) -> bool:
+    """Whether the line's value begins with a quote that no other one closes."""
+    value = line.partition("=")[2].strip()
+    return value[:1] in {"'", '"'} and value.count(value[0]) == 1
 
 
 def _value_problem(left: str, value: str, reason: str) -> str:
@@ -59,10 +83,14 @@ def _value_problem(left: str, value: str, reason: str) -> str:
     token = failed.group(1) if failed else _first_odd_word(value)
     target = value if _is_plain(value) else token
     if not target:
-        return f"`{shown}` is not gin syntax. Fix: write Name.param = value with a number, a quoted string or @Name."
+        return f"`{shown}` is not gin. Fix: write Name.param = value with a number, a quoted string or @Name."
     found = f"`{shown}`: {target} is no number, quoted string, True, False, None, @Name or %NAME."
     if target.lower() in _WORDS:
         return f"{found} Fix: write {_WORDS[target.lower()]}."
+    if value.startswith("="):
+        return f"{found} Fix: write a single `=`."
+    if re.match(r"[A-Za-z]+['\"]", value):
+        return f"{found} Fix: begin with the quote, without letters before it."
     name = target.removesuffix("()")
     if name in names_known():
         return f"{found} Fix: write @{target} to refer to the class."
@@ -70,7 +98,7 @@ def _value_problem(left: str, value: str, reason: str) -> str:
 
 
 def _is_plain(value: str) -> bool:
-    """Whether the text is one unquoted thing (words, a path, a date), not a container or a partly quoted text."""
+    """Whether the text is one unquoted thing (words, a path, a date), no container and not partly quoted."""
     return bool(value) and not re.search(r"[\[\](){},'\"@%]", value.removesuffix("()"))
 
 
@@ -80,4 +108,3 @@ def _first_odd_word(value: str) -> str:
         if word not in {"True", "False", "None"} and not re.fullmatch(r"[-+]?[\d._eE+-]+", word):
             return str(word)
     return ""
-

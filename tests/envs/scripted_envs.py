@@ -90,8 +90,14 @@ class FailingEnv(ScriptedEnv):
         obs, reward, terminated, truncated, info = super().step(action)
         if self.how == "shape":
             obs = obs[:1]
+        if self.how == "nan":
+            obs[:2] = np.nan if self.time == 2 else (np.inf, -np.inf)
+        if self.how == "nan reward":
+            reward = float("nan")
         if self.how == "modules":
-            info["metric/heavy"] = float(any(name in sys.modules for name in ("torch", "wandb", "accelerate")))
+            info["metric/heavy"] = float(
+                any(name in sys.modules for name in ("torch", "wandb", "accelerate"))
+            )
             info["metric/pid"] = os.getpid()
         return obs, reward, terminated, truncated, info
 
@@ -120,3 +126,8 @@ class SpacesEnv(gym.Env):
 
 def make_scripted(gain: float = 1.0) -> ScriptedEnv:
     return ScriptedEnv(gain=gain)
+
+
+def make_scripted_inside() -> ScriptedEnv:
+    """Takes no arguments; gin acts on what it builds."""
+    return ScriptedEnv()

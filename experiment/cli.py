@@ -1,0 +1,209 @@
+"""The command line: a config, overrides on top, and what to do with them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from .checkpoints import CheckpointManager
+from .config import ConfigError, LoadedConfig, check_all_used, explain_build_error, load_config
+from .dry_run import dry_run
+from .experiment import Experiment
+from .gin_check.errors import near_matches
+from .gin_check.presets import preset_names
+
+CONFIG_ERROR, INTERRUPTED = 2, 130  # exit statuses, as argparse and shells use them
+_BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose error says how to mend it."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = (
+            ""
+            if "Fix:" in message
+            else "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists the options."
+        )
+        unknown = [word for word in message.split() if word.startswith("--")]
+        if unknown and message.startswith("unrecognized"):
+            options = [option for action in self._actions for option in action.option_strings]
+            if near := near_matches(unknown[0], options):
+                hint = f"Did you mean {near[0]}? {hint}"
+        _say(f"config error: command line: {message}. {hint}".rstrip(), error=True)
+        raise SystemExit(CONFIG_ERROR)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; returns the exit status, 2 for a wrong config."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parse(words)
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("loxodon").setLevel(logging.INFO)
+    try:
+        config = load_config(args.config, _overrides(args))
+        for warning in config.warnings:
+            _say(f"warning: {warning}", error=True)
+        if args.print_config or args.check:
+            _say(config.text())
+        if args.check:
+            _say(_built(dry_run, config))
+        if not (args.check or args.print_config):
+            return _run(config, args, words)
+    except ConfigError as error:
+        _say(f"config error: {error}", error=True)
+        return CONFIG_ERROR
+    except KeyboardInterrupt:
+        _say("interrupted", error=True)
+        return INTERRUPTED
+    return 0
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog=_program(),
+        description="Run a gin-configured experiment.",
+        epilog="Presets: " + ", ".join(preset_names()),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a .gin file or a preset's name; repeatable",
+    )
+    add("overrides", nargs="*", metavar="Name.param=value", help="gin bindings on top of the files")
+    add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
+    add("--run-name", metavar="NAME", help="sets Experiment.run_name")
+    add("--seed", metavar="N", type=int, help="sets Experiment.seed")
+    add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
+    add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
+    add("--print-config", action="store_true", help="print the resolved config with the origin of each value")
+    args = parser.parse_intermixed_args(words)
+    if not args.config:
+        parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(preset_names())}")
+    return args
+
+
+def _overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Overrides, then options, which win; each with the text to show in errors."""
+    found = [(text, text) for text in args.overrides]
+    if args.mode is not None:
+        found.append((f"Experiment.mode='{args.mode}'", f"--mode {args.mode}"))
+    if args.run_name is not None:
+        found.append((f"Experiment.run_name={args.run_name!r}", f"--run-name {args.run_name}"))
+    if args.seed is not None:
+        found.append((f"Experiment.seed={args.seed}", f"--seed {args.seed}"))
+    return found
+
+
+def _built(build: Any, config: LoadedConfig) -> Any:
+    """Call `build(config)`; an error that says how to mend a setting becomes a ConfigError.
+
+    Raises: ConfigError led by the place in the config that the error speaks of; other errors pass through.
+    """
+    try:
+        return build(config)
+    except ConfigError:
+        raise
+    except _BUILD_ERRORS as error:
+        text = explain_build_error(error, config)
+        if text is None:
+            raise
+        mistake = ConfigError(text)
+        raise mistake from None
+
+
+def _start(config: LoadedConfig, resumes: bool) -> Experiment:
+    """Build the experiment, after a look at its run folder: what to resume must be there."""
+    exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    earlier = CheckpointManager(exp.run_dir, exp.run_name)
+    if exp.mode == "collect":
+        if resumes:
+            _say(
+                "warning: --resume changes nothing here: --mode collect follows the newest policy.",
+                error=True,
+            )
+    elif resumes:
+        earlier.newest_epoch()
+    elif epochs := earlier.complete_epochs():
+        _say(
+            f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew. "
+            "Fix: --resume goes on with it, --run-name begins another.",
+            error=True,
+        )
+    exp.start()
+    check_all_used(config)
+    if resumes and exp.mode != "collect":
+        exp.view.say(f"Resuming at epoch {exp.load_checkpoint()}.")
+    return exp
+
+
+def _run(config: LoadedConfig, args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Build, resume if asked, train, and say what came out."""
+    exp: Experiment = _built(lambda loaded: _start(loaded, args.resume), config)
+    try:
+        metrics = exp.learn()
+    except SystemExit:  # stopped by a signal; everything is stored and closed
+        raise
+    except Exception:
+        exp.close()  # stores finished trajectories
+        raise
+    exp.close()
+    if exp.accelerator.is_main_process:
+        _say(closing_words(exp, metrics, words))
+    return 0
+
+
+def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str]) -> str:
+    """Final figures, the run folder and commands to try next."""
+    lines = []
+    for name, value in metrics.items():
+        if name.startswith("val/") and name.endswith("success"):
+            lines.append(f"final success rate  {value:.3f}")
+    if "val/return" in metrics:
+        lines.append(f"final mean return   {metrics['val/return']:.3f}")
+    lines.append(f"run folder          {exp.run_dir}")
+    if exp.mode != "collect":
+        kept = _without(words, "--resume", "Experiment.epochs")
+        fresh = _without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
+        seed = exp.run_seed + 1 if exp.seed is not None else 1
+        name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
+        lines += [
+            "try another seed    " + _command([*fresh, "--seed", str(seed), "--run-name", name]),
+            "train it further    " + _command([*kept, "--resume", f"Experiment.epochs={2 * exp.epochs}"]),
+        ]
+    return "\n".join(lines)
+
+
+def _without(words: Sequence[str], *names: str) -> list[str]:
+    """The words without these options (and the word after, except after --resume) and overrides."""
+    kept, is_value = [], False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word in names:
+            is_value = word != "--resume"
+        elif word.partition("=")[0] not in names:
+            kept.append(word)
+    return kept
+
+
+def _program() -> str:
+    return sys.argv[0] if sys.argv[0].endswith(".py") else "examples/run.py"
+
+
+def _command(words: Sequence[str]) -> str:
+    return f"python {_program()} {shlex.join(words)}"
+
+
+def _say(text: str, *, error: bool = False) -> None:
+    stream = sys.stderr if error else sys.stdout
+    stream.write(text.rstrip("\n") + "\n")
+    stream.flush()

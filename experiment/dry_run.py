@@ -1,0 +1,74 @@
+"""`--check`: build the whole experiment in a temporary folder, try all of it, train nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import gin
+import torch
+
+from .config import LoadedConfig, check_all_used
+from .experiment import Experiment
+
+_FEW_STEPS = 8  # env steps per actor
+
+
+def dry_run(config: LoadedConfig) -> str:
+    """Build, collect and evaluate a few steps, compute the losses of one batch; returns a report.
+
+    Everything is written to a temporary folder that is removed. gin's configuration is changed for that, so
+    load it again before a real run.
+    """
+    with tempfile.TemporaryDirectory(prefix="loxodon-check-") as folder:
+        _redirect(config, folder)
+        exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+        try:
+            exp.start()
+            check_all_used(config)
+            report = [exp.summary(), *_try_everything(exp)]
+        finally:
+            if hasattr(exp, "metric_logger"):
+                exp.close()
+    return "\n".join([*report, "check passed: everything could be built, nothing was trained"])
+
+
+def _redirect(config: LoadedConfig, folder: str) -> None:
+    """Settings that make the run tiny and keep it inside `folder`."""
+    settings: dict[str, Any] = {
+        "ckpt_base_dir": folder,
+        "mode": "both",
+        "log_to_wandb": False,
+        "verbose": False,
+        "train_timesteps_per_epoch": _FEW_STEPS,
+        "val_timesteps_per_epoch": _FEW_STEPS,
+        "start_collecting_at_epoch": 0,
+    }
+    for name, value in settings.items():
+        gin.bind_parameter(f"Experiment.{name}", value)
+    for node in config.nodes_with("dset_root"):
+        gin.bind_parameter(("/".join(node.scope), node.configurable.selector, "dset_root"), folder)
+
+
+def _try_everything(exp: Experiment) -> list[str]:
+    """One line per part that worked."""
+    exp.collect_new_training_data()
+    lines = [f"   collected  {exp.env_steps} env steps"]
+    if exp.val_envs is not None:
+        exp.interact(exp.val_envs, _FEW_STEPS)
+        lines.append(f"   evaluated  {_FEW_STEPS} steps in each validation environment")
+    assert exp.collector is not None
+    exp.collector.flush()
+    if exp.writer is not None:
+        exp.writer.wait()
+    exp.dataset.refresh()
+    if exp.dataset.save_new_trajs_to is None:
+        return [*lines, "       batch  not tried, because the dataset keeps nothing"]
+    batch = next(iter(exp.loader.epoch(0, 1))).to(exp.DEVICE)
+    with torch.no_grad():
+        loss = exp.compute_loss(batch)
+    shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
+    lines.append(
+        f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}"
+    )
+    return [*lines, f"        loss  {float(loss.total):.4g} with untrained weights"]

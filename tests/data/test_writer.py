@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loxodon.data import Trajectory, TrajectoryWriter, load_trajectory, save_trajectory
+from loxodon.data import writer as writer_module
+from loxodon.data.files import parse_name
+
+
+class FakeRollout:
+    """N environments that observe `1000 * env + a running count` and feed a writer like a collector does."""
+
+    def __init__(self, writer: TrajectoryWriter, num_envs: int, *, is_discrete: bool = True) -> None:
+        self.writer, self.num_envs, self.is_discrete = writer, num_envs, is_discrete
+        self.count, self.times = 0, np.zeros(num_envs, np.int64)
+        self.rl2s = np.zeros((num_envs, 4), np.float32)
+        self.begin(np.arange(num_envs))
+
+    def obs(self) -> dict[str, Any]:
+        return {
+            "x": (1000 * np.arange(self.num_envs) + self.count)[:, None].astype(np.float32),
+            "image": np.full((self.num_envs, 2), self.count % 256, np.uint8),
+        }
+
+    def begin(self, rows: Any) -> None:
+        self.times[rows] = 0
+        self.rl2s[rows] = 0
+        names = [f"env{i}" for i in range(self.num_envs)]
+        self.writer.begin(rows, self.obs(), self.rl2s, self.times, names)
+
+    def add(self, *, terminated: tuple[int, ...] = (), truncated: tuple[int, ...] = ()) -> None:
+        self.count += 1
+        self.times += 1
+        actions = np.full(self.num_envs, self.count % 3)
+        rewards = np.full(self.num_envs, self.count, np.float32)
+        self.rl2s[:, 0], self.rl2s[:, 1:] = rewards, np.eye(3)[actions]
+        flags = np.zeros((2, self.num_envs), np.bool_)
+        flags[0, list(terminated)], flags[1, list(truncated)] = True, True
+        if not self.is_discrete:
+            actions = np.full((self.num_envs, 3), self.count / 100, np.float32)
+        self.writer.add(
+            actions, rewards, flags[0], flags[0] | flags[1], self.obs(), self.rl2s, self.times[:, None]
+        )
+        ended = np.flatnonzero(flags.any(axis=0))
+        if len(ended):
+            self.begin(ended)
+
+
+def read_all(folder: Path) -> list[Trajectory]:
+    """All files, in the order in which they were written."""
+    paths = sorted(folder.glob("*.npz"), key=lambda path: float(path.stem.rsplit("_", 1)[1]))
+    return [load_trajectory(path) for path in paths]
+
+
+def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 1)
+    rollout = FakeRollout(writer, 1)
+    rollout.add()
+    rollout.add()
+    rollout.add(terminated=(0,))
+    writer.close()
+    [traj] = read_all(tmp_path)
+    assert traj.env_name == "env0"
+    assert traj.obs["x"][:, 0].tolist() == [0, 1, 2, 3]
+    assert traj.obs["image"].dtype == np.uint8
+    assert traj.time_idxs.tolist() == [[0], [1], [2], [3]]
+    assert traj.actions.tolist() == [[1], [2], [0]]
+    assert traj.actions.dtype == np.int64
+    assert traj.rews.tolist() == [[1], [2], [3]]
+    assert traj.dones.tolist() == [[False], [False], [True]]
+    assert traj.rl2s[0].tolist() == [0, 0, 0, 0]
+    np.testing.assert_array_equal(traj.rl2s[1:, 0], traj.rews[:, 0])
+    np.testing.assert_array_equal(traj.rl2s[1:, 1:], np.eye(3)[traj.actions[:, 0]])
+
+
+def test_truncated_episode_is_not_done(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 1)
+    FakeRollout(writer, 1).add(truncated=(0,))
+    writer.close()
+    assert not read_all(tmp_path)[0].dones.any()
+
+
+def test_continuous_actions_are_float32(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 2)
+    FakeRollout(writer, 2, is_discrete=False).add(truncated=(1,))
+    writer.close()
+    [traj] = read_all(tmp_path)
+    assert traj.actions.dtype == np.float32
+    np.testing.assert_allclose(traj.actions, [[0.01, 0.01, 0.01]])
+
+
+def test_environments_end_independently_and_keep_their_own_numbers(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 3)
+    rollout = FakeRollout(writer, 3)
+    rollout.add()
+    rollout.add(terminated=(2,))
+    rollout.add()
+    rollout.add(truncated=(0, 2))
+    writer.close()
+    first, second, third = read_all(tmp_path)
+    assert first.obs["x"][:, 0].tolist() == [2000, 2001, 2002]
+    assert second.obs["x"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert third.obs["x"][:, 0].tolist() == [2002, 2003, 2004]
+    assert third.time_idxs[:, 0].tolist() == [0, 1, 2]
+    assert [traj.env_name for traj in (first, second, third)] == ["env2", "env0", "env2"]
+
+
+def test_pieces_of_a_long_episode_overlap_by_one_timestep(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 1, save_every=(3, 3))
+    rollout = FakeRollout(writer, 1)
+    for _ in range(7):
+        rollout.add()
+    rollout.add(terminated=(0,))
+    writer.close()
+    pieces = read_all(tmp_path)
+    assert [len(piece) for piece in pieces] == [3, 3, 2]
+    assert [piece.time_idxs[0, 0] for piece in pieces] == [0, 3, 6]
+    for before, after in pairwise(pieces):
+        np.testing.assert_array_equal(before.rl2s[-1], after.rl2s[0])
+        np.testing.assert_array_equal(before.obs["x"][-1], after.obs["x"][0])
+    np.testing.assert_array_equal(np.concatenate([piece.rews for piece in pieces])[:, 0], np.arange(1, 9))
+    assert [bool(piece.dones[-1, 0]) for piece in pieces] == [False, False, True]
+
+
+def test_lengths_of_pieces_are_drawn_from_the_whole_range(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 4, save_every=(2, 5))
+    rollout = FakeRollout(writer, 4)
+    for _ in range(60):
+        rollout.add()
+    writer.close()
+    assert {len(piece) for piece in read_all(tmp_path)} == {2, 3, 4, 5}
+
+
+def test_episode_end_at_the_length_limit_makes_one_piece(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 1, save_every=(2, 2))
+    rollout = FakeRollout(writer, 1)
+    rollout.add()
+    rollout.add(terminated=(0,))
+    rollout.add()
+    writer.close()
+    [traj] = read_all(tmp_path)
+    assert traj.dones[-1]
+
+
+def test_columns_grow_beyond_their_first_size(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 2)
+    rollout = FakeRollout(writer, 2)
+    for _ in range(700):
+        rollout.add()
+    rollout.add(terminated=(1,))
+    writer.close()
+    [traj] = read_all(tmp_path)
+    np.testing.assert_array_equal(traj.obs["x"][:, 0], 1000 + np.arange(702))
+    np.testing.assert_array_equal(traj.rews[:, 0], np.arange(1, 702))
+
+
+def test_flushing_writes_running_pieces_and_goes_on_from_there(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 2)
+    rollout = FakeRollout(writer, 2)
+    writer.flush_partial()  # nothing to write yet
+    rollout.add()
+    rollout.add(terminated=(0,))  # env 0 begins anew, without a transition
+    writer.flush_partial()
+    writer.wait()
+    assert sorted(len(traj) for traj in read_all(tmp_path)) == [2, 2]
+    rollout.add(truncated=(1,))
+    writer.close()
+    last = read_all(tmp_path)[-1]
+    assert last.env_name == "env1"
+    assert last.time_idxs[:, 0].tolist() == [2, 3]
+
+
+def test_forced_reset_keeps_what_was_running(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 1)
+    rollout = FakeRollout(writer, 1)
+    rollout.add()
+    rollout.begin(np.array([0]))
+    writer.close()
+    assert [len(traj) for traj in read_all(tmp_path)] == [1]
+
+
+def test_arrays_may_be_reused_by_the_caller(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 1)
+    obs, rl2s, times = (
+        {"x": np.zeros((1, 1), np.float32)},
+        np.zeros((1, 2), np.float32),
+        np.zeros(1, np.int64),
+    )
+    flags = np.zeros(1, np.bool_)
+    writer.begin([0], obs, rl2s, times, ["env"])
+    obs["x"] += 5
+    writer.add(np.zeros(1, np.int64), np.zeros(1, np.float32), flags, ~flags, obs, rl2s, times)
+    obs["x"] += 5
+    writer.close()
+    assert read_all(tmp_path)[0].obs["x"].tolist() == [[0], [5]]
+
+
+def test_adding_without_begin_names_the_environment(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 2)
+    rollout = FakeRollout(writer, 2)
+    rollout.writer = TrajectoryWriter(tmp_path, 2)
+    rollout.writer.begin([0], rollout.obs(), rollout.rl2s, rollout.times, ["a", "b"])
+    with pytest.raises(ValueError, match=r"Environments \[1\] have no running trajectory.*Fix: call begin"):
+        rollout.add()
+
+
+@pytest.mark.parametrize("save_every", [(0, 5), (6, 5)])
+def test_impossible_lengths_are_refused(tmp_path: Path, save_every: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"save_every is .*Fix:"):
+        TrajectoryWriter(tmp_path, 1, save_every=save_every)
+
+
+def test_unknown_format_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'zip'.*Fix:"):
+        TrajectoryWriter(tmp_path, 1, save_as="zip")
+
+
+def run(folder: Path, seed: int, *, num_updates: int = 40, state: dict[str, Any] | None = None) -> Any:
+    writer = TrajectoryWriter(folder, 2, save_every=(2, 6), seed=seed)
+    if state is not None:
+        writer.load_state_dict(state)
+    rollout = FakeRollout(writer, 2)
+    for _ in range(num_updates):
+        rollout.add()
+    state = json.loads(json.dumps(writer.state_dict()))
+    writer.close()
+    names = [parse_name(path.name) for path in folder.glob("*.npz")]
+    files = sorted((name.unix_time, name.traj_id) for name in names if name is not None)
+    return [traj_id for _, traj_id in files], [len(traj) for traj in read_all(folder)], state
+
+
+def test_one_seed_gives_one_sequence_of_ids_and_lengths(tmp_path: Path) -> None:
+    first, again, other = (run(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert first[:2] == again[:2]
+    assert len(set(first[0])) == len(first[0])
+    assert first[0] != other[0]
+    assert first[1] != other[1]
+
+
+def test_restored_writer_goes_on_with_ids_lengths_and_later_times(tmp_path: Path) -> None:
+    _, _, state = run(tmp_path / "a", 1, num_updates=10)
+    one, other = run(tmp_path / "b", 1, state=state), run(tmp_path / "c", 1, state=state)
+    fresh = run(tmp_path / "d", 1)
+    assert one[:2] == other[:2]
+    assert not set(one[0]) & set(fresh[0][:3])
+    future = {**state, "last_time_us": 4_000_000_000_000_000}
+    run(tmp_path / "e", 1, state=future)
+    assert all(float(path.stem.rsplit("_", 1)[1]) > 4e9 for path in (tmp_path / "e").glob("*.npz"))
+
+
+def end_episode_and_close(rollout: FakeRollout) -> None:
+    """Whichever of these calls comes next raises what went wrong in the background."""
+    rollout.add(terminated=(0,))
+    rollout.writer.close()
+
+
+def add_forever(rollout: FakeRollout) -> None:
+    while True:
+        rollout.add()
+
+
+def disk_full(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_full_disk_surfaces_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TrajectoryWriter(tmp_path, 1, save_every=(1, 1))
+    rollout = FakeRollout(writer, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "save_trajectory", disk_full)
+        for _ in range(2):  # a later call tries again, and says so again
+            with pytest.raises(OSError, match=rf"not be written to {tmp_path}.*No space left.*Fix:"):
+                add_forever(rollout)
+        with pytest.raises(OSError, match=rf"{rollout.count} finished trajectories are kept"):
+            writer.wait()
+    writer.close()
+    # The steps given to the calls that raised are among them.
+    assert [traj.rews[0, 0] for traj in read_all(tmp_path)] == list(range(1, rollout.count + 1))
+    assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_removed_folder_surfaces_in_the_next_call(tmp_path: Path) -> None:
+    folder = tmp_path / "buffer"
+    writer = TrajectoryWriter(folder, 1)
+    rollout = FakeRollout(writer, 1)
+    shutil.rmtree(folder)
+    with pytest.raises(OSError, match=rf"{folder}.*No such file.*Fix:.*restore the folder"):
+        end_episode_and_close(rollout)
+    folder.mkdir()
+    writer.close()
+    assert len(read_all(folder)) == 1
+
+
+def test_other_errors_of_the_background_surface_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("objects are not written")
+
+    writer = TrajectoryWriter(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "save_trajectory", broken)
+        with pytest.raises(ValueError, match="objects are not written"):
+            end_episode_and_close(FakeRollout(writer, 1))
+    writer.close()
+
+
+def test_slow_disk_holds_the_caller_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
+    most_pending = 0
+
+    def slow(*args: Any, **kwargs: Any) -> Path:
+        may_write.wait(10)
+        return save_trajectory(*args, **kwargs)
+
+    monkeypatch.setattr(writer_module, "save_trajectory", slow)
+    writer = TrajectoryWriter(tmp_path, 1, max_pending=3)
+
+    def collect() -> None:
+        nonlocal most_pending
+        rollout = FakeRollout(writer, 1)
+        for _ in range(20):
+            rollout.add(terminated=(0,))
+            most_pending = max(most_pending, writer.num_pending)
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    collector.join(0.1)
+    assert collector.is_alive()
+    may_write.set()
+    collector.join(10)
+    writer.close()
+    assert most_pending <= 3
+    assert len(read_all(tmp_path)) == 20
+
+
+def test_closed_writer_can_be_used_again(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path, 1)
+    rollout, threads = FakeRollout(writer, 1), set(threading.enumerate())
+    for expected in (1, 2):
+        rollout.add(terminated=(0,))
+        writer.close()
+        writer.close()
+        assert len(read_all(tmp_path)) == expected
+        assert set(threading.enumerate()) <= threads
+
+
+_ABANDONED = """
+import sys
+import numpy as np
+from loxodon.data import TrajectoryWriter
+writer = TrajectoryWriter(sys.argv[1], 1)
+one, flags = np.zeros(1, np.int64), np.ones(1, np.bool_)
+for _ in range(30):
+    writer.begin([0], {"x": np.zeros((1, 1))}, np.zeros((1, 2)), one, ["env"])
+    writer.add(one, np.zeros(1), flags, flags, {"x": np.ones((1, 1))}, np.zeros((1, 2)), one + 1)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.slow
+def test_program_that_ends_early_still_writes_what_was_finished(
+    tmp_path: Path, run_python: Callable[..., int]
+) -> None:
+    assert run_python(_ABANDONED, str(tmp_path)) == 3
+    assert len(read_all(tmp_path)) == 30

@@ -1,0 +1,126 @@
+"""Noise schedules and what they do to actions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gin
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loxodon.envs import BilevelEpsilonGreedy, EpsilonGreedy
+
+DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (3,), np.float32)
+ZEROS = np.zeros(6, np.int64)
+
+
+def test_epsilon_is_linear_then_constant() -> None:
+    noise = EpsilonGreedy(DISCRETE, 6, 0, eps_start=0.9, eps_end=0.1, steps_anneal=8, randomize_eps=False)
+    levels = []
+    for _ in range(12):
+        levels.append(float(noise.current_eps(ZEROS)[0]))
+        noise.add_exploration_noise(ZEROS, ZEROS)
+    np.testing.assert_allclose(levels, [0.9 - 0.1 * min(t, 8) for t in range(12)], atol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 300), st.integers(0, 10_000))
+def test_bilevel_formula_and_clamps(calls: int, timestep: int) -> None:
+    noise = BilevelEpsilonGreedy(DISCRETE, 1, 0, rollout_horizon=10, steps_anneal=100, randomize_eps=False)
+    noise.num_calls = calls
+    p, h = min(calls / 100, 1), min(timestep / 10, 1)
+    start, end = 1.0 - 0.95 * p, 0.8 - 0.79 * p
+    (eps,) = noise.current_eps(np.array([timestep]))
+    assert eps == pytest.approx(start - (start - end) * h)
+    assert 0.01 - 1e-9 <= eps <= 1.0
+
+
+def test_discrete_actions_are_replaced_with_probability_eps() -> None:
+    noise = EpsilonGreedy(DISCRETE, 20_000, 0, eps_start=0.4, eps_end=0.4, randomize_eps=False)
+    actions = np.full(20_000, 2)
+    noisy = noise.add_exploration_noise(actions, np.zeros(20_000, int))
+    assert noisy.dtype == actions.dtype
+    assert (noisy != 2).mean() == pytest.approx(0.4 * 3 / 4, abs=0.015)
+    assert np.bincount(noisy)[[0, 1, 3]].min() > 0.08 * 20_000
+    assert (actions == 2).all()  # the input is left alone
+
+
+def test_continuous_noise_is_gaussian_and_clipped() -> None:
+    noise = EpsilonGreedy(BOX, 5000, 0, eps_start=0.2, eps_end=0.2, randomize_eps=False)
+    noisy = noise.add_exploration_noise(np.zeros((5000, 3), np.float32), np.zeros(5000, int))
+    assert noisy.dtype == np.float32
+    assert noisy.std() == pytest.approx(0.2, rel=0.05)
+    edge = noise.add_exploration_noise(np.ones((5000, 3), np.float32), np.zeros(5000, int))
+    assert edge.max() == 1.0
+    assert edge.min() < 0.9
+
+
+def test_without_randomisation_episodes_may_end() -> None:
+    noise = EpsilonGreedy(DISCRETE, 6, 0, randomize_eps=False)
+    noise.on_episode_end(np.ones(6, bool))
+    np.testing.assert_array_equal(noise.current_eps(ZEROS), np.ones(6))
+
+
+def test_multipliers_change_only_where_an_episode_ended() -> None:
+    noise = EpsilonGreedy(DISCRETE, 6, 0)
+    before = noise.current_eps(ZEROS)
+    assert ((before >= 0) & (before < 1)).all()
+    assert len(set(before)) == 6
+    ended = np.array([1, 0, 0, 1, 0, 0], bool)
+    noise.on_episode_end(ended)
+    np.testing.assert_array_equal(noise.current_eps(ZEROS) != before, ended)
+
+
+@pytest.mark.parametrize("space", [DISCRETE, BOX])
+def test_state_goes_through_json_and_continues_exactly(space: Any) -> None:
+    actions = np.zeros((6, *space.shape), space.dtype)
+    first, second = (EpsilonGreedy(space, 6, seed, steps_anneal=20) for seed in (1, 2))
+    for _ in range(5):
+        first.add_exploration_noise(actions, ZEROS)
+        first.on_episode_end(np.arange(6) % 2 == 0)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for _ in range(5):
+        a, b = (noise.add_exploration_noise(actions, ZEROS) for noise in (first, second))
+        np.testing.assert_array_equal(a, b)
+        for noise in (first, second):
+            noise.on_episode_end(np.ones(6, bool))
+
+
+def test_same_seed_same_noise_and_two_seeds_differ() -> None:
+    streams = [
+        EpsilonGreedy(DISCRETE, 50, s).add_exploration_noise(np.zeros(50, int), np.zeros(50))
+        for s in (1, 1, 2)
+    ]
+    np.testing.assert_array_equal(streams[0], streams[1])
+    assert (streams[0] != streams[2]).any()
+
+
+def test_state_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"for 6 environments, this run has 2.*Fix"):
+        EpsilonGreedy(DISCRETE, 2, 0).load_state_dict(EpsilonGreedy(DISCRETE, 6, 0).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "words"),
+    [
+        (EpsilonGreedy, {"steps_anneal": 0}, r"EpsilonGreedy.steps_anneal is 0.*Fix"),
+        (EpsilonGreedy, {"eps_start": 1.5}, r"EpsilonGreedy.eps_start is 1.5.*\[0, 1.0\].*Fix"),
+        (BilevelEpsilonGreedy, {"rollout_horizon": 5, "eps_end_end": -0.1}, r"eps_end_end is -0.1.*Fix"),
+        (BilevelEpsilonGreedy, {"rollout_horizon": 0}, r"rollout_horizon is 0.*Fix"),
+    ],
+)
+def test_wrong_schedules(kind: Any, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        kind(DISCRETE, 2, 0, **kwargs)
+
+
+def test_gin_sets_the_schedule_but_not_what_code_supplies() -> None:
+    gin.parse_config("BilevelEpsilonGreedy.rollout_horizon = 7\nEpsilonGreedy.eps_end = 0.3")
+    assert BilevelEpsilonGreedy(DISCRETE, 2, 0).rollout_horizon == 7
+    assert EpsilonGreedy(DISCRETE, 2, 0).eps_end == 0.3
+    with pytest.raises(ValueError, match="num_envs"):
+        gin.parse_config("EpsilonGreedy.num_envs = 3")

@@ -1,0 +1,207 @@
+"""From what a user names to a recipe of plain values."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import pickle
+import sys
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import pytest
+import scripted_envs
+from scripted_envs import ScriptedEnv, SubclassOfScripted, make_scripted
+
+from loxodon.envs import EnvSpec, SequenceEnv, TMazePassive, gym_env, make_vector_env, resolve_env
+
+
+@gin.configurable(module="tests.envs")
+def env_holder(make_env: Any = gin.REQUIRED) -> Any:
+    """Receives a reference exactly as Experiment does."""
+    return make_env
+
+
+def resolved_from(config: str) -> EnvSpec:
+    gin.parse_config(config)
+    return resolve_env(env_holder())
+
+
+def test_spec_survives_pickling_and_builds() -> None:
+    spec = EnvSpec(ScriptedEnv, {"gain": 2.0}, env_name="mine")
+    copy = pickle.loads(pickle.dumps(spec))
+    assert copy == spec
+    env = copy.build()
+    assert isinstance(env, SequenceEnv)
+    assert env.env_name == "mine"
+    assert env.unwrapped.gain == 2.0
+
+
+def test_registered_ids_keep_their_time_limit() -> None:
+    env = gym_env("CartPole-v1", kwargs={"max_episode_steps": 3}).build()
+    env.reset(seed=0)
+    assert [env.step(t % 2)[3] for t in range(3)] == [False, False, True]
+
+
+def test_popgym_ids_work() -> None:
+    pytest.importorskip("popgym")
+    env = make_vector_env([gym_env("popgym-RepeatPreviousEasy-v0")] * 2, "sync")
+    assert env.env_names == ["popgym-RepeatPreviousEasy"] * 2
+    obs, _ = env.reset(seed=0)
+    assert obs["observation"].dtype == np.int64
+    assert env.step([0, 1])[1].shape == (2,)
+
+
+def test_missing_popgym_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "popgym", None)
+    real_import = builtins.__import__
+
+    def no_popgym(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "popgym":
+            raise ModuleNotFoundError("No module named 'popgym'", name="popgym")
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_popgym)
+    with pytest.raises(ModuleNotFoundError, match=r"Fix: pip install 'loxodon\[envs\]'"):
+        gym_env("popgym-RepeatPreviousEasy-v0").build()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("CartPol-v1", r"under 'CartPol-v1'.*Did you mean 'CartPole-v1'.*Fix"),
+        ("cartpole-v1", r"Did you mean 'CartPole-v1'"),
+        ("CartPole-v77", r"Did you mean 'CartPole-v"),
+        ("zzzzqqqq-v0", r"No environment is registered under 'zzzzqqqq-v0'.*pprint_registry.*Fix"),
+    ],
+)
+def test_unknown_ids_name_their_neighbours(env_id: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        gym_env(env_id).build()
+
+
+def test_module_prefix_imports_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    gym.register("LoxodonScripted-v0", entry_point=lambda: ScriptedEnv(gain=3.0))
+    try:
+        env = gym_env("scripted_envs:LoxodonScripted-v0").build()
+        assert env.unwrapped.gain == 3.0
+    finally:
+        gym.registry.pop("LoxodonScripted-v0")
+
+
+def test_resolve_accepts_specs_ids_classes_and_functions() -> None:
+    spec = EnvSpec(ScriptedEnv)
+    assert resolve_env(spec) is spec
+    assert resolve_env("CartPole-v1") == EnvSpec("CartPole-v1")
+    assert resolve_env(make_scripted) == EnvSpec(make_scripted)
+    assert resolve_env(functools.partial(make_scripted, gain=4.0)).build().unwrapped.gain == 4.0
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (
+            TMazePassive(horizon=3),
+            r"one environment \(TMazePassive instance\).*@TMazePassive without parenthes",
+        ),
+        (5, r"make_env is 5 \(int\).*Fix"),
+    ],
+)
+def test_resolve_refuses_instances_and_nonsense(bad: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        resolve_env(bad)
+
+
+def test_gym_env_needs_a_string() -> None:
+    with pytest.raises(TypeError, match=r"env_id is 5.*Fix"):
+        gym_env(5)  # type: ignore[arg-type]
+
+
+# ---- gin --------------------------------------------------------------------------------------------------
+
+
+def test_gym_env_from_gin_evaluated_or_not() -> None:
+    for reference in ("@gym_env()", "@gym_env"):
+        gin.clear_config()
+        spec = resolved_from(f"env_holder.make_env = {reference}\ngym_env.env_id = 'CartPole-v1'")
+        gin.clear_config()
+        assert spec.build().env_name == "CartPole"
+
+
+def test_bindings_become_plain_values() -> None:
+    spec = resolved_from("env_holder.make_env = @TMazePassive\nTMazePassive.horizon = 9")
+    gin.clear_config()  # as in a spawned worker
+    assert spec == EnvSpec(TMazePassive, {"horizon": 9})
+    assert pickle.loads(pickle.dumps(spec)).build().unwrapped.horizon == 9
+
+
+def test_scoped_references_and_macros() -> None:
+    spec = resolved_from(
+        "env_holder.make_env = @train/TMazePassive\nH = 12\nTMazePassive.horizon = 3\n"
+        "train/TMazePassive.horizon = %H\nTMazePassive.goal_reward = 2.0"
+    )
+    gin.clear_config()
+    assert pickle.loads(pickle.dumps(spec)) == EnvSpec(TMazePassive, {"horizon": 12, "goal_reward": 2.0})
+
+
+def test_scoped_functions() -> None:
+    spec = resolved_from("env_holder.make_env = @val/gym_env\nval/gym_env.env_id = 'CartPole-v1'")
+    gin.clear_config()
+    assert pickle.loads(pickle.dumps(spec)).build().env_name == "CartPole"
+
+
+def test_current_scope_counts() -> None:
+    gin.parse_config("TMazePassive.horizon = 3\nval/TMazePassive.horizon = 4")
+    with gin.config_scope("val"):
+        assert resolve_env(TMazePassive).kwargs == {"horizon": 4}
+    assert resolve_env(TMazePassive).kwargs == {"horizon": 3}
+
+
+def test_nested_references_make_a_new_object_per_environment() -> None:
+    spec = resolved_from(
+        "env_holder.make_env = @WrappingEnv\nWrappingEnv.inner = @inner/ScriptedEnv()\n"
+        "inner/ScriptedEnv.gain = 7.0\nWrappingEnv.extra = [1, {'maker': @other/ScriptedEnv}]\n"
+        "other/ScriptedEnv.gain = 8.0"
+    )
+    gin.clear_config()
+    spec = pickle.loads(pickle.dumps(spec))
+    first, second = spec.build(), spec.build()
+    assert first.env.env.gain == 7.0
+    assert first.unwrapped is not second.unwrapped
+    assert first.env.extra[1]["maker"]().gain == 8.0
+    assert first.env.extra is not second.env.extra
+
+
+def test_subclass_and_external_configurables() -> None:
+    gin.parse_config("ScriptedEnv.gain = 6.0")
+    spec = resolve_env(SubclassOfScripted)
+    external = gin.external_configurable(scripted_envs.SpacesEnv, module="tests.envs")
+    gin.parse_config("SpacesEnv.action_space = %SPACE\nSPACE = 5")
+    outer = resolve_env(external)
+    gin.clear_config()
+    assert pickle.loads(pickle.dumps(spec)).build().unwrapped.gain == 6.0
+    assert type(spec.build().unwrapped) is SubclassOfScripted
+    assert outer == EnvSpec(scripted_envs.SpacesEnv, {"action_space": 5})
+
+
+def test_resolved_bindings_count_as_used() -> None:
+    resolved_from("env_holder.make_env = @train/TMazePassive\ntrain/TMazePassive.horizon = %H\nH = 9")
+    text = gin.operative_config_str()
+    assert "train/TMazePassive.horizon = %H" in text
+    assert "H = 9" in text
+
+
+def test_missing_required_value_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"TMazePassive.*horizon"):
+        resolve_env(TMazePassive).build()
+
+
+def test_importing_envs_is_light() -> None:
+    import subprocess
+
+    heavy = ("torch", "accelerate", "wandb", "popgym")
+    code = f"import loxodon.envs, sys; print(any(m in sys.modules for m in {heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

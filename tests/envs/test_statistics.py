@@ -1,0 +1,54 @@
+"""Returns and special metrics per environment name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from loxodon.envs import ReturnHistory, SpecialMetricHistory
+
+
+def test_nothing_finished_means_no_keys() -> None:
+    history = ReturnHistory(2)
+    history.add_step(np.ones(2), np.zeros(2, bool), ["a", "b"])
+    assert history.summary("val") == {}
+    assert history.num_episodes == 0
+    assert SpecialMetricHistory().summary("val") == {}
+
+
+def test_returns_lengths_and_means_of_means() -> None:
+    history = ReturnHistory(3)
+    names = ["a", "a", "b"]
+    history.add_step(np.array([1.0, 2.0, 3.0], np.float32), np.array([False, True, False]), names)
+    history.add_step(np.array([1.0, 4.0, 3.0], np.float32), np.array([True, True, True]), names)
+    # a: returns 2, 2, 4 (lengths 1, 2, 1); b: 6 (length 2)
+    summary = history.summary("val/")
+    assert summary["val/return/a"] == pytest.approx(8 / 3)
+    assert summary["val/return/b"] == 6.0
+    assert summary["val/return"] == pytest.approx((8 / 3 + 6) / 2)
+    assert summary["val/return_p20"] == pytest.approx(np.percentile([2, 2, 4, 6], 20))
+    assert summary["val/episodes"] == 4
+    assert summary["val/episode_length"] == pytest.approx((4 / 3 + 2) / 2)
+
+
+def test_clear_keeps_running_episodes_and_restart_does_not() -> None:
+    for method, expected in (("clear", 3.0), ("restart", 1.0)):
+        history = ReturnHistory(1)
+        history.add_step(np.array([2.0]), np.array([False]), ["a"])
+        getattr(history, method)()
+        history.add_step(np.array([1.0]), np.array([True]), ["a"])
+        assert history.summary("")["return"] == expected
+
+
+def test_special_metrics_take_scalars_lists_and_arrays() -> None:
+    history = SpecialMetricHistory()
+    history.add_step([(0, "success", True), (1, "success", np.array([0.0, 1.0]))], ["a", "b"])
+    history.add("b", "success", [0, 0])
+    history.add("b", "empty", [])
+    assert history.summary("train") == {
+        "train/success": pytest.approx((1 + 0.25) / 2),
+        "train/success/a": 1.0,
+        "train/success/b": 0.25,
+    }
+    history.clear()
+    assert history.summary("train") == {}

@@ -1,0 +1,100 @@
+"""The T-maze asks for memory and for nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from loxodon.envs import TMazePassive
+
+RIGHT, UP, LEFT, DOWN = range(4)
+
+
+def run(
+    env: TMazePassive, choose: Any, seed: int | None = None
+) -> tuple[float, int, float, list[np.ndarray]]:
+    obs, _ = env.reset(seed=seed)
+    seen, total, length = [obs], 0.0, 0
+    while True:
+        obs, reward, terminated, truncated, info = env.step(choose(seen))
+        seen.append(obs)
+        total, length = total + reward, length + 1
+        assert not truncated
+        if terminated:
+            return total, length, info["metric/success"], seen
+        assert "metric/success" not in info
+
+
+def with_memory(seen: list[np.ndarray]) -> int:
+    if not seen[-1][2]:
+        return RIGHT
+    return UP if seen[0][1] > 0 else DOWN
+
+
+def without_memory(seen: list[np.ndarray]) -> int:
+    return UP if seen[-1][2] else RIGHT
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 17])
+def test_optimal_play_gets_one(horizon: int) -> None:
+    env = TMazePassive(horizon=horizon)
+    cues = set()
+    for seed in range(20):
+        total, length, success, seen = run(env, with_memory, seed)
+        assert (total, length, success) == (1.0, horizon + 1, 1.0)
+        np.testing.assert_array_equal(np.stack(seen)[1:, :2], 0)  # the cue is at the first timestep only
+        assert seen[0][0] == 1
+        assert [bool(obs[2]) for obs in seen] == [False] * horizon + [True, True]
+        cues.add(seen[0][1])
+    assert cues == {-1.0, 1.0}
+
+
+def test_without_memory_it_is_a_coin_toss() -> None:
+    env = TMazePassive(horizon=4)
+    env.reset(seed=0)
+    results = [run(env, without_memory)[2] for _ in range(400)]
+    assert 0.42 < np.mean(results) < 0.58
+
+
+def test_standing_still_costs_and_ends() -> None:
+    total, length, success, _ = run(TMazePassive(horizon=4), lambda _: LEFT, seed=0)
+    assert (length, success) == (5, 0.0)
+    assert total == pytest.approx(-5 / 4)
+    assert run(TMazePassive(horizon=4, penalty=-2.0), lambda _: UP, seed=0)[0] == -10.0
+
+
+def test_one_wrong_step_is_paid_once_and_misses_the_goal() -> None:
+    actions = iter([RIGHT, LEFT, RIGHT, RIGHT])
+    total, length, success, seen = run(
+        TMazePassive(horizon=3, goal_reward=5.0), lambda _: next(actions), seed=1
+    )
+    assert total == pytest.approx(-1 / 3)
+    assert (length, success, seen[-1][2]) == (4, 0.0, 0.0)
+
+
+def test_the_cue_does_not_come_back_at_the_start_cell() -> None:
+    env = TMazePassive(horizon=5)
+    env.reset(seed=0)
+    assert env.step(LEFT)[0].tolist() == [0, 0, 0]
+
+
+def test_same_seed_same_cues() -> None:
+    streams = []
+    for seed in (3, 3, 4):
+        env = TMazePassive(horizon=2)
+        env.reset(seed=seed)
+        streams.append([env.reset()[0][1] for _ in range(30)])
+    assert streams[0] == streams[1] != streams[2]
+
+
+def test_it_is_a_proper_gymnasium_environment() -> None:
+    check_env(TMazePassive(horizon=3), skip_render_check=True)
+
+
+@pytest.mark.parametrize("horizon", [0, -3, 2.5])
+def test_wrong_horizon(horizon: Any) -> None:
+    with pytest.raises(ValueError, match=r"TMazePassive.horizon is .*at least 1.*Fix"):
+        TMazePassive(horizon=horizon)

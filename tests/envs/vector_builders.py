@@ -1,0 +1,29 @@
+"""Every kind of vector environment, built the same way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+from scripted_envs import ScriptedEnv
+
+from loxodon.envs import EnvSpec, make_vector_env
+from loxodon.envs.vector_base import SequenceVectorEnv
+
+KINDS = ["sync", "fork", "forkserver", "spawn", "already_vectorized"]
+PROCESS_KINDS = ["fork", "spawn"]
+
+
+def gymnasium_vector_env(num_envs: int, **kwargs: Any) -> gym.vector.VectorEnv:
+    makers = [lambda: ScriptedEnv(**kwargs)] * num_envs
+    return gym.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def build(kind: str, specs: list[EnvSpec], num_workers: int | None = 2) -> SequenceVectorEnv:
+    if kind == "already_vectorized":
+        return make_vector_env(
+            [EnvSpec(gymnasium_vector_env, {"num_envs": len(specs), **specs[0].kwargs})], kind
+        )
+    mode, context = ("sync", None) if kind == "sync" else ("async", kind)
+    return make_vector_env(specs, mode, context=context, num_workers=num_workers)

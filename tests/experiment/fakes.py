@@ -1,0 +1,139 @@
+"""A tiny agent and a scripted environment, and an Experiment made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from loxodon.agents import LossTerms
+from loxodon.data import Batch, DiskTrajDataset
+from loxodon.envs import EnvSpec
+from loxodon.experiment import Experiment
+
+
+class CountingEnv(gym.Env[np.ndarray, int]):
+    """Shows [episode number, timestep]; ends after `length` steps, by termination or by truncation.
+
+    The reward of a step is 1 for action 1 and 0 otherwise, plus noise from the env's own generator.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, length: int = 5, truncates: bool = False, noise: float = 0.0) -> None:
+        self.length, self.truncates, self.noise = length, truncates, noise
+        self.episode = -1
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.episode, self.timestep], dtype=np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode = 0 if seed is not None else self.episode + 1
+        self.timestep = 0
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.timestep += 1
+        over = self.timestep >= self.length
+        reward = float(action == 1) + self.noise * float(self.np_random.standard_normal())
+        info = {"metric/success": float(action == 1)} if over else {}
+        return self._obs(), reward, over and not self.truncates, over and self.truncates, info
+
+
+class TinyAgent(nn.Module):
+    """Linear policy and value on [observation, rl2]; its hidden state counts the steps of each env."""
+
+    def __init__(
+        self, obs_space: spaces.Dict, action_space: Any, tstep_type: Any, traj_type: Any, max_seq_len: int
+    ) -> None:
+        super().__init__()
+        self.action_dim = int(action_space.n)
+        width = sum(int(np.prod(s.shape or (1,))) for s in obs_space.spaces.values()) + 1 + self.action_dim
+        self.actor, self.critic = nn.Linear(width, self.action_dim), nn.Linear(width, 1)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=True)  # gets gradients, is in no optimizer
+        self.num_after_update = 0
+        self.seen_hidden: list[Tensor] = []
+
+    def _inputs(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
+        return torch.tanh(torch.cat([obs["observation"].float(), rl2s], dim=-1))
+
+    def get_actions(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Tensor, sample: bool
+    ) -> tuple[Tensor, Tensor]:
+        assert rl2s.shape[1] == 1 + self.action_dim
+        assert torch.equal(hidden_state, time_idxs[:, 0])  # blanked exactly where an episode begins
+        logits = self.actor(self._inputs(obs, rl2s))
+        actions = torch.distributions.Categorical(logits=logits).sample() if sample else logits.argmax(-1)
+        return actions, hidden_state + 1
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> Tensor:
+        return torch.zeros(num_envs, dtype=torch.int64, device=device)
+
+    def reset_hidden_state(self, hidden_state: Tensor, ended: Tensor) -> Tensor:
+        return hidden_state.masked_fill(ended, 0)
+
+    def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
+        inputs = self._inputs(batch.obs, batch.rl2s)[:, :-1]
+        log_probs = torch.log_softmax(self.actor(inputs), dim=-1)
+        actor = -(log_probs * batch.actions).sum(-1, keepdim=True)[:, :, None] * self.frozen.mean()
+        critic = (self.critic(inputs) - batch.rews).square()[:, :, None, None]
+        metrics = {"entropy": -(log_probs.exp() * log_probs).sum(-1).mean()} if with_metrics else {}
+        return LossTerms(actor.expand(-1, -1, 2, -1), critic.expand(-1, -1, 3, 2, -1), metrics)
+
+    def trainable_params(self) -> list[nn.Parameter]:
+        return [*self.actor.parameters(), *self.critic.parameters()]
+
+    def after_update(self) -> None:
+        self.num_after_update += 1
+
+
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
+    """A small, silent run in one process; `changes` override any setting."""
+    settings: dict[str, Any] = {
+        "run_name": "tiny",
+        "ckpt_base_dir": str(folder),
+        "max_seq_len": 8,
+        "dataset": DiskTrajDataset(),
+        "tstep_encoder_type": nn.Identity,
+        "traj_encoder_type": nn.Identity,
+        "agent_type": TinyAgent,
+        "val_timesteps_per_epoch": 12,
+        "make_train_env": EnvSpec(CountingEnv, {"noise": 1.0}),
+        "make_val_env": EnvSpec(CountingEnv, {"noise": 1.0}),
+        "parallel_actors": 3,
+        "env_mode": "sync",
+        "dloader_workers": 0,
+        "verbose": False,
+        "epochs": 2,
+        "train_timesteps_per_epoch": 12,
+        "train_batches_per_epoch": 4,
+        "val_interval": 1,
+        "ckpt_interval": 2,
+        "batch_size": 4,
+        "log_interval": 2,
+        "lr_warmup_steps": 4,
+        "learning_rate": 1e-2,
+        "seed": 7,
+        "log_to_tensorboard": False,
+    }
+    return Experiment(**{**settings, **changes})
+
+
+def run(experiment: Experiment, prepare: Callable[[Experiment], Any] | None = None) -> Experiment:
+    """Start, learn and close."""
+    experiment.start()
+    if prepare is not None:
+        prepare(experiment)
+    experiment.learn()
+    experiment.close()
+    return experiment

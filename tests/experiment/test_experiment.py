@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loxodon.data import DoNothingDataset
+from loxodon.envs import EnvSpec, EpsilonGreedy
+from loxodon.experiment import Experiment
+
+from .fakes import CountingEnv, make_experiment, run
+
+REQUIRED = [
+    "run_name",
+    "ckpt_base_dir",
+    "max_seq_len",
+    "dataset",
+    "tstep_encoder_type",
+    "traj_encoder_type",
+    "agent_type",
+    "val_timesteps_per_epoch",
+    "make_train_env",
+    "make_val_env",
+]
+DEFAULTS = {
+    "parallel_actors": 12,
+    "env_mode": "async",
+    "async_env_mp_context": None,
+    "exploration_wrapper_type": EpsilonGreedy,
+    "sample_actions": True,
+    "force_reset_train_envs_every": None,
+    "log_to_wandb": False,
+    "wandb_project": "from-env",
+    "wandb_entity": "me",
+    "wandb_group_name": None,
+    "verbose": True,
+    "log_interval": 300,
+    "traj_save_len": 1e10,
+    "has_dset_edit_rights": True,
+    "stagger_traj_file_lengths": True,
+    "save_trajs_as": "npz",
+    "padded_sampling": "none",
+    "dloader_workers": 6,
+    "epochs": 1000,
+    "start_learning_at_epoch": 0,
+    "start_collecting_at_epoch": 0,
+    "train_timesteps_per_epoch": 1000,
+    "train_batches_per_epoch": 1000,
+    "val_interval": 20,
+    "ckpt_interval": 50,
+    "always_save_latest": True,
+    "always_load_latest": False,
+    "batch_size": 24,
+    "batches_per_update": 1,
+    "learning_rate": 1e-4,
+    "critic_loss_weight": 10.0,
+    "lr_warmup_steps": 500,
+    "grad_clip": 1.0,
+    "l2_coeff": 1e-3,
+    "mixed_precision": "no",
+}
+
+
+def records(exp: Experiment, *, with_time: bool = False) -> list[dict[str, Any]]:
+    lines = (exp.run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
+    parsed = [json.loads(line) for line in lines]
+    return [{k: v for k, v in one.items() if with_time or not k.startswith("time/")} for one in parsed]
+
+
+def test_fields_come_in_the_documented_order_with_the_documented_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "from-env")  # read at construction, not at import
+    monkeypatch.setenv("WANDB_ENTITY", "me")
+    fields = [f.name for f in dataclasses.fields(Experiment)]
+    assert fields[: len(REQUIRED) + len(DEFAULTS)] == [*REQUIRED, *DEFAULTS]
+    spec = EnvSpec(CountingEnv)
+    types = [torch.nn.Identity] * 3
+    exp = Experiment("a", str(tmp_path), 8, DoNothingDataset(), *types, 0, spec, spec)  # type: ignore[arg-type]
+    assert {name: getattr(exp, name) for name in DEFAULTS} == DEFAULTS
+
+
+def test_required_fields_have_no_default() -> None:
+    parameters = inspect.signature(Experiment).parameters
+    assert [n for n, p in parameters.items() if p.default is inspect.Parameter.empty] == REQUIRED
+
+
+def test_every_documented_method_exists() -> None:
+    text = (
+        "start learn evaluate_val evaluate_test interact collect_new_training_data compute_loss train_step "
+        "edit_actor_mask edit_critic_mask init_envs init_dsets init_dloaders init_checkpoints init_logger "
+        "init_model init_optimizer save_checkpoint load_checkpoint load_checkpoint_from_path log caster "
+        "write_latest_policy read_latest_policy delete_buffer_from_disk policy_metrics x_axis_metrics "
+        "summary DEVICE policy"
+    )
+    names = text.split(" ")
+    assert [name for name in names if not hasattr(Experiment, name)] == []
+
+
+def test_importing_the_package_leaves_wandb_and_tensorboard_alone() -> None:
+    absent = "('wandb', 'tensorboard', 'popgym')"
+    code = f"import sys, loxodon.experiment; print([m for m in {absent} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_run_leaves_the_documented_folder(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, epochs=3))
+    ckpts = exp.run_dir / "ckpts"
+    assert exp.checkpoints.complete_epochs() == [1, 2]  # every second epoch, and the last one
+    for path in (
+        "policy_weights/policy_epoch_2.safetensors",
+        "latest/policy.safetensors",
+        "best/policy.safetensors",
+        "config.txt",
+    ):
+        assert (ckpts / path).is_file(), path
+    assert len(list((exp.run_dir / "buffer" / "fifo").glob("*.npz"))) > 9
+    assert list(exp.run_dir.rglob("*.tmp")) == []
+
+
+def test_one_seed_gives_one_metrics_file_and_another_seed_another(tmp_path: Path) -> None:
+    one, same, other = (
+        records(run(make_experiment(tmp_path / name, seed=seed)))
+        for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
+    assert one == same
+    assert (
+        len(one) == 2 * (1 + 1 + 1 + 2 + 1) + 1
+    )  # per epoch: val, collect, dataset, two update records, means
+    assert one != other
+
+
+def test_loader_workers_do_not_change_which_seed_gives_what(tmp_path: Path) -> None:
+    one, same = (records(run(make_experiment(tmp_path / n, dloader_workers=1))) for n in "ab")
+    assert one == same
+
+
+def test_an_undefined_seed_is_drawn_and_kept(tmp_path: Path) -> None:
+    one, two = (make_experiment(tmp_path / name, seed=None) for name in "ab")
+    assert one.run_seed != two.run_seed
+    run(one)
+    assert json.loads((one.run_dir / "ckpts" / "versions.json").read_text())["seed"] == one.run_seed
+
+
+class Watched(Experiment):
+    """Notes the order of events."""
+
+    def note(self, what: str) -> None:
+        self.__dict__.setdefault("events", []).append((self.epoch, what))
+
+    def read_latest_policy(self) -> Any:
+        self.note("load latest")
+        return super().read_latest_policy()
+
+    def evaluate_val(self) -> dict[str, float]:
+        self.note("evaluate")
+        return super().evaluate_val()
+
+    def collect_new_training_data(self) -> dict[str, float]:
+        self.note("collect")
+        return super().collect_new_training_data()
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.note("update")
+        return super().train_step(*args, **kwargs)
+
+    def save_checkpoint(self) -> Any:
+        self.note("checkpoint")
+        return super().save_checkpoint()
+
+    def write_latest_policy(self, is_final: bool = False) -> None:
+        self.note("publish")
+        super().write_latest_policy(is_final)
+
+
+def events_of(folder: Path, **changes: Any) -> list[tuple[int, str]]:
+    exp = make_experiment(folder, train_batches_per_epoch=1, **changes)
+    exp.__class__ = Watched
+    run(exp)
+    return exp.__dict__["events"]  # type: ignore[no-any-return]
+
+
+def test_an_epoch_loads_evaluates_collects_trains_saves_and_publishes_in_this_order(tmp_path: Path) -> None:
+    events = events_of(tmp_path, epochs=2, ckpt_interval=1, val_interval=2, always_load_latest=True)
+    assert events == [
+        (0, "load latest"),
+        (0, "evaluate"),
+        (0, "collect"),
+        (0, "update"),
+        (1, "checkpoint"),
+        (1, "publish"),
+        (1, "load latest"),
+        (1, "collect"),
+        (1, "update"),
+        (2, "evaluate"),
+        (2, "checkpoint"),
+        (2, "publish"),
+    ]
+
+
+def test_starting_epochs_hold_back_collecting_and_learning(tmp_path: Path) -> None:
+    events = events_of(
+        tmp_path,
+        epochs=4,
+        start_collecting_at_epoch=1,
+        start_learning_at_epoch=2,
+        val_interval=None,
+        ckpt_interval=None,
+    )
+    assert [e for e in events if e[1] in ("collect", "update")] == [
+        (1, "collect"),
+        (2, "collect"),
+        (2, "update"),
+        (3, "collect"),
+        (3, "update"),
+    ]
+
+
+def test_the_last_checkpoint_is_always_saved(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, epochs=3, ckpt_interval=None, val_timesteps_per_epoch=0))
+    assert exp.checkpoints.complete_epochs() == [2]
+
+
+def test_no_finished_episode_means_a_warning_and_no_nan(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    never = EnvSpec(CountingEnv, {"length": 10_000})
+    with caplog.at_level(logging.WARNING, "loxodon"):
+        exp = run(make_experiment(tmp_path, make_val_env=never, make_train_env=never, traj_save_len=8))
+    assert "no episode ended" in caplog.text
+    assert exp.last_val_metrics == {}
+    for record in records(exp):
+        assert not any(key.startswith(("val/", "collect/")) for key in record)
+        assert all(v is not None and math.isfinite(v) for v in record.values())
+
+
+def test_evaluation_leaves_no_trace_in_training(tmp_path: Path) -> None:
+    def training_records(name: str, **changes: Any) -> list[dict[str, Any]]:
+        return [r for r in records(run(make_experiment(tmp_path / name, **changes))) if "train/loss" in r]
+
+    with_val = training_records("a")
+    without = training_records("b", val_timesteps_per_epoch=0)
+    assert with_val == without
+
+
+def test_evaluation_does_not_explore(tmp_path: Path) -> None:
+    def always_one(policy: Any) -> None:
+        with torch.no_grad():
+            policy.actor.weight.zero_()
+            policy.actor.bias.copy_(torch.tensor([0.0, 50.0, 0.0]))
+
+    exp = make_experiment(tmp_path, make_val_env=EnvSpec(CountingEnv))
+    exp.start()
+    always_one(exp.policy)
+    assert exp.evaluate_val()["val/return"] == 5.0
+    assert exp.collect_new_training_data()["collect/return"] < 5.0
+
+
+def test_evaluate_test_counts_episodes_and_stores_trajectories(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path)
+    exp.start()
+    metrics = exp.evaluate_test(
+        EnvSpec(CountingEnv, {"length": 4}), 100, save_trajs_to=str(tmp_path / "kept"), episodes=7
+    )
+    assert metrics["test/episodes"] == 7
+    assert metrics["test/episode_length"] == 4
+    assert "test/success" in metrics
+    assert len(list((tmp_path / "kept").glob("*.npz"))) >= 7
+
+
+def test_force_reset_begins_new_episodes(tmp_path: Path) -> None:
+    never = EnvSpec(CountingEnv, {"length": 10_000})
+    exp = make_experiment(tmp_path, make_train_env=never, force_reset_train_envs_every=2)
+    exp.start()
+    times = []
+    for exp.epoch in range(4):
+        exp.collect_new_training_data()
+        assert exp.collector is not None
+        assert exp.collector.state is not None
+        times.append(int(exp.collector.state.time_idxs[0, 0]))
+    assert times == [12, 24, 12, 24]
+
+
+def test_accumulation_divides_the_number_of_updates(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, epochs=1, train_batches_per_epoch=5, batches_per_update=2))
+    assert exp.learner.gradient_steps == 3
+
+
+def test_summary_names_what_matters(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path)
+    exp.start()
+    text = exp.summary()
+    for part in (str(exp.run_dir), "seed 7", "Discrete(3)", "TinyAgent", "3 x sync", "2 epochs"):
+        assert part in text
+
+
+def test_verbose_prints_the_summary_and_quiet_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(make_experiment(tmp_path / "a", verbose=True))
+    assert "TinyAgent" in capsys.readouterr().out
+    run(make_experiment(tmp_path / "b"))
+    assert capsys.readouterr().out == ""
+
+
+def test_deleting_the_buffer_removes_the_trajectories(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path))
+    exp.delete_buffer_from_disk()
+    assert list((exp.run_dir / "buffer" / "fifo").glob("*.npz")) == []
+
+
+def test_a_list_of_envs_needs_one_entry_per_actor(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, make_train_env=[EnvSpec(CountingEnv)] * 2)
+    with pytest.raises(ValueError, match=r"2 entries, but Experiment.parallel_actors is 3.*Fix:"):
+        exp.start()
+
+
+def test_a_spoilt_loss_stops_the_run(tmp_path: Path) -> None:
+    def spoil(exp: Experiment) -> None:
+        with torch.no_grad():
+            exp.policy.critic.bias.fill_(float("nan"))
+
+    with pytest.raises(ValueError, match=r"loss of epoch 0 is nan.*Fix:"):
+        run(make_experiment(tmp_path), spoil)
+
+
+def test_collecting_where_nothing_collects_is_a_clear_error(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, train_timesteps_per_epoch=0)
+    exp.start()
+    with pytest.raises(ValueError, match=r"Nothing can be collected.*Fix:"):
+        exp.collect_new_training_data()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "error", "text"),
+    [
+        ("env_mode", "asink", ValueError, "env_mode is 'asink'.*Fix: set Experiment.env_mode = 'async'"),
+        ("mixed_precision", "bf17", ValueError, "Fix: set Experiment.mixed_precision = 'bf16'"),
+        ("parallel_actors", 0, ValueError, "whole number of at least 1"),
+        ("batch_size", 2.5, TypeError, "batch_size is 2.5"),
+        ("learning_rate", "fast", TypeError, "learning_rate is 'fast'"),
+        ("val_interval", 0, ValueError, "val_interval is 0.*None or a whole number"),
+        ("traj_save_len", 4, ValueError, "traj_save_len is 4, shorter than max_seq_len = 8"),
+        ("run_name", "a/b", ValueError, "run_name is 'a/b'"),
+    ],
+)
+def test_impossible_settings_are_refused_at_once(
+    tmp_path: Path, setting: str, value: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        make_experiment(tmp_path, **{setting: value})

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loxodon.data import Batch, Trajectory, pad_batch
+from loxodon.experiment import Experiment
+from loxodon.experiment.learner import masked_share, warmup_factor
+
+from .fakes import make_experiment
+
+
+def make_trajectory(length: int, seed: int) -> Trajectory:
+    rng = np.random.default_rng(seed)
+    return Trajectory(
+        obs={"observation": rng.standard_normal((length + 1, 2)).astype(np.float32)},
+        rl2s=rng.standard_normal((length + 1, 4)).astype(np.float32),
+        time_idxs=np.arange(length + 1)[:, None],
+        actions=rng.integers(3, size=(length, 1)),
+        rews=rng.standard_normal((length, 1)).astype(np.float32),
+        dones=np.zeros((length, 1), dtype=bool),
+    )
+
+
+TRAJECTORIES = [make_trajectory(length, seed) for seed, length in enumerate([3, 8, 1, 5])]
+
+
+def make_learning(folder: Path, **changes: Any) -> Experiment:
+    exp = make_experiment(folder, val_timesteps_per_epoch=0, train_timesteps_per_epoch=0, **changes)
+    exp.start()
+    return exp
+
+
+def weights_after(exp: Experiment, micro_batches: list[Batch], updates: int = 2) -> list[torch.Tensor]:
+    for _ in range(updates):
+        exp.train_step(micro_batches)
+    return [p.detach().clone() for p in exp.policy.trainable_params()]
+
+
+def test_four_micro_batches_of_unequal_length_equal_one_batch_of_four(tmp_path: Path) -> None:
+    whole = weights_after(make_learning(tmp_path / "a"), [pad_batch(TRAJECTORIES)])
+    parts = weights_after(make_learning(tmp_path / "b"), [pad_batch([t]) for t in TRAJECTORIES])
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_accumulated_gradients_equal_those_of_one_batch_before_clipping(tmp_path: Path) -> None:
+    exp = make_learning(tmp_path, grad_clip=1e9)
+    gradients = []
+    exp.optimizer.zero_grad = lambda: None
+    for batches in ([pad_batch(TRAJECTORIES)], [pad_batch([t]) for t in TRAJECTORIES]):
+        for p in exp.policy.parameters():
+            p.grad = None
+        start = [p.detach().clone() for p in exp.policy.parameters()]
+        exp.train_step(batches)
+        gradients.append([p.grad.clone() for p in exp.policy.trainable_params() if p.grad is not None])
+        with torch.no_grad():
+            for p, old in zip(exp.policy.parameters(), start, strict=True):
+                p.copy_(old)
+    assert len(gradients[0]) == 4
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_reported_loss_is_the_one_of_the_whole_update(tmp_path: Path) -> None:
+    exp = make_learning(tmp_path)
+    whole = exp.compute_loss(pad_batch(TRAJECTORIES))
+    metrics = exp.train_step([pad_batch([t]) for t in TRAJECTORIES], with_metrics=True)
+    torch.testing.assert_close(metrics["loss"], whole.total.detach())
+    torch.testing.assert_close(whole.total, whole.actor + 10.0 * whole.critic)
+    assert metrics["batch_timesteps"] == 17
+
+
+def test_the_first_update_is_not_a_no_op(tmp_path: Path) -> None:
+    exp = make_learning(tmp_path)
+    before = [p.detach().clone() for p in exp.policy.trainable_params()]
+    after = weights_after(exp, [pad_batch(TRAJECTORIES)], updates=1)
+    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert exp.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 4)
+
+
+def test_warm_up_is_linear_from_one_share_to_all() -> None:
+    assert [warmup_factor(n, 4) for n in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert warmup_factor(0, 0) == 1.0
+
+
+def test_only_parameters_of_the_optimizer_are_clipped(tmp_path: Path) -> None:
+    exp = make_learning(tmp_path, grad_clip=1e-3)
+    norms = []
+    step = exp.optimizer.step
+
+    def spy() -> None:
+        params = exp.policy.trainable_params()
+        norms.append(torch.stack([p.grad.norm() for p in params if p.grad is not None]).norm().item())
+        step()
+
+    exp.optimizer.step = spy
+    for _ in range(3):  # the frozen parameter's gradient is never cleared and grows
+        exp.train_step([pad_batch(TRAJECTORIES)])
+    assert exp.policy.frozen.grad.abs().sum() > 0
+    assert norms == pytest.approx([1e-3] * 3, rel=1e-3)
+
+
+def test_targets_follow_after_every_optimizer_step(tmp_path: Path) -> None:
+    exp = make_learning(tmp_path)
+    order: list[str] = []
+    step, after = exp.optimizer.step, exp.policy.after_update
+    exp.optimizer.step = lambda: (order.append("step"), step())
+    exp.policy.after_update = lambda: (order.append("targets"), after())
+    exp.train_step([pad_batch([t]) for t in TRAJECTORIES])
+    assert order == ["step", "targets"]
+    assert exp.learner.gradient_steps == 1
+
+
+def test_a_skipped_step_moves_neither_targets_nor_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exp = make_learning(tmp_path)
+    monkeypatch.setattr(type(exp.optimizer), "step_was_skipped", True)
+    exp.train_step([pad_batch(TRAJECTORIES)])
+    assert exp.learner.gradient_steps == 0
+    assert exp.policy.num_after_update == 0
+
+
+def test_masked_share_is_a_mean_over_real_timesteps_and_all_other_axes() -> None:
+    mask = torch.tensor([[[True], [True], [False]]])
+    terms = torch.tensor([1.0, 3.0, float("nan")])[None, :, None, None, None].expand(1, 3, 4, 2, 1)
+    assert masked_share(terms, mask, mask.sum()).item() == 2.0
+
+
+def test_an_edited_mask_decides_what_counts(tmp_path: Path) -> None:
+    class FirstStepOnly(Experiment):
+        def edit_actor_mask(self, batch: Batch, mask: torch.Tensor) -> torch.Tensor:
+            return mask & (batch.time_idxs[:, :-1] == 0)
+
+    exp = make_learning(tmp_path)
+    exp.__class__ = FirstStepOnly
+    exp.learner.edit_actor_mask = exp.edit_actor_mask
+    batch = pad_batch(TRAJECTORIES)
+    terms = exp.model(batch)
+    result = exp.compute_loss(batch)
+    torch.testing.assert_close(result.actor, terms.actor[:, 0].mean())
+    torch.testing.assert_close(result.critic, masked_share(terms.critic, batch.mask, batch.mask.sum()))
+
+
+def test_bfloat16_forward_gives_float32_losses(tmp_path: Path) -> None:
+    exp = make_learning(tmp_path, mixed_precision="bf16")
+    metrics = exp.train_step([pad_batch(TRAJECTORIES)])
+    assert metrics["loss"].dtype == torch.float32
+    assert torch.isfinite(metrics["loss"])

@@ -1,0 +1,64 @@
+"""Every shipped gin file: presets pass the static checks and say how to launch them; mix-ins are in use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import gin
+import pytest
+
+import loxodon.experiment  # noqa: F401  # registers what the presets name
+from loxodon.experiment.config import load_config
+from loxodon.experiment.gin_check.presets import find_config, preset_names
+from loxodon.experiment.gin_check.problems import unknown_names
+from loxodon.experiment.gin_check.source import read_source
+
+
+def text_of(name: str) -> str:
+    return find_config(name).read_text(encoding="utf-8")
+
+
+def header_of(name: str) -> str:
+    """The comment at the top of the file."""
+    lines = text_of(name).splitlines()
+    num_comments = next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "\n".join(lines[:num_comments])
+
+
+def is_runnable(name: str) -> bool:
+    """A preset names its run and so can be launched; a mix-in does not."""
+    return bool(re.search(r"^Experiment\.run_name\s*=", text_of(name), re.MULTILINE))
+
+
+PRESETS = [name for name in preset_names() if is_runnable(name)]
+MIX_INS = [name for name in preset_names() if not is_runnable(name)]
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin() -> Iterator[None]:
+    yield
+    gin.clear_config()
+
+
+def test_the_first_preset_is_among_them() -> None:
+    assert "tmaze" in PRESETS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_sound(name: str) -> None:
+    assert load_config([name]).warnings == ()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_begins_with_its_launch_line(name: str) -> None:
+    launch_lines = re.findall(r"python examples/run\.py --config (\S+)", header_of(name))
+    accepted = {name, f"gin_configs/{name}.gin"}
+    assert launch_lines
+    assert set(launch_lines) <= accepted
+
+
+@pytest.mark.parametrize("name", MIX_INS)
+def test_a_mix_in_has_a_header_and_known_names(name: str) -> None:
+    assert header_of(name)
+    assert unknown_names(read_source([name]).bindings) == []
