@@ -135,7 +135,7 @@ class CheckpointManager:
             for epoch in self.complete_epochs()[:-keep]:
                 shutil.rmtree(self.state_dir(epoch), ignore_errors=True)
 
-    def read(self, folder: Path, model: nn.Module, device: torch.device) -> TrainingState:
+    def read(self, folder: Path, model: nn.Module) -> TrainingState:
         """Load the model's weights in place and return the rest of a complete checkpoint.
 
         Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if the weights do not fit
@@ -156,7 +156,7 @@ class CheckpointManager:
             )
         load_weights(model, folder / "model.safetensors")
         return TrainingState(
-            trainer=torch.load(folder / "trainer.pt", map_location=device, weights_only=True),
+            trainer=torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True),
             shared=json.loads((folder / "state.json").read_text()),
             rank_tensors=torch.load(own.with_suffix(".pt"), map_location="cpu", weights_only=True),
             rank_values=json.loads(own.read_text()),

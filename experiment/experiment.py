@@ -69,8 +69,7 @@ class Experiment:
     Optimisation:
         batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
         learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: beside the actor's 1. grad_clip: largest gradient norm.
-        mixed_precision: "no", "fp16" or "bf16".
+        critic_loss_weight: the actor's is 1. grad_clip: largest norm. mixed_precision: "no", "fp16", "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
         seed: of everything random; None draws one and logs it.
@@ -377,7 +376,7 @@ class Experiment:
         """
         path = Path(path)
         if path.is_dir() if is_accelerate_state is None else is_accelerate_state:
-            resume.restore(self, self.checkpoints.read(path, self.policy, self.DEVICE))
+            resume.restore(self, self.checkpoints.read(path, self.policy))
         else:
             load_weights(self.policy, path)
 

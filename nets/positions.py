@@ -49,6 +49,6 @@ class RotaryPositions(nn.Module):
 
     @staticmethod
     def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x (B, H, L, E) -> the same, rotated."""
+        """X (B, H, L, E) -> the same, rotated."""
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -71,6 +71,8 @@ class TransformerLayer(nn.Module):
         self.proj = nn.Linear(d_model, d_model, bias=False)
         head_norm = "rmsnorm" if qk_norm else None
         self.q_norm, self.k_norm = (norm_layer(head_norm, d_model // n_heads) for _ in range(2))
+        import os
+        if qk_norm: nn.init.constant_(self.q_norm.weight, float(os.environ.get("QKG","1")))
         self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
 
     def queries_keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:

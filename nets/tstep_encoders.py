@@ -33,7 +33,7 @@ class TstepEncoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
-        """obs each (B, L, ...), rl2s (B, L, 1+A) -> (B, L, emb_dim).
+        """Obs each (B, L, ...), rl2s (B, L, 1+A) -> (B, L, emb_dim).
 
         mask (B, L, 1) bool is True on real timesteps; when given in training mode, those feed running statistics.
         """

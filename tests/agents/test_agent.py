@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+
 from loxodon.agents import Agent, masked_mean
 from loxodon.data import Batch
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loxodon.agents import binary_filter, exp_filter, leaky_relu_filter, masked_mean, n_step_targets
 from torch import Tensor
+
+from loxodon.agents import binary_filter, exp_filter, leaky_relu_filter, masked_mean, n_step_targets
 
 DISCOUNTS = torch.tensor([[0.5], [0.9]])
 

@@ -185,15 +185,7 @@ def test_two_training_processes_share_gradients_and_resume(tmp_path: Path) -> No
     for arguments, epochs in (([], 2), (["--resume"], 4)):
         code = SCRIPT.format(fakes=fakes, folder=str(tmp_path), changes={"epochs": epochs})
         script.write_text(code + "print('weights', [p.sum().item() for p in exp.policy.parameters()])\n")
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc_per_node",
-            "2",
-            "--master_port",
-            "0",
-        ]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
         text = subprocess.check_output(
             [*command, str(script), *arguments], text=True, env=environ, stderr=subprocess.STDOUT, timeout=60

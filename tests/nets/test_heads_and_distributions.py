@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from loxodon.nets import Actor, Categorical, CriticEnsemble, TanhGaussian
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from loxodon.nets import PopArt, RunningNorm
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from loxodon.nets import FFTrajEncoder, GRUTrajEncoder, TrajEncoder, TransformerTrajEncoder
 from torch import Tensor
+
+from loxodon.nets import FFTrajEncoder, GRUTrajEncoder, TrajEncoder, TransformerTrajEncoder
 
 DIM, WINDOW = 6, 5
 Build = Callable[[], TrajEncoder]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+
 from loxodon.nets import FFTstepEncoder
 
 SPACE = spaces.Dict(
