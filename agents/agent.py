@@ -32,24 +32,37 @@ class Agent(BaseAgent):
         A = mean_c Q_c(s, a) - mean_c V_c(s), in environment units; primes are Polyak averages
     The critics' parameters get no gradient from the actor loss.
 
-    Source: Grigsby et al. 2023, arXiv:2310.09971; critic subsets of Chen et al. 2021 (REDQ), arXiv:2101.05982.
+    Source: Grigsby et al. 2023, arXiv:2310.09971; critic subsets of Chen et al. 2021 (REDQ),
+    arXiv:2101.05982.
 
     Args:
-        obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len: see BaseAgent.
-        num_critics: ensemble size. num_critics_td: members in each target's minimum, drawn without repetition.
-        online_coeff, offline_coeff: weights of the two actor terms.
-        gamma: discount of the acting policy. training_discounts: trained beside it (empty: none).
+        obs_space: see BaseAgent.
+        action_space: see BaseAgent.
+        tstep_encoder_type: see BaseAgent.
+        traj_encoder_type: see BaseAgent.
+        max_seq_len: see BaseAgent.
+        num_critics: ensemble size.
+        num_critics_td: members in each target's minimum, drawn without repetition.
+        online_coeff: weight of the first actor term.
+        offline_coeff: weight of the second actor term.
+        gamma: discount of the acting policy.
+        training_discounts: trained beside it (empty: none).
         reward_multiplier: m above; metrics are reported without it.
-        tau: Polyak rate per update of the target networks. n_step: steps in the TD target.
-        fbc_filter_func: f above. fake_filter: f = 1 (behaviour cloning).
+        tau: Polyak rate per update of the target networks.
+        n_step: steps in the TD target.
+        fbc_filter_func: f above.
+        fake_filter: f = 1 (behaviour cloning).
         entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
-        popart, popart_beta: normalise values per discount; rate of its moving averages.
+        popart: normalise values per discount.
+        popart_beta: rate of the moving averages behind that.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
         num_actions_for_value: policy samples per continuous-action expectation.
+        actor_type: builds the policy head.
+        critic_type: builds the critics.
     Raises: ValueError for impossible sizes or discounts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         obs_space: spaces.Dict,
         action_space: spaces.Discrete | spaces.Box,
@@ -85,7 +98,8 @@ class Agent(BaseAgent):
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
         self.num_actions_for_value = num_actions_for_value
         self.discounts: Tensor
-        self.register_buffer("discounts", torch.tensor(discounts, dtype=torch.float32)[:, None], persistent=False)
+        column = torch.tensor(discounts, dtype=torch.float32)[:, None]
+        self.register_buffer("discounts", column, persistent=False)
         width, num_discounts = self.traj_encoder.emb_dim, len(discounts)
         self.actor = actor_type(width, self.action_dim, num_discounts, self.distribution)
         self.critics = critic_type(
@@ -130,13 +144,16 @@ class Agent(BaseAgent):
         )
 
     def _policy_values(self, critics: nn.Module, state: Tensor, policy: PolicyDistribution) -> Tensor:
-        """Critic outputs (B, L, C, G, 1) of the policy's actions: exact expectation if discrete, else sampled."""
+        """Critic outputs (B, L, C, G, 1) of the policy's actions: exact mean if discrete, else sampled."""
         if isinstance(policy, Categorical):
-            return (critics(state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
+            exact: Tensor = (critics(state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
+            return exact
         k, g = self.num_actions_for_value, len(self.discounts)
         actions = torch.stack([policy.sample() for _ in range(k)], dim=2)  # (B, L, K, G, A)
         values = critics(state, actions.flatten(2, 3)).unflatten(2, (k, g))  # (B, L, K, G', C, G, 1)
-        return values.diagonal(dim1=3, dim2=5).mean(2).movedim(-1, 3)  # the critic of g judges the action of g
+        # the critic of g judges the action of g
+        sampled: Tensor = values.diagonal(dim1=3, dim2=5).mean(2).movedim(-1, 3)
+        return sampled
 
     def _action_values(
         self, actions: Tensor, state: Tensor, policy: PolicyDistribution

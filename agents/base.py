@@ -90,7 +90,9 @@ class BaseAgent(nn.Module, ABC):
         """Act for one timestep of N envs.
 
         Args:
-            obs: each (N, ...). rl2s: (N, 1+A) float32. time_idxs: (N, 1) int64.
+            obs: each (N, ...).
+            rl2s: (N, 1+A) float32.
+            time_idxs: (N, 1) int64.
             hidden_state: what the previous call returned.
             sample: draw from the policy; otherwise take its mode.
         Returns: (N,) int64 for discrete spaces or (N, A) float32 in [-1, 1], and the new hidden state.

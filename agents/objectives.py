@@ -26,8 +26,8 @@ def n_step_targets(
 ) -> Tensor:
     """TD targets that look up to n steps ahead, cut at termination and at the end of the real data.
 
-    y_t = sum_{i<k} discount^i r_{t+i} + discount^k (1 - d_{t+k-1}) V_{t+k}, where k is n, or the number of steps
-    until the first terminal step or the last real one, whichever comes first. With n_step = 1 it is
+    y_t = sum_{i<k} discount^i r_{t+i} + discount^k (1 - d_{t+k-1}) V_{t+k}, where k is n, or the number of
+    steps until the first terminal step or the last real one, whichever comes first. With n_step = 1 it is
     r + discount (1 - d) V'. No importance correction.
 
     Args:
@@ -40,7 +40,8 @@ def n_step_targets(
     Returns: (B, L, G, 1) float. Entries where mask is False are meaningless.
     """
     targets = rewards + discounts * next_values * ~terminated
-    # extended[t] is the target with i + 1 steps; a step whose successor is terminal or padding keeps the shorter one
+    # extended[t] is the target with i + 1 steps; a step whose successor is terminal or padding keeps the
+    # shorter one
     extended = targets
     can_look_on = ~terminated & torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
     for _ in range(min(n_step, rewards.shape[1]) - 1):

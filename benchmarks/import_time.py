@@ -6,15 +6,13 @@ Run: python benchmarks/import_time.py > benchmarks/results/import_time.json
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import subprocess
 import sys
-from importlib.metadata import version
-from pathlib import Path
+
+from provenance import provenance
 
 NUM_RUNS = 5
-PACKAGES = ("torch", "accelerate", "gin-config", "gymnasium", "numpy", "rich")
 TIMED_IMPORTS = """
 import json, time
 start = time.perf_counter()
@@ -35,13 +33,6 @@ def time_imports() -> tuple[float, float]:
     return float(torch_s), float(ours_s)
 
 
-def git_commit() -> str:
-    """Commit of the code that was measured, marked when the working tree differs from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     """Measure and print; the first run only warms the disk cache."""
     time_imports()
@@ -50,9 +41,7 @@ def main() -> None:
         "import_torch_s": round(statistics.median(torch_s for torch_s, _ in runs), 3),
         "import_loxodon_experiment_s": round(statistics.median(ours_s for _, ours_s in runs), 3),
         "num_runs": NUM_RUNS,
-        "device": f"cpu, {platform.machine()}",
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "commit": git_commit(),
+        **provenance(),
     }
     print(json.dumps(result, indent=2))
 

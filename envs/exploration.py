@@ -147,10 +147,10 @@ class EpsilonGreedy(ExplorationWrapper):
 
 @gin.configurable(denylist=_CODE_SUPPLIED)
 class BilevelEpsilonGreedy(ExplorationWrapper):
-    """Noise level that also changes within each episode, so that late timesteps of long episodes are explored.
+    """Noise level that also changes within an episode, so that late timesteps of long ones are explored.
 
-    eps(h) = start + (end - start) * min(h / rollout_horizon, 1) ** curve, with `start` and `end` annealed over
-    vector steps.
+    eps(h) = start + (end - start) * min(h / rollout_horizon, 1) ** curve, with `start` and `end` annealed
+    over vector steps.
 
     Args:
         action_space: the policy's action space.

@@ -13,11 +13,12 @@ from typing import Any
 import gin
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch, RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
+from ..nets import TrajEncoder, TstepEncoder
 from . import building, loop, resume
 from .checkpoints import CheckpointManager, PolicyInfo, load_weights
 from .collector import Collector, Histories
@@ -73,20 +74,19 @@ class Experiment:
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
         seed: of everything random; None draws one and logs it.
-        deterministic: forbid torch operations that are not reproducible.
-        sample_actions_val: as sample_actions, for evaluation only; None for the same.
-        evaluate_at_end: evaluate once more after the last epoch.
+        deterministic: forbid irreproducible torch operations. sample_actions_val: as sample_actions, for evaluation.
+        evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
+        stop_at_val_return: end training once an evaluation has this mean return; None never does.
         keep_checkpoints: newest training states that stay; None for all.
-        log_to_tensorboard: write TensorBoard files if it is installed.
-        torch_threads: threads of torch in this process; None leaves torch's choice.
+        log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
     """
 
     run_name: str
     ckpt_base_dir: str
     max_seq_len: int
     dataset: RLDataset
-    tstep_encoder_type: Callable[..., nn.Module]
-    traj_encoder_type: Callable[..., nn.Module]
+    tstep_encoder_type: Callable[..., TstepEncoder]
+    traj_encoder_type: Callable[..., TrajEncoder]
     agent_type: Callable[..., BaseAgent]
     val_timesteps_per_epoch: int
     make_train_env: MakeEnv | Sequence[MakeEnv]
@@ -137,6 +137,7 @@ class Experiment:
     deterministic: bool = False
     sample_actions_val: bool | None = None
     evaluate_at_end: bool = True
+    stop_at_val_return: float | None = None
     keep_checkpoints: int | None = None
     log_to_tensorboard: bool = True
     torch_threads: int | None = None
@@ -341,11 +342,8 @@ class Experiment:
 
     def x_axis_metrics(self) -> dict[str, int]:
         """What every record carries: where the run stands."""
-        return {
-            "epoch": self.epoch,
-            "env_steps": self.env_steps,
-            "gradient_steps": self.learner.gradient_steps,
-        }
+        steps = {"env_steps": self.env_steps, "gradient_steps": self.learner.gradient_steps}
+        return {"epoch": self.epoch, **steps}
 
     def log(self, metrics: dict[str, Any], prefix: str = "") -> None:
         """Write one record, each name as `<prefix>/<name>`; only the main process writes."""

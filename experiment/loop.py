@@ -60,13 +60,19 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
 
 
 def _run_epoch(exp: Experiment) -> bool:
-    """One epoch up to its training; True when a collecting process learns that the learner is done."""
+    """One epoch up to its training; True when nothing is left to do after it.
+
+    That is when an evaluation reaches the return to stop at, or when a collecting process learns that the
+    learner is done.
+    """
     is_final = False
     if exp.always_load_latest or exp.mode == "collect":
         is_final = _follow_latest(exp)
     if exp.val_timesteps_per_epoch > 0 and exp.val_interval is not None and exp.epoch % exp.val_interval == 0:
         exp.view.show(exp.epoch, "evaluating", {})
         exp.evaluate_val()
+        if _is_good_enough(exp):
+            return True
     if exp.stop.requested():
         return is_final
     if exp.collector is not None and exp.epoch >= exp.start_collecting_at_epoch:
@@ -76,6 +82,17 @@ def _run_epoch(exp: Experiment) -> bool:
         train(exp)
     exp.view.show(exp.epoch + 1, "done", {})
     return is_final
+
+
+def _is_good_enough(exp: Experiment) -> bool:
+    """True when the last evaluation reached stop_at_val_return."""
+    score = exp.last_val_metrics.get("val/return")
+    if exp.mode == "collect" or exp.stop_at_val_return is None or score is None:
+        return False
+    if score < exp.stop_at_val_return:
+        return False
+    exp.view.say(f"Mean return {score:.3f} reaches {exp.stop_at_val_return}: training stops in epoch {exp.epoch}.")
+    return True
 
 
 def _follow_latest(exp: Experiment) -> bool:

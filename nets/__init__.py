@@ -2,7 +2,8 @@
 
 if __name__ == "nets":
     raise ImportError(
-        "Import this as 'loxodon.nets', not 'nets': a second copy would break isinstance and gin. Fix: pip install -e ."
+        "Import this as 'loxodon.nets', not 'nets': a second copy would break isinstance and gin. "
+        "Fix: pip install -e ."
     )
 
 from .distributions import Categorical, PolicyDistribution, TanhGaussian

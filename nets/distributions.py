@@ -14,7 +14,8 @@ from torch.nn import functional as F
 class PolicyDistribution(ABC):
     """A distribution over actions with any leading shape.
 
-    `params` is (..., P); actions are (..., A): one-hot floats for discrete spaces, [-1, 1] for continuous ones.
+    `params` is (..., P); actions are (..., A): one-hot floats for discrete spaces, [-1, 1] for
+    continuous ones.
     """
 
     is_discrete: ClassVar[bool]

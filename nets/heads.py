@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .distributions import PolicyDistribution
-from .mlp import MLP, activation_fn
+from .mlp import MLP, activation_fn, require_positive
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
@@ -17,6 +17,7 @@ class Actor(nn.Module):
     """One policy per discount factor from a shared MLP.
 
     Shapes: state (..., D) -> distribution over (..., G, A).
+    Raises: ValueError for a size below 1.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Actor(nn.Module):
         activation: str = "leaky_relu",
     ) -> None:
         super().__init__()
+        require_positive("Actor", n_layers=n_layers, d_hidden=d_hidden)
         self.distribution, self.num_discounts = distribution, num_discounts
         self.num_params = distribution.num_params(action_dim)
         self.mlp = MLP(state_dim, d_hidden, num_discounts * self.num_params, n_layers, activation)
@@ -40,7 +42,7 @@ class Actor(nn.Module):
 
     def forward(self, state: Tensor) -> PolicyDistribution:
         params: Tensor = self.mlp(state)
-        return self.distribution(params.unflatten(-1, (self.num_discounts, self.num_params)))
+        return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
 
 
 class EnsembleLinear(nn.Module):
@@ -60,8 +62,8 @@ class EnsembleLinear(nn.Module):
 class CriticEnsemble(nn.Module):
     """An ensemble of Q functions, each with an output per discount factor.
 
-    Discrete actions: one pass gives the values of all A actions. Continuous: the action enters the first layer
-    beside the state, whose share of that layer is computed once for any number of actions.
+    Discrete actions: one pass gives the values of all A actions. Continuous: the action enters the first
+    layer beside the state, whose share of that layer is computed once for any number of actions.
 
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
@@ -83,14 +85,16 @@ class CriticEnsemble(nn.Module):
         super().__init__()
         if n_layers < 1 or num_critics < 1:
             raise ValueError(
-                f"CriticEnsemble has n_layers={n_layers} and num_critics={num_critics}, both must be at least 1. "
-                "Fix: bind CriticEnsemble.n_layers and Agent.num_critics to positive integers."
+                f"CriticEnsemble has n_layers={n_layers} and num_critics={num_critics}, both must be at "
+                "least 1. Fix: bind CriticEnsemble.n_layers and Agent.num_critics to positive integers."
             )
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
         self.activation, self.d_hidden = activation_fn(activation), d_hidden
         self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
         self.from_action = None if is_discrete else nn.Linear(action_dim, num_critics * d_hidden, bias=False)
-        self.hidden = nn.ModuleList(EnsembleLinear(num_critics, d_hidden, d_hidden) for _ in range(n_layers - 1))
+        self.hidden = nn.ModuleList(
+            EnsembleLinear(num_critics, d_hidden, d_hidden) for _ in range(n_layers - 1)
+        )
         self.num_outputs = action_dim if is_discrete else 1
         self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)
 
@@ -103,4 +107,5 @@ class CriticEnsemble(nn.Module):
         for layer in self.hidden:
             x = layer(self.activation(x))
         x = self.out(self.activation(x)).transpose(0, 1)
-        return x.reshape(*lead, self.num_critics, self.num_discounts, self.num_outputs)
+        y: Tensor = x.reshape(*lead, self.num_critics, self.num_discounts, self.num_outputs)
+        return y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,10 +18,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def require_positive(owner: str, **sizes: int) -> None:
+    """Check widths and counts of the configurable `owner`. Raises: ValueError for a size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(
+                f"{owner}.{name} is {size}, but must be at least 1. "
+                f"Fix: bind {owner}.{name} to a positive integer."
+            )
+
+
 def activation_fn(name: str) -> Callable[[Tensor], Tensor]:
     """The activation called `name`. Raises: ValueError for an unknown name."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}, allowed are {sorted(ACTIVATIONS)}. Fix: bind one of these names.")
+        raise ValueError(
+            f"activation is {name!r}, allowed are {sorted(ACTIVATIONS)}. Fix: bind one of these names."
+        )
     return ACTIVATIONS[name]
 
 
@@ -50,7 +63,7 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = activation_fn(activation)
         widths = [d_in] + [d_hidden] * n_layers
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_layer(norm, d_hidden) for _ in range(n_layers))
         self.out = nn.Linear(widths[-1], d_output)
 

@@ -30,10 +30,12 @@ class RunningNorm(nn.Module):
     def __init__(self, width: int, *, window: float = 1e6, clip: float = 10.0, min_std: float = 1e-2) -> None:
         super().__init__()
         self.window, self.clip, self.min_std = window, clip, min_std
-        for name, value in (("mean", torch.zeros(width)), ("var", torch.ones(width)), ("count", torch.zeros(()))):
-            self.register_buffer(name, value)
-        for name, value in (("count", torch.zeros(())), ("mean", torch.zeros(width)), ("m2", torch.zeros(width))):
-            self.register_buffer(f"pending_{name}", value, persistent=False)
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("var", torch.ones(width))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("pending_count", torch.zeros(()), persistent=False)
+        self.register_buffer("pending_mean", torch.zeros(width), persistent=False)
+        self.register_buffer("pending_m2", torch.zeros(width), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         std = self.var.sqrt().clamp(min=self.min_std)
@@ -106,7 +108,8 @@ class PopArt(nn.Module):
     def sigma(self) -> Tensor:
         """Standard deviation of the targets, (G, 1), at least 2 % of their root mean square.
 
-        Without that floor, targets that hardly vary (a constant reward under a small discount) would be blown up.
+        Without that floor, targets that hardly vary (a constant reward under a small discount) would be
+        blown up.
         """
         rms = self.nu.sqrt()
         return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(0.02 * rms).clamp(min=1e-4)

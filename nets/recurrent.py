@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import gin
 import torch
 from torch import Tensor, nn
 
-from .mlp import norm_layer
+from .mlp import norm_layer, require_positive
 from .traj_encoders import TrajEncoder
 
 
@@ -15,6 +17,7 @@ class GRUTrajEncoder(TrajEncoder):
     """A stack of gated recurrent units.
 
     Hidden state: (n_layers, N, d_hidden) float.
+    Raises: ValueError for a size below 1.
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
 
@@ -29,6 +32,7 @@ class GRUTrajEncoder(TrajEncoder):
         norm: str | None = "layer",
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
+        require_positive("GRUTrajEncoder", d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
         self.gru = nn.GRU(tstep_dim, d_hidden, n_layers, batch_first=True)
         for name, weight in self.gru.named_parameters():
             if "weight_hh" in name:  # orthogonal recurrence keeps gradients alive over long sequences
@@ -65,7 +69,7 @@ class GRUTrajEncoder(TrajEncoder):
         cuts = torch.nonzero(resets.any(0)).flatten().tolist()
         borders = sorted({0, *cuts, seq.shape[1]})
         pieces = []
-        for start, stop in zip(borders, borders[1:], strict=False):
+        for start, stop in pairwise(borders):
             state = self.reset_hidden_state(state, resets[:, start])
             y, state = self.gru(seq[:, start:stop], state)
             pieces.append(y)

@@ -9,7 +9,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from .mlp import activation_fn, norm_layer
+from .mlp import activation_fn, norm_layer, require_positive
 
 
 class TrajEncoder(nn.Module, ABC):
@@ -21,7 +21,8 @@ class TrajEncoder(nn.Module, ABC):
 
     Args:
         tstep_dim: width of the encoded timesteps.
-        max_seq_len: longest training sequence in transitions; attention never looks back further than this many timesteps.
+        max_seq_len: longest training sequence in transitions; attention never looks back further than
+            this many timesteps.
     """
 
     def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
@@ -51,14 +52,18 @@ class TrajEncoder(nn.Module, ABC):
             seq: (B, L, tstep_dim) float.
             time_idxs: (B, L, 1) int64, timestep within the episode.
             hidden_state: continue from here; None starts fresh.
-            resets: (B, L) bool, True on the first timestep of an episode; neither state nor attention crosses one.
+            resets: (B, L) bool, True on the first timestep of an episode; neither state nor attention
+                crosses one.
         Returns: (B, L, emb_dim) float and the state after the last timestep (None where none was asked for).
         """
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
 class FFTrajEncoder(TrajEncoder):
-    """Residual feed-forward blocks at each timestep: the control without memory."""
+    """Residual feed-forward blocks at each timestep: the control without memory.
+
+    Raises: ValueError for a size below 1.
+    """
 
     def __init__(
         self,
@@ -73,6 +78,7 @@ class FFTrajEncoder(TrajEncoder):
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         d_ff = d_ff if d_ff is not None else 4 * d_model
+        require_positive("FFTrajEncoder", d_model=d_model, d_ff=d_ff, n_layers=n_layers)
         self.activation = activation_fn(activation)
         self.inp = nn.Linear(tstep_dim, d_model)
         self.norms = nn.ModuleList(norm_layer(norm, d_model) for _ in range(n_layers))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import gin
 import torch
@@ -10,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import activation_fn, norm_layer
+from .mlp import activation_fn, norm_layer, require_positive
 from .positions import LearnedPositions, RotaryPositions
 from .traj_encoders import TrajEncoder
 
@@ -21,9 +23,11 @@ class KeyValueCache:
 
     The buffers have a fixed size somewhat larger than the window. Each timestep is written at `end`; when the
     buffers are full, the last window - 1 timesteps move to the front (once in many timesteps, so its cost
-    vanishes). Hence attention always reads one contiguous slice, never longer than the oldest running episode.
+    vanishes). Hence attention always reads one contiguous slice, never longer than the oldest running
+    episode.
 
-    keys, values: (layers, N, H, capacity, E) float. ages: (N,) int64 on the CPU, timesteps stored since the reset.
+    keys, values: (layers, N, H, capacity, E) float.
+    ages: (N,) int64 on the CPU, timesteps stored since the reset.
     """
 
     keys: Tensor
@@ -34,8 +38,8 @@ class KeyValueCache:
     def advance(self, window: int) -> tuple[slice, Tensor | None]:
         """Make room for one more timestep of every env.
 
-        Returns: the slice attention has to read (its last entry is the new timestep) and the mask (N, 1, 1, S)
-            bool of entries each env may see, None if every env may see all of it.
+        Returns: the slice attention has to read (its last entry is the new timestep) and the mask
+            (N, 1, 1, S) bool of entries each env may see, None if every env may see all of it.
         """
         capacity = self.keys.shape[3]
         if self.end == capacity:
@@ -56,12 +60,21 @@ class KeyValueCache:
 class TransformerLayer(nn.Module):
     """Pre-norm attention and feed-forward block, with normalised queries and keys.
 
-    Shapes: x (B, L, D) -> (B, L, D). Source: Vaswani et al. 2017, arXiv:1706.03762; query/key normalisation of
+    Shapes: x (B, L, D) -> (B, L, D).
+    Source: Vaswani et al. 2017, arXiv:1706.03762; query/key normalisation of
     Henry et al. 2020, arXiv:2010.04245.
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, d_ff: int, *, dropout: float, activation: str, norm: str, qk_norm: bool
+        self,
+        d_model: int,
+        n_heads: int,
+        d_ff: int,
+        *,
+        dropout: float,
+        activation: str,
+        norm: str,
+        qk_gain: float | None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout = n_heads, nn.Dropout(dropout)
@@ -69,15 +82,18 @@ class TransformerLayer(nn.Module):
         self.norm_attn, self.norm_ff = norm_layer(norm, d_model), norm_layer(norm, d_model)
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.proj = nn.Linear(d_model, d_model, bias=False)
-        head_norm = "rmsnorm" if qk_norm else None
+        head_norm = None if qk_gain is None else "rmsnorm"
         self.q_norm, self.k_norm = (norm_layer(head_norm, d_model // n_heads) for _ in range(2))
-        import os
-        if qk_norm: nn.init.constant_(self.q_norm.weight, float(os.environ.get("QKG","1")))
+        if qk_gain is not None:
+            nn.init.constant_(self.q_norm.weight, qk_gain)
         self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
 
-    def queries_keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Each (B, H, L, E), positions applied."""
-        q, k, v = rearrange(self.qkv(self.norm_attn(x)), "b l (three h e) -> three b h l e", three=3, h=self.n_heads)
+        qkv = self.qkv(self.norm_attn(x))
+        q, k, v = rearrange(qkv, "b l (three h e) -> three b h l e", three=3, h=self.n_heads)
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = RotaryPositions.rotate(q, *rotary), RotaryPositions.rotate(k, *rotary)
@@ -104,16 +120,26 @@ class TransformerTrajEncoder(TrajEncoder):
     timesteps before it, so its first outputs see less context than the actor had.
 
     Args:
-        tstep_dim, max_seq_len: given by the agent.
-        d_model: width. n_heads: attention heads, a divisor of d_model. d_ff: width of the feed-forward part.
-        n_layers: blocks. dropout_ff: after attention and feed-forward. dropout_emb: on the input.
+        tstep_dim: given by the agent.
+        max_seq_len: given by the agent.
+        d_model: width.
+        n_heads: attention heads, a divisor of d_model.
+        d_ff: width of the feed-forward part.
+        n_layers: blocks.
+        dropout_ff: after attention and feed-forward.
+        dropout_emb: on the input.
+        activation: name of the non-linearity.
+        norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: "rope" (rotary), "learned" or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
-    Raises: ValueError for a bad head count or position kind.
+        qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
+            single out rare timesteps by chance and recall is learned from there; nearly uniform attention
+            would dilute such a timestep's gradient by the length of the sequence.
+    Raises: ValueError for a size below 1, a bad head count or position kind.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         tstep_dim: int,
         max_seq_len: int,
@@ -129,22 +155,34 @@ class TransformerTrajEncoder(TrajEncoder):
         pos_emb: str | None = "rope",
         max_time_idx: int = 10_000,
         qk_norm: bool = True,
+        qk_gain: float = 3.0,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
+        require_positive(
+            "TransformerTrajEncoder", d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=n_layers
+        )
         if d_model % n_heads or (d_model // n_heads) % 2:
             raise ValueError(
                 f"d_model {d_model} and n_heads {n_heads} give no even width per head. "
                 "Fix: choose TransformerTrajEncoder.d_model as a multiple of 2 * n_heads."
             )
         if pos_emb not in ("rope", "learned", None):
-            raise ValueError(f"pos_emb is {pos_emb!r}, allowed are 'rope', 'learned', None. Fix: bind one of these.")
+            raise ValueError(
+                f"pos_emb is {pos_emb!r}, allowed are 'rope', 'learned', None. Fix: bind one of these."
+            )
         self.n_heads, self.window = n_heads, max_seq_len
         self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), nn.Dropout(dropout_emb)
         self.learned = LearnedPositions(d_model, max_time_idx) if pos_emb == "learned" else None
         self.rotary = RotaryPositions(d_model // n_heads) if pos_emb == "rope" else None
         self.layers = nn.ModuleList(
             TransformerLayer(
-                d_model, n_heads, d_ff, dropout=dropout_ff, activation=activation, norm=norm, qk_norm=qk_norm
+                d_model,
+                n_heads,
+                d_ff,
+                dropout=dropout_ff,
+                activation=activation,
+                norm=norm,
+                qk_gain=qk_gain if qk_norm else None,
             )
             for _ in range(n_layers)
         )
@@ -199,7 +237,7 @@ class TransformerTrajEncoder(TrajEncoder):
         return y
 
     def _attention_mask(self, length: int, resets: Tensor | None, device: torch.device) -> Tensor | None:
-        """(L, L) or (B, 1, L, L) bool, True where attention is allowed; None if plain causal attention is right."""
+        """(L, L) or (B, 1, L, L) bool, True where attention is allowed; None if plain causal is right."""
         if resets is None and length <= self.window:
             return None
         t = torch.arange(length, device=device)
@@ -213,13 +251,13 @@ class TransformerTrajEncoder(TrajEncoder):
     def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: KeyValueCache) -> Tensor:
         x, rotary = self._embed(seq, time_idxs)
         span, mask = cache.advance(self.window)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(cast("Iterable[TransformerLayer]", self.layers)):
             q, k, v = layer.queries_keys_values(x, rotary)
             cache.keys[i, :, :, span.stop - 1] = k[:, :, 0]
             cache.values[i, :, :, span.stop - 1] = v[:, :, 0]
-            attended = F.scaled_dot_product_attention(
-                q, cache.keys[i, :, :, span].to(q.dtype), cache.values[i, :, :, span].to(q.dtype), attn_mask=mask
-            )
+            keys = cache.keys[i, :, :, span].to(q.dtype)
+            values = cache.values[i, :, :, span].to(q.dtype)
+            attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
             x = layer.finish(x, attended)
         y: Tensor = self.out_norm(x)
         return y

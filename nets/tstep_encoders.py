@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import gin
 import torch
@@ -10,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import MLP, norm_layer
+from .mlp import MLP, norm_layer, require_positive
 from .normalization import RunningNorm
 
 
@@ -35,7 +36,8 @@ class TstepEncoder(nn.Module, ABC):
     def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
         """Obs each (B, L, ...), rl2s (B, L, 1+A) -> (B, L, emb_dim).
 
-        mask (B, L, 1) bool is True on real timesteps; when given in training mode, those feed running statistics.
+        mask (B, L, 1) bool is True on real timesteps; when given in training mode, those feed running
+        statistics.
         """
 
 
@@ -44,14 +46,18 @@ class FFTstepEncoder(TstepEncoder):
     """Observations (flattened, discrete ones one-hot) and rl2s, normalised, through an MLP.
 
     Args:
-        obs_space, rl2_dim: given by the agent.
-        n_layers: hidden layers. d_hidden: their width. d_output: width of the result.
-        activation: name of the non-linearity. out_norm: normalisation of the result.
+        obs_space: given by the agent.
+        rl2_dim: given by the agent.
+        n_layers: hidden layers.
+        d_hidden: width of the hidden layers.
+        d_output: width of the result.
+        activation: name of the non-linearity.
+        out_norm: normalisation of the result.
         normalize_inputs: shift and scale inputs by running statistics of the replayed data.
         hide_rl2s: feed zeros instead of previous reward and action.
         hide_rewards: feed zeros instead of the previous reward only.
         specify_obs_keys: names of the observations to use; all of them when None.
-    Raises: ValueError for unknown observation names or spaces that cannot be flattened.
+    Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
     """
 
     def __init__(
@@ -70,11 +76,13 @@ class FFTstepEncoder(TstepEncoder):
         specify_obs_keys: list[str] | None = None,
     ) -> None:
         super().__init__(obs_space, rl2_dim)
+        require_positive("FFTstepEncoder", n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
         self.keys = sorted(specify_obs_keys if specify_obs_keys is not None else obs_space.spaces)
         unknown = [key for key in self.keys if key not in obs_space.spaces]
         if unknown or not self.keys:
             raise ValueError(
-                f"specify_obs_keys names {unknown or 'nothing'}, but the environment offers {sorted(obs_space.spaces)}. "
+                f"specify_obs_keys names {unknown or 'nothing'}, but the environment offers "
+                f"{sorted(obs_space.spaces)}. "
                 "Fix: bind FFTstepEncoder.specify_obs_keys to some of these names."
             )
         width = sum(_flat_width(key, obs_space[key]) for key in self.keys) + rl2_dim
@@ -103,7 +111,7 @@ class FFTstepEncoder(TstepEncoder):
         return y
 
 
-def _flat_width(key: str, space: spaces.Space) -> int:
+def _flat_width(key: str, space: spaces.Space[Any]) -> int:
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -119,7 +127,7 @@ def _flat_width(key: str, space: spaces.Space) -> int:
     )
 
 
-def _flatten(x: Tensor, space: spaces.Space) -> Tensor:
+def _flatten(x: Tensor, space: spaces.Space[Any]) -> Tensor:
     """(B, L, *shape) -> (B, L, width) float32."""
     if isinstance(space, spaces.Discrete):
         return F.one_hot(x.reshape(x.shape[:2]).long() - int(space.start), int(space.n)).float()

@@ -31,7 +31,8 @@ def test_one_step_target_bootstraps_unless_terminated() -> None:
 
 
 def test_three_step_target_by_hand() -> None:
-    # t=0: 1 + .5*2 + .25*4 + .125*40 = 8; t=1 meets the end of the data after 3 steps: 2 + .5*4 + .25*8 + .125*50
+    # t=0: 1 + .5*2 + .25*4 + .125*40 = 8
+    # t=1 meets the end of the data after 3 steps: 2 + .5*4 + .25*8 + .125*50
     y = targets(steps(1, 2, 4, 8), [0, 0, 0, 0], [1, 1, 1, 1], steps(20, 30, 40, 50), n_step=3)[0, :, 0, 0]
     torch.testing.assert_close(y, torch.tensor([8.0, 12.25, 20.5, 33.0]))
 

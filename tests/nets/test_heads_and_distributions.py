@@ -56,6 +56,12 @@ def test_actor_gives_one_policy_per_discount() -> None:
     assert policy.params.shape == (4, 5, 2, 3)
 
 
+@pytest.mark.parametrize("size", ["n_layers", "d_hidden"])
+def test_actor_sizes_below_one_are_refused(size: str) -> None:
+    with pytest.raises(ValueError, match=rf"Actor.{size} is 0, but must be at least 1. Fix: bind Actor"):
+        Actor(8, 3, 2, Categorical, **{size: 0})
+
+
 def test_critic_members_are_independent_networks() -> None:
     torch.manual_seed(0)
     critics = CriticEnsemble(8, 3, 2, True, num_critics=3, n_layers=2, d_hidden=16)

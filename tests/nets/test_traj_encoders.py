@@ -1,4 +1,4 @@
-"""The contract every trajectory encoder keeps: causal, resettable, and the same step by step as all at once."""
+"""The contract every trajectory encoder keeps: causal, resettable, and step by step the same as at once."""
 
 from __future__ import annotations
 
@@ -85,8 +85,9 @@ def test_memory_reaches_back_inside_an_episode_and_never_across_a_reset() -> Non
         reset[:, 2] = True
         times = torch.arange(WINDOW).view(1, -1, 1)
         with torch.no_grad():
-            moved = (encoder(x, times, resets=no_reset)[0] - encoder(y, times, resets=no_reset)[0])[:, -1].abs().max()
-            leaked = (encoder(x, times, resets=reset)[0] - encoder(y, times, resets=reset)[0])[:, 2:].abs().max()
+            without = encoder(x, times, resets=no_reset)[0] - encoder(y, times, resets=no_reset)[0]
+            across = encoder(x, times, resets=reset)[0] - encoder(y, times, resets=reset)[0]
+        moved, leaked = without[:, -1].abs().max(), across[:, 2:].abs().max()
         assert leaked == 0, name
         assert (moved > 1e-4) == (name != "ff"), name
 
@@ -122,6 +123,29 @@ def test_impossible_head_counts_are_refused() -> None:
         transformer(pos_emb="sine")
 
 
+@pytest.mark.parametrize(
+    ("build", "size"),
+    [
+        (GRUTrajEncoder, "d_hidden"),
+        (GRUTrajEncoder, "n_layers"),
+        (GRUTrajEncoder, "d_output"),
+        (FFTrajEncoder, "d_model"),
+        (FFTrajEncoder, "d_ff"),
+        (FFTrajEncoder, "n_layers"),
+        (TransformerTrajEncoder, "d_model"),
+        (TransformerTrajEncoder, "n_heads"),
+        (TransformerTrajEncoder, "d_ff"),
+        (TransformerTrajEncoder, "n_layers"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, -8])
+def test_sizes_below_one_are_refused(build: Callable[..., TrajEncoder], size: str, value: int) -> None:
+    setting = f"{build.__name__}.{size}"
+    expected = rf"{setting} is {value}, but must be at least 1. Fix: bind {setting}"
+    with pytest.raises(ValueError, match=expected):
+        build(DIM, WINDOW, **{size: value})
+
+
 def test_resetting_one_env_leaves_the_others_untouched(encoder: TrajEncoder) -> None:
     seq, times = torch.randn(2, 4, DIM), torch.arange(4).expand(2, 4)[..., None]
     with torch.no_grad():
@@ -132,3 +156,14 @@ def test_resetting_one_env_leaves_the_others_untouched(encoder: TrajEncoder) -> 
         fresh, _ = encoder(seq[:1, 3:], times[:1, 3:])
     torch.testing.assert_close(last[1], full[1, 3:], rtol=0, atol=1e-5)
     torch.testing.assert_close(last[0], fresh[0], rtol=0, atol=1e-5)
+
+
+def test_query_gain_sharpens_attention_at_the_start() -> None:
+    torch.manual_seed(0)
+    queries = {}
+    for gain in (1.0, 3.0):
+        encoder = transformer(n_layers=1, qk_gain=gain)
+        q, k, _ = encoder.layers[0].queries_keys_values(torch.randn(2, WINDOW, 16), None)
+        queries[gain] = q.square().mean(-1).sqrt().mean()
+        assert abs(k.square().mean(-1).sqrt().mean() - 1.0) < 0.01
+    assert abs(queries[3.0] / queries[1.0] - 3.0) < 0.01

@@ -71,6 +71,12 @@ def test_unknown_observation_names_are_listed() -> None:
         FFTstepEncoder(SPACE, 3, specify_obs_keys=["colour"])
 
 
+@pytest.mark.parametrize("size", ["n_layers", "d_hidden", "d_output"])
+def test_sizes_below_one_are_refused(size: str) -> None:
+    with pytest.raises(ValueError, match=rf"FFTstepEncoder.{size} is 0, but must be at least 1. Fix: bind"):
+        FFTstepEncoder(SPACE, 3, **{size: 0})
+
+
 def test_unflattenable_spaces_are_named() -> None:
     with pytest.raises(ValueError, match=r"'note' is a Text.*Fix"):
         FFTstepEncoder(spaces.Dict({"note": spaces.Text(5)}), 3)
