@@ -34,7 +34,7 @@ lint: .venv/installed-dev  ## ruff
 
 types: .venv/installed-dev  ## mypy, strict
 	$(BIN)/mypy
-	$(BIN)/mypy examples benchmarks
+	MYPYPATH=benchmarks $(BIN)/mypy examples benchmarks
 
 format: .venv/installed-dev  ## rewrite the code in the house format
 	$(BIN)/ruff check --fix .

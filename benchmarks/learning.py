@@ -3,9 +3,9 @@
     python benchmarks/learning.py                       # all tasks, seeds 0 1 2
     python benchmarks/learning.py tmaze cartpole --seeds 0
 
-Every run is a process of its own: examples/run.py with the preset. Seconds are those spent collecting, learning and
-evaluating, from the run's own metrics; `wall_s` is the whole process, imports included. The result is also written to
-benchmarks/results/learning.json (all tasks and seeds only).
+Every run is a process of its own: examples/run.py with the preset. Seconds are those spent collecting,
+learning and evaluating, from the run's own metrics; `wall_s` is the whole process, imports included. A run
+over all tasks and seeds also writes benchmarks/results/learning.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIME_KEYS = ("time/collect_s", "time/learn_s", "time/val_s")
 class Task:
     """A preset and what it promises.
 
-    metric: figure of the greedy evaluation. target: what its last value must reach, or stay below for a control.
+    metric: figure of the greedy evaluation. target: what its last value must reach (a control: not reach).
     max_env_steps, max_seconds: budget until then; None where there is none.
     """
 
@@ -47,7 +47,9 @@ class Task:
 
 TASKS = {
     "tmaze": Task(("tmaze",), "val/success", 1.0, None, 180.0),
-    "tmaze_without_memory": Task(("tmaze", "encoders/ff_small"), "val/success", 0.65, None, None, is_control=True),
+    "tmaze_without_memory": Task(
+        ("tmaze", "encoders/ff_small"), "val/success", 0.65, None, None, is_control=True
+    ),
     "cartpole": Task(("cartpole",), "val/return", 475.0, 150_000, 300.0),
     "popgym_repeat_gru": Task(("popgym_repeat",), "val/return", 0.95, 25_000, 90.0),
     "popgym_repeat_transformer": Task(
@@ -59,15 +61,30 @@ TASKS = {
 
 def run_once(task: Task, seed: int, folder: Path, threads: int) -> dict[str, Any]:
     """Train one preset with one seed; returns the figures of the run."""
-    command = [sys.executable, str(ROOT / "examples" / "run.py"), "--seed", str(seed), "--run-name", f"seed{seed}"]
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "run.py"),
+        "--seed",
+        str(seed),
+        "--run-name",
+        f"seed{seed}",
+    ]
     for config in task.configs:
         command += ["--config", config]
-    command += [f"Experiment.ckpt_base_dir='{folder}'", f"Experiment.torch_threads={threads}", *task.overrides]
+    command += [
+        f"Experiment.ckpt_base_dir='{folder}'",
+        f"Experiment.torch_threads={threads}",
+        *task.overrides,
+    ]
     start_s = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "WANDB_MODE": "disabled"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "WANDB_MODE": "disabled"}
+    )
     wall_s = time.perf_counter() - start_s
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}\nFix: run that command by hand.")
+        raise RuntimeError(
+            f"{' '.join(command)} failed:\n{done.stderr[-3000:]}\nFix: run that command by hand."
+        )
     records = [json.loads(line) for line in (folder / f"seed{seed}" / "logs" / "metrics.jsonl").open()]
     return {"seed": seed, **summarize(task, records), "wall_s": round(wall_s, 1)}
 
@@ -81,16 +98,27 @@ def summarize(task: Task, records: list[dict[str, Any]]) -> dict[str, Any]:
             continue
         final, last = record[task.metric], record
         if reached is None and final >= task.target and not task.is_control:
-            reached = {"seconds": round(seconds, 1), "env_steps": record["env_steps"], "updates": record["gradient_steps"]}
+            reached = {
+                "seconds": round(seconds, 1),
+                "env_steps": record["env_steps"],
+                "updates": record["gradient_steps"],
+            }
     within = reached is not None and all(
         limit is None or value <= limit
-        for limit, value in ((task.max_seconds, reached["seconds"]), (task.max_env_steps, reached["env_steps"]))
+        for limit, value in (
+            (task.max_seconds, reached["seconds"]),
+            (task.max_env_steps, reached["env_steps"]),
+        )
     )
     return {
         "final": round(final, 4),
         "episodes": last.get("val/episodes"),
         "reached": reached,
-        "total": {"seconds": round(seconds, 1), "env_steps": last["env_steps"], "updates": last["gradient_steps"]},
+        "total": {
+            "seconds": round(seconds, 1),
+            "env_steps": last["env_steps"],
+            "updates": last["gradient_steps"],
+        },
         "passed": final < task.target if task.is_control else within and final >= task.target,
     }
 
@@ -103,8 +131,12 @@ def median_of(runs: list[dict[str, Any]], key: str) -> float | None:
 
 def main() -> None:
     """Run the chosen tasks and print one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", choices=[[], *TASKS], help=f"of {', '.join(TASKS)}; all when left out")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "tasks", nargs="*", choices=[[], *TASKS], help=f"of {', '.join(TASKS)}; all when left out"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2, help="torch threads of each run")
     args = parser.parse_args()

@@ -74,7 +74,8 @@ class Experiment:
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
         seed: of everything random; None draws one and logs it.
-        deterministic: forbid irreproducible torch operations. sample_actions_val: as sample_actions, for evaluation.
+        deterministic: forbid irreproducible torch operations.
+        sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
         keep_checkpoints: newest training states that stay; None for all.

@@ -91,7 +91,7 @@ def _is_good_enough(exp: Experiment) -> bool:
         return False
     if score < exp.stop_at_val_return:
         return False
-    exp.view.say(f"Mean return {score:.3f} reaches {exp.stop_at_val_return}: training stops in epoch {exp.epoch}.")
+    exp.view.say(f"Mean return {score:.3f} reaches {exp.stop_at_val_return}: training stops.")
     return True
 
 

@@ -82,10 +82,11 @@ class TransformerLayer(nn.Module):
         self.norm_attn, self.norm_ff = norm_layer(norm, d_model), norm_layer(norm, d_model)
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.proj = nn.Linear(d_model, d_model, bias=False)
-        head_norm = None if qk_gain is None else "rmsnorm"
-        self.q_norm, self.k_norm = (norm_layer(head_norm, d_model // n_heads) for _ in range(2))
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
         if qk_gain is not None:
-            nn.init.constant_(self.q_norm.weight, qk_gain)
+            self.q_norm, self.k_norm = (nn.RMSNorm(d_model // n_heads, eps=1e-5) for _ in range(2))
+            nn.init.constant_(next(self.q_norm.parameters()), qk_gain)
         self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
 
     def queries_keys_values(
