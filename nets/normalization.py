@@ -106,13 +106,13 @@ class PopArt(nn.Module):
 
     @property
     def sigma(self) -> Tensor:
-        """Standard deviation of the targets, (G, 1), at least 2 % of their root mean square.
+        """Standard deviation of the targets, (G, 1), at least a tenth of their root mean square.
 
         Without that floor, targets that hardly vary (a constant reward under a small discount) would be
         blown up.
         """
         rms = self.nu.sqrt()
-        return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(0.02 * rms).clamp(min=1e-4)
+        return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(0.1 * rms).clamp(min=1e-4)
 
     def normalize(self, value: Tensor) -> Tensor:
         """Values in environment units -> unit scale."""

@@ -170,8 +170,8 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
 
 def test_binary_filter_sees_environment_units() -> None:
     agent = make_agent(num_critics=1, num_critics_td=1)
-    agent.popart.mu.fill_(50.0)
-    agent.popart.nu.fill_(50.0**2 + 4.0)
+    agent.popart.mu.fill_(1.0)
+    agent.popart.nu.fill_(1.0 + 4.0)
     q = torch.tensor([1.0, -1.0]).view(1, 2, 1, 1, 1).expand(1, 2, 1, 7, 1)
     gain = agent._advantages(q, torch.zeros_like(q))
     torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # sigma 2, reward multiplier 10
