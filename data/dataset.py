@@ -124,6 +124,10 @@ class RLDataset(ABC):
         """Hide data that arrived after `state` was taken, for exact resumption. Returns how much."""
         return 0
 
+    def begin_new_run(self) -> int:
+        """Hide what an earlier run of the same name left in this run's own folder. Returns how much."""
+        return 0
+
 
 @gin.configurable
 class DoNothingDataset(RLDataset):
@@ -327,6 +331,15 @@ class DiskTrajDataset(RLDataset):
                 self.dset_max_size,
             )
         return len(newer)
+
+    def begin_new_run(self) -> int:
+        """Move what an earlier run of this name collected to `buffer/superseded/`. Returns how much.
+
+        A folder that was chosen (dset_root or dset_name) is left as it is: its files are there on purpose.
+        """
+        if self.dset_root is not None or self.dset_name is not None:
+            return 0
+        return self.set_aside_newer({"newest": None, "num_fifo_files": 0})
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave opened files behind when this goes to another process."""

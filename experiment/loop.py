@@ -36,6 +36,7 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
         logger.info("All %d epochs are done already. Raise Experiment.epochs to go on.", exp.epochs)
         return exp.last_val_metrics
     shows = exp.verbose and exp.accelerator.is_main_process
+    _begin_new_run(exp)
     with (
         StopRequest() as exp.stop,
         ConsoleView(shows, None if collects_only else exp.epochs, first) as exp.view,
@@ -57,6 +58,21 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
                     exp.write_latest_policy()
         _finish(exp)
     return exp.last_val_metrics
+
+
+def _begin_new_run(exp: Experiment) -> None:
+    """Do not train a run that starts from scratch on what an earlier run of its name has collected."""
+    from_scratch = exp.mode == "both" and exp.env_steps == 0 and exp.start_collecting_at_epoch == 0
+    if from_scratch and exp.has_dset_edit_rights and exp.accelerator.is_main_process:
+        num_files = exp.dataset.begin_new_run()
+        if num_files:
+            logger.warning(
+                "%d trajectories of an earlier run named %r were moved to buffer/superseded/ of its folder. "
+                "To train on them, name the dataset: DiskTrajDataset.dset_name.",
+                num_files,
+                exp.run_name,
+            )
+    exp.accelerator.wait_for_everyone()
 
 
 def _run_epoch(exp: Experiment) -> bool:

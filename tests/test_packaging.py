@@ -165,6 +165,7 @@ def test_a_run_of_the_wheel_trains_outside_the_repository(
         "train_timesteps_per_epoch": 60,
         "val_timesteps_per_epoch": 60,
         "train_batches_per_epoch": 2,
+        "start_learning_at_epoch": 0,
         "batch_size": 2,
         "dloader_workers": 0,
         "verbose": False,

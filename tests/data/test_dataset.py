@@ -233,6 +233,25 @@ def test_state_of_an_empty_folder_sets_everything_aside(
     assert dataset.num_files == 0
 
 
+@pytest.mark.parametrize(("name", "num_hidden"), [(None, 2), ("demos", 0)])
+def test_a_new_run_hides_what_its_own_folder_holds_but_not_a_chosen_dataset(
+    fill: Fill, tmp_path: Path, name: str | None, num_hidden: int
+) -> None:
+    dataset = DiskTrajDataset(dset_name=name)
+    dataset.configure(
+        max_seq_len=5,
+        padded_sampling="none",
+        has_edit_rights=True,
+        default_root=str(tmp_path),
+        default_name="run",
+    )
+    fill(tmp_path / (name or "run") / "buffer/fifo", [2] * 2)
+    fill(tmp_path / (name or "run") / "buffer/protected", [2])
+    assert dataset.begin_new_run() == num_hidden
+    dataset.refresh()
+    assert dataset.num_files == 3 - num_hidden
+
+
 def test_files_lost_since_the_checkpoint_are_told(
     make_dataset: MakeDataset, fill: Fill, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -358,3 +358,24 @@ def test_impossible_settings_are_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=text):
         make_experiment(tmp_path, **{setting: value})
+
+
+def test_training_stops_once_an_evaluation_is_good_enough(tmp_path: Path) -> None:
+    patient = run(make_experiment(tmp_path / "a", epochs=3, val_interval=1, stop_at_val_return=1e9))
+    assert max(one["epoch"] for one in records(patient)) == 3
+    early = run(make_experiment(tmp_path / "b", epochs=3, val_interval=1, stop_at_val_return=-1e9))
+    assert early.env_steps == 0
+    scores = [one for one in records(early) if "val/return" in one]
+    assert len(scores) == 2  # the one that was good enough, and the last one on new episodes
+    assert early.checkpoints.complete_epochs() == [0]
+
+
+def test_a_second_run_of_the_same_name_does_not_train_on_the_first_ones_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = run(make_experiment(tmp_path, epochs=2, seed=1))
+    files = first.dataset.num_files  # type: ignore[attr-defined]
+    assert "moved to buffer/superseded/" not in caplog.text
+    second = run(make_experiment(tmp_path, epochs=2, seed=1))
+    assert f"{files} trajectories of an earlier run" in caplog.text
+    assert second.dataset.num_files == files  # type: ignore[attr-defined]
