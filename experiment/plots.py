@@ -9,27 +9,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Title of a panel, and the metrics drawn in it over env steps; a panel without any of them is left out.
-PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("return per episode", ("val/return", "collect/return")),
-    ("success rate", ("val/success", "collect/success")),
-    ("loss", ("train/actor_loss", "train/critic_loss")),
-    ("value (acting discount)", ("train-update/q", "train-update/td_target")),
-    ("policy entropy [nats]", ("train-update/policy_entropy",)),
-    ("throughput [1/s]", ("time/env_steps_per_s", "time/updates_per_s")),
+ENV_STEPS, UPDATES = "env_steps", "gradient_steps"
+# Title of a panel, its x axis, and the metrics drawn in it; a panel without any of them is left out.
+PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("return per episode", ENV_STEPS, ("val/return", "collect/return")),
+    ("success rate", ENV_STEPS, ("val/success", "collect/success")),
+    ("loss", UPDATES, ("train/actor_loss", "train/critic_loss")),
+    ("value (acting discount)", UPDATES, ("train-update/q", "train-update/td_target")),
+    ("policy entropy [nats]", UPDATES, ("train-update/policy_entropy",)),
+    ("env steps collected per second", ENV_STEPS, ("time/env_steps_per_s",)),
+    ("updates per second", UPDATES, ("time/updates_per_s",)),
 )
+Curves = dict[str, list[dict[str, float]]]
 
 
-def read_curves(metrics_file: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Env steps and values of every figure in a metrics.jsonl; records that are no numbers are skipped."""
-    curves: dict[str, tuple[list[int], list[float]]] = {}
+def read_curves(metrics_file: Path) -> Curves:
+    """For every figure of a metrics.jsonl, its points: `value`, `env_steps`, `gradient_steps`.
+
+    Records in which a figure is no number are skipped.
+    """
+    curves: Curves = {}
     for line in metrics_file.read_text(encoding="utf-8").splitlines():
         record: dict[str, Any] = json.loads(line)
+        place = {axis: float(record.get(axis, 0)) for axis in (ENV_STEPS, UPDATES)}
         for name, value in record.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                steps, values = curves.setdefault(name, ([], []))
-                steps.append(int(record.get("env_steps", 0)))
-                values.append(float(value))
+                curves.setdefault(name, []).append({"value": float(value), **place})
     return curves
 
 
@@ -49,16 +54,14 @@ def plot_run(run_dir: Path) -> Path:
     if not can_plot():
         raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install 'loxodon[plots]'.")
     curves = read_curves(source)
-    panels = [(title, [n for n in names if n in curves]) for title, names in PANELS]
-    panels = [(title, names) for title, names in panels if names]
+    panels = [(title, axis, [n for n in names if n in curves]) for title, axis, names in PANELS]
+    panels = [panel for panel in panels if panel[2]]
     if not panels:
         raise ValueError(f"{source} holds no figures to draw yet. Fix: train for at least one epoch.")
     return _draw(run_dir, panels, curves)
 
 
-def _draw(
-    run_dir: Path, panels: Sequence[tuple[str, list[str]]], curves: dict[str, tuple[list[int], list[float]]]
-) -> Path:
+def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: Curves) -> Path:
     # The object interface: pyplot would keep global state and may look for a screen.
     from matplotlib.figure import Figure
 
@@ -66,12 +69,13 @@ def _draw(
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.0 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis, (title, names) in zip(axes, panels, strict=False):
+    for axis, (title, x_axis, names) in zip(axes, panels, strict=False):
         for name in names:
-            steps, values = curves[name]
-            axis.plot(steps, values, marker=".", markersize=4, linewidth=1, label=name)
+            points = curves[name]
+            x, y = [point[x_axis] for point in points], [point["value"] for point in points]
+            axis.plot(x, y, marker=".", markersize=4, linewidth=1, label=name)
         axis.set_title(title, fontsize=10)
-        axis.set_xlabel("env steps", fontsize=8)
+        axis.set_xlabel(x_axis.replace("_", " "), fontsize=8)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
     for axis in axes[len(panels) :]:

@@ -21,7 +21,8 @@ def write_metrics(run_dir: Path, records: list[dict[str, object]]) -> None:
 def test_curves_pair_values_with_env_steps_and_skip_what_is_no_number(tmp_path: Path) -> None:
     records: list[dict[str, object]] = [{"env_steps": 5, "val/return": 1.5, "note": "x"}]
     write_metrics(tmp_path, [*records, {"env_steps": 9, "val/return": None}])
-    assert read_curves(tmp_path / "logs" / "metrics.jsonl")["val/return"] == ([5], [1.5])
+    points = read_curves(tmp_path / "logs" / "metrics.jsonl")["val/return"]
+    assert points == [{"value": 1.5, "env_steps": 5.0, "gradient_steps": 0.0}]
 
 
 def test_a_run_becomes_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
