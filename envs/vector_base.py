@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from .group import Metrics, StepBuffers
+from .observations import is_text
 
 try:
     from gymnasium.vector import AutoresetMode
@@ -60,6 +61,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(action_space, self.num_envs)
         self.buffers = buffers
         self.env_names: list[str] = []
+        self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         """One seed per environment: seed + i, the given ones, or None everywhere."""
