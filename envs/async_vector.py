@@ -184,8 +184,9 @@ class AsyncVectorEnv(SequenceVectorEnv):
             metrics += [(start + row, name, value) for row, name, value in worker_metrics]
             if worker_names is not None:
                 names = [*names[:start], *worker_names, *names[stop:]]
-            for column, values in zip(self.buffers.text_columns, texts or (), strict=False):
-                column[start:stop] = values
+            if texts is not None:
+                for column, values in zip(self.buffers.text_columns, texts, strict=True):
+                    column[start:stop] = values
         self.env_names = names
         return has_ended, metrics
 

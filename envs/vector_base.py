@@ -40,7 +40,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
       environments must honour it:
 
       - no timestep: such a row is neither stored nor counted (no transition, no env step, no reward or
-        length in the statistics);
+        length in the statistics: `ReturnHistory.add_step` takes the mask);
       - a fresh start: afterwards the row is treated exactly like one that ended in this call, from `obs`
         (trajectory begun anew, zero reward and previous action, time index 0, hidden state reset, name read
         again). Doing so in the step before as well is harmless, since nothing was stored in between. With

@@ -101,6 +101,11 @@ class FailingEnv(ScriptedEnv):
             info["metric/pid"] = os.getpid()
         return obs, BAD_REWARDS.get(self.how, reward), terminated, truncated, info
 
+    def render(self) -> Any:
+        if self.how == "raise in render":
+            raise RuntimeError("cannot render")
+        return super().render()
+
     def _fail(self) -> None:
         if self.how == "raise":
             self._deep_inside()

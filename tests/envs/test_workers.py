@@ -51,6 +51,15 @@ def test_exception_in_reset() -> None:
         env.reset()
 
 
+def test_exception_in_render() -> None:
+    env = build(
+        "fork", [EnvSpec(ScriptedEnv), EnvSpec(FailingEnv, {"how": "raise in render"})], num_workers=1
+    )
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="Environment 1 failed in render: RuntimeError: cannot render"):
+        env.render()
+
+
 @pytest.mark.parametrize("kind", ["sync", "fork"])
 def test_nan_is_named_and_infinity_is_not_nan(kind: str) -> None:
     env = build(kind, [EnvSpec(ScriptedEnv)] * 2 + [EnvSpec(FailingEnv, {"how": "nan"})], num_workers=1)
@@ -145,14 +154,14 @@ def test_closing_an_older_environment_does_not_wait_for_a_younger_one() -> None:
 
 
 def test_workers_that_never_come_back_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loxodon.envs.async_vector.CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("loxodon.envs.async_vector.CLOSE_TIMEOUT_S", 0.3)
     env: Any = build("fork", [EnvSpec(FailingEnv, {"how": "hang"})] * 4, num_workers=4)
     env.reset(seed=0)
     env.step([0] * 4)
     env.step_async([0] * 4)
     begin = time.monotonic()
     env.close()
-    assert 0.2 <= time.monotonic() - begin < 0.7
+    assert 0.3 <= time.monotonic() - begin < 1.0
 
 
 def test_workers_hold_several_envs_each_and_import_nothing_heavy(opened: Any) -> None:
