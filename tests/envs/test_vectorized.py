@@ -264,6 +264,20 @@ class BatchedFinalEnv(gym.vector.VectorEnv):
         return np.zeros((2, 1), np.float32), self.reward, np.zeros(2, bool), ended, infos
 
 
+def test_a_masked_reset_touches_the_finished_rows_only() -> None:
+    class Careless(BatchedFinalEnv):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.options = options
+            return np.full((2, 1), 5.0, np.float32), {}
+
+    env: Any = adapted(Careless, has_final=False, autoreset_mode=AutoresetMode.DISABLED)
+    env.reset()
+    obs, *_, infos = env.step([0, 0])
+    assert env.env.options["reset_mask"].tolist() == [False, True]
+    assert obs["observation"].tolist() == [[0.0], [5.0]]  # whatever it returned for the other row
+    assert infos["final_obs"]["observation"][1].tolist() == [0.0]
+
+
 def test_same_step_takes_batched_final_obs_and_misses_none() -> None:
     env = adapted(BatchedFinalEnv, has_final=True, autoreset_mode=AutoresetMode.SAME_STEP)
     env.reset()
