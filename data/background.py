@@ -50,6 +50,11 @@ class BackgroundQueue(Generic[Item]):
         """Number of items that are not finished."""
         return len(self._items)
 
+    @property
+    def has_failed(self) -> bool:
+        """True when the next call will raise, or try once more what failed."""
+        return self._error is not None
+
     def submit(self, items: Iterable[Item]) -> None:
         """Take items, wait while there are too many, and raise the error of an earlier one, if any.
 

@@ -35,7 +35,13 @@ class ReturnHistory:
         """Episodes finished since the last `clear`."""
         return sum(map(len, self.returns.values()))
 
-    def add_step(self, rewards: np.ndarray, ended: np.ndarray, env_names: Sequence[str]) -> None:
+    def add_step(
+        self,
+        rewards: np.ndarray,
+        ended: np.ndarray,
+        env_names: Sequence[str],
+        ignored: np.ndarray | None = None,
+    ) -> None:
         """Account for one vector step.
 
         Args:
@@ -43,9 +49,14 @@ class ReturnHistory:
             ended: (N,) bool, True where the episode terminated or was truncated with this step.
             env_names: N names as they were *before* the step (afterwards an ended row has the next
             episode's).
+            ignored: (N,) bool, True on rows that took no env step; None if there are none.
         """
-        self._running_returns += rewards
-        self._running_lengths += 1
+        if ignored is None:
+            self._running_returns += rewards
+            self._running_lengths += 1
+        else:
+            self._running_returns[~ignored] += rewards[~ignored]
+            self._running_lengths[~ignored] += 1
         if not ended.any():
             return
         for row in np.flatnonzero(ended).tolist():
