@@ -130,9 +130,9 @@ class BackgroundQueue(Generic[Item]):
         if os.getpid() != self._owner_pid:
             return
         with self._changed:
-            self._error = None
+            is_known, self._error = self._is_error_reported, None
             self._changed.notify_all()
             while self._error is None and self._items:
                 self._changed.wait()
-            if self._error is not None:
+            if self._error is not None and not is_known:
                 _logger.error("%s", self._explain(self._error, len(self._items)))
