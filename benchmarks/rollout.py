@@ -6,8 +6,8 @@
 
 A vector step is one step of all environments. Its time is split into `policy` (the agent), `env` (what the
 rollout waits for it; with overlap that is less than it takes), `saving` (what the trajectory writer holds the
-rollout back) and `bookkeeping` (the rest). The floor is the policy alone plus the environments alone, measured
-in the same process afterwards. Memory is proportional (PSS), of all processes. --all writes
+rollout back) and `bookkeeping` (the rest). The floor is the policy alone plus the environments alone,
+measured in the same process afterwards. Memory is proportional (PSS), of all processes. --all writes
 benchmarks/results/rollout.json.
 """
 
@@ -29,6 +29,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from provenance import provenance
+
 from loxodon.agents import Agent
 from loxodon.data import TrajectoryWriter
 from loxodon.envs import EnvSpec, EpsilonGreedy, gym_env, make_vector_env
@@ -36,7 +38,6 @@ from loxodon.envs.builtin import TMazePassive
 from loxodon.experiment import Collector, Histories
 from loxodon.nets import Actor, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 from loxodon.nets.transformer import KeyValueCache
-from provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS, SAVE_LEN = 50, 1024
@@ -73,7 +74,7 @@ class NullEnv(gym.Env[np.ndarray, int]):
     """Shows 16 numbers and never ends; a step may sleep."""
 
     observation_space = spaces.Box(-1.0, 1.0, (16,), np.float32)
-    action_space = spaces.Discrete(4)
+    action_space = spaces.Discrete(4)  # type: ignore[assignment]  # as gymnasium's own envs do
 
     def __init__(self, sleep_s: float = 0.0) -> None:
         self.sleep_s, self.obs = sleep_s, np.linspace(-1.0, 1.0, 16, dtype=np.float32)
@@ -242,9 +243,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for collector in collectors:
                 fill_memory(collector.state.hidden_state, args.context)
         rollout.collect(WARM_UP_STEPS)
-        untimed = {name: getattr(agent, name) for name in ("get_actions", "reset_hidden_state")}
         watch = Stopwatch()
-        watch.wrap(agent, "policy", *untimed)
+        watch.wrap(agent, "policy", "get_actions", "reset_hidden_state")
         for collector in collectors:
             watch.wrap(
                 collector.envs, "env", *(("step_async", "step_wait") if args.mode == "async" else ("step",))
@@ -254,15 +254,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         while (elapsed_s := time.perf_counter() - start_s) < args.seconds:
             num_env_steps += rollout.collect(20)
             steps += 20
-        for name, method in untimed.items():
-            setattr(agent, name, method)
+        ms = {kind: 1e3 * watch.seconds.get(kind, 0.0) / steps for kind in ("policy", "env", "saving")}
         own_mb, other_mb = proportional_memory_mb()
         episodes = sum(collector.histories.returns.num_episodes for collector in collectors)
         floor = floor_ms(agent, collectors, episodes / num_env_steps, min(args.seconds, 2.0))
         for collector in collectors:
             collector.sink.close()
             collector.envs.close()
-    ms = {kind: 1e3 * watch.seconds.get(kind, 0.0) / steps for kind in ("policy", "env", "saving")}
     whole = 1e3 * elapsed_s / steps
     ms["bookkeeping"] = whole - sum(ms.values())
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import shlex
 import sys
@@ -153,7 +154,8 @@ def _run(config: LoadedConfig, args: argparse.Namespace, words: Sequence[str]) -
     except SystemExit:  # stopped by a signal; everything is stored and closed
         raise
     except Exception:
-        exp.close()  # stores finished trajectories
+        with contextlib.suppress(OSError):  # a full disk is what is being reported already
+            exp.close()  # stores finished trajectories
         raise
     exp.close()
     if exp.accelerator.is_main_process:

@@ -137,7 +137,7 @@ class Collector:
             self.sink = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What exact resumption needs of exploration and sink, JSON-able; running episodes are no part of it."""
+        """What exact resumption needs of exploration and sink, JSON-able; running episodes are left out."""
         return {
             "exploration": None if self.exploration is None else self.exploration.state_dict(),
             "writer": None if self.sink is None else self.sink.state_dict(),
@@ -147,8 +147,8 @@ class Collector:
         """Restore what `state_dict` returned."""
         if isinstance(state["exploration"] or state["writer"], list):
             raise ValueError(
-                "The checkpoint was written with overlapping sampling, which this run does without. Fix: resume "
-                "with the Experiment.overlap_sampling and env_mode of the earlier run."
+                "The checkpoint was written with overlapping sampling, which this run does without. Fix: "
+                "resume with the Experiment.overlap_sampling and env_mode of the earlier run."
             )
         if self.sink is not None and state["writer"] is not None:
             self.sink.load_state_dict(state["writer"])

@@ -12,7 +12,7 @@ from .collector import Collector, Histories, RolloutState, episode_shares
 
 
 class EnvHalves:
-    """Several vector envs of worker processes that count as one, of all their envs, to whoever builds on it."""
+    """Vector envs of worker processes that are one vector env of all their envs to whoever builds on it."""
 
     def __init__(self, halves: Sequence[Any]) -> None:
         self.halves = list(halves)
@@ -78,14 +78,14 @@ class OverlappedCollector:
         """Restore what `state_dict` returned."""
         if not isinstance(state["writer"], list):
             raise ValueError(
-                "The checkpoint was written without overlapping sampling, which this run uses. Fix: resume with "
-                "the Experiment.overlap_sampling and env_mode of the earlier run."
+                "The checkpoint was written without overlapping sampling, which this run uses. Fix: resume "
+                "with the Experiment.overlap_sampling and env_mode of the earlier run."
             )
         for i, half in enumerate(self.halves):
             half.load_state_dict({name: values[i] for name, values in state.items()})
 
     def collect(self, timesteps: int, *, episodes: int | None = None, render: bool = False) -> int:
-        """Take up to `timesteps` steps in every env; see `Collector.collect`. No step is under way afterwards."""
+        """Take up to `timesteps` steps in every env and leave none under way; see `Collector.collect`."""
         if self.state is None:
             self.restart(seed=None)
         quotas, taken, first = self._quotas(episodes), 0, self.halves[0]
