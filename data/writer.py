@@ -199,7 +199,8 @@ class TrajectoryWriter:
             is_full = self._is_running & (self._now - self._starts >= self._limits)
             pieces += [self._cut(row) for row in np.flatnonzero(ended | is_full).tolist()]
             self._is_running[ended] = False
-            self._continue_from_now(np.flatnonzero(is_full & ~ended))
+            if len(full := np.flatnonzero(is_full & ~ended)):
+                self._continue_from_now(full)
         self._submit(pieces)
 
     def flush_partial(self) -> None:

@@ -219,8 +219,7 @@ class Collector:
         """Forget the past of the envs where fresh (N,) bool is True; changes rl2s and time_idxs."""
         rl2s[fresh] = 0.0
         time_idxs[fresh] = 0
-        flags = torch.from_numpy(fresh).to(self.device)
-        state.hidden_state = self.agent.reset_hidden_state(state.hidden_state, flags)
+        state.hidden_state = self.agent.reset_hidden_state(state.hidden_state, self._tensor(fresh))
         state.env_names = list(self.envs.env_names)
         if self.exploration is not None:
             self.exploration.on_episode_end(fresh)
@@ -237,13 +236,16 @@ class Collector:
             rl2s[:, 1:] = actions
         return rl2s
 
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+
     def _act(self, state: RolloutState) -> np.ndarray:
         """Actions (N,) int64 or (N, A) float32 with exploration noise."""
-        obs = {key: torch.from_numpy(value).to(self.device) for key, value in state.obs.items()}
         chosen, state.hidden_state = self.agent.get_actions(
-            obs,
-            torch.from_numpy(state.rl2s).to(self.device),
-            torch.from_numpy(state.time_idxs).to(self.device),
+            {key: self._tensor(value) for key, value in state.obs.items()},
+            self._tensor(state.rl2s),
+            self._tensor(state.time_idxs),
             state.hidden_state,
             self.sample,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -55,9 +56,10 @@ class Categorical(PolicyDistribution):
 
     is_discrete = True
 
-    def __init__(self, params: Tensor) -> None:
-        super().__init__(params)
-        self.log_probs = F.log_softmax(self.params, dim=-1)
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """(..., A) logarithms of the probabilities."""
+        return F.log_softmax(self.params, dim=-1)
 
     @staticmethod
     def num_params(action_dim: int) -> int:

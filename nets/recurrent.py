@@ -50,7 +50,7 @@ class GRUTrajEncoder(TrajEncoder):
         return torch.zeros(self.gru.num_layers, num_envs, self.gru.hidden_size, device=device)
 
     def reset_hidden_state(self, hidden_state: Tensor, ended: Tensor) -> Tensor:
-        return hidden_state * (~ended.to(hidden_state.device)).to(hidden_state.dtype)[None, :, None]
+        return hidden_state.masked_fill(ended.to(hidden_state.device)[None, :, None], 0.0)
 
     def forward(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: Tensor | None = None, resets: Tensor | None = None

@@ -125,12 +125,12 @@ def test_file_has_its_final_name_only_when_complete(
 ) -> None:
     seen: list[str] = []
 
-    def spy(arrays: Any) -> bytes:
+    def spy(source: Any, target: Any) -> None:
         seen.extend(entry.name for entry in tmp_path.iterdir())
-        return original(arrays)
+        original(source, target)
 
-    original = files_module.pack_npz
-    monkeypatch.setattr(files_module, "pack_npz", spy)
+    original = os.replace
+    monkeypatch.setattr(os, "replace", spy)
     path = save_trajectory(tmp_path, make_traj(3), save_as="npz", **NAMED)
     assert seen == [path.name + ".tmp"]
     assert list(tmp_path.iterdir()) == [path]
