@@ -99,9 +99,7 @@ class BaseAgent(nn.Module, ABC):
         """
         embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s[:, None])
         state, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
-        policy = self.policy(state[:, 0])
-        action = policy.sample() if sample else policy.mode()
-        return (action.argmax(-1) if self.is_discrete else action), hidden_state
+        return self.policy(state[:, 0]).act(sample), hidden_state
 
     def trainable_params(self) -> list[nn.Parameter]:
         """The parameters an optimizer should own."""

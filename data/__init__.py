@@ -17,7 +17,7 @@ if __name__ == "data":
 from .dataset import DiskTrajDataset, DoNothingDataset, RLDataset, random_window
 from .files import TrajectoryReader, load_trajectory, save_trajectory
 from .trajectory import Trajectory
-from .writer import TrajectoryWriter
+from .writer import TrajectoryWriter, WritingClock
 
 if TYPE_CHECKING:
     from .batch import Batch, pad_batch
@@ -34,6 +34,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryReader",
     "TrajectoryWriter",
+    "WritingClock",
     "load_trajectory",
     "pad_batch",
     "random_window",

@@ -50,6 +50,11 @@ class BackgroundQueue(Generic[Item]):
         """Number of items that are not finished."""
         return len(self._items)
 
+    @property
+    def has_failed(self) -> bool:
+        """True when the next call will raise, or try once more what failed."""
+        return self._error is not None
+
     def submit(self, items: Iterable[Item]) -> None:
         """Take items, wait while there are too many, and raise the error of an earlier one, if any.
 
@@ -125,9 +130,9 @@ class BackgroundQueue(Generic[Item]):
         if os.getpid() != self._owner_pid:
             return
         with self._changed:
-            self._error = None
+            is_known, self._error = self._is_error_reported, None
             self._changed.notify_all()
             while self._error is None and self._items:
                 self._changed.wait()
-            if self._error is not None:
+            if self._error is not None and not is_known:
                 _logger.error("%s", self._explain(self._error, len(self._items)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections import OrderedDict
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .npz import NpzContent, read_npz
+from .npz_writing import pack_npz
 from .trajectory import Array, Trajectory
 
 FILE_FORMATS = ("npz", "npz-compressed")
@@ -94,20 +94,29 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
             )
     path = folder / format_name(traj.env_name, traj_id, unix_time)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    save = np.savez if save_as == "npz" else np.savez_compressed
     try:
-        with temporary.open("wb") as file:
-            if sum(array.nbytes for array in payload.values()) > _BUFFERED_BYTES:
+        if save_as == "npz" and sum(array.nbytes for array in payload.values()) <= _BUFFERED_BYTES:
+            _write_at_once(temporary, pack_npz(payload))
+        else:
+            save = np.savez if save_as == "npz" else np.savez_compressed
+            with temporary.open("wb") as file:
                 save(file, **payload)
-            else:  # one write: on a background thread, each system call may wait for the interpreter lock
-                buffer = io.BytesIO()
-                save(buffer, **payload)
-                file.write(buffer.getbuffer())
         os.replace(temporary, path)  # noqa: PTH105 (one name for the rename, so that a test can make it fail)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return path
+
+
+def _write_at_once(path: Path, data: bytes) -> None:
+    """Write a new file in few system calls: on a background thread, each waits for the interpreter lock."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
 
 
 def load_trajectory(path: Path) -> Trajectory:

@@ -19,6 +19,21 @@ _NO_LIMIT = np.iinfo(np.int64).max
 _FIRST_CAPACITY = 128  # timesteps
 
 
+class WritingClock:
+    """Unix time for file names, strictly increasing, so that sorting by it gives back the order of writing.
+
+    Several writers of one process share one, or pieces cut in the same microsecond would have no order.
+    """
+
+    def __init__(self) -> None:
+        self.last_time_us = 0
+
+    def now_us(self) -> int:
+        """Microseconds since 1970, later than any returned before."""
+        self.last_time_us = max(time.time_ns() // 1000, self.last_time_us + 1)
+        return self.last_time_us
+
+
 class _Piece(NamedTuple):
     traj: Trajectory
     traj_id: str
@@ -28,9 +43,10 @@ class _Piece(NamedTuple):
 class TrajectoryWriter:
     """Off-policy sink: cuts the steps of N environments into trajectory files.
 
-    Steps go into preallocated columns, one array per field for all environments; a piece is copied out once,
-    when it is finished, and a background thread writes it. A piece that ends because of the length limit and
-    its successor share one timestep, so no transition is lost between them.
+    Steps go into preallocated columns, one array [T, N, ...] per field, so that a step of all environments is
+    one row. A piece is copied out once, when it is finished, and a background thread writes it. A piece that
+    ends because of the length limit and its successor share one timestep, so no transition is lost between
+    them.
 
     An error while writing is raised by the next call from outside (after it has recorded what it was given).
     The piece stays queued and the call after that tries again; nothing that is finished is dropped.
@@ -44,6 +60,7 @@ class TrajectoryWriter:
         seed: decides the lengths and, with actor_id, the ids in the file names.
         actor_id: tells apart several writers with one seed.
         max_pending: calls wait while more pieces than this are not on disk; None for a number that suits N.
+        clock: shared with other writers whose pieces must have an order among each other; None for its own.
 
     Raises:
         ValueError: If save_every or save_as is not allowed.
@@ -60,6 +77,7 @@ class TrajectoryWriter:
         seed: int = 0,
         actor_id: int = 0,
         max_pending: int | None = None,
+        clock: WritingClock | None = None,
     ) -> None:
         check_file_format(save_as)
         if save_every is not None and not 1 <= save_every[0] <= save_every[1]:
@@ -72,13 +90,14 @@ class TrajectoryWriter:
         self._save_every = (int(save_every[0]), int(save_every[1])) if save_every else None
         self._save_as, self._seed, self._actor_id = save_as, seed, actor_id
         self._rng = np.random.default_rng([seed, actor_id])
-        self._num_pieces, self._last_time_us = 0, 0
+        self._num_pieces, self._clock = 0, clock or WritingClock()
         self._columns: dict[str, Array] = {}
         self._obs_keys: list[str] = []
         self._capacity = _FIRST_CAPACITY
-        self._rows = np.arange(num_envs)
-        self._num_transitions = np.zeros(num_envs, np.int64)
+        self._now = 0  # row of the columns that holds the newest timestep
+        self._starts = np.zeros(num_envs, np.int64)  # row of the first timestep of each running piece
         self._limits = np.full(num_envs, _NO_LIMIT)
+        self._next_full = _NO_LIMIT  # no piece reaches its length limit before this row
         self._is_running = np.zeros(num_envs, np.bool_)
         self._env_names = ["env"] * num_envs
         self._queue = BackgroundQueue(
@@ -111,17 +130,19 @@ class TrajectoryWriter:
             env_names: N names.
         """
         rows = np.atleast_1d(np.asarray(rows, np.int64))
-        running = rows[self._is_running[rows] & (self._num_transitions[rows] > 0)]
+        running = rows[self._is_running[rows] & (self._starts[rows] < self._now)]
         pieces = [self._cut(row) for row in running.tolist()]
         if not self._columns:
             self._allocate(obs, rl2s)
-        self._num_transitions[rows] = 0
-        self._store_timestep(rows, np.zeros_like(rows), obs, rl2s, time_idxs)
+        for key in self._obs_keys:
+            self._columns[f"obs/{key}"][self._now, rows] = obs[key][rows]
+        self._columns["rl2s"][self._now, rows] = rl2s[rows]
+        self._columns["time_idxs"][self._now, rows] = time_idxs.reshape(self.num_envs, 1)[rows]
         for row in rows:
             self._env_names[row] = env_names[row]
         self._is_running[rows] = True
-        self._draw_limits(rows)
-        self._queue.submit(pieces)
+        self._continue_from_now(rows)
+        self._submit(pieces)
 
     def add(
         self,
@@ -132,6 +153,7 @@ class TrajectoryWriter:
         obs: Mapping[str, Array],
         rl2s: Array,
         time_idxs: Array,
+        ignored: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Record one step of every environment.
 
@@ -144,6 +166,8 @@ class TrajectoryWriter:
             obs: each (N, ...), the true next observation; the final one where the episode ended.
             rl2s: (N, 1+A) float32, reward and action of this step.
             time_idxs: (N,) or (N, 1) integer, time index of `obs`.
+            ignored: (N,) bool, True on rows in which this was no step at all; they are left out, and `begin`
+                must follow there. None where there are none.
 
         Raises:
             ValueError: If an environment has no running trajectory.
@@ -154,29 +178,37 @@ class TrajectoryWriter:
                 f"Environments {np.flatnonzero(~self._is_running).tolist()} have no running trajectory, but "
                 "add() needs one in every environment. Fix: call begin() for them after each reset."
             )
-        rows, cursor, num_envs = self._rows, self._num_transitions, self.num_envs
-        if "actions" not in self._columns:
+        columns, num_envs = self._columns, self.num_envs
+        if "actions" not in columns:
             self._allocate_actions(actions)
-        self._reserve(int(cursor.max()) + 2)
-        self._columns["actions"][rows, cursor] = actions.reshape(num_envs, -1)
-        self._columns["rews"][rows, cursor] = rewards.reshape(num_envs, 1)
-        self._columns["dones"][rows, cursor] = terminated.reshape(num_envs, 1)
-        cursor += 1
-        self._store_timestep(rows, cursor, obs, rl2s, time_idxs)
-        is_full = cursor >= self._limits
+        if self._now + 2 > self._capacity:
+            self._make_room()
+        columns["actions"][self._now] = actions.reshape(num_envs, -1)
+        columns["rews"][self._now] = rewards.reshape(num_envs, 1)
+        columns["dones"][self._now] = terminated.reshape(num_envs, 1)
         pieces: list[_Piece] = []
-        if ended.any() or is_full.any():
-            pieces = [self._cut(row) for row in np.flatnonzero(ended | is_full).tolist()]
+        if ignored is not None:
+            pieces = [self._cut(row) for row in np.flatnonzero(ignored & (self._starts < self._now)).tolist()]
+            self._is_running[ignored] = False
+        self._now += 1
+        for key in self._obs_keys:
+            columns[f"obs/{key}"][self._now] = obs[key]
+        columns["rl2s"][self._now] = rl2s
+        columns["time_idxs"][self._now] = time_idxs.reshape(num_envs, 1)
+        if self._now >= self._next_full or ended.any():
+            is_full = self._is_running & (self._now - self._starts >= self._limits)
+            pieces += [self._cut(row) for row in np.flatnonzero(ended | is_full).tolist()]
             self._is_running[ended] = False
-            self._carry_over(np.flatnonzero(is_full & ~ended))
-        self._queue.submit(pieces)
+            if len(full := np.flatnonzero(is_full & ~ended)):
+                self._continue_from_now(full)
+        self._submit(pieces)
 
     def flush_partial(self) -> None:
         """Finish every running piece that has a transition; each goes on from its last timestep."""
-        rows = np.flatnonzero(self._is_running & (self._num_transitions > 0))
+        rows = np.flatnonzero(self._is_running & (self._starts < self._now))
         pieces = [self._cut(row) for row in rows.tolist()]
-        self._carry_over(rows)
-        self._queue.submit(pieces)
+        self._continue_from_now(rows)
+        self._submit(pieces)
 
     def wait(self) -> None:
         """Block until all finished pieces are on disk. Raises OSError if one cannot be written."""
@@ -190,17 +222,18 @@ class TrajectoryWriter:
         """Return what exact resumption needs, JSON-able. Running pieces are not part of it."""
         return {
             "num_pieces": self._num_pieces,
-            "last_time_us": self._last_time_us,
+            "last_time_us": self._clock.last_time_us,
             "rng": self._rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue ids, times and random lengths from a saved state."""
-        self._num_pieces, self._last_time_us = int(state["num_pieces"]), int(state["last_time_us"])
+        self._num_pieces = int(state["num_pieces"])
+        self._clock.last_time_us = max(self._clock.last_time_us, int(state["last_time_us"]))
         self._rng.bit_generator.state = state["rng"]
 
     def _allocate(self, obs: Mapping[str, Array], rl2s: Array) -> None:
-        shape = (self.num_envs, self._capacity)
+        shape = (self._capacity, self.num_envs)
         self._obs_keys = list(obs)
         columns: dict[str, Array] = {
             "rl2s": np.empty((*shape, rl2s.shape[1]), np.float32),
@@ -215,64 +248,52 @@ class TrajectoryWriter:
     def _allocate_actions(self, actions: Array) -> None:
         width = actions.reshape(self.num_envs, -1).shape[1]
         dtype = np.int64 if actions.dtype.kind in "iu" else np.float32
-        self._columns["actions"] = np.empty((self.num_envs, self._capacity, width), dtype)
+        self._columns["actions"] = np.empty((self._capacity, self.num_envs, width), dtype)
 
-    def _reserve(self, num_timesteps: int) -> None:
-        """Double the columns until they hold num_timesteps."""
-        if num_timesteps <= self._capacity:
-            return
-        used = self._capacity
-        while self._capacity < num_timesteps:
+    def _make_room(self) -> None:
+        """Drop the rows before every running piece, and double the columns if that frees less than half."""
+        shift = int(self._starts[self._is_running].min())
+        used = self._now + 1 - shift
+        if shift < self._capacity // 2:
             self._capacity *= 2
-        for name, column in self._columns.items():
-            grown = np.empty((self.num_envs, self._capacity, *column.shape[2:]), column.dtype)
-            grown[:, :used] = column
-            self._columns[name] = grown
+            for name, column in self._columns.items():
+                grown = np.empty((self._capacity, *column.shape[1:]), column.dtype)
+                grown[:used] = column[shift : shift + used]
+                self._columns[name] = grown
+        else:
+            for column in self._columns.values():
+                column[:used] = column[shift : shift + used]
+        self._now -= shift
+        self._starts -= shift
+        self._next_full -= shift if self._save_every is not None else 0
 
-    def _store_timestep(
-        self,
-        rows: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        obs: Mapping[str, Array],
-        rl2s: Array,
-        time_idxs: Array,
-    ) -> None:
-        for key in self._obs_keys:
-            self._columns[f"obs/{key}"][rows, positions] = obs[key][rows]
-        self._columns["rl2s"][rows, positions] = rl2s[rows]
-        self._columns["time_idxs"][rows, positions] = time_idxs.reshape(self.num_envs, 1)[rows]
-
-    def _carry_over(self, rows: npt.NDArray[np.int64]) -> None:
-        """Make the last timestep of the finished pieces of `rows` the first of their next pieces."""
-        last = self._num_transitions[rows]
-        for name in ("rl2s", "time_idxs", *(f"obs/{key}" for key in self._obs_keys)):
-            column = self._columns[name]
-            column[rows, 0] = column[rows, last]
-        self._num_transitions[rows] = 0
-        self._draw_limits(rows)
-
-    def _draw_limits(self, rows: npt.NDArray[np.int64]) -> None:
+    def _continue_from_now(self, rows: npt.NDArray[np.int64]) -> None:
+        """Begin pieces of `rows` with the newest timestep; those that went before share it."""
+        self._starts[rows] = self._now
         if self._save_every is not None:
             self._limits[rows] = self._rng.integers(*self._save_every, size=len(rows), endpoint=True)
+            self._next_full = int((self._starts + self._limits)[self._is_running].min(initial=_NO_LIMIT))
 
     def _cut(self, row: int) -> _Piece:
         """Copy the running piece of one environment out of the columns and give it an id and a time."""
-        stop = int(self._num_transitions[row])
-        columns = self._columns
+        columns, start, stop = self._columns, int(self._starts[row]), self._now
         traj = Trajectory(
-            obs={key: columns[f"obs/{key}"][row, : stop + 1].copy() for key in self._obs_keys},
-            rl2s=columns["rl2s"][row, : stop + 1].copy(),
-            time_idxs=columns["time_idxs"][row, : stop + 1].copy(),
-            actions=columns["actions"][row, :stop].copy(),
-            rews=columns["rews"][row, :stop].copy(),
-            dones=columns["dones"][row, :stop].copy(),
+            obs={key: columns[f"obs/{key}"][start : stop + 1, row].copy() for key in self._obs_keys},
+            rl2s=columns["rl2s"][start : stop + 1, row].copy(),
+            time_idxs=columns["time_idxs"][start : stop + 1, row].copy(),
+            actions=columns["actions"][start:stop, row].copy(),
+            rews=columns["rews"][start:stop, row].copy(),
+            dones=columns["dones"][start:stop, row].copy(),
             env_name=self._env_names[row],
         )
-        # Strictly increasing, so that sorting by time gives back the order of writing.
-        self._last_time_us = max(time.time_ns() // 1000, self._last_time_us + 1)
         label = f"{self._seed} {self._actor_id} {self._num_pieces}".encode()
         self._num_pieces += 1
-        return _Piece(traj, hashlib.blake2b(label, digest_size=4).hexdigest(), self._last_time_us / 1e6)
+        traj_id = hashlib.blake2b(label, digest_size=4).hexdigest()
+        return _Piece(traj, traj_id, self._clock.now_us() / 1e6)
+
+    def _submit(self, pieces: list[_Piece]) -> None:
+        if pieces or self._queue.has_failed:
+            self._queue.submit(pieces)
 
     def _save(self, piece: _Piece) -> None:
         save_trajectory(

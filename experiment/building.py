@@ -18,11 +18,12 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object
 
-from ..data import BatchLoader, TrajectoryWriter
-from ..envs import make_vector_env, resolve_env
+from ..data import BatchLoader, TrajectoryWriter, WritingClock
+from ..envs import EnvSpec, make_vector_env, resolve_env
 from .checkpoints import write_text
 from .collector import Collector, Histories
 from .logs import MetricLogger
+from .overlap import EnvHalves, OverlappedCollector
 from .rng import derive_seed, draw_seed, seed_global_generators
 
 if TYPE_CHECKING:
@@ -84,17 +85,7 @@ def make_envs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
 
     Raises: ValueError when a list of another length than parallel_actors is given.
     """
-    if isinstance(make_env, Sequence) and not isinstance(make_env, str):
-        specs = [resolve_env(one) for one in make_env]
-        if len(specs) != exp.parallel_actors:
-            raise ValueError(
-                f"The list of environments has {len(specs)} entries, but Experiment.parallel_actors is "
-                f"{exp.parallel_actors}. Fix: give one entry per actor, or set parallel_actors to fit."
-            )
-    else:
-        copies = 1 if exp.env_mode == "already_vectorized" else exp.parallel_actors
-        specs = [resolve_env(make_env)] * copies
-    envs: Any = make_vector_env(specs, exp.env_mode, context=exp.async_env_mp_context)
+    envs: Any = make_vector_env(_specs(exp, make_env), exp.env_mode, context=exp.async_env_mp_context)
     if envs.num_envs != exp.parallel_actors:
         found = envs.num_envs
         envs.close()
@@ -106,10 +97,48 @@ def make_envs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
     return envs
 
 
+def make_train_envs(exp: Experiment) -> Any:
+    """As make_envs; with overlap, two vector envs of half the environments each, sharing the CPU cores."""
+    if not (exp.overlap_sampling and exp.env_mode == "async" and exp.parallel_actors > 1):
+        return make_envs(exp, exp.make_train_env)
+    specs = _specs(exp, exp.make_train_env)
+    middle = (len(specs) + 1) // 2
+    num_workers = -(-num_usable_cores() // 2)
+    halves: list[Any] = []
+    try:
+        for part in (specs[:middle], specs[middle:]):
+            context = exp.async_env_mp_context
+            halves.append(make_vector_env(part, "async", context=context, num_workers=num_workers))
+    except BaseException:
+        for envs in halves:
+            envs.close()
+        raise
+    return EnvHalves(halves)
+
+
+def _specs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> list[EnvSpec]:
+    """One recipe per actor, or the one of an env that is vectorised already."""
+    if not isinstance(make_env, Sequence) or isinstance(make_env, str):
+        copies = 1 if exp.env_mode == "already_vectorized" else exp.parallel_actors
+        return [resolve_env(make_env)] * copies
+    specs = [resolve_env(one) for one in make_env]
+    if len(specs) != exp.parallel_actors:
+        raise ValueError(
+            f"The list of environments has {len(specs)} entries, but Experiment.parallel_actors is "
+            f"{exp.parallel_actors}. Fix: give one entry per actor, or set parallel_actors to fit."
+        )
+    return specs
+
+
+def num_usable_cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def build_envs(exp: Experiment) -> None:
     """Vector envs this mode needs, and the spaces of the agent."""
     if exp.mode != "learn" and exp.train_timesteps_per_epoch > 0:
-        exp.train_envs = make_envs(exp, exp.make_train_env)
+        exp.train_envs = make_train_envs(exp)
     if exp.val_timesteps_per_epoch > 0 and (exp.val_interval is not None or exp.evaluate_at_end):
         exp.val_envs = make_envs(exp, exp.make_val_env)
     envs = exp.train_envs if exp.train_envs is not None else exp.val_envs
@@ -126,7 +155,9 @@ def build_envs(exp: Experiment) -> None:
         env.close()
 
 
-def make_writer(exp: Experiment, folder: Any, num_envs: int, *names: str) -> TrajectoryWriter:
+def make_writer(
+    exp: Experiment, folder: Any, num_envs: int, *names: str | int, clock: WritingClock | None = None
+) -> TrajectoryWriter:
     """Stores trajectories of `num_envs` envs in `folder`, cut as traj_save_len says."""
     save_every = None
     if exp.traj_save_len < _NO_LENGTH_LIMIT:
@@ -141,6 +172,7 @@ def make_writer(exp: Experiment, folder: Any, num_envs: int, *names: str) -> Tra
         save_as=exp.save_trajs_as,
         seed=stream_seed(exp, "writer", *names),
         actor_id=exp.accelerator.process_index,
+        clock=clock,
     )
 
 
@@ -150,20 +182,35 @@ def build_collector(exp: Experiment) -> None:
     seed_global_generators(stream_seed(exp, "process"))
     if exp.train_envs is None:
         return
+    histories = Histories.create(exp.train_envs.num_envs)
+    if not isinstance(exp.train_envs, EnvHalves):
+        exp.collector = _make_collector(exp, exp.train_envs, histories)
+        return
+    clock = WritingClock()
+    halves = [
+        _make_collector(exp, envs, histories.share(envs.num_envs), i, clock=clock)
+        for i, envs in enumerate(exp.train_envs.halves)
+    ]
+    exp.collector = OverlappedCollector(halves, histories)
+
+
+def _make_collector(
+    exp: Experiment, envs: Any, histories: Histories, *names: int, clock: WritingClock | None = None
+) -> Collector:
+    """A collector with its own exploration and writer, whose random streams bear `names`."""
+    exploration, writer, folder = None, None, exp.dataset.save_new_trajs_to
     if exp.exploration_wrapper_type is not None:
-        exp.exploration = exp.exploration_wrapper_type(
-            exp.action_space, exp.train_envs.num_envs, stream_seed(exp, "exploration")
-        )
-    folder = exp.dataset.save_new_trajs_to
+        seed = stream_seed(exp, "exploration", *names)
+        exploration = exp.exploration_wrapper_type(exp.action_space, envs.num_envs, seed)
     if folder is not None:
-        exp.writer = make_writer(exp, folder, exp.train_envs.num_envs)
-    exp.collector = Collector(
-        exp.train_envs,
+        writer = make_writer(exp, folder, envs.num_envs, *names, clock=clock)
+    return Collector(
+        envs,
         exp.policy,
         exp.DEVICE,
-        exp.exploration,
-        exp.writer,
-        Histories.create(exp.train_envs.num_envs),
+        exploration,
+        writer,
+        histories,
         exp.sample_actions,
         should_stop=lambda: exp.stop.requested(),  # noqa: PLW0108 - learn() puts another object there
         cast=exp.caster,
@@ -256,11 +303,7 @@ def summarize(exp: Experiment) -> str:
 def close(exp: Experiment) -> None:
     """End everything that runs beside this thread."""
     if exp.collector is not None:
-        exp.collector.flush()
-        exp.collector.sink = None
-    if exp.writer is not None:
-        exp.writer.close()
-        exp.writer = None
+        exp.collector.close()
     exp.loader.close()
     for envs in (exp.val_envs, exp.train_envs):  # the newer workers hold ends of the older ones' pipes
         if envs is not None:

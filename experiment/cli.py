@@ -155,7 +155,8 @@ def _run(config: LoadedConfig, args: argparse.Namespace, words: Sequence[str]) -
     except SystemExit:  # stopped by a signal; everything is stored and closed
         raise
     except Exception:
-        exp.close()  # stores finished trajectories
+        with contextlib.suppress(OSError):  # a full disk is what is being reported already
+            exp.close()  # stores finished trajectories
         raise
     exp.close()
     if exp.accelerator.is_main_process:

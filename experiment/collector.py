@@ -28,6 +28,12 @@ class Histories:
         """Empty statistics of `num_envs` envs."""
         return cls(ReturnHistory(num_envs), SpecialMetricHistory())
 
+    def share(self, num_envs: int) -> Histories:
+        """Statistics of `num_envs` other envs whose finished episodes count here too."""
+        part = ReturnHistory(num_envs)
+        part.returns, part.lengths = self.returns.returns, self.returns.lengths
+        return Histories(part, self.specials)
+
     def summary(self, prefix: str) -> dict[str, float]:
         """Figures of the finished episodes; empty when none has finished."""
         return {**self.returns.summary(prefix), **self.specials.summary(prefix)}
@@ -47,10 +53,14 @@ class RolloutState:
     time_idxs: np.ndarray  # (N, 1) int64, index within the episode
     env_names: list[str]
     hidden_state: Any = field(default=None, repr=False)
+    actions: np.ndarray | None = None  # of the step under way, (N,) or (N, A); None between two steps
 
 
 class Collector:
     """Steps a vector env (same-step autoreset) with an agent; the rollout continues from call to call.
+
+    A step has two halves, `begin_step` (the policy acts, the env starts) and `finish_step` (the results are
+    taken in), so that something else can be done while the env is at work in other processes.
 
     Args:
         envs: vector env with `env_names`; single action space Discrete(A) (start 0) or Box(-1, 1, (A,)).
@@ -81,6 +91,8 @@ class Collector:
         self.exploration, self.sink, self.histories, self.sample = exploration, sink, histories, sample
         self.should_stop, self.cast = should_stop, cast
         self.num_envs: int = envs.num_envs
+        self._rows = np.arange(self.num_envs)
+        self._is_async = hasattr(envs, "step_async")
         space = envs.single_action_space
         self.is_discrete = isinstance(space, spaces.Discrete)
         self.action_dim = (
@@ -96,7 +108,7 @@ class Collector:
         self.histories.returns.restart()
         obs, _ = self.envs.reset(seed=seed)
         self.state = RolloutState(
-            obs=obs,
+            obs=_numbers(obs),
             rl2s=np.zeros((self.num_envs, 1 + self.action_dim), dtype=np.float32),
             time_idxs=np.zeros((self.num_envs, 1), dtype=np.int64),
             env_names=list(self.envs.env_names),
@@ -104,13 +116,44 @@ class Collector:
         )
         if self.sink is not None:
             rows = np.arange(self.num_envs)
-            self.sink.begin(rows, obs, self.state.rl2s, self.state.time_idxs, self.state.env_names)
+            self.sink.begin(rows, self.state.obs, self.state.rl2s, self.state.time_idxs, self.state.env_names)
 
     def flush(self) -> None:
         """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
         if self.sink is not None and self.state is not None:
             self.sink.flush_partial()
             self.sink.wait()
+
+    def wait(self) -> None:
+        """Return when every finished piece is on disk."""
+        if self.sink is not None:
+            self.sink.wait()
+
+    def close(self) -> None:
+        """Store what is running and end the sink; the envs are left alone."""
+        self.flush()
+        if self.sink is not None:
+            self.sink.close()
+            self.sink = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What exact resumption needs of exploration and sink, JSON-able; running episodes are left out."""
+        return {
+            "exploration": None if self.exploration is None else self.exploration.state_dict(),
+            "writer": None if self.sink is None else self.sink.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if isinstance(state["exploration"] or state["writer"], list):
+            raise ValueError(
+                "The checkpoint was written with overlapping sampling, which this run does without. Fix: "
+                "resume with the Experiment.overlap_sampling and env_mode of the earlier run."
+            )
+        if self.sink is not None and state["writer"] is not None:
+            self.sink.load_state_dict(state["writer"])
+        if self.exploration is not None and state["exploration"] is not None:
+            self.exploration.load_state_dict(state["exploration"])
 
     def collect(self, timesteps: int, *, episodes: int | None = None, render: bool = False) -> int:
         """Take up to `timesteps` steps in every env; returns the env steps taken, all envs together.
@@ -120,13 +163,12 @@ class Collector:
         """
         if self.state is None:
             self.restart(seed=None)
-        quota = None if episodes is None else _episode_shares(episodes, self.num_envs)
+        quota = None if episodes is None else episode_shares(episodes, self.num_envs)
         taken = 0
         with torch.inference_mode(), self.cast():
             for _ in range(timesteps):
-                ended, infos, rewards, names = self._env_step()
-                taken += self.num_envs
-                self._count(rewards, ended, names, infos, quota)
+                self.begin_step()
+                taken += self.finish_step(quota)
                 if render:
                     self.envs.render()
                 if quota is not None and not quota.any():
@@ -135,46 +177,75 @@ class Collector:
                     break
         return taken
 
-    def _env_step(self) -> tuple[np.ndarray, dict[str, Any], np.ndarray, list[str]]:
-        """One step of all envs: ended (N,) bool, infos, rewards (N,) float32, names before the step."""
+    def begin_step(self) -> None:
+        """Let the policy act and start the step of all envs; needs inference mode and `cast` around it."""
         state = self.state
         assert state is not None
-        actions = self._act(state)
-        obs, rewards, terminated, truncated, infos = self.envs.step(actions)
-        ended: np.ndarray = terminated | truncated
-        any_ended = bool(ended.any())
-        names = state.env_names
+        assert state.actions is None
+        state.actions = self._act(state)
+        if self._is_async:
+            self.envs.step_async(state.actions)
+
+    def finish_step(self, quota: np.ndarray | None = None) -> int:
+        """Wait for the step and take in its results; returns the env steps taken.
+
+        quota: (N,) int64, episodes of each env that still count, lowered here; None counts all.
+        """
+        state = self.state
+        assert state is not None
+        assert state.actions is not None
+        actions, state.actions = state.actions, None
+        obs, rewards, terminated, truncated, infos = (
+            self.envs.step_wait() if self._is_async else self.envs.step(actions)
+        )
+        obs, ended, ignored = _numbers(obs), terminated | truncated, infos.get("_ignore")
+        fresh = ended if ignored is None else ended | ignored
+        self._count(rewards, ended, ignored, state.env_names, infos, quota)
         # New arrays every step: the hidden state may still refer to the previous ones.
+        rl2s = self._rl2s(rewards, actions)
+        time_idxs = state.time_idxs + 1
+        if self.sink is not None:
+            following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
+            skips = () if ignored is None else (ignored,)
+            self.sink.add(actions, rewards, terminated, ended, following, rl2s, time_idxs, *skips)
+        if fresh.any():
+            self._begin_episodes(state, fresh, obs, rl2s, time_idxs)
+        state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs
+        return self.num_envs if ignored is None else int((~ignored).sum())
+
+    def _begin_episodes(
+        self, state: RolloutState, fresh: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray
+    ) -> None:
+        """Forget the past of the envs where fresh (N,) bool is True; changes rl2s and time_idxs."""
+        rl2s[fresh] = 0.0
+        time_idxs[fresh] = 0
+        state.hidden_state = self.agent.reset_hidden_state(state.hidden_state, self._tensor(fresh))
+        state.env_names = list(self.envs.env_names)
+        if self.exploration is not None:
+            self.exploration.on_episode_end(fresh)
+        if self.sink is not None:
+            self.sink.begin(np.flatnonzero(fresh), obs, rl2s, time_idxs, state.env_names)
+
+    def _rl2s(self, rewards: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """(N, 1+A) float32: rewards, then actions, discrete ones as one-hot."""
         rl2s = np.zeros((self.num_envs, 1 + self.action_dim), dtype=np.float32)
         rl2s[:, 0] = rewards
         if self.is_discrete:
-            rl2s[np.arange(self.num_envs), 1 + actions] = 1.0
+            rl2s[self._rows, 1 + actions] = 1.0
         else:
             rl2s[:, 1:] = actions
-        time_idxs = state.time_idxs + 1
-        if self.sink is not None:
-            following = _true_next_obs(obs, infos, ended) if any_ended else obs
-            self.sink.add(actions, rewards, terminated, ended, following, rl2s, time_idxs)
-        if any_ended:
-            rl2s[ended] = 0.0
-            time_idxs[ended] = 0
-            flags = torch.from_numpy(ended).to(self.device)
-            state.hidden_state = self.agent.reset_hidden_state(state.hidden_state, flags)
-            state.env_names = list(self.envs.env_names)
-            if self.exploration is not None:
-                self.exploration.on_episode_end(ended)
-            if self.sink is not None:
-                self.sink.begin(np.flatnonzero(ended), obs, rl2s, time_idxs, state.env_names)
-        state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs
-        return ended, infos, rewards, names
+        return rl2s
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
     def _act(self, state: RolloutState) -> np.ndarray:
         """Actions (N,) int64 or (N, A) float32 with exploration noise."""
-        obs = {key: torch.from_numpy(value).to(self.device) for key, value in state.obs.items()}
         chosen, state.hidden_state = self.agent.get_actions(
-            obs,
-            torch.from_numpy(state.rl2s).to(self.device),
-            torch.from_numpy(state.time_idxs).to(self.device),
+            {key: self._tensor(value) for key, value in state.obs.items()},
+            self._tensor(state.rl2s),
+            self._tensor(state.time_idxs),
             state.hidden_state,
             self.sample,
         )
@@ -187,6 +258,7 @@ class Collector:
         self,
         rewards: np.ndarray,
         ended: np.ndarray,
+        ignored: np.ndarray | None,
         names: list[str],
         infos: dict[str, Any],
         quota: np.ndarray | None,
@@ -197,16 +269,23 @@ class Collector:
             metrics = [entry for entry in metrics if quota[entry[0]] > 0]
             ended = ended & (quota > 0)
             quota -= ended
-        self.histories.returns.add_step(rewards, ended, names)
+        self.histories.returns.add_step(rewards, ended, names, ignored)
         if metrics:
             self.histories.specials.add_step(metrics, names)
 
 
-def _episode_shares(episodes: int, num_envs: int) -> np.ndarray:
+def episode_shares(episodes: int, num_envs: int) -> np.ndarray:
     """How many episodes each of N envs plays, (N,) int64, summing to `episodes`."""
     shares = np.full(num_envs, episodes // num_envs, dtype=np.int64)
     shares[: episodes % num_envs] += 1
     return shares
+
+
+def _numbers(obs: Arrays) -> Arrays:
+    """The observations without texts, which neither tensors nor files of plain arrays can hold."""
+    if any(value.dtype.hasobject for value in obs.values()):
+        return {key: value for key, value in obs.items() if not value.dtype.hasobject}
+    return obs
 
 
 def _true_next_obs(obs: Arrays, infos: dict[str, Any], ended: np.ndarray) -> Arrays:

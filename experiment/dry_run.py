@@ -59,8 +59,6 @@ def _try_everything(exp: Experiment) -> list[str]:
         lines.append(f"   evaluated  {_FEW_STEPS} steps in each validation environment")
     assert exp.collector is not None
     exp.collector.flush()
-    if exp.writer is not None:
-        exp.writer.wait()
     exp.dataset.refresh()
     if exp.dataset.save_new_trajs_to is None:
         return [*lines, "       batch  not tried, because the dataset keeps nothing"]

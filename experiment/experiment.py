@@ -26,6 +26,7 @@ from .console import ConsoleView
 from .evaluator import Evaluator
 from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
+from .overlap import OverlappedCollector
 from .signals import StopRequest
 from .validate import check_settings
 
@@ -80,6 +81,7 @@ class Experiment:
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
         keep_checkpoints: newest training states that stay; None for all.
         log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
+        overlap_sampling: with "async" envs, act for one half of them while the other half steps.
     """
 
     run_name: str
@@ -142,6 +144,7 @@ class Experiment:
     keep_checkpoints: int | None = None
     log_to_tensorboard: bool = True
     torch_threads: int | None = None
+    overlap_sampling: bool = True
 
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
@@ -158,9 +161,7 @@ class Experiment:
         self.view = ConsoleView(self.verbose and self.accelerator.is_main_process, None)
         self.obs_space: spaces.Dict
         self.action_space: spaces.Discrete | spaces.Box
-        self.collector: Collector | None = None
-        self.exploration: ExplorationWrapper | None = None
-        self.writer: Any = None
+        self.collector: Collector | OverlappedCollector | None = None
         self.train_envs: Any = None
         self.val_envs: Any = None
 

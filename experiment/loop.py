@@ -183,8 +183,7 @@ def collect(exp: Experiment) -> dict[str, float]:
     exp.policy.eval()
     start_s = time.perf_counter()
     taken = collector.collect(exp.train_timesteps_per_epoch)
-    if exp.writer is not None:
-        exp.writer.wait()
+    collector.wait()
     elapsed_s = time.perf_counter() - start_s
     exp.env_steps += taken * exp.accelerator.num_processes
     metrics = building.average_over_processes(collector.histories.summary("collect"), exp.accelerator)

@@ -34,8 +34,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
         rank_values={
             "host_rng": host_rng_state(),
             "is_collecting": exp.collector is not None and exp.collector.state is not None,
-            "exploration": None if exp.exploration is None else exp.exploration.state_dict(),
-            "writer": None if exp.writer is None else exp.writer.state_dict(),
+            **({} if exp.collector is None else exp.collector.state_dict()),
         },
     )
 
@@ -87,10 +86,8 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     if exp.run_seed != int(shared["seed"]):
         exp.run_seed = int(shared["seed"])
         exp.init_dloaders()
-    if exp.writer is not None and own["writer"] is not None:
-        exp.writer.load_state_dict(own["writer"])
-    if exp.exploration is not None and own["exploration"] is not None:
-        exp.exploration.load_state_dict(own["exploration"])
+    if exp.collector is not None and "writer" in own:
+        exp.collector.load_state_dict({name: own[name] for name in ("exploration", "writer")})
     restore_host_rng_state(own["host_rng"])
     restore_torch_rng_state(state.rank_tensors)
     if exp.collector is not None and own["is_collecting"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,8 +27,12 @@ class Sink(Protocol):
         obs: Arrays,
         rl2s: np.ndarray,
         time_idxs: np.ndarray,
+        ignored: np.ndarray | None = None,
     ) -> None:
-        """One env step of all N envs; obs is what followed the action, the final observation where ended."""
+        """One env step of all N envs; obs is what followed the action, the final observation where ended.
+
+        ignored: (N,) bool, True on rows in which this was no step; `begin` follows there. None without any.
+        """
         ...
 
     def flush_partial(self) -> None:
@@ -37,4 +41,16 @@ class Sink(Protocol):
 
     def wait(self) -> None:
         """Return when everything handed over is stored."""
+        ...
+
+    def close(self) -> None:
+        """Store everything handed over and end."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What exact resumption needs, JSON-able."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -36,6 +37,11 @@ class PolicyDistribution(ABC):
     def mode(self) -> Tensor:
         """(..., A) float32, the greedy action."""
 
+    def act(self, sample: bool) -> Tensor:
+        """What an environment is given: (...,) int64 indices if discrete, else (..., A) float32."""
+        action = self.sample() if sample else self.mode()
+        return action.argmax(-1) if self.is_discrete else action
+
     @abstractmethod
     def log_prob(self, action: Tensor) -> Tensor:
         """(..., A) -> (..., 1), summed over action dimensions."""
@@ -50,9 +56,10 @@ class Categorical(PolicyDistribution):
 
     is_discrete = True
 
-    def __init__(self, params: Tensor) -> None:
-        super().__init__(params)
-        self.log_probs = F.log_softmax(self.params, dim=-1)
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """(..., A) logarithms of the probabilities."""
+        return F.log_softmax(self.params, dim=-1)
 
     @staticmethod
     def num_params(action_dim: int) -> int:
@@ -63,13 +70,17 @@ class Categorical(PolicyDistribution):
         """(..., A) probabilities."""
         return self.log_probs.exp()
 
+    def act(self, sample: bool) -> Tensor:
+        if not sample:
+            return self.params.argmax(-1)
+        # An exponential race: the first of A clocks with rates p rings at index i with probability p_i.
+        return (self.probs / torch.empty_like(self.params).exponential_()).argmax(-1)
+
     def sample(self) -> Tensor:
-        flat = self.probs.reshape(-1, self.params.shape[-1])
-        index = torch.multinomial(flat, 1).reshape(self.params.shape[:-1])
-        return F.one_hot(index, self.params.shape[-1]).float()
+        return F.one_hot(self.act(sample=True), self.params.shape[-1]).float()
 
     def mode(self) -> Tensor:
-        return F.one_hot(self.params.argmax(-1), self.params.shape[-1]).float()
+        return F.one_hot(self.act(sample=False), self.params.shape[-1]).float()
 
     def log_prob(self, action: Tensor) -> Tensor:
         return (self.log_probs * action).sum(-1, keepdim=True)

@@ -42,13 +42,12 @@ class RotaryPositions(nn.Module):
         self.register_buffer("frequencies", base**-exponent, persistent=False)
 
     def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """time_idxs (B, L, 1) -> cosines and sines, each (B, 1, L, E)."""
-        angles = (time_idxs.float() * self.frequencies)[:, None]
-        angles = torch.cat([angles, angles], dim=-1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        """time_idxs (B, L, 1) -> cosines and sines for `rotate`, each (B, 1, L, E)."""
+        angles = (time_idxs * self.frequencies)[:, None]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
 
     @staticmethod
     def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """X (B, H, L, E) -> the same, rotated."""
-        first, second = x.chunk(2, dim=-1)
-        return x * cos + torch.cat([-second, first], dim=-1) * sin
+        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin

@@ -50,7 +50,7 @@ class GRUTrajEncoder(TrajEncoder):
         return torch.zeros(self.gru.num_layers, num_envs, self.gru.hidden_size, device=device)
 
     def reset_hidden_state(self, hidden_state: Tensor, ended: Tensor) -> Tensor:
-        return hidden_state * (~ended.to(hidden_state.device)).to(hidden_state.dtype)[None, :, None]
+        return hidden_state.masked_fill(ended.to(hidden_state.device)[None, :, None], 0.0)
 
     def forward(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: Tensor | None = None, resets: Tensor | None = None
@@ -58,11 +58,23 @@ class GRUTrajEncoder(TrajEncoder):
         state = hidden_state
         if state is None:
             state = self.init_hidden_state(seq.shape[0], seq.device).to(seq.dtype)
-        if resets is None:
+        if seq.shape[1] == 1:
+            y, state = self._forward_timestep(
+                seq, state if resets is None else self.reset_hidden_state(state, resets[:, 0])
+            )
+        elif resets is None:
             y, state = self.gru(seq, state)
         else:
             y, state = self._forward_with_resets(seq, state, resets)
         return self.out_norm(self.out(y)), state
+
+    def _forward_timestep(self, seq: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One timestep, without what nn.GRU spends on preparing a sequence."""
+        x, states = seq[:, 0], []
+        for weights, h in zip(self.gru.all_weights, state.unbind(0), strict=True):
+            x = torch.gru_cell(x, h, *weights)
+            states.append(x)
+        return x[:, None], torch.stack(states)
 
     def _forward_with_resets(self, seq: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
         """Run whole stretches at once, cut only at timesteps where some row begins an episode."""

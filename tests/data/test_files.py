@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loxodon.data import Trajectory, TrajectoryReader, load_trajectory, save_trajectory
+from loxodon.data import files as files_module
 from loxodon.data.files import TrajectoryName, format_name, parse_name
 from loxodon.data.npz import read_npz
 
@@ -98,16 +99,24 @@ def test_very_long_environment_names_fit_a_file_system(tmp_path: Path, make_traj
     assert parse_name(path.name) is not None
 
 
-@pytest.mark.parametrize("broken_call", ["savez", "replace"])
+@pytest.mark.parametrize(
+    ("owner", "broken_call", "save_as"),
+    [(files_module, "pack_npz", "npz"), (np, "savez_compressed", "npz-compressed"), (os, "replace", "npz")],
+)
 def test_failed_write_leaves_nothing(
-    tmp_path: Path, make_traj: MakeTraj, monkeypatch: pytest.MonkeyPatch, broken_call: str
+    tmp_path: Path,
+    make_traj: MakeTraj,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    broken_call: str,
+    save_as: str,
 ) -> None:
     def disk_full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np if broken_call == "savez" else os, broken_call, disk_full)
+    monkeypatch.setattr(owner, broken_call, disk_full)
     with pytest.raises(OSError, match="No space left"):
-        save_trajectory(tmp_path, make_traj(3), save_as="npz", **NAMED)
+        save_trajectory(tmp_path, make_traj(3), save_as=save_as, **NAMED)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,12 +125,12 @@ def test_file_has_its_final_name_only_when_complete(
 ) -> None:
     seen: list[str] = []
 
-    def spy(file: Any, **arrays: Any) -> None:
+    def spy(source: Any, target: Any) -> None:
         seen.extend(entry.name for entry in tmp_path.iterdir())
-        original(file, **arrays)
+        original(source, target)
 
-    original = np.savez
-    monkeypatch.setattr(np, "savez", spy)
+    original = os.replace
+    monkeypatch.setattr(os, "replace", spy)
     path = save_trajectory(tmp_path, make_traj(3), save_as="npz", **NAMED)
     assert seen == [path.name + ".tmp"]
     assert list(tmp_path.iterdir()) == [path]

@@ -154,3 +154,58 @@ def test_nothing_finished_means_no_figures() -> None:
     collector = make_collector([9])
     collector.collect(5)
     assert collector.histories.summary("val") == {}
+
+
+class NextStepEnvs:
+    """Two envs; the second has episodes of three steps and resets a call late (next-step autoreset)."""
+
+    num_envs = 2
+    single_observation_space = spaces.Dict(
+        observation=spaces.Box(-np.inf, np.inf, (2,), np.float32), words=spaces.Text(9)
+    )
+    single_action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: Any) -> Any:
+        self.time, self.episode, self.env_names = np.array([0, 0]), 0, ["steady", "late0"]
+        return self._obs(), {}
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        rows = np.array([[0, self.time[0]], [self.episode, self.time[1]]], np.float32)
+        return {"observation": rows, "words": np.array(["some", "text"], object)}
+
+    def step(self, actions: np.ndarray) -> Any:
+        no = np.zeros(2, dtype=bool)
+        self.time += 1
+        infos: dict[str, Any] = {}
+        ended, rewards = np.array([False, bool(self.time[1] == 3)]), np.array([1, 1], np.float32)
+        if self.time[1] == 4:
+            self.time[1], self.episode = 0, self.episode + 1
+            self.env_names = ["steady", f"late{self.episode}"]
+            infos["_ignore"], rewards[1] = np.array([False, True]), 0
+        obs = self._obs()
+        if ended.any():
+            infos |= {"final_obs": obs, "_final_obs": ended}
+        return obs, rewards, ended, no, infos
+
+
+def test_rows_that_are_no_timestep_are_not_stored_counted_or_remembered(tmp_path: Path) -> None:
+    envs: Any = NextStepEnvs()
+    obs_space = spaces.Dict(observation=envs.single_observation_space["observation"])
+    torch.manual_seed(0)
+    agent: Any = TinyAgent(obs_space, envs.single_action_space, None, None, 8)
+    # TinyAgent itself checks that its memory is blank exactly where an episode begins.
+    writer = TrajectoryWriter(tmp_path, 2)
+    noise = EpsilonGreedy(envs.single_action_space, 2, 0)
+    collector = Collector(envs, agent, torch.device("cpu"), noise, writer, Histories.create(2), True)
+    assert collector.collect(12) == 24 - 3
+    assert collector.histories.returns.lengths == {f"late{i}": [3] for i in range(3)}
+    assert collector.histories.returns.returns == {f"late{i}": [3.0] for i in range(3)}
+    collector.close()
+    trajs = {traj.env_name: traj for traj in map(load_trajectory, tmp_path.glob("*.npz"))}
+    assert len(trajs["steady"]) == 12
+    for i in range(3):
+        traj = trajs[f"late{i}"]
+        np.testing.assert_array_equal(traj.obs["observation"], [[i, t] for t in range(4)])
+        assert set(traj.obs) == {"observation"}
+        np.testing.assert_array_equal(traj.time_idxs[:, 0], range(4))
+        assert not traj.rl2s[0].any()

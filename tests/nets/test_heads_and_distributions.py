@@ -87,3 +87,23 @@ def test_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:
 def test_critic_without_layers_is_refused() -> None:
     with pytest.raises(ValueError, match=r"n_layers=0.*Fix"):
         CriticEnsemble(8, 2, 3, False, n_layers=0)
+
+
+def test_discrete_actions_are_drawn_with_their_probabilities() -> None:
+    torch.manual_seed(0)
+    policy = Categorical(torch.tensor([1.0, -torch.inf, 0.0, 2.0]).expand(20_000, 4))
+    drawn = policy.act(sample=True)
+    frequencies = torch.bincount(drawn, minlength=4) / len(drawn)
+    torch.testing.assert_close(frequencies, policy.probs[0], rtol=0, atol=0.015)
+    assert frequencies[1] == 0
+    assert policy.act(sample=False).unique().tolist() == [3]
+    torch.manual_seed(1)
+    one_hot = policy.sample()
+    torch.manual_seed(1)
+    assert torch.equal(one_hot.argmax(-1), policy.act(sample=True))
+
+
+def test_continuous_actions_are_handed_over_as_they_are() -> None:
+    policy = TanhGaussian(torch.randn(5, 6))
+    assert policy.act(sample=True).shape == (5, 3)
+    assert torch.equal(policy.act(sample=False), policy.mode())

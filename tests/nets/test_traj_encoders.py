@@ -167,3 +167,21 @@ def test_query_gain_sharpens_attention_at_the_start() -> None:
         queries[gain] = q.square().mean(-1).sqrt().mean()
         assert abs(k.square().mean(-1).sqrt().mean() - 1.0) < 0.01
     assert abs(queries[3.0] / queries[1.0] - 3.0) < 0.01
+
+
+@pytest.mark.parametrize("resets_at", [{}, {0: [3, 9, 50], 1: [4, 51], 2: [52]}])
+def test_attention_reads_no_more_than_the_longest_running_episode(resets_at: dict[int, list[int]]) -> None:
+    encoder = transformer(n_layers=1).eval()
+    state = encoder.init_hidden_state(3, torch.device("cpu"))
+    ages = torch.zeros(3, dtype=torch.int64)
+    for t in range(200):
+        ended = torch.tensor([t in resets_at.get(row, []) for row in range(3)])
+        if ended.any():
+            state = encoder.reset_hidden_state(state, ended)
+        ages = torch.where(ended, 0, ages) + 1
+        span, bias = state.advance(WINDOW)
+        length = span.stop - span.start
+        assert length == min(int(ages.max()), WINDOW)
+        visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
+        assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW).tolist()
+        assert (bias is None) == (int(ages.min()) >= length)
