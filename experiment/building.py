@@ -85,7 +85,12 @@ def make_envs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
 
     Raises: ValueError when a list of another length than parallel_actors is given.
     """
-    envs: Any = make_vector_env(_specs(exp, make_env), exp.env_mode, context=exp.async_env_mp_context)
+    envs: Any = make_vector_env(
+        _specs(exp, make_env),
+        exp.env_mode,
+        context=exp.async_env_mp_context,
+        num_workers=exp.async_env_workers,
+    )
     if envs.num_envs != exp.parallel_actors:
         found = envs.num_envs
         envs.close()
@@ -103,7 +108,7 @@ def make_train_envs(exp: Experiment) -> Any:
         return make_envs(exp, exp.make_train_env)
     specs = _specs(exp, exp.make_train_env)
     middle = (len(specs) + 1) // 2
-    num_workers = -(-num_usable_cores() // 2)
+    num_workers = -(-(exp.async_env_workers or num_usable_cores()) // 2)
     halves: list[Any] = []
     try:
         for part in (specs[:middle], specs[middle:]):
@@ -117,10 +122,9 @@ def make_train_envs(exp: Experiment) -> Any:
 
 
 def _specs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> list[EnvSpec]:
-    """One recipe per actor, or the one of an env that is vectorised already."""
+    """One recipe per actor; for an env that is vectorised already, their number is its size."""
     if not isinstance(make_env, Sequence) or isinstance(make_env, str):
-        copies = 1 if exp.env_mode == "already_vectorized" else exp.parallel_actors
-        return [resolve_env(make_env)] * copies
+        return [resolve_env(make_env)] * exp.parallel_actors
     specs = [resolve_env(one) for one in make_env]
     if len(specs) != exp.parallel_actors:
         raise ValueError(

@@ -59,8 +59,7 @@ class Experiment:
         traj_save_len: longest trajectory file, in transitions.
         has_dset_edit_rights: this process may delete old files.
         stagger_traj_file_lengths: draw file lengths within max_seq_len of traj_save_len.
-        save_trajs_as: "npz" or "npz-compressed".
-        padded_sampling: ends a window may hang over: "none", "left", "right", "both".
+        save_trajs_as: "npz", "npz-compressed". padded_sampling: "none", "left", "right", "both".
         dloader_workers: sampling processes; 0 samples in this process.
     Schedule (one epoch collects, then learns):
         epochs: their number.
@@ -74,14 +73,14 @@ class Experiment:
         critic_loss_weight: the actor's is 1. grad_clip: largest norm. mixed_precision: "no", "fp16", "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
-        seed: of everything random; None draws one and logs it.
-        deterministic: forbid irreproducible torch operations.
+        seed: None draws one and logs it. deterministic: forbid irreproducible torch operations.
         sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
         keep_checkpoints: newest training states that stay; None for all.
         log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
+        async_env_workers: worker processes of "async" envs; None for one per CPU core.
     """
 
     run_name: str
@@ -145,6 +144,7 @@ class Experiment:
     log_to_tensorboard: bool = True
     torch_threads: int | None = None
     overlap_sampling: bool = True
+    async_env_workers: int | None = None
 
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""

@@ -37,6 +37,7 @@ _PERIODS = (
     "force_reset_train_envs_every",
     "keep_checkpoints",
     "torch_threads",
+    "async_env_workers",
 )
 
 

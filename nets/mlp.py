@@ -37,6 +37,16 @@ def activation_fn(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+class RMSNorm(nn.RMSNorm):
+    """Root-mean-square normalisation of the last axis, in float32 under autocast too (as LayerNorm is)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, eps=1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
 def norm_layer(name: str | None, width: int) -> nn.Module:
     """A normalisation over the last axis: "layer", "rmsnorm" or None for identity.
 
@@ -47,7 +57,7 @@ def norm_layer(name: str | None, width: int) -> nn.Module:
     if name == "layer":
         return nn.LayerNorm(width)
     if name == "rmsnorm":
-        return nn.RMSNorm(width, eps=1e-5)
+        return RMSNorm(width)
     raise ValueError(f"norm is {name!r}, allowed are 'layer', 'rmsnorm', None. Fix: bind one of these.")
 
 

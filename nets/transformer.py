@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import activation_fn, norm_layer, require_positive
+from .mlp import RMSNorm, activation_fn, norm_layer, require_positive
 from .positions import LearnedPositions, RotaryPositions
 from .traj_encoders import TrajEncoder
 
@@ -120,7 +120,7 @@ class TransformerLayer(nn.Module):
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         if qk_gain is not None:
-            self.q_norm, self.k_norm = (nn.RMSNorm(d_model // n_heads, eps=1e-5) for _ in range(2))
+            self.q_norm, self.k_norm = (RMSNorm(d_model // n_heads) for _ in range(2))
             nn.init.constant_(next(self.q_norm.parameters()), qk_gain)
         self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
 
@@ -161,17 +161,16 @@ class TransformerLayer(nn.Module):
         """
         qkv = self.qkv(self.norm_attn(x)).view(x.shape[0], 3, self.n_heads, -1)
         both = qkv[:, :2]  # queries and keys share each operation: (N, 2, H, E)
-        if isinstance(self.q_norm, nn.RMSNorm) and isinstance(self.k_norm, nn.RMSNorm):
-            both = F.rms_norm(both, both.shape[-1:], eps=self.q_norm.eps)
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            both = F.rms_norm(both.float(), both.shape[-1:], eps=self.q_norm.eps)
             both = both * torch.stack((self.q_norm.weight, self.k_norm.weight))[:, None]
         if rotary is not None:
             both = RotaryPositions.rotate(both, *rotary)
         q, k = both.unbind(1)
         keys[:, :, -1] = k
         values[:, :, -1] = qkv[:, 2]
-        attended = F.scaled_dot_product_attention(
-            q[:, :, None], keys.to(q.dtype), values.to(q.dtype), attn_mask=bias
-        )
+        q = q[:, :, None].to(keys.dtype)
+        attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias).to(x.dtype)
         return self.finish(x, attended.flatten(1))
 
 

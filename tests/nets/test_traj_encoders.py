@@ -185,3 +185,18 @@ def test_attention_reads_no_more_than_the_longest_running_episode(resets_at: dic
         visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
         assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW).tolist()
         assert (bias is None) == (int(ages.min()) >= length)
+
+
+def test_acting_under_autocast_follows_the_full_sequence(encoder: TrajEncoder) -> None:
+    """In bfloat16, with a reset of one env in the middle, so that the envs' ages differ."""
+    seq, length = torch.randn(2, 12, DIM), 12
+    resets = torch.zeros(2, length, dtype=torch.bool)
+    resets[0, 0] = resets[1, 0] = resets[1, 5] = True
+    times = episode_times(resets)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        full, _ = encoder(seq, times, resets=resets)
+        steps, _ = encoder(seq, times, encoder.init_hidden_state(2, seq.device), resets)
+    with torch.no_grad():
+        exact, _ = encoder(seq, times, resets=resets)
+    torch.testing.assert_close(steps.float(), full.float(), rtol=0, atol=0.1)
+    torch.testing.assert_close(full.float(), exact, rtol=0, atol=0.2)
