@@ -54,11 +54,11 @@ bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/resu
 .venv/installed: $(METADATA) | .venv/bin/pip
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation -e .
+	@$(PIP) --no-build-isolation -e '.[plots]'
 	@touch $@
 
 .venv/installed-dev: $(METADATA) | .venv/bin/pip
-	@echo "installing into .venv with the extras dev and envs (a few minutes the first time)"
+	@echo "installing into .venv with the extras dev, envs and plots (a few minutes the first time)"
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation -e '.[dev,envs]'
+	@$(PIP) --no-build-isolation -e '.[dev,envs,plots]'
 	@touch $@ .venv/installed

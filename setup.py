@@ -14,6 +14,7 @@ LAYERS = ("data", "envs", "nets", "agents", "experiment", "gin_configs")
 CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 
 ENVS = ["popgym>=1.0.6"]
+PLOTS = ["matplotlib>=3.8"]
 DEV = [
     "build",
     "hypothesis>=6.100",
@@ -45,7 +46,7 @@ setup(
         "torch>=2.5",
         "wandb>=0.17",
     ],
-    extras_require={"envs": ENVS, "dev": DEV},
+    extras_require={"envs": ENVS, "plots": PLOTS, "dev": DEV},
     # Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
     packages=[f"loxodon.{p}" for top in LAYERS for p in (top, *(f"{top}.{s}" for s in find_packages(top)))],
     package_dir={f"loxodon.{top}": top for top in LAYERS},

@@ -153,7 +153,9 @@ def main() -> None:
     text = json.dumps(results, indent=1)
     print(text)
     if len(names) == len(TASKS) and args.seeds == [0, 1, 2]:
-        (ROOT / "benchmarks" / "results" / "learning.json").write_text(text + "\n", encoding="utf-8")
+        results_dir = ROOT / "benchmarks" / "results"
+        results_dir.mkdir(exist_ok=True)
+        (results_dir / "learning.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from .async_vector import AsyncVectorEnv
 from .builtin import TMazePassive
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from .kshot import KShotWrapper
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
 from .statistics import ReturnHistory, SpecialMetricHistory
@@ -28,6 +29,7 @@ __all__ = [
     "EnvSpec",
     "EpsilonGreedy",
     "ExplorationWrapper",
+    "KShotWrapper",
     "ReturnHistory",
     "SequenceEnv",
     "SpecialMetricHistory",

@@ -7,8 +7,9 @@ import os
 import pickle
 import select
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +22,7 @@ from .gin_values import shippable_config
 from .group import Metrics, StepBuffers
 from .spec import EnvSpec
 from .vector_base import SequenceVectorEnv, StepResult
-from .worker import STEP, WorkerFailure, WorkerJob, run_worker
+from .worker import CLOSE, STEP, WorkerFailure, WorkerJob, run_worker
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
@@ -118,9 +119,12 @@ class AsyncVectorEnv(SequenceVectorEnv):
     def close_extras(self, **_: Any) -> None:
         """Stop every worker: politely first, then by force."""
         for connection in self._connections:
+            with suppress(OSError):  # the worker is gone already
+                connection.send_bytes(CLOSE)
             connection.close()
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
         for process in self._processes:
-            process.join(CLOSE_TIMEOUT_S)
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -175,11 +179,14 @@ class AsyncVectorEnv(SequenceVectorEnv):
             answer = self._receive(worker)
             if answer is None:
                 continue
-            worker_ended, worker_metrics, worker_names = answer
+            worker_ended, worker_metrics, worker_names, texts = answer
             has_ended = has_ended or worker_ended
             metrics += [(start + row, name, value) for row, name, value in worker_metrics]
             if worker_names is not None:
                 names = [*names[:start], *worker_names, *names[stop:]]
+            if texts is not None:
+                for column, values in zip(self.buffers.text_columns, texts, strict=True):
+                    column[start:stop] = values
         self.env_names = names
         return has_ended, metrics
 

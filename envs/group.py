@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from .errors import EnvError
+from .observations import is_text, storage_dtype
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 
 ALIGN_BYTES = 64
@@ -22,7 +23,8 @@ class StepBuffers:
     """Everything one vector step exchanges, as arrays with a leading env axis N.
 
     obs, final_obs: per key [N, ...]; rewards (N,) float32; terminated, truncated (N,) bool; actions (N,)
-    int64 or (N, A) float32.
+    int64 or (N, A) float32. Text observations are (N,) arrays of Python strings, which no shared memory can
+    hold: every process has its own.
     """
 
     obs: dict[str, np.ndarray]
@@ -45,11 +47,19 @@ class StepBuffers:
         """Lay the arrays out in `memory`, any writable buffer of at least `num_bytes` bytes."""
         arrays, offset = [], 0
         for name, shape, dtype in _fields(obs_space, action_space, num_envs):
-            arrays.append((name, np.ndarray(shape, dtype, buffer=memory, offset=offset)))
+            if np.dtype(dtype).hasobject:
+                arrays.append((name, np.full(shape, "", dtype)))
+            else:
+                arrays.append((name, np.ndarray(shape, dtype, buffer=memory, offset=offset)))
             offset += _padded(shape, dtype)
         rest = dict(arrays[-4:])
         keys = len(obs_space.spaces)
         return cls(dict(arrays[:keys]), dict(arrays[keys : 2 * keys]), **rest)
+
+    @property
+    def text_columns(self) -> list[np.ndarray]:
+        """The (N,) arrays of text, first those of `obs`, then those of `final_obs`."""
+        return [c for c in (*self.obs.values(), *self.final_obs.values()) if c.dtype == object]
 
     def rows(self, start: int, stop: int) -> StepBuffers:
         """Views of the rows start..stop of every array."""
@@ -67,7 +77,9 @@ class StepBuffers:
 def _fields(
     obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int
 ) -> list[tuple[str, tuple[int, ...], Any]]:
-    obs = [(key, (num_envs, *(leaf.shape or ())), leaf.dtype) for key, leaf in obs_space.spaces.items()]
+    obs: list[tuple[str, tuple[int, ...], Any]] = [
+        (key, (num_envs, *(leaf.shape or ())), storage_dtype(leaf)) for key, leaf in obs_space.spaces.items()
+    ]
     action_dtype = np.int64 if isinstance(action_space, spaces.Discrete) else np.float32
     return [
         *obs,
@@ -80,6 +92,8 @@ def _fields(
 
 
 def _padded(shape: tuple[int, ...], dtype: Any) -> int:
+    if np.dtype(dtype).hasobject:
+        return 0
     size = math.prod(shape) * int(np.dtype(dtype).itemsize)
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
@@ -102,9 +116,10 @@ class EnvGroup:
         self.failed_row = 0
         self._buffers = buffers
         self._obs_columns, self._final_columns = list(buffers.obs.values()), list(buffers.final_obs.values())
-        self._float_keys = [
-            key for key, column in buffers.obs.items() if column.dtype.kind == "f" and column.size
-        ]
+        self._checked_obs, self._checked_final = (
+            {"reward": buffers.rewards, **{key: c for key, c in columns.items() if c.dtype.kind == "f"}}
+            for columns in (buffers.obs, buffers.final_obs)
+        )
         self._steps = [env.env.step for env in self.envs]
         self._writes = [env.obs_layout.write for env in self.envs]
         self._maps = [env.action_map.to_env for env in self.envs]
@@ -114,8 +129,9 @@ class EnvGroup:
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Metrics:
         """Begin a new episode everywhere; observations are in the buffers afterwards."""
         metrics: Metrics = []
-        self._buffers.terminated[:] = False
-        self._buffers.truncated[:] = False
+        self._buffers.rewards.fill(0.0)
+        self._buffers.terminated.fill(False)
+        self._buffers.truncated.fill(False)
         for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self.failed_row = row
             raw, info = env.env.reset(seed=seed, options=options)
@@ -123,6 +139,7 @@ class EnvGroup:
             if info:
                 _collect_metrics(info, row, metrics)
         self.env_names = [env.env_name for env in self.envs]
+        self._refuse_nan(self._checked_obs, slice(None))
         return metrics
 
     def step(self) -> tuple[bool, Metrics]:
@@ -152,38 +169,59 @@ class EnvGroup:
                 write(raw, columns, row)
                 if info:
                     _collect_metrics(info, row, metrics)
-            buffers.rewards[:] = rewards
         except BaseException:
             self.failed_row = row
             raise
+        self._store_rewards(rewards)
         buffers.terminated.fill(False)
         buffers.truncated.fill(False)
         for row, terminated, truncated in ended:
             buffers.terminated[row], buffers.truncated[row] = terminated, truncated
         if ended:
             self._refresh_names(row for row, _, _ in ended)
-            self._refuse_nan(buffers.final_obs, [row for row, _, _ in ended])
-        self._refuse_nan(buffers.obs, slice(None))
+            self._refuse_nan(self._checked_final, [row for row, _, _ in ended])
+        self._refuse_nan(self._checked_obs, slice(None))
         return bool(ended), metrics
+
+    @property
+    def text_columns(self) -> list[np.ndarray]:
+        """See `StepBuffers.text_columns`; here one row per environment of the group."""
+        return self._buffers.text_columns
+
+    def render(self) -> list[Any]:
+        """One frame per environment."""
+        frames = []
+        for row, env in enumerate(self.envs):
+            self.failed_row = row
+            frames.append(env.render())
+        return frames
 
     def close(self) -> None:
         """Close every environment."""
         for env in self.envs:
             env.close()
 
-    def _refuse_nan(self, obs: dict[str, np.ndarray], rows: Any) -> None:
-        """Stop at the first NaN: it would silently ruin every weight it reaches."""
-        for name, column in (("reward", self._buffers.rewards), *((k, obs[k]) for k in self._float_keys)):
-            values = column[rows]
-            if not math.isnan(values.min()):  # the minimum of anything with NaN in it is NaN
-                continue
-            is_bad = np.isnan(values.reshape(len(values), -1)).any(axis=1)
-            self.failed_row = int(np.arange(len(column))[rows][is_bad][0])
+    def _store_rewards(self, rewards: list[Any]) -> None:
+        try:
+            self._buffers.rewards[:] = rewards
+        except (TypeError, ValueError):
+            for row, reward in enumerate(rewards):
+                self._store_reward(row, reward)
+
+    def _store_reward(self, row: int, reward: Any) -> None:
+        try:
+            self._buffers.rewards[row] = reward
+        except (TypeError, ValueError) as error:
+            self.failed_row = row
             raise ValueError(
-                f"The environment {self.env_names[self.failed_row]} returned NaN as {name}. Allowed are "
-                "numbers. Fix: correct the environment, or replace NaN in a wrapper "
-                "(gymnasium.wrappers.TransformObservation, TransformReward)."
-            )
+                f"The environment {self.env_names[row]} returned the reward {reward!r}, but it must be one "
+                "number. Fix: return float(reward) from its step."
+            ) from error
+
+    def _refuse_nan(self, columns: dict[str, np.ndarray], rows: Any) -> None:
+        if (found := find_nan(columns, rows, self.env_names)) is not None:
+            self.failed_row, error = found
+            raise error
 
     def _env_actions(self) -> Iterable[Any]:
         actions = self._buffers.actions
@@ -198,6 +236,30 @@ class EnvGroup:
             names[row] = self.envs[row].env_name
         if names != self.env_names:
             self.env_names = names
+
+
+def find_nan(
+    columns: Mapping[str, np.ndarray], rows: Any, env_names: Sequence[str]
+) -> tuple[int, ValueError] | None:
+    """The first NaN, which would silently ruin every weight it reaches: its row, and the error to raise.
+
+    Args:
+        columns: [N, ...] arrays by what they hold; only floats are looked at.
+        rows: index of the rows to look at.
+        env_names: N names.
+    """
+    for name, column in columns.items():
+        values = column[rows]
+        if column.dtype.kind != "f" or not values.size or not math.isnan(values.min()):
+            continue  # the minimum of anything with NaN in it is NaN
+        is_bad = np.isnan(values.reshape(len(values), -1)).any(axis=1)
+        row = int(np.arange(len(column))[rows][is_bad][0])
+        return row, ValueError(
+            f"The environment {env_names[row]} returned NaN as {name}. Allowed are numbers. Fix: correct the "
+            "environment, or replace NaN in a wrapper (gymnasium.wrappers.TransformObservation, "
+            "TransformReward)."
+        )
+    return None
 
 
 def _collect_metrics(info: dict[str, Any], row: int, metrics: Metrics) -> None:
@@ -221,8 +283,8 @@ def check_same_spaces(
 
 
 def _signature(space: Any) -> list[tuple[Any, ...]]:
-    """What must agree: all but the bounds of a Box."""
+    """What must agree: all but the bounds of a Box and the words of a text."""
     return [
-        (key, leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else (key, leaf)
+        (key, leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) or is_text(leaf) else (key, leaf)
         for key, leaf in space.spaces.items()
     ]

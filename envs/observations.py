@@ -32,9 +32,19 @@ class ObsLeaf:
         return raw if self.offset is None else np.asarray(raw) - self.offset
 
 
+def is_text(space: Space[Any]) -> bool:
+    """Whether values of the space are Python strings (Text and spaces like it)."""
+    return space.dtype is not None and np.dtype(space.dtype).kind == "U"
+
+
+def storage_dtype(space: Space[Any]) -> Any:
+    """The dtype of arrays that hold values of the space: its own, object for text."""
+    return np.dtype(object) if is_text(space) else space.dtype
+
+
 def _array_leaf(space: Space[Any], path: tuple[str | int, ...]) -> ObsLeaf:
     key = "/".join(str(part) for part in path) or SINGLE_KEY
-    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
+    if isinstance(space, (spaces.Box, spaces.MultiBinary)) or is_text(space):
         return ObsLeaf(key, path, space, None)
     if isinstance(space, spaces.Discrete):
         zero_based = spaces.Discrete(int(space.n))
@@ -44,7 +54,7 @@ def _array_leaf(space: Space[Any], path: tuple[str | int, ...]) -> ObsLeaf:
         return ObsLeaf(key, path, spaces.MultiDiscrete(space.nvec), start if start.any() else None)
     raise TypeError(
         f"Observation {key!r} has the space {space}, which has no fixed array form. Allowed are Box, "
-        "Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these. "
+        "Discrete, MultiDiscrete, MultiBinary, Text, and Dict or Tuple of these. "
         "Fix: wrap the environment with gymnasium.wrappers.TransformObservation (or FilterObservation to "
         "drop it)."
     )
@@ -69,7 +79,9 @@ class ObsLayout:
         space: Dict of the leaves' spaces. A lone Box, Discrete, … sits under "observation"; nested names are
             joined with "/"; integers start at zero.
 
-    Raises: TypeError for spaces without a fixed array form (Text, Graph, Sequence, OneOf).
+    Text stays text: Python strings in object arrays.
+
+    Raises: TypeError for spaces without a fixed array form (Graph, Sequence, OneOf).
     """
 
     def __init__(self, space: Space[Any]) -> None:
@@ -99,15 +111,18 @@ class ObsLayout:
             columns[index][row] = value
 
     def flatten(self, raw: Any) -> dict[str, np.ndarray]:
-        """One raw observation as a new flat dict, each array in its space's dtype."""
+        """One raw observation as a new flat dict: arrays in their space's dtype, and strings."""
         flat = self.empty(1)
         self.write(raw, list(flat.values()), 0)
-        return {key: column[0] if column.ndim > 1 else column.reshape(()) for key, column in flat.items()}
+        return {
+            key: column[0] if column.ndim > 1 or column.dtype == object else column.reshape(())
+            for key, column in flat.items()
+        }
 
     def empty(self, num_envs: int) -> dict[str, np.ndarray]:
         """Uninitialised columns: one [num_envs, ...] array per leaf, in leaf order."""
         return {
-            leaf.key: np.empty((num_envs, *shape), leaf.space.dtype)
+            leaf.key: np.empty((num_envs, *shape), storage_dtype(leaf.space))
             for leaf, shape in zip(self.leaves, self._shapes, strict=True)
         }
 

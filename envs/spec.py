@@ -35,12 +35,25 @@ class EnvSpec:
         return made if type(made) is SequenceEnv else SequenceEnv(made, self.env_name)
 
     def build_raw(self) -> Any:
-        """What the target itself returns: an environment, or a vector environment for already_vectorized."""
+        """What the target itself returns, not yet in the library's form."""
         kwargs = build_value(self.kwargs)
         if isinstance(self.target, str):
             return _make_registered(self.target, kwargs)
         made = self.target(**kwargs)
         return made.build_raw() if isinstance(made, EnvSpec) else made
+
+    def build_vector(self, num_envs: int) -> Any:
+        """A vector environment: `gymnasium.make_vec` for an id, else whatever the target returns.
+
+        Args:
+            num_envs: number of rows for `make_vec`, unless the recipe's arguments name one.
+        """
+        kwargs = build_value(self.kwargs)
+        if isinstance(self.target, str):
+            name = _registered_name(self.target)
+            return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
+        made = self.target(**kwargs)
+        return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
 
 
 @gin.configurable
@@ -92,6 +105,11 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
 
 
 def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    return gym.make(_registered_name(env_id), **{"disable_env_checker": True, **kwargs})
+
+
+def _registered_name(env_id: str) -> str:
+    """The id without its module, which is imported; ValueError unless it is registered then."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -101,7 +119,7 @@ def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         gym.spec(name)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise ValueError(_unknown_id_text(env_id, error)) from error
-    return gym.make(name, **{"disable_env_checker": True, **kwargs})
+    return name
 
 
 def _import_popgym(env_id: str) -> None:

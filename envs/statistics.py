@@ -49,7 +49,7 @@ class ReturnHistory:
             ended: (N,) bool, True where the episode terminated or was truncated with this step.
             env_names: N names as they were *before* the step (afterwards an ended row has the next
             episode's).
-            ignored: (N,) bool, True on rows that took no env step; None if there are none.
+            ignored: (N,) bool, True in rows that took no env step (`infos["_ignore"]`); None for none.
         """
         if ignored is None:
             self._running_returns += rewards

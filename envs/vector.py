@@ -51,7 +51,7 @@ class SyncVectorEnv(SequenceVectorEnv):
 
     def render(self) -> tuple[Any, ...]:
         """One frame per environment."""
-        return tuple(env.render() for env in self._group.envs)
+        return tuple(self._group.render())
 
     def close_extras(self, **_: Any) -> None:
         """Close every environment."""

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from .group import Metrics, StepBuffers
+from .observations import is_text
 
 try:
     from gymnasium.vector import AutoresetMode
@@ -26,14 +27,30 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     step(actions (N,) int or (N, A) float) returns obs dict of [N, ...], rewards (N,) float32, terminated (N,)
     bool, truncated (N,) bool, infos. Where an episode ended, `obs` is already the first of the next episode
-    and
+    (but see `_ignore`) and
 
     - infos["final_obs"]: dict of [N, ...], the episode's true last observation, valid where
       infos["_final_obs"] ((N,) bool) is True. Both are absent when no episode ended.
-    - infos["metrics"]: list of (env index, name, value); absent when empty.
+    - infos["metrics"]: list of (env index, name, value); absent when empty. All of them count.
+    - infos["_ignore"]: (N,) bool, True in rows where this was no env step at all; absent when False in every
+      row. It comes only from environments that bring their own batch axis and reset a finished row during the
+      *next* step (NEXT_STEP autoreset). There `obs` of an ended row is the final observation once more, and
+      the following call throws the row's action away, marks the row in `_ignore` and gives the first
+      observation of the new episode in `obs`, with reward 0 and both flags False. Whoever steps the
+      environments must honour it:
+
+      - no timestep: such a row is neither stored nor counted (no transition, no env step, no reward or
+        length in the statistics: `ReturnHistory.add_step` takes the mask);
+      - a fresh start: afterwards the row is treated exactly like one that ended in this call, from `obs`
+        (trajectory begun anew, zero reward and previous action, time index 0, hidden state reset, name read
+        again). Doing so in the step before as well is harmless, since nothing was stored in between. With
+        `fresh = ended | ignore` in place of `ended` one code path covers both.
 
     The arrays in `obs` and `final_obs` are reused by the next call: copy what must outlive it. `env_names`
     lists the current names; a change makes a new list, so one fetched before a step stays what it was.
+
+    Text observations (`text_keys`) are [N] object arrays of str: never tensors, and nothing a file of plain
+    arrays can hold. They are there for encoders and wrappers that can read them; all others leave them out.
     """
 
     def __init__(self, obs_space: spaces.Dict, action_space: spaces.Space[Any], buffers: StepBuffers) -> None:
@@ -44,6 +61,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(action_space, self.num_envs)
         self.buffers = buffers
         self.env_names: list[str] = []
+        self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         """One seed per environment: seed + i, the given ones, or None everywhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,23 +10,35 @@ import gymnasium as gym
 import numpy as np
 
 from .actions import ActionMap
-from .group import Metrics, StepBuffers
+from .group import Metrics, StepBuffers, find_nan
 from .observations import ObsLayout
 from .sequence_env import METRIC_PREFIX
 from .spec import EnvSpec
-from .vector_base import SAME_STEP, SequenceVectorEnv, StepResult
+from .vector_base import SequenceVectorEnv, StepResult
+
+SAME, NEXT, DISABLED = "SameStep", "NextStep", "Disabled"
+"""When a finished row is reset: with the step that ended it, with the step after, or only when asked to."""
+logger = logging.getLogger("loxodon")
 
 
 class AlreadyVectorizedEnv(SequenceVectorEnv):
     """One gymnasium VectorEnv in the library's form. See `SequenceVectorEnv` for the interface.
 
-    The environment must reset a finished row within the same step (`metadata["autoreset_mode"]` SAME_STEP)
-    and report the last observation as `infos["final_obs"]`: per row (an object array) or batched, with the
-    mask `_final_obs`.
+    Every `metadata["autoreset_mode"]` of gymnasium is understood:
+
+    - SAME_STEP: the last observation comes as `infos["final_obs"]`, per row (an object array) or batched,
+      with the mask `_final_obs`.
+    - NEXT_STEP (EnvPool, `gymnasium.make_vec`): the step after an episode's end only resets the row; it is
+      marked in `infos["_ignore"]`.
+    - DISABLED: finished rows are reset here, by `reset(options={"reset_mask": (N,) bool})`.
+
+    Without the entry, the first episode that ends decides: SAME_STEP if there is a `final_obs`, else
+    NEXT_STEP.
 
     Args:
-        specs: recipes whose target returns a VectorEnv. Exactly one environment is built; several equal
-            recipes mean that it must have that many rows.
+        specs: recipes whose target is a registered id (made by `gymnasium.make_vec` with one row per recipe)
+            or returns a VectorEnv. Exactly one environment is built; several equal recipes mean that it
+            must have that many rows.
     """
 
     def __init__(self, specs: Sequence[EnvSpec]) -> None:
@@ -35,9 +48,9 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 f"already_vectorized got {len(specs)} different environments, but builds a single one. "
                 "Fix: give make_train_env one callable, not a list."
             )
-        env = specs[0].build_raw()
+        env = specs[0].build_vector(len(specs))
         _check_kind(env, len(specs))
-        self.env = env
+        self.env, self._mode = env, _autoreset_mode(env)
         self._layout, self._map = ObsLayout(env.single_observation_space), ActionMap(env.single_action_space)
         obs_space, action_space = self._layout.space, self._map.policy_space
         memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, env.num_envs))
@@ -45,8 +58,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, env.num_envs)
         )
         self.closed = False
-        name = specs[0].env_name or getattr(env, "env_name", None) or (env.spec.name if env.spec else None)
-        self.env_names = [str(name or type(env.unwrapped).__name__)] * env.num_envs
+        self._resets_next = np.zeros(env.num_envs, np.bool_)  # rows that the coming step only resets
+        self.env_names = [specs[0].env_name or _name_of(env)] * env.num_envs
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -54,20 +67,36 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         """Begin new episodes everywhere; the environment turns the seed into one per row."""
         raw, infos = self.env.reset(seed=seed, options=options)
         self._write(raw, self.buffers.obs)
+        self.buffers.rewards.fill(0.0)
+        self._refuse_nan(self.buffers.obs, slice(None))
+        self._resets_next = np.zeros(self.num_envs, np.bool_)
         return self.buffers.obs, self.infos(False, self._metrics(infos))
 
     def step(self, actions: Any) -> StepResult:
-        """One env step everywhere."""
-        buffers = self.buffers
+        """One env step everywhere, except in the rows that `infos["_ignore"]` marks."""
+        buffers, ignored = self.buffers, self._resets_next
         buffers.actions[:] = actions
-        env_actions = np.asarray(self._map.to_env(buffers.actions))
-        raw, rewards, terminated, truncated, infos = self.env.step(env_actions)
+        raw, rewards, terminated, truncated, infos = self.env.step(
+            np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype)
+        )
         self._write(raw, buffers.obs)
-        buffers.rewards[:], buffers.terminated[:], buffers.truncated[:] = rewards, terminated, truncated
+        self._fill(buffers.rewards, rewards, "rewards")
+        self._fill(buffers.terminated, terminated, "terminated")
+        self._fill(buffers.truncated, truncated, "truncated")
+        has_ignored, metrics = bool(ignored.any()), self._metrics(infos)
+        if has_ignored:
+            buffers.rewards[ignored] = 0.0
+            buffers.terminated[ignored] = buffers.truncated[ignored] = False
+            self._resets_next = np.zeros(self.num_envs, np.bool_)
         ended = buffers.terminated | buffers.truncated
         if ended.any():
-            self._write_final(infos, ended)
-        return self.step_result(bool(ended.any()), self._metrics(infos))
+            metrics += self._finish(ended, infos)
+            self._refuse_nan(buffers.final_obs, ended)
+        self._refuse_nan(buffers.obs, slice(None))
+        result = self.step_result(bool(ended.any()), metrics)
+        if has_ignored:
+            result[-1]["_ignore"] = ignored
+        return result
 
     def render(self) -> Any:
         """Whatever the environment renders."""
@@ -77,12 +106,50 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         """Close the environment."""
         self.env.close(**kwargs)
 
-    def _write(self, raw: Any, columns: dict[str, np.ndarray]) -> None:
+    def _finish(self, ended: np.ndarray, infos: dict[str, Any]) -> Metrics:
+        """Fill `final_obs` and, where possible, `obs` of the rows that ended; metrics of their reset."""
+        if self._mode is None:
+            self._mode = SAME if _final_obs(infos) is not None else NEXT
+            logger.warning(
+                "%s does not say when it resets finished rows; it looks like %s. If that is wrong, set its "
+                "metadata['autoreset_mode'].",
+                type(self.env).__name__,
+                self._mode,
+            )
+        if self._mode == SAME:
+            self._write_final(infos, ended)
+            return []
+        for key, column in self.buffers.obs.items():
+            self.buffers.final_obs[key][ended] = column[ended]
+        if self._mode == NEXT:
+            self._resets_next = ended
+            return []
+        raw, reset_infos = self.env.reset(options={"reset_mask": ended.copy()})
+        self._write(raw, self.buffers.obs, ended)
+        return self._metrics(reset_infos)
+
+    def _write(self, raw: Any, columns: dict[str, np.ndarray], rows: np.ndarray | None = None) -> None:
+        """Copy a batch of raw observations, or only its rows where `rows` ((N,) bool) is True."""
         for leaf in self._layout.leaves:
-            columns[leaf.key][...] = leaf.read(raw)
+            value = leaf.read(raw)
+            self._fill(columns[leaf.key], value, f"observation {leaf.key!r}", rows)
+
+    def _fill(self, column: np.ndarray, value: Any, what: str, rows: np.ndarray | None = None) -> None:
+        if hasattr(value, "detach"):  # a torch tensor, which may lie on a GPU
+            value = value.detach().cpu().numpy()
+        if np.shape(value) != column.shape:
+            raise ValueError(
+                f"{type(self.env).__name__} returned {what} with shape {np.shape(value)}, but its spaces and "
+                f"num_envs say {column.shape}. Fix: make the environment return every row in every step (for "
+                "EnvPool: batch_size equal to num_envs), in the shape of its spaces."
+            )
+        if rows is None:
+            column[...] = value
+        else:
+            column[rows] = np.asarray(value)[rows]
 
     def _write_final(self, infos: dict[str, Any], ended: np.ndarray) -> None:
-        final = infos.get("final_obs", infos.get("final_observation"))
+        final = _final_obs(infos)
         if final is None:
             raise ValueError(
                 f"{type(self.env).__name__} ended an episode without infos['final_obs'] (its infos: "
@@ -96,6 +163,11 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         else:
             self._write(final, self.buffers.final_obs)
 
+    def _refuse_nan(self, obs: dict[str, np.ndarray], rows: Any) -> None:
+        found = find_nan({"reward": self.buffers.rewards, **obs}, rows, self.env_names)
+        if found is not None:
+            raise found[1]
+
     def _metrics(self, infos: dict[str, Any]) -> Metrics:
         metrics: Metrics = []
         for source in (infos, infos.get("final_info", {})):
@@ -105,6 +177,27 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                     name = key[len(METRIC_PREFIX) :]
                     metrics += [(int(row), name, source[key][row]) for row in np.flatnonzero(has_value)]
         return metrics
+
+
+def _final_obs(infos: dict[str, Any]) -> Any:
+    return infos.get("final_obs", infos.get("final_observation"))
+
+
+def _name_of(env: Any) -> str:
+    own = getattr(env, "env_name", None) or getattr(env.spec, "name", None)
+    return str(own or type(env.unwrapped).__name__.removesuffix("GymnasiumEnvPool"))
+
+
+def _autoreset_mode(env: Any) -> str | None:
+    """SAME, NEXT, DISABLED, or None when the environment does not say."""
+    mode = (env.metadata or {}).get("autoreset_mode")
+    name = getattr(mode, "value", mode)
+    if name not in (SAME, NEXT, DISABLED, None):
+        raise ValueError(
+            f"{type(env).__name__} has metadata['autoreset_mode'] = {mode!r}, but gymnasium.vector's "
+            "AutoresetMode knows NEXT_STEP, SAME_STEP and DISABLED. Fix: set it to one of these."
+        )
+    return name
 
 
 def _check_kind(env: Any, num_specs: int) -> None:
@@ -119,11 +212,4 @@ def _check_kind(env: Any, num_specs: int) -> None:
             f"The vector environment has {env.num_envs} rows, but parallel_actors is {num_specs}. "
             f"Fix: set Experiment.parallel_actors = {env.num_envs}, or build the environment with "
             f"{num_specs} rows."
-        )
-    mode = env.metadata.get("autoreset_mode")
-    if getattr(mode, "value", mode) != getattr(SAME_STEP, "value", SAME_STEP):
-        raise ValueError(
-            f"The vector environment's autoreset mode is {mode}, but SAME_STEP is the one supported. Fix: "
-            "build it so, e.g. gymnasium.make_vec(id, num_envs, "
-            "vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})."
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 from .gin_values import load_shipped_config
@@ -18,8 +19,10 @@ from .spec import EnvSpec
 
 STEP = b"s"
 """The one message that asks for a step; actions and results lie in shared memory."""
+CLOSE = b"c"
+"""Asks the worker to end. End-of-file alone would not do: workers forked later hold copies of the pipe."""
 QUIET = b""
-"""The answer to a step in which no episode ended and no metric came."""
+"""The answer to a step in which no episode ended, no metric came and no text observation changed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class WorkerFailure:
 
 
 def run_worker(connection: Connection, inherited: Sequence[Connection], job: WorkerJob) -> None:
-    """Serve step and reset until the parent closes the connection or dies.
+    """Serve step and reset until the parent asks to close, closes the connection or dies.
 
     Args:
         connection: this worker's end.
@@ -92,32 +95,54 @@ def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
     return group
 
 
+class TextFeed:
+    """Text observations, which shared memory cannot hold: they go through the pipe when they changed."""
+
+    def __init__(self, columns: list[np.ndarray]) -> None:
+        self._columns = columns
+        self._sent: list[list[str]] | None = None
+
+    def news(self) -> list[list[str]] | None:
+        """The content of every column, or None if the parent has it already."""
+        if not self._columns:
+            return None
+        texts = [column.tolist() for column in self._columns]
+        if texts == self._sent:
+            return None
+        self._sent = texts
+        return texts
+
+
 def _serve(connection: Connection, group: EnvGroup, first_row: int) -> None:
-    while True:
-        message = connection.recv_bytes()
-        doing = "step" if message == STEP else "reset"
+    feed = TextFeed(group.text_columns)
+    while (message := connection.recv_bytes()) != CLOSE:
+        doing = "step"
         try:
-            answer = _step(group) if message == STEP else _other(group, pickle.loads(message))
+            if message == STEP:
+                answer = _step(group, feed)
+            else:
+                doing, argument = pickle.loads(message)
+                answer = _other(group, feed, doing, argument)
         except BaseException as error:  # whatever a user's environment raises must reach the parent
             connection.send(_failure(first_row + group.failed_row, doing, error))
             return
         connection.send_bytes(answer)
 
 
-def _step(group: EnvGroup) -> bytes:
+def _step(group: EnvGroup, feed: TextFeed) -> bytes:
     names = group.env_names
     has_ended, metrics = group.step()
-    if not has_ended and not metrics:
+    texts = feed.news()
+    if not has_ended and not metrics and texts is None:
         return QUIET
-    return pickle.dumps((has_ended, metrics, None if group.env_names is names else group.env_names))
+    return pickle.dumps((has_ended, metrics, None if group.env_names is names else group.env_names, texts))
 
 
-def _other(group: EnvGroup, message: tuple[str, Any]) -> bytes:
-    command, argument = message
+def _other(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> bytes:
     if command == "reset":
         metrics = group.reset(*argument)
-        return pickle.dumps((False, metrics, group.env_names))
-    return pickle.dumps([env.render() for env in group.envs])
+        return pickle.dumps((False, metrics, group.env_names, feed.news()))
+    return pickle.dumps(group.render())
 
 
 def _failure(row: int, doing: str, error: BaseException) -> WorkerFailure:

@@ -16,6 +16,7 @@ from .dry_run import dry_run
 from .experiment import Experiment
 from .gin_check.errors import near_matches
 from .gin_check.presets import preset_names
+from .plots import can_plot, plot_run
 
 CONFIG_ERROR, INTERRUPTED = 2, 130  # exit statuses, as argparse and shells use them
 _BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
@@ -172,16 +173,25 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str]) 
     if "val/return" in metrics:
         lines.append(f"final mean return   {metrics['val/return']:.3f}")
     lines.append(f"run folder          {exp.run_dir}")
+    if exp.mode != "collect" and can_plot():
+        with contextlib.suppress(ValueError):  # a run without any figure has no curves
+            lines.append(f"learning curves     {plot_run(exp.run_dir)}")
     if exp.mode != "collect":
-        kept = _without(words, "--resume", "Experiment.epochs")
+        kept = _without(words, "--resume", "Experiment.epochs", "Experiment.stop_at_val_return")
         fresh = _without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
         lines += [
             "try another seed    " + _command([*fresh, "--seed", str(seed), "--run-name", name]),
-            "train it further    " + _command([*kept, "--resume", f"Experiment.epochs={2 * exp.epochs}"]),
+            "train it further    " + _command([*kept, "--resume", *_longer(exp)]),
         ]
     return "\n".join(lines)
+
+
+def _longer(exp: Any) -> list[str]:
+    """Overrides that make a finished run go on."""
+    unlimited = ["Experiment.stop_at_val_return=None"] if exp.stop_at_val_return is not None else []
+    return [f"Experiment.epochs={2 * exp.epochs}", *unlimited]
 
 
 def _without(words: Sequence[str], *names: str) -> list[str]:

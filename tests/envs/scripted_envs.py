@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import string
 import sys
+import time
 from typing import Any
 
 import gin
@@ -68,6 +70,9 @@ class SubclassOfScripted(ScriptedEnv):
     """Inherits the gin-bound constructor."""
 
 
+BAD_REWARDS = {"nan reward": float("nan"), "word as reward": "much", "reward shape": np.zeros(2)}
+
+
 class FailingEnv(ScriptedEnv):
     """Raises, dies or loads modules in the given step or reset."""
 
@@ -78,31 +83,68 @@ class FailingEnv(ScriptedEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if self.how == "raise in reset":
             raise RuntimeError("cannot reset")
-        return super().reset(seed=seed)
+        obs, info = super().reset(seed=seed)
+        return (obs * np.nan, info) if self.how == "nan in reset" else (obs, info)
 
     def step(self, action: Any) -> Any:
-        if self.how == "raise" and self.time == 1:
-            self._deep_inside()
-        if self.how == "exit" and self.time == 1:
-            os._exit(3)
-        if self.how == "kill" and self.time == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.time == 1:
+            self._fail()
         obs, reward, terminated, truncated, info = super().step(action)
         if self.how == "shape":
             obs = obs[:1]
         if self.how == "nan":
             obs[:2] = np.nan if self.time == 2 else (np.inf, -np.inf)
-        if self.how == "nan reward":
-            reward = float("nan")
         if self.how == "modules":
             info["metric/heavy"] = float(
                 any(name in sys.modules for name in ("torch", "wandb", "accelerate"))
             )
             info["metric/pid"] = os.getpid()
-        return obs, reward, terminated, truncated, info
+        return obs, BAD_REWARDS.get(self.how, reward), terminated, truncated, info
+
+    def render(self) -> Any:
+        if self.how == "raise in render":
+            raise RuntimeError("cannot render")
+        return super().render()
+
+    def _fail(self) -> None:
+        if self.how == "raise":
+            self._deep_inside()
+        if self.how == "hang":
+            time.sleep(60)
+        if self.how == "exit":
+            os._exit(3)
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _deep_inside(self) -> None:
         raise ZeroDivisionError("deep trouble")
+
+
+class MissionEnv(ScriptedEnv):
+    """Adds an instruction in words to the observation; it changes with the episode, or with every step."""
+
+    def __init__(self, space: Any = None, changes_within: bool = False) -> None:
+        super().__init__()
+        words = space or spaces.Text(32, charset=string.ascii_letters + string.digits + " .")
+        self.observation_space = spaces.Dict({"image": self.observation_space, "mission": words})
+        self.changes_within = changes_within
+
+    def _obs(self) -> Any:
+        words = f"go to room {self.seed_}.{self.episode}" + (f".{self.time}" if self.changes_within else "")
+        return {"image": super()._obs(), "mission": words}
+
+
+class WordSpace(spaces.Space):
+    """A space of strings that is not gymnasium's own."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def sample(self, *_: Any) -> str:
+        return "word"
 
 
 class SpacesEnv(gym.Env):

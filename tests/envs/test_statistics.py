@@ -52,3 +52,13 @@ def test_special_metrics_take_scalars_lists_and_arrays() -> None:
     }
     history.clear()
     assert history.summary("train") == {}
+
+
+def test_rows_that_took_no_step_count_for_nothing() -> None:
+    history = ReturnHistory(2)
+    neither, both = np.zeros(2, bool), np.ones(2, bool)
+    history.add_step(np.array([1.0, 1.0]), neither, ["a", "b"])
+    history.add_step(np.array([5.0, 1.0]), neither, ["a", "b"], np.array([True, False]))
+    history.add_step(np.array([1.0, 1.0]), both, ["a", "b"], neither)
+    assert dict(history.returns) == {"a": [2.0], "b": [3.0]}
+    assert dict(history.lengths) == {"a": [2], "b": [3]}

@@ -9,10 +9,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from scripted_envs import ScriptedEnv, SpacesEnv
+from scripted_envs import MissionEnv, ScriptedEnv, SpacesEnv, SubclassOfScripted, WordSpace, make_scripted
 from vector_builders import KINDS, PROCESS_KINDS, build
 
-from loxodon.envs import EnvError, EnvSpec
+from loxodon.envs import EnvError, EnvSpec, resolve_env
 
 NUM_ENVS = 5
 
@@ -121,6 +121,23 @@ def test_different_environments_side_by_side(kind: str, opened: Any) -> None:
     np.testing.assert_array_equal(rewards, [10, 22, 36])
 
 
+@pytest.mark.parametrize("kind", ["sync", "fork", "forkserver", "spawn"])
+def test_a_different_callable_for_every_actor(kind: str, opened: Any) -> None:
+    """One actor is a class, one a function, one a recipe with a fixed name; names follow the episodes."""
+    own = EnvSpec(ScriptedEnv, {"gain": 3.0}, env_name="own")
+    makers = [SubclassOfScripted, make_scripted, EnvSpec(ScriptedEnv, {"num_names": 3}), own]
+    env = opened(kind, [resolve_env(maker) for maker in makers])
+    env.reset(seed=0)
+    assert env.env_names == ["scripted0", "scripted0", "scripted0", "own"]
+    seen = {tuple(env.env_names)}
+    for _ in range(12):
+        _, rewards, *_ = env.step(np.zeros(4, np.int64))
+        assert rewards[3] % 30 == 0  # the gain of this one alone
+        seen.add(tuple(env.env_names))
+    assert {names[2] for names in seen} == {"scripted0", "scripted1", "scripted2"}
+    assert {names[:2] + names[3:] for names in seen} == {("scripted0", "scripted0", "own")}
+
+
 @pytest.mark.parametrize("kind", ["sync", *PROCESS_KINDS])
 def test_seed_list_and_wrong_length(kind: str, opened: Any) -> None:
     env = opened(kind, [EnvSpec(ScriptedEnv)] * 3)
@@ -143,3 +160,55 @@ def test_disagreeing_spaces_are_refused(kind: str) -> None:
     other = EnvSpec(SpacesEnv, {"action_space": gym.spaces.Discrete(4)})
     with pytest.raises(EnvError, match=r"(?s)Environment 1 \(SpacesEnv\) has observations.*Fix"):
         build(kind, [EnvSpec(ScriptedEnv), other])
+
+
+@pytest.mark.parametrize("changes_within", [False, True])
+@pytest.mark.parametrize("kind", ["sync", "fork", "forkserver", "spawn"])
+def test_text_observations(kind: str, changes_within: bool, opened: Any) -> None:
+    env = opened(kind, [EnvSpec(MissionEnv, {"changes_within": changes_within})] * 3)
+    assert env.text_keys == ("mission",)
+    obs, _ = env.reset(seed=4)
+    assert obs["mission"].tolist() == [f"go to room {4 + i}.0" + ".0" * changes_within for i in range(3)]
+    num_ended = 0
+    for _ in range(12):
+        before = obs["mission"].copy()
+        obs, _, terminated, truncated, infos = env.step([0, 0, 0])
+        assert env.observation_space.contains(obs)
+        for row, numbers in enumerate(obs["image"].astype(int).tolist()):
+            expected = ".".join(map(str, numbers if changes_within else numbers[:2]))
+            assert obs["mission"][row] == f"go to room {expected}"
+        for row in np.flatnonzero(terminated | truncated):
+            num_ended += 1
+            assert changes_within or infos["final_obs"]["mission"][row] == before[row]
+            numbers = infos["final_obs"]["image"][row].astype(int).tolist()
+            assert infos["final_obs"]["mission"][row].startswith(f"go to room {numbers[0]}.{numbers[1]}")
+    assert num_ended > 6
+
+
+def test_text_of_a_foreign_space_and_alone(opened: Any) -> None:
+    env = opened("fork", [EnvSpec(MissionEnv, {"space": WordSpace()})] * 2)
+    assert env.reset(seed=0)[0]["mission"].tolist() == ["go to room 0.0", "go to room 1.0"]
+    env = opened(
+        "fork",
+        [
+            EnvSpec(
+                SpacesEnv, {"action_space": gym.spaces.Discrete(2), "observation_space": gym.spaces.Text(4)}
+            )
+        ]
+        * 2,
+    )
+    obs, _ = env.reset(seed=0)
+    assert all(isinstance(word, str) for word in obs["observation"])
+
+
+def test_text_travels_only_when_it_changed(opened: Any) -> None:
+    env = opened("fork", [EnvSpec(MissionEnv)], num_workers=1)
+    env.reset(seed=2)  # the first episode has four steps
+    answers = []
+    for _ in range(4):
+        env.step_async([0])
+        env._pollers[0].poll(5000)
+        is_quiet = env._connections[0].recv_bytes() == b""
+        answers.append(is_quiet)
+        env._is_waiting = False
+    assert answers == [True, True, True, False]

@@ -51,6 +51,15 @@ def test_exception_in_reset() -> None:
         env.reset()
 
 
+def test_exception_in_render() -> None:
+    env = build(
+        "fork", [EnvSpec(ScriptedEnv), EnvSpec(FailingEnv, {"how": "raise in render"})], num_workers=1
+    )
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="Environment 1 failed in render: RuntimeError: cannot render"):
+        env.render()
+
+
 @pytest.mark.parametrize("kind", ["sync", "fork"])
 def test_nan_is_named_and_infinity_is_not_nan(kind: str) -> None:
     env = build(kind, [EnvSpec(ScriptedEnv)] * 2 + [EnvSpec(FailingEnv, {"how": "nan"})], num_workers=1)
@@ -58,6 +67,28 @@ def test_nan_is_named_and_infinity_is_not_nan(kind: str) -> None:
     env.step([0] * 3)
     where = "scripted0" if kind == "sync" else r"Environment 2 failed in step.*scripted0"
     with pytest.raises((ValueError, EnvError), match=rf"{where} returned NaN as observation.*Fix"):
+        env.step([0] * 3)
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "fork"])
+def test_nan_in_a_first_observation(kind: str) -> None:
+    env = build(kind, [EnvSpec(ScriptedEnv), EnvSpec(FailingEnv, {"how": "nan in reset"})])
+    where = "scripted0" if kind == "sync" else r"Environment 1 failed in reset.*scripted0"
+    with pytest.raises((ValueError, EnvError), match=rf"{where} returned NaN as observation.*Fix"):
+        env.reset(seed=0)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("word as reward", "'much'"), ("reward shape", r"array\(\[0., 0.\]\)")]
+)
+@pytest.mark.parametrize("kind", ["sync", "fork"])
+def test_rewards_that_are_no_number_are_named(kind: str, how: str, words: str) -> None:
+    env = build(kind, [EnvSpec(ScriptedEnv)] * 2 + [EnvSpec(FailingEnv, {"how": how})], num_workers=1)
+    env.reset(seed=0)
+    where = "scripted0" if kind == "sync" else r"Environment 2 failed in step.*scripted0"
+    with pytest.raises((ValueError, EnvError), match=rf"{where} returned the reward {words}.*Fix"):
         env.step([0] * 3)
     env.close()
 
@@ -108,6 +139,29 @@ def test_close_is_idempotent_and_leaves_no_process() -> None:
     env.close()
     env.close()
     assert not {child.pid for child in multiprocessing.active_children()} & set(pids)
+
+
+def test_closing_an_older_environment_does_not_wait_for_a_younger_one() -> None:
+    older: Any = build("fork", [EnvSpec(ScriptedEnv)] * 2)
+    younger = build("fork", [EnvSpec(ScriptedEnv)] * 2)  # its workers inherit the older one's pipe ends
+    older.reset(seed=0)
+    older.step_async([0, 0])  # closing in mid-step is no different
+    begin = time.monotonic()
+    older.close()
+    assert time.monotonic() - begin < 1.0
+    assert younger.reset(seed=0)[0]["observation"].tolist() == [[0, 0, 0], [1, 0, 0]]
+    younger.close()
+
+
+def test_workers_that_never_come_back_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loxodon.envs.async_vector.CLOSE_TIMEOUT_S", 0.3)
+    env: Any = build("fork", [EnvSpec(FailingEnv, {"how": "hang"})] * 4, num_workers=4)
+    env.reset(seed=0)
+    env.step([0] * 4)
+    env.step_async([0] * 4)
+    begin = time.monotonic()
+    env.close()
+    assert 0.3 <= time.monotonic() - begin < 1.0
 
 
 def test_workers_hold_several_envs_each_and_import_nothing_heavy(opened: Any) -> None:

@@ -11,19 +11,23 @@ from scripted_envs import ScriptedEnv
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.envs.vector_base import SequenceVectorEnv
 
-KINDS = ["sync", "fork", "forkserver", "spawn", "already_vectorized"]
+KINDS = ["sync", "fork", "forkserver", "spawn", "already_vectorized", "autoreset disabled"]
 PROCESS_KINDS = ["fork", "spawn"]
+VECTORIZED_MODES = {
+    "already_vectorized": "SameStep",
+    "autoreset disabled": "Disabled",
+    "next step": "NextStep",
+}
 
 
-def gymnasium_vector_env(num_envs: int, **kwargs: Any) -> gym.vector.VectorEnv:
+def gymnasium_vector_env(num_envs: int, mode: str = "SameStep", **kwargs: Any) -> gym.vector.VectorEnv:
     makers = [lambda: ScriptedEnv(**kwargs)] * num_envs
-    return gym.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    return gym.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
 
 
 def build(kind: str, specs: list[EnvSpec], num_workers: int | None = 2) -> SequenceVectorEnv:
-    if kind == "already_vectorized":
-        return make_vector_env(
-            [EnvSpec(gymnasium_vector_env, {"num_envs": len(specs), **specs[0].kwargs})], kind
-        )
+    if kind in VECTORIZED_MODES:
+        kwargs = {"num_envs": len(specs), "mode": VECTORIZED_MODES[kind], **specs[0].kwargs}
+        return make_vector_env([EnvSpec(gymnasium_vector_env, kwargs)], "already_vectorized")
     mode, context = ("sync", None) if kind == "sync" else ("async", kind)
     return make_vector_env(specs, mode, context=context, num_workers=num_workers)

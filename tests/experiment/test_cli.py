@@ -155,7 +155,13 @@ def test_run_then_resume(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_closing_words_name_commands_that_differ_from_this_one() -> None:
     exp = SimpleNamespace(
-        run_dir=Path("runs/a-seed3"), run_name="a-seed3", mode="both", seed=3, run_seed=3, epochs=10
+        run_dir=Path("runs/a-seed3"),
+        run_name="a-seed3",
+        mode="both",
+        seed=3,
+        run_seed=3,
+        epochs=10,
+        stop_at_val_return=0.9,
     )
     words = [
         "--config",
@@ -174,7 +180,8 @@ def test_closing_words_name_commands_that_differ_from_this_one() -> None:
         "run folder          runs/a-seed3",
     ]
     assert lines[3].endswith("--config a 'B.c=d e' --seed 4 --run-name a-seed4")
-    assert lines[4].endswith("--config a --seed 3 --run-name=a-seed3 'B.c=d e' --resume Experiment.epochs=20")
+    further = "--resume Experiment.epochs=20 Experiment.stop_at_val_return=None"
+    assert lines[4].endswith(f"--config a --seed 3 --run-name=a-seed3 'B.c=d e' {further}")
 
 
 @pytest.mark.slow

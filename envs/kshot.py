@@ -1,0 +1,129 @@
+"""Several episodes of one task as one long trial, for agents that learn within their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from .observations import SINGLE_KEY
+from .sequence_env import METRIC_PREFIX
+from .spec import EnvSpec, resolve_env
+
+FIRST_KEY = "is_first_timestep"
+ATTEMPT_KEY = "attempt_index"
+
+
+@gin.configurable
+class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
+    """Joins `num_attempts` episodes ("attempts") of the same task into one episode, the trial.
+
+    When an attempt ends inside the trial, by termination or by its time limit, the environment is reset and
+    the trial goes on: both flags stay False, the reward is that of the attempt's last step, and the
+    observation is the first of the next attempt. The last attempt's end, with its own flags, is the trial's.
+    Two observations are added (an observation that is not a Dict goes under "observation"):
+
+    - "is_first_timestep": Box (1,) float32, 1 at the first timestep of every attempt, else 0.
+    - "attempt_index": Discrete(num_attempts), from zero.
+
+    `info["metric/return_attempt_<i>"]`, with i from zero, is the undiscounted return of an attempt, given
+    when it ends; an attempt cut off by `max_trial_len` has none. `info["metric/attempts"]` is the number of
+    attempts that ended, given at the end of the trial.
+
+    In gin: `KShotWrapper.env = @gym_env()` (or any other environment, called or not), then
+    `Experiment.make_train_env = @KShotWrapper`.
+
+    Args:
+        env: an environment, or anything that `resolve_env` takes: a recipe, an id, a callable.
+        num_attempts: episodes per trial, k.
+        task_seed: True gives every reset of a trial the same seed, drawn anew for each trial (the seed of
+            `reset(seed=...)` for the first), for environments whose task follows from the seed; what else
+            is random in them repeats as well. False resets without a seed inside a trial, for environments
+            that keep their task until they are told another. The options of `reset` hold for the whole
+            trial in both cases.
+        max_trial_len: env steps after which a trial is truncated; None for no limit.
+
+    Source: Duan et al. 2016, arXiv:1611.02779, section 2.2 (trials of several episodes).
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any] | EnvSpec | str | Callable[..., Any] = gin.REQUIRED,
+        num_attempts: int = gin.REQUIRED,
+        task_seed: bool = True,
+        max_trial_len: int | None = None,
+    ) -> None:
+        for name, count in (("num_attempts", num_attempts), ("max_trial_len", max_trial_len)):
+            is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+            if not is_count and not (name == "max_trial_len" and count is None):
+                raise ValueError(
+                    f"KShotWrapper.{name} is {count!r}, but must be an integer of at least 1. "
+                    f"Fix: bind it in gin, e.g. KShotWrapper.{name} = 3."
+                )
+        super().__init__(env if isinstance(env, gym.Env) else resolve_env(env).build_raw())
+        self.num_attempts, self.task_seed, self.max_trial_len = num_attempts, task_seed, max_trial_len
+        self.observation_space = self._extended_space(self.env.observation_space)
+        self._trial_seeds = np.random.default_rng()
+        self._seed: int | None = None
+        self._options: dict[str, Any] | None = None
+        self._attempt, self._trial_len, self._return = 0, 0, 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin a trial with a new task."""
+        if seed is not None:
+            self._trial_seeds = np.random.default_rng([seed, 1])  # not the stream of the task itself
+        elif self.task_seed:
+            seed = int(self._trial_seeds.integers(2**31))
+        self._seed, self._options = seed if self.task_seed else None, options
+        self._attempt, self._trial_len, self._return = 0, 0, 0.0
+        raw, info = self.env.reset(seed=seed, options=options)
+        return self._extended(raw, is_first=True), info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        """One env step, and the next attempt's reset if an attempt ends inside the trial."""
+        raw, reward, terminated, truncated, info = self.env.step(action)
+        self._trial_len += 1
+        self._return += float(reward)
+        is_first, num_ended = False, self._attempt
+        if terminated or truncated:
+            num_ended += 1
+            info = {**info, f"{METRIC_PREFIX}return_attempt_{self._attempt}": self._return}
+            if num_ended < self.num_attempts:
+                raw, info = self._next_attempt(info)
+                terminated, truncated, is_first = False, False, True
+        if self._trial_len == self.max_trial_len and not terminated:
+            truncated = True
+        if terminated or truncated:
+            info = {**info, f"{METRIC_PREFIX}attempts": num_ended}
+        return self._extended(raw, is_first), reward, bool(terminated), bool(truncated), info
+
+    def _next_attempt(self, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment, keeping its task: first observation, info of the ended attempt and of it."""
+        self._attempt += 1
+        self._return = 0.0
+        raw, reset_info = self.env.reset(seed=self._seed, options=self._options)
+        return raw, {**reset_info, **info}
+
+    def _extended_space(self, space: gym.Space[Any]) -> spaces.Dict:
+        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {SINGLE_KEY: space}
+        taken = {FIRST_KEY, ATTEMPT_KEY} & parts.keys()
+        if taken:
+            raise ValueError(
+                f"The environment already has observations named {sorted(taken)}, which KShotWrapper adds. "
+                "Fix: rename them in the environment (gymnasium.wrappers.TransformObservation)."
+            )
+        parts[FIRST_KEY] = spaces.Box(0.0, 1.0, (1,), np.float32)
+        parts[ATTEMPT_KEY] = spaces.Discrete(self.num_attempts)
+        return spaces.Dict(parts)
+
+    def _extended(self, raw: Any, is_first: bool) -> dict[str, Any]:
+        obs = dict(raw) if isinstance(self.env.observation_space, spaces.Dict) else {SINGLE_KEY: raw}
+        obs[FIRST_KEY] = np.array([is_first], np.float32)
+        obs[ATTEMPT_KEY] = np.int64(self._attempt)
+        return obs

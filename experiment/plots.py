@@ -1,0 +1,104 @@
+"""Learning curves of a run as a picture: `python -m loxodon.experiment.plots RUN_DIR`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ENV_STEPS, UPDATES = "env_steps", "gradient_steps"
+# Title of a panel, its x axis, and the metrics drawn in it; a panel without any of them is left out.
+PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("return per episode", ENV_STEPS, ("val/return", "collect/return")),
+    ("success rate", ENV_STEPS, ("val/success", "collect/success")),
+    ("loss", UPDATES, ("train/actor_loss", "train/critic_loss")),
+    ("value (acting discount)", UPDATES, ("train-update/q", "train-update/td_target")),
+    ("policy entropy [nats]", UPDATES, ("train-update/policy_entropy",)),
+    ("env steps collected per second", ENV_STEPS, ("time/env_steps_per_s",)),
+    ("updates per second", UPDATES, ("time/updates_per_s",)),
+)
+Curves = dict[str, list[dict[str, float]]]
+
+
+def read_curves(metrics_file: Path) -> Curves:
+    """For every figure of a metrics.jsonl, its points: `value`, `env_steps`, `gradient_steps`.
+
+    Records in which a figure is no number are skipped.
+    """
+    curves: Curves = {}
+    for line in metrics_file.read_text(encoding="utf-8").splitlines():
+        record: dict[str, Any] = json.loads(line)
+        place = {axis: float(record.get(axis, 0)) for axis in (ENV_STEPS, UPDATES)}
+        for name, value in record.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                curves.setdefault(name, []).append({"value": float(value), **place})
+    return curves
+
+
+def can_plot() -> bool:
+    """True when matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def plot_run(run_dir: Path) -> Path:
+    """Draw `logs/metrics.jsonl` of a run into `logs/curves.png`; returns that path.
+
+    Raises: ValueError if there is no metrics file, nothing in it to draw, or no matplotlib.
+    """
+    source = run_dir / "logs" / "metrics.jsonl"
+    if not source.is_file():
+        raise ValueError(f"{source} does not exist. Fix: give the folder of a run, such as runs/tmaze.")
+    if not can_plot():
+        raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install 'loxodon[plots]'.")
+    curves = read_curves(source)
+    panels = [(title, axis, [n for n in names if n in curves]) for title, axis, names in PANELS]
+    panels = [panel for panel in panels if panel[2]]
+    if not panels:
+        raise ValueError(f"{source} holds no figures to draw yet. Fix: train for at least one epoch.")
+    return _draw(run_dir, panels, curves)
+
+
+def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: Curves) -> Path:
+    # The object interface: pyplot would keep global state and may look for a screen.
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.0 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis, (title, x_axis, names) in zip(axes, panels, strict=False):
+        for name in names:
+            points = curves[name]
+            x, y = [point[x_axis] for point in points], [point["value"] for point in points]
+            axis.plot(x, y, marker=".", markersize=4, linewidth=1, label=name)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(x_axis.replace("_", " "), fontsize=8)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    figure.suptitle(run_dir.name)
+    target = run_dir / "logs" / "curves.png"
+    figure.savefig(target, dpi=110)
+    return target
+
+
+def main(words: Sequence[str]) -> int:
+    """Plot the run folder named on the command line."""
+    if len(words) != 1:
+        sys.stderr.write("usage: python -m loxodon.experiment.plots RUN_DIR\n")
+        return 2
+    try:
+        target = plot_run(Path(words[0]))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{target}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

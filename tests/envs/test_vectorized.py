@@ -1,0 +1,355 @@
+"""Environments that bring their own batch axis, in every autoreset mode."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from scripted_envs import FailingEnv, MissionEnv, ScriptedEnv, SpacesEnv
+from vector_builders import gymnasium_vector_env
+
+from loxodon.envs import AlreadyVectorizedEnv, EnvSpec, make_vector_env, resolve_env
+
+NUM_STEPS = 40
+Step = tuple[Any, ...]  # observation, action, reward, terminated, truncated, true next observation
+
+
+def adapted(target: Any, num_specs: int = 1, **kwargs: Any) -> Any:
+    return make_vector_env([EnvSpec(target, kwargs)] * num_specs, "already_vectorized")
+
+
+def recorded_episodes(env: Any, seed: int | None, num_steps: int = NUM_STEPS) -> list[list[list[Step]]]:
+    """Per row the episodes that someone who follows the contract of `SequenceVectorEnv` records."""
+    episodes: list[list[list[Step]]] = [[[]] for _ in range(env.num_envs)]
+    obs, _ = env.reset(seed=seed)
+    actions = np.random.default_rng(0).integers(env.single_action_space.n, size=(num_steps, env.num_envs))
+    for row_actions in actions:
+        before = obs["observation"].copy()
+        obs, rewards, terminated, truncated, infos = env.step(row_actions)
+        ended = terminated | truncated
+        ignored = infos.get("_ignore", np.zeros(env.num_envs, bool))
+        following = obs["observation"].copy()
+        if ended.any():
+            np.testing.assert_array_equal(infos["_final_obs"], ended)
+            following[ended] = infos["final_obs"]["observation"][ended]
+        for row in np.flatnonzero(~ignored).tolist():
+            figures = (float(x[row]) for x in (row_actions, rewards, terminated, truncated))
+            step = (before[row].tolist(), *figures, following[row].tolist())
+            episodes[row][-1].append(step)
+            if ended[row]:
+                episodes[row].append([])
+        assert not (ignored & ended).any()
+        assert not rewards[ignored].any()
+    return [[episode for episode in of_row if episode] for of_row in episodes]
+
+
+def assert_whole(episodes: list[list[list[Step]]]) -> None:
+    """Every observation is where the step before it led to, and every episode but the last has its end."""
+    for row in episodes:
+        for episode in row:
+            for earlier, later in pairwise(episode):
+                assert earlier[-1] == later[0]
+                assert not earlier[3]
+                assert not earlier[4]
+        assert all(episode[-1][3] or episode[-1][4] for episode in row[:-1])
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_every_mode_gives_the_episodes_of_a_plain_loop(mode: str) -> None:
+    episodes = recorded_episodes(adapted(gymnasium_vector_env, num_envs=3, mode=mode), seed=5)
+    assert_whole(episodes)
+    for row, of_row in enumerate(episodes):
+        env = ScriptedEnv()
+        env.reset(seed=5 + row)
+        assert len(of_row) > 5
+        for number, episode in enumerate(of_row):
+            for time, (obs, action, reward, terminated, truncated, following) in enumerate(episode):
+                assert obs == [5 + row, number, time]
+                expected = env.step(int(action))
+                assert (following, reward) == (expected[0].tolist(), expected[1])
+                assert (bool(terminated), bool(truncated)) == expected[2:4]
+            env.reset()
+
+
+def test_next_step_marks_the_row_that_only_resets() -> None:
+    env = adapted(gymnasium_vector_env, num_envs=2, mode="NextStep")
+    env.reset(seed=0)  # episode 0: two steps in row 0, three in row 1
+    env.step([0, 0])
+    obs, _, terminated, _, infos = env.step([0, 0])
+    assert terminated.tolist() == [True, False]
+    assert "_ignore" not in infos
+    assert obs["observation"][0].tolist() == [0, 0, 2]  # not yet the next episode's
+    obs, rewards, terminated, truncated, infos = env.step([3, 3])
+    assert infos["_ignore"].tolist() == [True, False]
+    assert obs["observation"].tolist() == [[0, 1, 0], [1, 0, 3]]
+    assert rewards.tolist() == [0, 33]
+    assert terminated.tolist() == [False, True]
+    assert not truncated.any()
+    *_, infos = env.step([1, 1])
+    assert infos["_ignore"].tolist() == [False, True]
+    env.step([1, 1])
+    *_, infos = env.step([1, 1])
+    assert "_ignore" not in infos
+
+
+def test_reset_forgets_which_rows_were_about_to_be_reset() -> None:
+    env = adapted(gymnasium_vector_env, num_envs=1, mode="NextStep")
+    env.reset(seed=0)
+    env.step([0])
+    assert env.step([0])[2].all()
+    env.reset(seed=0)
+    _, rewards, *_, infos = env.step([1])
+    assert rewards.tolist() == [11]
+    assert "_ignore" not in infos
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"vectorization_mode": "sync"}, {"vectorization_mode": "async"}])
+def test_plain_make_vec(kwargs: dict[str, Any]) -> None:
+    def target() -> gym.vector.VectorEnv:
+        return gym.make_vec("CartPole-v1", num_envs=3, **kwargs)
+
+    env = adapted(target)
+    assert env.env_names == ["CartPole"] * 3
+    episodes = recorded_episodes(env, seed=1, num_steps=120)
+    env.close()
+    assert_whole(episodes)
+    for of_row in episodes:
+        assert len(of_row) > 2
+        for episode in of_row:
+            assert np.abs(episode[0][0]).max() <= 0.05  # a first observation, not the last of another episode
+            assert all(step[2] == 1.0 for step in episode)
+            assert all(np.abs(step[0][2]) <= 0.2095 for step in episode)
+
+
+def test_an_id_is_made_by_make_vec_with_one_row_per_recipe() -> None:
+    env = adapted("CartPole-v1", num_specs=4)
+    assert env.num_envs == 4
+    assert isinstance(env, AlreadyVectorizedEnv)
+    with pytest.raises(ValueError, match=r"No environment is registered under 'CartPoel-v1'.*Fix"):
+        adapted("CartPoel-v1")
+
+
+class PooledEnv(gym.vector.VectorEnv):
+    """Behaves like EnvPool's gymnasium interface: spaces of one row, arrays in infos, its own buffers."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs: int, batch_size: int | None = None) -> None:
+        self.num_envs = num_envs
+        self.batch_size = batch_size or num_envs
+        self.rows = [ScriptedEnv() for _ in range(num_envs)]
+        self.over = np.zeros(num_envs, bool)
+        self.single_observation_space = self.observation_space = self.rows[0].observation_space
+        self.single_action_space = self.action_space = self.rows[0].action_space
+        self.spec = object()  # not gymnasium's kind
+        self.buffer = np.zeros((num_envs, 3), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        for row, env in enumerate(self.rows):
+            self.buffer[row] = env.reset(seed=row)[0]
+        self.over[:] = False
+        return self.buffer, self._infos()
+
+    def step(self, actions: Any) -> Any:
+        assert actions.dtype.kind == "i"
+        rewards, flags = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), bool)
+        for row, env in enumerate(self.rows):
+            if self.over[row]:
+                self.buffer[row] = env.reset()[0]
+            else:
+                self.buffer[row], rewards[row], *flags[:, row], _ = env.step(int(actions[row]))
+        self.over = flags.any(axis=0)
+        part = slice(self.batch_size)
+        return self.buffer[part], rewards[part], flags[0, part], flags[1, part], self._infos()
+
+    def _infos(self) -> dict[str, Any]:
+        rows = np.arange(self.num_envs, dtype=np.int32)
+        return {"env_id": rows, "players": {"env_id": rows}, "elapsed_step": rows}
+
+
+def test_env_like_envpool() -> None:
+    env = adapted(PooledEnv, num_envs=3)
+    assert env.env_names == ["PooledEnv"] * 3
+    ours = recorded_episodes(env, seed=None)
+    assert ours == recorded_episodes(adapted(gymnasium_vector_env, num_envs=3, mode="NextStep"), seed=0)
+
+
+def test_rows_that_come_in_parts_are_refused() -> None:
+    env = adapted(PooledEnv, num_envs=3, batch_size=2)
+    env.reset()
+    with pytest.raises(ValueError, match=r"shape \(2, 3\), but .* say \(3, 3\).*Fix.*batch_size"):
+        env.step([0, 0, 0])
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered")  # by EnvPool's own spaces
+def test_envpool_itself() -> None:
+    envpool = pytest.importorskip("envpool", reason="envpool is not installed")
+
+    def target() -> Any:
+        return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=4)
+
+    env = adapted(target)
+    assert env.env_names == ["CartPole"] * 3
+    episodes = recorded_episodes(env, seed=None, num_steps=120)
+    assert_whole(episodes)
+    for of_row in episodes:
+        assert len(of_row) > 2
+        assert all(np.abs(episode[0][0]).max() <= 0.05 for episode in of_row)
+        assert all(step[2] == 1.0 for episode in of_row for step in episode)
+
+
+def test_dict_observations_survive_same_step_and_disabled() -> None:
+    space = gym.spaces.Dict(
+        {"a": gym.spaces.Box(-1, 1, (2,), np.float32), "b": gym.spaces.Discrete(9, start=4)}
+    )
+
+    class Short(SpacesEnv):
+        def step(self, action: Any) -> Any:
+            self.last = self.observation_space.sample()
+            return self.last, 1.0, True, False, {}
+
+    def target(mode: str) -> gym.vector.VectorEnv:
+        makers = [lambda: Short(gym.spaces.Discrete(2), space)] * 2
+        return gym.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
+
+    for mode in ("SameStep", "Disabled", "NextStep"):
+        env: Any = adapted(target, mode=mode)
+        obs, _ = env.reset(seed=0)
+        assert env.observation_space.contains(obs)
+        *_, infos = env.step([0, 1])
+        for row, inner in enumerate(env.env.envs):
+            np.testing.assert_array_equal(infos["final_obs"]["a"][row], inner.last["a"])
+            assert infos["final_obs"]["b"][row] == inner.last["b"] - 4
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_text_in_every_mode(mode: str) -> None:
+    env = adapted(lambda: gym.vector.SyncVectorEnv([MissionEnv] * 2, autoreset_mode=AutoresetMode(mode)))
+    assert env.text_keys == ("mission",)
+    obs, _ = env.reset(seed=4)
+    assert obs["mission"].tolist() == ["go to room 4.0", "go to room 5.0"]
+    for _ in range(3):
+        obs, _, terminated, _, infos = env.step([0, 0])
+    assert terminated.tolist() == [True, False]
+    assert infos["final_obs"]["mission"][0] == "go to room 4.0"
+    if mode == "NextStep":
+        obs, *_, infos = env.step([0, 0])
+        assert infos["_ignore"].tolist() == [True, False]
+        assert infos["final_obs"]["mission"][1] == "go to room 5.0"
+    assert obs["mission"].tolist() == ["go to room 4.1", "go to room 5.0"]
+
+
+class BatchedFinalEnv(gym.vector.VectorEnv):
+    """Row 1 always ends. Reports final observations as one [N, ...] array, or not at all."""
+
+    def __init__(self, has_final: bool, **metadata: Any) -> None:
+        self.num_envs, self.has_final = 2, has_final
+        self.metadata = metadata
+        self.single_observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.reward: Any = np.ones(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((2, 1), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        ended = np.array([False, True])
+        infos = {"final_obs": np.array([[0.0], [8.0]]), "_final_obs": ended} if self.has_final else {}
+        return np.zeros((2, 1), np.float32), self.reward, np.zeros(2, bool), ended, infos
+
+
+def test_a_masked_reset_touches_the_finished_rows_only() -> None:
+    class Careless(BatchedFinalEnv):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.options = options
+            return np.full((2, 1), 5.0, np.float32), {}
+
+    env: Any = adapted(Careless, has_final=False, autoreset_mode=AutoresetMode.DISABLED)
+    env.reset()
+    obs, *_, infos = env.step([0, 0])
+    assert env.env.options["reset_mask"].tolist() == [False, True]
+    assert obs["observation"].tolist() == [[0.0], [5.0]]  # whatever it returned for the other row
+    assert infos["final_obs"]["observation"][1].tolist() == [0.0]
+
+
+def test_same_step_takes_batched_final_obs_and_misses_none() -> None:
+    env = adapted(BatchedFinalEnv, has_final=True, autoreset_mode=AutoresetMode.SAME_STEP)
+    env.reset()
+    *_, truncated, infos = env.step([0, 0])
+    assert truncated.tolist() == [False, True]
+    assert infos["final_obs"]["observation"][1].tolist() == [8.0]
+    env = adapted(BatchedFinalEnv, has_final=False, autoreset_mode=AutoresetMode.SAME_STEP)
+    env.reset()
+    with pytest.raises(ValueError, match=r"without infos\['final_obs'\].*Fix"):
+        env.step([0, 0])
+
+
+@pytest.mark.parametrize(("has_final", "looks_like"), [(True, "SameStep"), (False, "NextStep")])
+def test_an_env_that_does_not_say_its_mode(
+    has_final: bool, looks_like: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = adapted(BatchedFinalEnv, has_final=has_final)
+    env.reset()
+    with caplog.at_level(logging.WARNING, logger="loxodon"):
+        env.step([0, 0])
+        *_, infos = env.step([0, 0])
+    assert ("_ignore" in infos) == (not has_final)
+    assert [f"looks like {looks_like}" in record.message for record in caplog.records] == [True]
+
+
+def test_nan_is_refused() -> None:
+    env: Any = adapted(lambda: gym.vector.SyncVectorEnv([ScriptedEnv, lambda: FailingEnv("nan")]))
+    env.reset(seed=0)
+    env.step([0, 0])
+    with pytest.raises(ValueError, match=r"returned NaN as observation.*Fix"):
+        env.step([0, 0])
+    env = adapted(BatchedFinalEnv, has_final=True)
+    env.reset()
+    env.env.reward[1] = np.nan
+    with pytest.raises(ValueError, match=r"returned NaN as reward.*Fix"):
+        env.step([0, 0])
+
+
+def test_wrong_shapes_are_refused() -> None:
+    env: Any = adapted(BatchedFinalEnv, has_final=True)
+    env.reset()
+    env.env.reward = 1.0  # would silently be spread over all rows
+    with pytest.raises(
+        ValueError, match=r"BatchedFinalEnv returned rewards with shape \(\).*say \(2,\).*Fix"
+    ):
+        env.step([0, 0])
+
+
+def test_metrics_in_every_mode() -> None:
+    counts = defaultdict(list)
+    for mode in ("NextStep", "SameStep", "Disabled"):
+        env = adapted(gymnasium_vector_env, num_envs=2, mode=mode)
+        env.reset(seed=0)
+        for _ in range(4):
+            *_, infos = env.step([0, 0])
+            counts[mode] += [tuple(map(float, m[::2])) for m in infos.get("metrics", [])]
+    assert counts["NextStep"] == [(0, 2), (1, 3)]
+    assert counts["SameStep"] == counts["Disabled"] == [(0, 2), (1, 3)]
+
+
+def test_what_cannot_be_mapped_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"autoreset_mode'\] = 'sometimes'.*NEXT_STEP.*Fix"):
+        adapted(BatchedFinalEnv, has_final=True, autoreset_mode="sometimes")
+    with pytest.raises(TypeError, match=r"got ScriptedEnv.*needs a gymnasium.vector.VectorEnv.*Fix"):
+        adapted(ScriptedEnv)
+    spec = EnvSpec(gymnasium_vector_env, {"num_envs": 2})
+    with pytest.raises(ValueError, match=r"2 rows, but parallel_actors is 3.*Fix"):
+        make_vector_env([spec] * 3, "already_vectorized")
+    with pytest.raises(ValueError, match=r"2 different environments.*Fix"):
+        make_vector_env([spec, EnvSpec(ScriptedEnv)], "already_vectorized")
+
+
+def test_recipes_of_recipes_reach_make_vec() -> None:
+    env = make_vector_env([resolve_env(lambda: EnvSpec("CartPole-v1"))] * 2, "already_vectorized")
+    assert env.num_envs == 2
