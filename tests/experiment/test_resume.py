@@ -184,14 +184,23 @@ def test_two_training_processes_share_gradients_and_resume(tmp_path: Path) -> No
     counts = []
     for arguments, epochs in (([], 2), (["--resume"], 4)):
         code = SCRIPT.format(fakes=fakes, folder=str(tmp_path), changes={"epochs": epochs})
-        script.write_text(code + "print('weights', [p.sum().item() for p in exp.policy.parameters()])\n")
+        # A file per process: what two processes print may end up on one line.
+        text = "text = repr([p.sum().item() for p in exp.policy.parameters()])\n"
+        report = f"open({str(tmp_path)!r} + f'/weights{{exp.accelerator.process_index}}', 'w').write(text)\n"
+        script.write_text(code + text + report)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        text = subprocess.check_output(
-            [*command, str(script), *arguments], text=True, env=environ, stderr=subprocess.STDOUT, timeout=60
+        done = subprocess.run(
+            [*command, str(script), *arguments],
+            text=True,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=180,
+            check=False,
         )
-        weights = [line for line in text.splitlines() if line.startswith("weights")]
-        assert len(weights) == 2, text
+        assert done.returncode == 0, done.stdout
+        weights = [(tmp_path / f"weights{rank}").read_text() for rank in range(2)]
         assert weights[0] == weights[1]
         counts.append(metrics(tmp_path / "tiny")[-1]["env_steps"])
     assert counts == [2 * 2 * 3 * 12, 2 * 4 * 3 * 12]
