@@ -33,7 +33,7 @@ from provenance import provenance
 
 from loxodon.agents import Agent
 from loxodon.data import TrajectoryWriter
-from loxodon.envs import EnvSpec, EpsilonGreedy, gym_env, make_vector_env
+from loxodon.envs import EnvSpec, EpsilonGreedy, gym_env, make_vector_env, num_usable_cores
 from loxodon.envs.builtin import TMazePassive
 from loxodon.experiment import Collector, Histories
 from loxodon.nets import Actor, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
@@ -131,7 +131,7 @@ def make_envs(args: argparse.Namespace) -> list[Any]:
     parts = [specs[:middle], specs[middle:]] if args.overlap else [specs]
     workers = None if args.workers is None else -(-args.workers // len(parts))
     if workers is None and args.overlap:
-        workers = -(-len(os.sched_getaffinity(0)) // 2)
+        workers = -(-num_usable_cores() // 2)
     return [
         make_vector_env(part, args.mode, context=args.start_method, num_workers=workers) for part in parts
     ]

@@ -9,7 +9,7 @@ if __name__ == "envs":
         "Fix: run pip install -e . and import loxodon.envs."
     )
 
-from .async_vector import AsyncVectorEnv
+from .async_vector import AsyncVectorEnv, num_usable_cores
 from .builtin import TMazePassive
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
@@ -37,5 +37,6 @@ __all__ = [
     "TMazePassive",
     "gym_env",
     "make_vector_env",
+    "num_usable_cores",
     "resolve_env",
 ]

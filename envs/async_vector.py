@@ -224,10 +224,14 @@ class AsyncVectorEnv(SequenceVectorEnv):
         )
 
 
+def num_usable_cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _count_workers(num_workers: int | None, num_envs: int) -> int:
     if num_workers is None:
-        has_affinity = hasattr(os, "sched_getaffinity")
-        num_workers = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        num_workers = num_usable_cores()
     if num_workers < 1:
         raise ValueError(
             f"num_workers is {num_workers}, but must be at least 1, or None. Fix: leave it None."

@@ -19,7 +19,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ..data import BatchLoader, TrajectoryWriter, WritingClock
-from ..envs import EnvSpec, make_vector_env, resolve_env
+from ..envs import EnvSpec, make_vector_env, num_usable_cores, resolve_env
 from .checkpoints import write_text
 from .collector import Collector, Histories
 from .logs import MetricLogger
@@ -132,11 +132,6 @@ def _specs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> list[EnvSp
             f"{exp.parallel_actors}. Fix: give one entry per actor, or set parallel_actors to fit."
         )
     return specs
-
-
-def num_usable_cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def build_envs(exp: Experiment) -> None:
