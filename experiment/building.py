@@ -27,7 +27,8 @@ from .overlap import EnvHalves, OverlappedCollector
 from .rng import derive_seed, draw_seed, seed_global_generators
 
 if TYPE_CHECKING:
-    from .experiment import Experiment, MakeEnv
+    from .experiment import Experiment
+    from .settings import MakeEnv
 
 logger = logging.getLogger("loxodon")
 _NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode

@@ -20,7 +20,8 @@ from .signals import StopRequest
 
 if TYPE_CHECKING:
     from ..data import Batch
-    from .experiment import Experiment, MakeEnv
+    from .experiment import Experiment
+    from .settings import MakeEnv
 
 logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # between looks at a dataset that is not ready yet
