@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch
-from . import building, loop, resume
+from . import building, collecting, evaluating, loop, resume
 from .checkpoints import CheckpointManager, PolicyInfo, load_weights
 from .collector import Collector, Histories
 from .console import ConsoleView
@@ -170,11 +170,11 @@ class Experiment(Settings):
 
     def collect_new_training_data(self) -> dict[str, float]:
         """Go on with the training rollout for one epoch's timesteps; returns its figures."""
-        return loop.collect(self)
+        return collecting.collect(self)
 
     def evaluate_val(self) -> dict[str, float]:
         """Evaluate in the validation environments; logs and returns figures named `val/...`."""
-        return loop.evaluate_val(self)
+        return evaluating.evaluate_val(self)
 
     def evaluate_test(
         self,
@@ -188,7 +188,7 @@ class Experiment(Settings):
 
         Logs and returns figures named `test/...`. save_trajs_to: folder for the trajectories.
         """
-        return loop.evaluate_test(self, make_test_env, timesteps, render, save_trajs_to, episodes)
+        return evaluating.evaluate_test(self, make_test_env, timesteps, render, save_trajs_to, episodes)
 
     def interact(
         self,
@@ -203,7 +203,7 @@ class Experiment(Settings):
 
         save_on_done: a folder, or True for that of the dataset, to store trajectories in.
         """
-        return loop.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
+        return evaluating.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
 
     def train_step(self, micro_batches: Sequence[Batch], with_metrics: bool = False) -> dict[str, Tensor]:
         """One optimizer step on `batches_per_update` batches; returns scalar tensors."""
