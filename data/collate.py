@@ -58,30 +58,25 @@ def pad_windows(
             "windows."
         )
     lengths = [len(traj) for traj in trajs]
-    if layout is None:
-        obs = {key: (value.shape[1:], value.dtype) for key, value in trajs[0].obs.items()}
-        width = trajs[0].rl2s.shape[-1] - 1
-    else:
-        obs, width = layout.obs, layout.action_width
-    arrays = allocate(_specs(obs, width, len(trajs), max(lengths)))
+    wanted = trajs[0].layout if layout is None else layout
+    arrays = allocate(_specs(wanted, len(trajs), max(lengths)))
     try:
-        _fill(arrays, trajs, lengths, width)
+        _fill(arrays, trajs, lengths, wanted.action_width)
     except (KeyError, TypeError, ValueError) as error:
         # Copying compares keys, shapes and dtypes anyway, so they are looked at here only if it failed.
-        mismatch = _describe_mismatch(trajs, obs, width, has_layout=layout is not None)
+        whose = f"window 0 (environment {trajs[0].env_name!r}) has" if layout is None else "the run expects"
+        mismatch = _describe_mismatch(trajs, wanted, whose)
         if mismatch is None:
             raise
         raise ValueError(mismatch) from error
     return arrays
 
 
-def _specs(
-    obs: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], width: int, num_rows: int, longest: int
-) -> Specs:
+def _specs(layout: Layout, num_rows: int, longest: int) -> Specs:
     specs: Specs = {
-        ("obs", key): ((num_rows, longest + 1, *shape), dtype) for key, (shape, dtype) in obs.items()
+        ("obs", key): ((num_rows, longest + 1, *shape), dtype) for key, (shape, dtype) in layout.obs.items()
     }
-    widths = {"rl2s": 1 + width, "actions": width}
+    widths = {"rl2s": 1 + layout.action_width, "actions": layout.action_width}
     for field, (dtype, has_last) in _FIELDS.items():
         specs[field, ""] = ((num_rows, longest + has_last, widths.get(field, 1)), dtype)
     return specs
@@ -157,44 +152,35 @@ def _flat_positions(indices: npt.NDArray[np.int64], width: int) -> npt.NDArray[n
     return positions
 
 
-def _describe_mismatch(
-    trajs: Sequence[Trajectory],
-    obs: dict[str, tuple[tuple[int, ...], np.dtype[Any]]],
-    width: int,
-    *,
-    has_layout: bool,
-) -> str | None:
+def _describe_mismatch(trajs: Sequence[Trajectory], wanted: Layout, whose: str) -> str | None:
     """Say which window does not fit, or return None if all do."""
-    wanted = {("rl2s", ""): ((1 + width,), _FIELDS["rl2s"][0])}
-    wanted |= {("obs", key): value for key, value in obs.items()}
+    width = wanted.action_width
     for row, traj in enumerate(trajs):
-        found = {("rl2s", ""): (traj.rl2s.shape[1:], traj.rl2s.dtype)}
-        found |= {("obs", key): (value.shape[1:], value.dtype) for key, value in traj.obs.items()}
-        acts = traj.actions
-        if (
-            found.keys() == wanted.keys()
-            and all(found[name][0] == shape for name, (shape, _) in wanted.items())
-            and all(np.can_cast(found[name][1], dtype, "same_kind") for name, (_, dtype) in wanted.items())
-            and (_holds_indices(acts, width) or acts.shape[1:] == (width,))
-        ):
-            continue
-        expected = "the run expects" if has_layout else f"window 0 ({trajs[0].env_name!r}) has"
-        return (
-            f"Window {row} of the batch (environment {traj.env_name!r}) has the layout "
-            f"[{_text(found)}, actions {acts.dtype}{list(acts.shape[1:])}], but {expected} "
-            f"[{_text(wanted)}, actions [1] or [{width}]]. All windows of a batch need equal keys and shapes, "
-            "and dtypes that convert to one another. Fix: keep trajectories of different spaces in different "
-            "datasets, or give the environments one space."
-        )
+        problem = wanted.describe_mismatch(traj.layout)
+        if problem is None and not _holds_indices(traj.actions, width) and traj.actions.shape[1:] != (width,):
+            problem = f"actions have the shape {traj.actions.shape}, expected (T, 1) indices or (T, {width})"
+        if problem is not None:
+            return (
+                f"Window {row} of the batch (environment {traj.env_name!r}) has the layout [{traj.layout}], "
+                f"but {whose} [{wanted}]: {problem}. Fix: keep trajectories of different spaces in "
+                "different datasets, or give the environments one space."
+            )
     return None
 
 
-def _text(layout: dict[Name, tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
-    return ", ".join(
-        f"{key or field} {dtype}{list(shape)}" for (field, key), (shape, dtype) in layout.items()
-    )
+def block_views(block: Any, specs: Specs) -> Arrays:
+    """Lay arrays of these shapes out in one block of memory (a buffer), one after the other."""
+    views, start = {}, 0
+    for name, (shape, dtype) in specs.items():
+        views[name] = np.ndarray(shape, dtype, block, start)
+        start += _room_bytes(shape, dtype)
+    return views
 
 
-def size_bytes(specs: Specs) -> int:
-    """Sum of the sizes of arrays of these shapes, without gaps."""
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs.values())
+def block_bytes(specs: Specs) -> int:
+    """Size of the block that block_views needs."""
+    return sum(_room_bytes(shape, dtype) for shape, dtype in specs.values())
+
+
+def _room_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // 64) * 64  # every array begins at a cache line

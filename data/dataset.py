@@ -14,6 +14,7 @@ import numpy as np
 
 from .files import TrajectoryReader
 from .folder import TrajectoryFile, TrajectoryFolder
+from .layout import Layout
 from .trajectory import Trajectory
 
 PADDED_SAMPLING_MODES = ("none", "left", "right", "both")
@@ -57,6 +58,7 @@ class RLDataset(ABC):
     max_seq_len: int
     padded_sampling: str
     has_edit_rights: bool
+    layout: Layout | None = None
 
     def configure(
         self,
@@ -101,6 +103,24 @@ class RLDataset(ABC):
     @abstractmethod
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
         """Return a random window of at most `max_seq_len` transitions; `rng` is the only randomness."""
+
+    def expect(self, layout: Layout) -> None:
+        """Receive what the timesteps of the run look like, once its spaces are known."""
+        self.layout = layout
+
+    def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
+        """Return `count` random windows; one call instead of many lets a dataset draw them together."""
+        return [self.sample_random_trajectory(rng) for _ in range(count)]
+
+    def on_new_epoch(self, epoch: int) -> None:  # noqa: B027 (optional hook)
+        """Learn the number of the epoch that begins, in every process that samples, before refresh."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures of the last epoch of training."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 (optional hook)
+        """Let go of locks and open files."""
 
     def refresh(self) -> None:  # noqa: B027 (optional hook)
         """Take notice of new data. Called in every process that samples, at the start of each epoch."""
