@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .collate import Arrays, pad_windows
+from .collate import Name, pad_windows
 from .trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -103,11 +103,11 @@ def pad_batch(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Batc
     Raises:
         ValueError: If there is no window, one does not fit the layout, or a discrete action is out of range.
     """
-    return as_batch(pad_windows(trajs, layout))
+    arrays = pad_windows(trajs, layout)
+    return as_batch({name: torch.from_numpy(value) for name, value in arrays.items()})
 
 
-def as_batch(arrays: Arrays) -> Batch:
-    """Wrap the arrays of pad_windows, without copying."""
-    obs = {key: torch.from_numpy(value) for (field, key), value in arrays.items() if field == "obs"}
-    others = {field: torch.from_numpy(value) for (field, _), value in arrays.items() if field != "obs"}
-    return Batch(obs=obs, **others)
+def as_batch(tensors: dict[Name, Tensor]) -> Batch:
+    """Sort the tensors of a batch into its fields."""
+    obs = {key: value for (field, key), value in tensors.items() if field == "obs"}
+    return Batch(obs=obs, **{field: value for (field, _), value in tensors.items() if field != "obs"})

@@ -20,7 +20,7 @@ Arrays: TypeAlias = dict[Name, Array]
 
 # Fields other than observations: dtype, and whether the field also describes the timestep after the last
 # transition. Widths are 1 except those of rl2s and actions.
-_FIELDS = {
+_FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
     "rl2s": (np.dtype(np.float32), True),
     "time_idxs": (np.dtype(np.int64), True),
     "actions": (np.dtype(np.float32), False),
