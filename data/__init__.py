@@ -16,6 +16,7 @@ if __name__ == "data":
 
 from .dataset import DiskTrajDataset, DoNothingDataset, RLDataset, random_window
 from .files import TrajectoryReader, load_trajectory, save_trajectory
+from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import Trajectory
 from .writer import TrajectoryWriter, WritingClock
 
@@ -30,7 +31,9 @@ __all__ = [
     "BatchLoader",
     "DiskTrajDataset",
     "DoNothingDataset",
+    "NoOpRelabeler",
     "RLDataset",
+    "Relabeler",
     "Trajectory",
     "TrajectoryReader",
     "TrajectoryWriter",
