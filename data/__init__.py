@@ -14,7 +14,8 @@ if __name__ == "data":
         "Fix: pip install -e ."
     )
 
-from .dataset import DiskTrajDataset, DoNothingDataset, RLDataset, random_window
+from .dataset import DoNothingDataset, RLDataset, random_window
+from .disk_dataset import DiskTrajDataset
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
