@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gin
 import numpy as np
+import numpy.typing as npt
 
 from .dataset import RLDataset, random_window
+from .episodes import split_episodes
+from .sampling import SAMPLE_BY
 from .trajectory import Array, Trajectory
 
 if TYPE_CHECKING:
     from .relabeling import Relabeler
-
-SAMPLE_BY = ("trajectory", "timestep")
 
 
 @gin.configurable(denylist=["trajs"])
@@ -59,9 +60,36 @@ class MemoryTrajDataset(RLDataset):
         self.relabeler = relabeler
         self._trajs: list[Trajectory] = []
         self._num_timesteps = 0
-        self._ends: np.ndarray | None = None  # cumulative numbers of transitions, made when needed
+        self._ends: npt.NDArray[np.int64] | None = None  # cumulative numbers of transitions, made when needed
         for traj in trajs:
             self.add(traj)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        obs: Array | Mapping[str, Array],
+        actions: Array,
+        rews: Array,
+        terminated: Array,
+        truncated: Array,
+        *,
+        next_obs: Array | Mapping[str, Array] | None = None,
+        num_actions: int | None = None,
+        env_name: str = "offline",
+        **kwargs: Any,
+    ) -> MemoryTrajDataset:
+        """Make a dataset of flat arrays of steps; see split_episodes. kwargs go to the constructor."""
+        trajs = split_episodes(
+            obs,
+            actions,
+            rews,
+            terminated,
+            truncated,
+            next_obs=next_obs,
+            num_actions=num_actions,
+            env_name=env_name,
+        )
+        return cls(trajs, **kwargs)
 
     def add(self, traj: Trajectory) -> None:
         """Take one more trajectory, and drop the oldest while there are more than max_timesteps.
@@ -132,78 +160,3 @@ class MemoryTrajDataset(RLDataset):
         if self._ends is None:
             self._ends = np.cumsum([len(traj) for traj in self._trajs])
         return int(np.searchsorted(self._ends, rng.integers(self._num_timesteps), side="right"))
-
-
-def split_episodes(
-    obs: Array | Mapping[str, Array],
-    actions: Array,
-    rews: Array,
-    terminated: Array,
-    truncated: Array,
-    *,
-    next_obs: Array | Mapping[str, Array] | None = None,
-    num_actions: int | None = None,
-    env_name: str = "offline",
-) -> list[Trajectory]:
-    """Cut flat arrays of consecutive steps, as offline data sets hold them, into one trajectory per episode.
-
-    Row i says: obs[i] was seen, actions[i] was taken, rews[i] was paid for it, and the episode terminated or
-    was truncated on arriving at the next observation. rl2s are the rewards and actions shifted by one
-    timestep, time indices count from 0 in each episode, and only termination becomes `dones`.
-
-    A trajectory of T transitions has T+1 observations, so the one that follows the last action is needed:
-    - with `next_obs` it is the last row of the episode there;
-    - without, it is unknown, since the next row of `obs` belongs to another episode. The last transition of
-      every episode that ended by truncation (or with the arrays) is dropped then, as its value could only be
-      learned from that observation. After a termination nothing is learned from it, so the transition is kept
-      and the last observation repeated in its place.
-
-    Args:
-        obs: (S, ...) or a dict of such arrays; alone, its key is "observation".
-        actions: (S,) or (S, 1) integers if discrete, else (S, A) floats in [-1, 1].
-        rews: (S,) or (S, 1), environment units.
-        terminated: (S,) or (S, 1), True where the environment reached an end ("terminals").
-        truncated: (S,) or (S, 1), True where a time limit cut the episode ("timeouts").
-        next_obs: like obs, what followed each action, before any reset.
-        num_actions: number of discrete actions; None takes the largest index plus one.
-        env_name: name of the environment.
-
-    Returns: the trajectories in order; episodes without a transition are left out.
-
-    Raises:
-        ValueError: If the lengths differ, or the actions are out of range.
-    """
-    columns = dict(obs) if isinstance(obs, Mapping) else {"observation": obs}
-    following = None
-    if next_obs is not None:
-        following = dict(next_obs) if isinstance(next_obs, Mapping) else {"observation": next_obs}
-    actions, rows = _action_rows(np.asarray(actions), num_actions)
-    rews = np.asarray(rews, np.float32).reshape(-1, 1)
-    ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
-    _check_lengths(len(rews), columns, following or {}, actions=actions, terminated=ends, truncated=cuts)
-    last = np.flatnonzero(ends | cuts)
-    stops = last + 1 if len(last) and last[-1] == len(rews) - 1 else np.append(last + 1, len(rews))
-    trajs, start = [], 0
-    for stop in stops.tolist():
-        repeats = following is None and bool(ends[stop - 1])
-        num = stop - start - (following is None and not repeats)
-        if num >= 1:
-            span = slice(start, start + num)
-            rl2s = np.zeros((num + 1, 1 + rows.shape[1]), np.float32)
-            rl2s[1:, :1], rl2s[1:, 1:] = rews[span], rows[span]
-            trajs.append(
-                Trajectory(
-                    obs={
-                        key: _with_last(value, start, num, None if following is None else following[key])
-                        for key, value in columns.items()
-                    },
-                    rl2s=rl2s,
-                    time_idxs=np.arange(num + 1)[:, None],
-                    actions=actions[span],
-                    rews=rews[span],
-                    dones=ends[span, None],
-                    env_name=env_name,
-                )
-            )
-        start = stop
-    return trajs
