@@ -23,6 +23,8 @@ def collect(exp: Experiment) -> dict[str, float]:
     if collector.state is None or (every is not None and exp.epoch > 0 and exp.epoch % every == 0):
         exp.restart_train_envs(exp.epoch)
     exp.policy.eval()
+    loaded = exp.loaded_policy
+    collector.set_policy_version(exp.policy_version if loaded is None else loaded.version)
     start_s = time.perf_counter()
     taken = collector.collect(exp.train_timesteps_per_epoch)
     collector.wait()

@@ -118,6 +118,11 @@ class Collector:
             rows = np.arange(self.num_envs)
             self.sink.begin(rows, self.state.obs, self.state.rl2s, self.state.time_idxs, self.state.env_names)
 
+    def set_policy_version(self, version: int | None) -> None:
+        """Tell the sink which policy acts from now on."""
+        if self.sink is not None:
+            self.sink.policy_version = version
+
     def flush(self) -> None:
         """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
         if self.sink is not None and self.state is not None:

@@ -39,7 +39,7 @@ class Settings:
         traj_save_len: longest trajectory file, in transitions.
         has_dset_edit_rights: this process may delete old files.
         stagger_traj_file_lengths: draw file lengths within max_seq_len of traj_save_len.
-        save_trajs_as: "npz", "npz-compressed". padded_sampling: "none", "left", "right", "both".
+        save_trajs_as: "npz", "npz-compressed", "traj". padded_sampling: "none", "left", "right", "both".
         dloader_workers: sampling processes; 0 samples in this process.
     Schedule (one epoch collects, then learns):
         epochs: their number.
