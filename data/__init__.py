@@ -16,6 +16,7 @@ if __name__ == "data":
 
 from .dataset import DoNothingDataset, RLDataset, random_window
 from .disk_dataset import DiskTrajDataset
+from .episodes import split_episodes
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
@@ -26,6 +27,8 @@ from .files import (
     save_trajectory,
 )
 from .layout import Layout
+from .memory import MemoryTrajDataset
+from .mixture import MixtureOfDatasets
 from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
@@ -44,6 +47,8 @@ __all__ = [
     "DiskTrajDataset",
     "DoNothingDataset",
     "Layout",
+    "MemoryTrajDataset",
+    "MixtureOfDatasets",
     "NoOpRelabeler",
     "RLDataset",
     "Relabeler",
@@ -58,6 +63,7 @@ __all__ = [
     "pad_batch",
     "random_window",
     "save_trajectory",
+    "split_episodes",
 ]
 
 

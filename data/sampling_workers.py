@@ -164,7 +164,10 @@ class _Worker:
         return f"Loader worker {self._index} (process {self._process.pid}) ended with {how}"
 
     def close(self) -> None:
-        """Close the connection, on which the process ends."""
+        """Tell the process to end, and close the connection."""
+        # Closing alone would do only if no process that was started meanwhile had a copy of this end.
+        with contextlib.suppress(OSError):
+            self.conn.send(None)
         self.conn.close()
 
     def join(self) -> None:
@@ -265,9 +268,12 @@ class _Slots:
 
     def _receive(self) -> Any:
         try:
-            return self._conn.recv()
+            message = self._conn.recv()
         except (EOFError, ConnectionError) as error:
             raise _ParentGone from error
+        if message is None:
+            raise _ParentGone
+        return message
 
     def _grow(self, slot: int, num_bytes: int) -> None:
         """Replace a block by a larger one and hand it to the parent."""
