@@ -16,7 +16,7 @@ if __name__ == "data":
 
 from .dataset import DoNothingDataset, RLDataset, random_window
 from .disk_dataset import DiskTrajDataset
-from .episodes import split_episodes
+from .episodes import load_episodes, split_episodes
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
@@ -58,6 +58,7 @@ __all__ = [
     "TrajectoryWriter",
     "WritingClock",
     "check_file",
+    "load_episodes",
     "load_trajectory",
     "open_trajectory",
     "pad_batch",
