@@ -73,13 +73,13 @@ def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: P
     assert traj.obs["x"][:, 0].tolist() == [0, 1, 2, 3]
     assert traj.obs["image"].dtype == np.uint8
     assert traj.time_idxs.tolist() == [[0], [1], [2], [3]]
-    assert traj.actions.tolist() == [[1], [2], [0]]
-    assert traj.actions.dtype == np.int64
+    assert traj.actions.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # as AMAGO 3.x has them
+    assert traj.actions.dtype == np.uint8
     assert traj.rews.tolist() == [[1], [2], [3]]
     assert traj.dones.tolist() == [[False], [False], [True]]
     assert traj.rl2s[0].tolist() == [0, 0, 0, 0]
     np.testing.assert_array_equal(traj.rl2s[1:, 0], traj.rews[:, 0])
-    np.testing.assert_array_equal(traj.rl2s[1:, 1:], np.eye(3)[traj.actions[:, 0]])
+    np.testing.assert_array_equal(traj.rl2s[1:, 1:], traj.actions)
 
 
 def test_truncated_episode_is_not_done(tmp_path: Path) -> None:
