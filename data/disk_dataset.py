@@ -115,6 +115,8 @@ class DiskTrajDataset(RLDataset):
             on_change=self._take_notice,
         )
         self._buffer = buffer
+        if self.layout is not None:
+            self._store.expect(self.layout)
         if has_edit_rights:
             self._take_lock()
         self.refresh()
@@ -122,8 +124,8 @@ class DiskTrajDataset(RLDataset):
     def expect(self, layout: Layout) -> None:
         """Learn what trajectories of this run look like; files that differ are moved to the quarantine."""
         super().expect(layout)
-        self._require_buffer()
-        self._store.expect(layout)
+        if self._buffer is not None:
+            self._store.expect(layout)
 
     @property
     def save_new_trajs_to(self) -> Path | None:
