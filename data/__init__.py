@@ -16,6 +16,7 @@ if __name__ == "data":
 
 from .dataset import DiskTrajDataset, DoNothingDataset, RLDataset, random_window
 from .files import TrajectoryReader, load_trajectory, save_trajectory
+from .hindsight import HindsightRelabeler
 from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import Trajectory
 from .writer import TrajectoryWriter, WritingClock
@@ -31,6 +32,7 @@ __all__ = [
     "BatchLoader",
     "DiskTrajDataset",
     "DoNothingDataset",
+    "HindsightRelabeler",
     "NoOpRelabeler",
     "RLDataset",
     "Relabeler",
