@@ -14,11 +14,21 @@ if __name__ == "data":
         "Fix: pip install -e ."
     )
 
-from .dataset import DiskTrajDataset, DoNothingDataset, RLDataset, random_window
-from .files import TrajectoryReader, load_trajectory, save_trajectory
+from .dataset import DoNothingDataset, RLDataset, random_window
+from .disk_dataset import DiskTrajDataset
+from .errors import BrokenTrajectoryError
+from .files import (
+    FILE_FORMATS,
+    TrajectoryReader,
+    check_file,
+    load_trajectory,
+    open_trajectory,
+    save_trajectory,
+)
 from .hindsight import HindsightRelabeler
+from .layout import Layout
 from .relabeling import NoOpRelabeler, Relabeler
-from .trajectory import Trajectory
+from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
 
 if TYPE_CHECKING:
@@ -28,19 +38,25 @@ if TYPE_CHECKING:
 _NEEDS_TORCH = {"Batch": "batch", "pad_batch": "batch", "BatchLoader": "loader"}
 
 __all__ = [
+    "FILE_FORMATS",
     "Batch",
     "BatchLoader",
+    "BrokenTrajectoryError",
     "DiskTrajDataset",
     "DoNothingDataset",
     "HindsightRelabeler",
+    "Layout",
     "NoOpRelabeler",
     "RLDataset",
     "Relabeler",
+    "StoredTrajectory",
     "Trajectory",
     "TrajectoryReader",
     "TrajectoryWriter",
     "WritingClock",
+    "check_file",
     "load_trajectory",
+    "open_trajectory",
     "pad_batch",
     "random_window",
     "save_trajectory",
