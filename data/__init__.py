@@ -26,6 +26,7 @@ from .files import (
     open_trajectory,
     save_trajectory,
 )
+from .hindsight import HindsightRelabeler
 from .layout import Layout
 from .memory import MemoryTrajDataset
 from .mixture import MixtureOfDatasets
@@ -46,6 +47,7 @@ __all__ = [
     "BrokenTrajectoryError",
     "DiskTrajDataset",
     "DoNothingDataset",
+    "HindsightRelabeler",
     "Layout",
     "MemoryTrajDataset",
     "MixtureOfDatasets",
