@@ -16,6 +16,7 @@ if __name__ == "data":
 
 from .dataset import DoNothingDataset, RLDataset, random_window
 from .disk_dataset import DiskTrajDataset
+from .episodes import load_episodes, split_episodes
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
@@ -25,7 +26,10 @@ from .files import (
     open_trajectory,
     save_trajectory,
 )
+from .hindsight import HindsightRelabeler
 from .layout import Layout
+from .memory import MemoryTrajDataset
+from .mixture import MixtureOfDatasets
 from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
@@ -43,7 +47,10 @@ __all__ = [
     "BrokenTrajectoryError",
     "DiskTrajDataset",
     "DoNothingDataset",
+    "HindsightRelabeler",
     "Layout",
+    "MemoryTrajDataset",
+    "MixtureOfDatasets",
     "NoOpRelabeler",
     "RLDataset",
     "Relabeler",
@@ -53,11 +60,13 @@ __all__ = [
     "TrajectoryWriter",
     "WritingClock",
     "check_file",
+    "load_episodes",
     "load_trajectory",
     "open_trajectory",
     "pad_batch",
     "random_window",
     "save_trajectory",
+    "split_episodes",
 ]
 
 

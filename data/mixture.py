@@ -1,8 +1,7 @@
-"""Several datasets as one: each window comes from one of them, chosen with weights that may change smoothly."""
+"""Several datasets as one: each window comes from one of them, with weights that may change smoothly."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ class MixtureOfDatasets(RLDataset):
     """Draws each window from one of several datasets, with given weights among those that are ready.
 
     A dataset that becomes ready in the middle of a run would change what is learned from at once. With
-    `smooth_sudden_starts` = N, its weight grows from its initial to its final one over N epochs: in epoch e it
-    is w0 + (w1 - w0) * clip((e - e_ready + 1) / N, 0, 1), where e_ready is the first epoch in which it was
-    ready. Weights are then divided by the sum over the ready datasets.
+    `smooth_sudden_starts` = N, its weight grows from its initial to its final one over N epochs: in epoch e
+    it is w0 + (w1 - w0) * clip((e - e_ready + 1) / N, 0, 1), where e_ready is the first epoch in which it
+    was ready. Weights are then divided by the sum over the ready datasets.
 
     At most one of the datasets may take new trajectories; `delete` and `set_aside_newer` concern that one
     alone. Two DiskTrajDatasets may not lie in the same folder.
@@ -285,8 +284,8 @@ def _check_weights(num_datasets: int, final: Sequence[float], initial: Sequence[
     if not fits or not all(0 < w < np.inf for w in final) or not all(0 <= w < np.inf for w in initial):
         raise ValueError(
             f"A mixture of {num_datasets} datasets has sampling_weights {list(final)} and "
-            f"initial_sampling_weights {list(initial)}, but needs one per dataset of each, the former above 0 "
-            "and the latter at least 0. Fix: set MixtureOfDatasets.sampling_weights, and leave out datasets "
+            f"initial_sampling_weights {list(initial)}, but needs one per dataset of each, the former above "
+            "0 and the latter at least 0. Fix: set MixtureOfDatasets.sampling_weights; leave out datasets "
             "that are not to be drawn from."
         )
 

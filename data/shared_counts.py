@@ -9,7 +9,7 @@ from typing import Any
 
 # Enough for any change of a few integers. A process that was killed in the middle of one never gives the lock
 # back; the others then go on without.
-_LOCK_S = 0.5
+_LOCK_S = 0.05
 
 
 class SharedCounts:

@@ -185,7 +185,7 @@ if way == "disk":
     def full(*args):
         if len(list((exp.run_dir / "buffer" / "fifo").glob("*.npz"))) >= 12:
             raise OSError(28, "No space left on device")
-        return pack(arrays)
+        return pack(*args)
     files.pack_npz = full
 exp.learn()
 print("done")
