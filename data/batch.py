@@ -28,6 +28,10 @@ class Batch:
         rews: (B, L, 1) float32, environment units.
         dones: (B, L, 1) bool, True where the environment terminated (not where it was truncated).
         mask: (B, L, 1) bool, True on real transitions, False on padding.
+        sources: (B,) int64, where each window was drawn from, for `update_priorities` of the dataset; -1 if
+            it keeps no priorities. None in a batch made by hand.
+        policy_versions: (B,) int64, number of the policy that acted last in the trajectory, -1 if unknown.
+            None in a batch made by hand.
 
     Raises:
         ValueError: If a field does not begin with the shape that the mask implies.
@@ -40,6 +44,8 @@ class Batch:
     rews: Tensor
     dones: Tensor
     mask: Tensor
+    sources: Tensor | None = None
+    policy_versions: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the two leading axes of every field."""
@@ -82,6 +88,8 @@ class Batch:
             rews=function(self.rews),
             dones=function(self.dones),
             mask=function(self.mask),
+            sources=None if self.sources is None else function(self.sources),
+            policy_versions=None if self.policy_versions is None else function(self.policy_versions),
         )
 
 

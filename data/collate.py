@@ -28,6 +28,8 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
     "dones": (np.dtype(np.bool_), False),
     "mask": (np.dtype(np.bool_), False),
 }
+_PER_WINDOW = ("sources", "policy_versions")  # (B,) int64
+UNKNOWN = -1  # source or policy version
 
 
 def new_arrays(specs: Specs) -> Arrays:
@@ -79,6 +81,8 @@ def _specs(layout: Layout, num_rows: int, longest: int) -> Specs:
     widths = {"rl2s": 1 + layout.action_width, "actions": layout.action_width}
     for field, (dtype, has_last) in _FIELDS.items():
         specs[field, ""] = ((num_rows, longest + has_last, widths.get(field, 1)), dtype)
+    for field in _PER_WINDOW:
+        specs[field, ""] = ((num_rows,), np.dtype(np.int64))
     return specs
 
 
@@ -86,7 +90,7 @@ def _fill(arrays: Arrays, trajs: Sequence[Trajectory], lengths: list[int], width
     """Copy every field of every window."""
     longest = arrays["mask", ""].shape[1]
     pads = [longest - length for length in lengths]
-    num_keys = len(arrays) - len(_FIELDS)
+    num_keys = len(arrays) - len(_FIELDS) - len(_PER_WINDOW)
     for (field, key), out in arrays.items():
         if field == "obs":
             _copy(out, [traj.obs[key] for traj in trajs], pads)
@@ -94,6 +98,11 @@ def _fill(arrays: Arrays, trajs: Sequence[Trajectory], lengths: list[int], width
             _copy_actions(out, [traj.actions for traj in trajs], pads, width)
         elif field == "mask":
             out[..., 0] = np.arange(longest) < np.array(lengths)[:, None]
+        elif field == "sources":
+            out[:] = [traj.source for traj in trajs]
+        elif field == "policy_versions":
+            versions = (traj.policy_version for traj in trajs)
+            out[:] = [UNKNOWN if version is None else version for version in versions]
         else:
             _copy(out, [getattr(traj, field) for traj in trajs], pads)
     if any(len(traj.obs) != num_keys for traj in trajs):

@@ -169,6 +169,11 @@ class DiskTrajDataset(RLDataset):
                     windows.append(window)
         return windows
 
+    @property
+    def takes_priorities(self) -> bool:
+        """True with a priority_exponent."""
+        return self.priorities is not None
+
     def update_priorities(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[Any]) -> None:
         """Set the priorities of files, for this process and those it started, such as loader workers.
 

@@ -119,6 +119,7 @@ class Experiment(Settings):
             edit_critic_mask=self.edit_critic_mask,
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
+            report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
         )
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
