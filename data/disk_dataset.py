@@ -271,7 +271,7 @@ class DiskTrajDataset(RLDataset):
         superseded = buffer / "superseded"
         superseded.mkdir(exist_ok=True)
         for file in newer:
-            os.replace(file.path, superseded / Path(file.path).name)  # noqa: PTH105 (as in files.py)
+            os.replace(file.path, superseded / file.name)  # noqa: PTH105 (as in files.py)
         self.refresh()
         num_lost = int(state["num_fifo_files"]) - len(self._store.fifo.files)
         if num_lost > 0:

@@ -76,6 +76,26 @@ def test_unusable_files_are_moved_and_training_goes_on(
     assert metrics == {**metrics, **dataset.metrics()}
 
 
+def test_damage_inside_a_compressed_file_shows_when_it_is_read(
+    make_dataset: MakeDataset, make_traj: MakeTraj, fill: Fill, buffer: Path
+) -> None:
+    good = fill(buffer / "fifo", [5] * 4)
+    traj = make_traj(40_000)
+    noise = np.random.default_rng(0).integers(0, 256, (40_001, 2, 2), np.uint8)
+    traj = Trajectory(**{**traj.__dict__, "obs": {**traj.obs, "image": noise}})
+    path = save_trajectory(
+        buffer / "fifo", traj, save_as="npz-compressed", traj_id="ffffffff", unix_time=1.8e9
+    )
+    data = bytearray(path.read_bytes())
+    data[len(data) // 4 : 3 * len(data) // 4] = b"\0" * (3 * len(data) // 4 - len(data) // 4)
+    path.write_bytes(data)
+    dataset = make_dataset()
+    windows = dataset.sample_windows(300, np.random.default_rng(0))
+    assert sorted(buffer.glob("fifo/*")) == sorted(good)
+    assert dataset.metrics()["quarantined_files"] == 1
+    assert len(windows) == 300
+
+
 def test_layout_is_checked_for_files_opened_before_it_was_known(
     make_dataset: MakeDataset, make_traj: MakeTraj, fill: Fill, buffer: Path
 ) -> None:
