@@ -179,8 +179,9 @@ class Learner:
             return
         if result.squared_errors is None:
             raise ValueError(
-                "The dataset keeps priorities, but compute_loss returned a LossResult without squared_errors. "
-                "Fix: hand on what combine_losses returns, or set DiskTrajDataset.priority_exponent = None."
+                "The dataset keeps priorities, but compute_loss returned a LossResult without "
+                "squared_errors. Fix: hand on what combine_losses returns, or bind "
+                "DiskTrajDataset.priority_exponent = None."
             )
         priorities = sequence_priorities(result.squared_errors, weights.critic_mask)
         self.report_priorities(batch.sources.cpu().numpy(), priorities.cpu().numpy())
