@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from ..data import Batch
     from .experiment import Experiment
 
 logger = logging.getLogger("loxodon")
@@ -56,7 +54,7 @@ def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
     last = exp.train_batches_per_epoch - 1
     # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
     seen = exp.epoch * exp.train_batches_per_epoch
-    for i, batch in enumerate(_batches(exp)):
+    for i, batch in enumerate(exp.loader.epoch(exp.epoch, exp.train_batches_per_epoch)):
         micro_batches.append(batch)
         if len(micro_batches) < exp.batches_per_update and i < last:
             continue
@@ -73,19 +71,6 @@ def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
         if exp.stop.requested() and exp.accelerator.num_processes == 1:
             break
     return sums, num_updates
-
-
-def _batches(exp: Experiment) -> Iterator[Batch]:
-    """The batches of the epoch.
-
-    Torch's DataLoader seeds its workers from the global generator, and more often when it starts than later
-    on. The generator is put back, or a resumed run would draw other numbers than the uninterrupted one.
-    """
-    rng_state = torch.get_rng_state()
-    for i, batch in enumerate(exp.loader.epoch(exp.epoch, exp.train_batches_per_epoch)):
-        if i == 0:
-            torch.set_rng_state(rng_state)
-        yield batch
 
 
 def _log_dataset(exp: Experiment) -> None:
