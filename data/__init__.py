@@ -15,8 +15,17 @@ if __name__ == "data":
     )
 
 from .dataset import DiskTrajDataset, DoNothingDataset, RLDataset, random_window
-from .files import TrajectoryReader, load_trajectory, save_trajectory
-from .trajectory import Trajectory
+from .errors import BrokenTrajectoryError
+from .files import (
+    FILE_FORMATS,
+    TrajectoryReader,
+    check_file,
+    load_trajectory,
+    open_trajectory,
+    save_trajectory,
+)
+from .layout import Layout
+from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
 
 if TYPE_CHECKING:
@@ -26,16 +35,22 @@ if TYPE_CHECKING:
 _NEEDS_TORCH = {"Batch": "batch", "pad_batch": "batch", "BatchLoader": "loader"}
 
 __all__ = [
+    "FILE_FORMATS",
     "Batch",
     "BatchLoader",
+    "BrokenTrajectoryError",
     "DiskTrajDataset",
     "DoNothingDataset",
+    "Layout",
     "RLDataset",
+    "StoredTrajectory",
     "Trajectory",
     "TrajectoryReader",
     "TrajectoryWriter",
     "WritingClock",
+    "check_file",
     "load_trajectory",
+    "open_trajectory",
     "pad_batch",
     "random_window",
     "save_trajectory",

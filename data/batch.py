@@ -90,8 +90,8 @@ def pad_batch(trajs: Sequence[Trajectory]) -> Batch:
             kind.
 
     Returns:
-        A batch that shares no memory with its windows. Integer actions of width 1 become one-hot rows of
-        width A = rl2s.shape[-1] - 1; padded rows stay all zeros.
+        A batch that shares no memory with its windows. Action indices become one-hot rows of width
+        A = rl2s.shape[-1] - 1; padded rows stay all zeros.
 
     Raises:
         ValueError: If there is no window, the windows differ in layout, or a discrete action is out of range.
@@ -121,8 +121,9 @@ def pad_batch(trajs: Sequence[Trajectory]) -> Batch:
         for key, value in traj.obs.items():
             obs[key][row, :stop] = value
     mask = (np.arange(longest) < lengths[:, None])[..., None]
-    if actions.dtype.kind in "iu":
+    if actions.dtype.kind in "iu" and actions.dtype != np.uint8:
         actions = _one_hot(actions, mask, num_actions=rl2s.shape[-1] - 1)
+    actions = actions.astype(np.float32, copy=False)  # one-hot rows are stored as uint8
     return Batch(
         obs={key: torch.from_numpy(value) for key, value in obs.items()},
         rl2s=torch.from_numpy(rl2s),

@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .errors import BrokenTrajectoryError
 from .npz import NpzContent, read_npz
 from .npz_writing import pack_npz
-from .trajectory import Array, Trajectory
+from .trajectory import Array, StoredTrajectory, Trajectory
 
-FILE_FORMATS = ("npz", "npz-compressed")
+FILE_FORMATS = ("npz", "npz-compressed", "traj")
 TEMPORARY_SUFFIX = ".tmp"
 _OBS_PREFIX = "_OBS_KEY_"
 _BUFFERED_BYTES = 16 << 20
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
-_NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.npz")
+_NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.(npz|traj)")
 _DTYPES: dict[str, npt.DTypeLike] = {
     "rl2s": np.float32,
     "time_idxs": np.int64,
@@ -31,17 +32,18 @@ _DTYPES: dict[str, npt.DTypeLike] = {
 
 
 class TrajectoryName(NamedTuple):
-    """The parts of a file name, `<env>_<id>_<unix time>.npz`, where `<env>` may contain underscores."""
+    """The parts of a file name, `<env>_<id>_<unix time>.<npz or traj>`; `<env>` may contain underscores."""
 
     env_name: str
     traj_id: str
     unix_time: float  # seconds
 
 
-def format_name(env_name: str, traj_id: str, unix_time: float) -> str:
+def format_name(env_name: str, traj_id: str, unix_time: float, save_as: str = "npz") -> str:
     """Return the file name of a trajectory; characters that are unsafe in file names become dashes."""
+    suffix = "traj" if save_as == "traj" else "npz"
     safe = re.sub(r"[^\w.+=,@-]", "-", env_name, flags=re.ASCII)[:_MAX_ENV_NAME_LENGTH] or "env"
-    return f"{safe}_{traj_id}_{unix_time:.6f}.npz"
+    return f"{safe}_{traj_id}_{unix_time:.6f}.{suffix}"
 
 
 def parse_name(name: str) -> TrajectoryName | None:
@@ -54,10 +56,8 @@ def check_file_format(save_as: str) -> None:
     """Raise ValueError unless `save_as` is one of the formats that can be written."""
     if save_as in FILE_FORMATS:
         return
-    hint = " The container format 'traj' is planned, but not available yet." if save_as == "traj" else ""
     raise ValueError(
-        f"Trajectories cannot be saved as {save_as!r}; allowed are {', '.join(map(repr, FILE_FORMATS))}."
-        f"{hint} "
+        f"Trajectories cannot be saved as {save_as!r}; allowed are {', '.join(map(repr, FILE_FORMATS))}. "
         "Fix: set Experiment.save_trajs_as = 'npz'."
     )
 
@@ -92,7 +92,7 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
                 "but only plain arrays are written, since reading objects means unpickling. Fix: encode it "
                 "as numbers in the environment."
             )
-    path = folder / format_name(traj.env_name, traj_id, unix_time)
+    path = folder / format_name(traj.env_name, traj_id, unix_time, save_as)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         if save_as == "npz" and sum(array.nbytes for array in payload.values()) <= _BUFFERED_BYTES:
@@ -119,14 +119,32 @@ def _write_at_once(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
+def open_trajectory(path: str | Path) -> StoredTrajectory:
+    """Open one file without reading more than is needed now.
+
+    Raises:
+        FileNotFoundError: If it does not exist.
+        BrokenTrajectoryError: If it is not a complete trajectory. Nothing is ever unpickled.
+    """
+    return load_trajectory(Path(path))
+
+
 def load_trajectory(path: Path) -> Trajectory:
     """Read one file; its arrays are read-only, and those of a large uncompressed file are mapped, not read.
 
     Raises:
         FileNotFoundError: If it does not exist.
-        ValueError: If it is not a complete trajectory. Nothing is ever unpickled.
+        BrokenTrajectoryError: If it is not a complete trajectory. Nothing is ever unpickled.
     """
     return _to_trajectory(path, read_npz(path))
+
+
+def check_file(path: str | Path) -> None:
+    """Read all of a file and compare its checksums.
+
+    Raises: Like open_trajectory.
+    """
+    load_trajectory(Path(path))
 
 
 def _to_trajectory(path: str | Path, content: NpzContent) -> Trajectory:
@@ -140,7 +158,7 @@ def _to_trajectory(path: str | Path, content: NpzContent) -> Trajectory:
     if not obs:
         missing.append(f"{_OBS_PREFIX}*")
     if missing:
-        raise ValueError(
+        raise BrokenTrajectoryError(
             f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(arrays)) or 'nothing'}. "
             "Fix: move files that are not trajectories out of the folder."
         )
@@ -157,7 +175,9 @@ def _to_trajectory(path: str | Path, content: NpzContent) -> Trajectory:
             env_name=parsed.env_name if parsed else "env",
         )
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is broken: {error} Fix: move the file out of the folder.") from error
+        raise BrokenTrajectoryError(
+            f"{path} is broken: {error} Fix: move the file out of the folder."
+        ) from error
 
 
 def _fix_actions(actions: Array) -> Array:
@@ -183,7 +203,7 @@ class TrajectoryReader:
         self.ram_bytes = 0
         self.num_maps = 0
 
-    def load(self, path: str) -> Trajectory:
+    def load(self, path: str) -> StoredTrajectory:
         """Return the trajectory of a file. Raises like load_trajectory."""
         found = self._opened.get(path)
         if found is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .errors import BrokenTrajectoryError
 from .trajectory import Array
 
 _LOCAL_HEADER_BYTES = 30  # fixed part of a zip local file header; name and extra field follow
@@ -55,8 +56,8 @@ def read_npz(path: str | Path, *, map_above_bytes: int = 1 << 20) -> NpzContent:
 
     Raises:
         FileNotFoundError: If it does not exist (any longer).
-        ValueError: If it is not a complete archive of plain arrays. Pickled objects are refused, never
-            loaded.
+        BrokenTrajectoryError: If it is not a complete archive of plain arrays. Pickled objects are refused,
+            never loaded.
     """
     with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -79,7 +80,7 @@ def read_npz(path: str | Path, *, map_above_bytes: int = 1 << 20) -> NpzContent:
                         arrays[name] = _decode_member(archive.read(info))
                         ram_bytes += arrays[name].nbytes
         except _BROKEN as error:
-            raise ValueError(
+            raise BrokenTrajectoryError(
                 f"{path} ({size} bytes) is not a readable trajectory file: {error}. Allowed is a complete "
                 ".npz archive of plain (never pickled) arrays. Fix: move the file out of the folder or "
                 "delete it."

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from .layout import Layout
+
 Array = npt.NDArray[Any]
+ARRAY_NAMES = ("rl2s", "time_idxs", "rews", "dones", "actions")
+
+
+class StoredTrajectory(Protocol):
+    """What can be done with a trajectory without having all of it in memory. A Trajectory is one itself."""
+
+    @property
+    def env_name(self) -> str:
+        """Name of the environment that produced it."""
+
+    @property
+    def policy_version(self) -> int | None:
+        """Number of the policy that acted last in it, None if unknown."""
+
+    @property
+    def layout(self) -> Layout:
+        """What its timesteps look like."""
+
+    def __len__(self) -> int:
+        """Return the number of transitions, T."""
+
+    def slice(self, start: int, stop: int) -> Trajectory:
+        """Return transitions start (inclusive) to stop (exclusive); the result must not be written to."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +48,13 @@ class Trajectory:
         rl2s: (T+1, 1+A) float32, the previous reward and then the previous action (one-hot if discrete, else
             scaled to [-1, 1]); zeros at the first timestep of an episode.
         time_idxs: (T+1, 1) int64, index within the episode, also in a window that starts in mid-episode.
-        actions: (T, 1) int64 if discrete, else (T, A) float32 in [-1, 1].
+        actions: one of three forms: (T, 1) int64 indices of discrete actions; (T, A) uint8 one-hot rows of
+            discrete actions; (T, A) float32, continuous in [-1, 1] or one-hot rows.
         rews: (T, 1) float32, environment units.
         dones: (T, 1) bool, True where the environment terminated on arriving at timestep i+1 (not where it
             was cut off by a time limit).
         env_name: name of the environment that produced it.
+        policy_version: number of the policy that acted last in it, None if unknown.
 
     Raises:
         ValueError: If there is no transition, or the lengths of the arrays contradict each other.
@@ -40,6 +67,7 @@ class Trajectory:
     rews: Array
     dones: Array
     env_name: str = "env"
+    policy_version: int | None = None
 
     def __post_init__(self) -> None:
         """Compare the lengths of all arrays with that of the rewards."""
@@ -69,10 +97,28 @@ class Trajectory:
         """Return the number of transitions, T."""
         return len(self.rews)
 
+    @property
+    def layout(self) -> Layout:
+        """What its timesteps look like."""
+        obs = {key: (value.shape[1:], value.dtype) for key, value in self.obs.items()}
+        return Layout(obs, self.rl2s.shape[1] - 1)
+
     def slice(self, start: int, stop: int) -> Trajectory:
-        """Return transitions start (inclusive) to stop (exclusive) as views; nothing is copied or changed."""
+        """Return transitions start (inclusive) to stop (exclusive) as views; nothing is copied or changed.
+
+        Raises:
+            ValueError: Unless 0 <= start < stop <= T.
+        """
+        if not 0 <= start < stop <= len(self.rews):
+            raise ValueError(
+                f"A slice from {start} to {stop} of a trajectory of {len(self.rews)} transitions is not "
+                "possible; 0 <= start < stop <= T must hold, so that it has T >= 1 transitions itself. "
+                "Fix: draw windows with loxodon.data.random_window."
+            )
         after = stop + 1
-        return Trajectory(
+        # What was checked when the whole was made holds for its parts, and this runs once per window.
+        window = object.__new__(Trajectory)
+        window.__dict__.update(
             obs={key: value[start:after] for key, value in self.obs.items()},
             rl2s=self.rl2s[start:after],
             time_idxs=self.time_idxs[start:after],
@@ -80,4 +126,6 @@ class Trajectory:
             rews=self.rews[start:stop],
             dones=self.dones[start:stop],
             env_name=self.env_name,
+            policy_version=self.policy_version,
         )
+        return window

@@ -56,11 +56,15 @@ class TrajectoryWriter:
         num_envs: N.
         save_every: (low, high); a piece is closed after a random whole number of transitions, uniform from
             low to high inclusive. None closes pieces only at the end of an episode.
-        save_as: "npz" or "npz-compressed".
+        save_as: "npz", "npz-compressed" or "traj".
         seed: decides the lengths and, with actor_id, the ids in the file names.
         actor_id: tells apart several writers with one seed.
         max_pending: calls wait while more pieces than this are not on disk; None for a number that suits N.
         clock: shared with other writers whose pieces must have an order among each other; None for its own.
+
+    Attributes:
+        policy_version: number of the policy that acts now; whoever changes the policy sets it. It is stored
+            with the pieces that are finished from then on. None if unknown.
 
     Raises:
         ValueError: If save_every or save_as is not allowed.
@@ -86,6 +90,7 @@ class TrajectoryWriter:
                 "Fix: set Experiment.traj_save_len to at least 1."
             )
         self.folder, self.num_envs = Path(folder), num_envs
+        self.policy_version: int | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
         self._save_every = (int(save_every[0]), int(save_every[1])) if save_every else None
         self._save_as, self._seed, self._actor_id = save_as, seed, actor_id
@@ -285,6 +290,7 @@ class TrajectoryWriter:
             rews=columns["rews"][start:stop, row].copy(),
             dones=columns["dones"][start:stop, row].copy(),
             env_name=self._env_names[row],
+            policy_version=self.policy_version,
         )
         label = f"{self._seed} {self._actor_id} {self._num_pieces}".encode()
         self._num_pieces += 1
