@@ -12,8 +12,9 @@ def discrete_indices(actions: Array) -> npt.NDArray[np.int64] | None:
     """Indices of discrete actions, or None if the actions are continuous.
 
     Args:
-        actions: (T, 1) integer indices, (T, A) uint8 one-hot rows, or (T, A) float. Float rows count as discrete if
-            A is at least 2 and every row is one-hot, which is how AMAGO 3.x stores discrete actions.
+        actions: (T, 1) integer indices, (T, A) uint8 one-hot rows, or (T, A) float. Float rows count as
+            discrete if A is at least 2 and every row is one-hot, which is how AMAGO 3.x stores discrete
+            actions.
 
     Returns: (T,) int64 from 0 to A - 1, or None.
     """

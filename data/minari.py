@@ -80,7 +80,8 @@ def open_minari(dataset_id: str, *, download: bool = False) -> Any:
         ) from error
     except (OSError, KeyError, ValueError, AssertionError) as error:
         raise ValueError(
-            f"Minari dataset {dataset_id!r} cannot be read: {error}. Fix: delete and download or export it again."
+            f"Minari dataset {dataset_id!r} cannot be read: {error}. Fix: delete and download or export it "
+            "again."
         ) from error
 
 
@@ -138,11 +139,11 @@ def _env_name(dataset: Any) -> str:
 class MinariDataset(RLDataset):
     """Windows of the episodes of a Minari dataset, to train offline.
 
-    The first use converts the episodes once into trajectory files beside the dataset (`loxodon-cache/`, which may be
-    deleted while nothing uses it). From then on a window is a slice of a mapped file: memory stays bounded, all
-    processes share the pages, and the worker processes need no HDF5, whose compressed chunks take milliseconds per
-    episode. Observations have the names and dtypes, actions the numbering and scaling, that the environments of
-    this library show to a policy.
+    The first use converts the episodes once into trajectory files beside the dataset (`loxodon-cache/`, which
+    may be deleted while nothing uses it). From then on a window is a slice of a mapped file: memory stays
+    bounded, all processes share the pages, and the worker processes need no HDF5, whose compressed chunks
+    take milliseconds per episode. Observations have the names and dtypes, actions the numbering and scaling,
+    that the environments of this library show to a policy.
 
     Args:
         dataset_id: such as "D4RL/door/human-v2", found below MINARI_DATASETS_PATH.
@@ -201,7 +202,9 @@ class MinariDataset(RLDataset):
         folder = _converted(open_minari(self.dataset_id, download=self.download), self.cache_root)
         entries = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
         if not entries:
-            raise ValueError(f"Minari dataset {self.dataset_id!r} holds no episode with a step. Fix: take another.")
+            raise ValueError(
+                f"Minari dataset {self.dataset_id!r} holds no episode with a step. Fix: take another."
+            )
         self._paths = [f"{folder}/{name}" for name, _ in entries]
         self._starts = np.cumsum([0, *(length for _, length in entries)])
 
@@ -224,7 +227,8 @@ class MinariDataset(RLDataset):
         """
         if not self._paths:
             raise ValueError(
-                "This MinariDataset is not open yet. Fix: call configure() before using it; Experiment.start() does."
+                "This MinariDataset is not open yet. Fix: call configure() before using it; "
+                "Experiment.start() does."
             )
         if self.sample_by == "trajectory":
             index = int(rng.integers(len(self._paths)))
@@ -234,8 +238,8 @@ class MinariDataset(RLDataset):
             traj = self._reader.load(self._paths[index])
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{self._paths[index]} is gone: the converted episodes of {self.dataset_id!r} were deleted while in "
-                "use. Fix: start again, they are then converted anew."
+                f"{self._paths[index]} is gone: the converted episodes of {self.dataset_id!r} were deleted "
+                "while in use. Fix: start again, they are then converted anew."
             ) from error
         start, stop = random_window(len(traj), self.max_seq_len, self.padded_sampling, rng)
         return traj.slice(start, stop)
@@ -256,20 +260,24 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     data_path = Path(dataset.storage.data_path)
     root = data_path.parent / CACHE_FOLDER if cache_root is None else Path(cache_root).expanduser()
     files = sorted(path for path in data_path.rglob("*") if path.is_file())
-    state = [[str(path.relative_to(data_path)), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    state = [
+        [str(path.relative_to(data_path)), path.stat().st_size, path.stat().st_mtime_ns] for path in files
+    ]
     fingerprint = hashlib.blake2b(json.dumps([_CONVERSION, dataset.id, state]).encode(), digest_size=8)
     target = root / format_name(str(dataset.id).replace("/", "-"), fingerprint.hexdigest(), 0.0).split(".")[0]
     if (target / _INDEX).is_file():
         return target
-    _logger.info("Converting the %d episodes of Minari dataset %s, once, into %s", len(dataset), dataset.id, target)
+    _logger.info(
+        "Converting the %d episodes of Minari dataset %s, once, into %s", len(dataset), dataset.id, target
+    )
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_stale(root)
         temporary = Path(tempfile.mkdtemp(prefix="converting-", dir=root))
     except OSError as error:
         raise OSError(
-            f"The episodes of {dataset.id!r} are converted once into {root}, but that folder cannot be written: "
-            f"{error}. Fix: set MinariDataset.cache_root to a folder that this process may write to."
+            f"The episodes of {dataset.id!r} are converted once into {root}, but that folder cannot be "
+            f"written: {error}. Fix: set MinariDataset.cache_root to a folder that this process may write to."
         ) from error
     try:
         entries, _ = import_episodes(dataset, temporary, _CACHE_FORMAT)

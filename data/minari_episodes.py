@@ -1,7 +1,8 @@
 """Episodes of a Minari dataset as trajectories, and back.
 
-Names, offsets and scalings are those of the library's environments, so that a policy trained on the result acts in
-the environment that the dataset was recorded in. Imports gymnasium, so it is imported only where Minari is used.
+Names, offsets and scalings are those of the library's environments, so that a policy trained on the result
+acts in the environment that the dataset was recorded in. Imports gymnasium, so it is imported only where
+Minari is used.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def obs_leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> Iterator[
         yield ObsLeaf(key, path, space, np.asarray(getattr(space, "start", 0)))
     else:
         raise TypeError(
-            f"Observation {'/'.join(map(str, path)) or SINGLE_KEY!r} has the space {space}, which has no fixed "
-            "array form. Allowed are Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these. "
-            "Fix: make a Minari dataset without it (minari.create_dataset_from_buffers)."
+            f"Observation {'/'.join(map(str, path)) or SINGLE_KEY!r} has the space {space}, which has no "
+            "fixed array form. Allowed are Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of "
+            "these. Fix: make a Minari dataset without it (minari.create_dataset_from_buffers)."
         )
 
 
@@ -95,14 +96,14 @@ class ActionCodec:
         self._middle, self._half = self._low / 2 + self._high / 2, self._high / 2 - self._low / 2
 
     def from_env(self, actions: Any) -> tuple[Array, npt.NDArray[np.float32]]:
-        """T actions of the environment -> what a file holds (see Trajectory.actions) and (T, A) rows for rl2s."""
+        """T actions of the environment -> what a file holds (see Trajectory.actions), and (T, A) for rl2s."""
         actions = np.asarray(actions)
         if isinstance(self.space, spaces.Discrete):
             indices = actions.reshape(-1).astype(np.int64) - self._start
-            if len(indices) and not (0 <= indices.min() and indices.max() < self.width):
+            if len(indices) and (indices.min() < 0 or indices.max() >= self.width):
                 raise ValueError(
-                    f"Actions range from {actions.min()} to {actions.max()}, but the action space is {self.space}. "
-                    "Fix: make the dataset's action_space and its actions agree."
+                    f"Actions range from {actions.min()} to {actions.max()}, but the action space is "
+                    f"{self.space}. Fix: make the dataset's action_space and its actions agree."
                 )
             return indices[:, None], one_hot_rows(indices, self.width)
         flat = actions.reshape(len(actions), self.width).astype(self._middle.dtype)
@@ -116,14 +117,14 @@ class ActionCodec:
             indices = discrete_indices(actions)
             if indices is None or (len(indices) and indices.max() >= self.width):
                 raise ValueError(
-                    f"These actions of shape {actions.shape} and dtype {actions.dtype} are not of the action space "
-                    f"{self.space}. Fix: name the environment that the trajectories come from."
+                    f"These actions of shape {actions.shape} and dtype {actions.dtype} are not of the action "
+                    f"space {self.space}. Fix: name the environment that the trajectories come from."
                 )
             return indices + self._start
         if actions.dtype.kind != "f" or actions.shape[1] != self.width:
             raise ValueError(
-                f"These actions of shape {actions.shape} and dtype {actions.dtype} are not of the action space "
-                f"{self.space}. Fix: name the environment that the trajectories come from."
+                f"These actions of shape {actions.shape} and dtype {actions.dtype} are not of the action "
+                f"space {self.space}. Fix: name the environment that the trajectories come from."
             )
         scaled = np.clip(actions, -1.0, 1.0) * self._half + self._middle
         np.clip(scaled, self._low, self._high, out=scaled)
@@ -154,8 +155,8 @@ class EpisodeCodec:
         for leaf in self.leaves:
             if obs[leaf.key].shape != (len(rews) + 1, *(leaf.space.shape or ())):
                 raise ValueError(
-                    f"Observation {leaf.key!r} of episode {episode.id} has the shape {obs[leaf.key].shape}, but "
-                    f"{len(rews)} rewards and the space {leaf.space} ask for "
+                    f"Observation {leaf.key!r} of episode {episode.id} has the shape {obs[leaf.key].shape}, "
+                    f"but {len(rews)} rewards and the space {leaf.space} ask for "
                     f"{(len(rews) + 1, *(leaf.space.shape or ()))}. Fix: repair or leave out this episode."
                 )
         rl2s = np.zeros((len(rews) + 1, 1 + self.actions.width), np.float32)
@@ -180,8 +181,9 @@ class EpisodeCodec:
         missing = [leaf.key for leaf in self.leaves if leaf.key not in traj.obs]
         if missing or len(traj.obs) != len(self.leaves):
             raise ValueError(
-                f"The trajectory observes {sorted(traj.obs)}, but the environment {[leaf.key for leaf in self.leaves]}."
-                " Fix: name the environment that the trajectories come from."
+                f"The trajectory observes {sorted(traj.obs)}, but the environment "
+                f"{[leaf.key for leaf in self.leaves]}. Fix: name the environment that the trajectories come "
+                "from."
             )
         terminations = traj.dones[:, 0].copy()
         truncations = np.zeros_like(terminations)
@@ -218,11 +220,13 @@ def _with_tuples(node: Any) -> Any:
 
 
 def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
-    """Observation and action space of a trajectory whose environment is not known: the widest of its dtypes."""
+    """Spaces of a trajectory whose environment is not known: the widest that its dtypes allow."""
     boxes = {key: _widest_box(value) for key, value in traj.obs.items()}
     width = traj.rl2s.shape[1] - 1
     is_discrete = discrete_indices(traj.actions) is not None
-    actions: Space[Any] = spaces.Discrete(width) if is_discrete else spaces.Box(-1.0, 1.0, (width,), np.float32)
+    actions: Space[Any] = (
+        spaces.Discrete(width) if is_discrete else spaces.Box(-1.0, 1.0, (width,), np.float32)
+    )
     if set(boxes) == {SINGLE_KEY}:
         return boxes[SINGLE_KEY], actions
     root: dict[str, Any] = {}
@@ -236,7 +240,11 @@ def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
 
 
 def _as_space(node: Any) -> Space[Any]:
-    return spaces.Dict({name: _as_space(child) for name, child in node.items()}) if isinstance(node, dict) else node
+    return (
+        spaces.Dict({name: _as_space(child) for name, child in node.items()})
+        if isinstance(node, dict)
+        else node
+    )
 
 
 def _widest_box(value: Array) -> spaces.Box:

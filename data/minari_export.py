@@ -40,7 +40,8 @@ class ExportReport:
         num_timesteps: transitions written.
         num_joined: files that were joined to the one before.
         num_headless: episodes whose beginning is not among the files.
-        num_truncated: episodes that do not end with termination, and are marked as truncated at their last step.
+        num_truncated: episodes that do not end with termination, and are marked as truncated at their last
+            step.
     """
 
     num_episodes: int = 0
@@ -52,7 +53,7 @@ class ExportReport:
 
 @dataclass
 class _OpenEnds:
-    """Episodes that ended neither in termination nor, so far, in a following piece, by their last timestep."""
+    """Episodes without termination or, so far, a following piece, by their last timestep."""
 
     ends: dict[bytes, deque[Episode]] = field(default_factory=dict)
 
@@ -67,8 +68,9 @@ class _OpenEnds:
 def join_pieces(paths: Sequence[Path], report: Report = lambda done, total: None) -> list[Episode]:
     """Group files into episodes.
 
-    A piece follows another if it begins in mid-episode with exactly the timestep that the other ends with: the same
-    environment name, time index, observation, previous reward and previous action. If several would fit, the oldest.
+    A piece follows another if it begins in mid-episode with exactly the timestep that the other ends with:
+    the same environment name, time index, observation, previous reward and previous action. If several would
+    fit, the oldest.
 
     Args:
         paths: trajectory files, oldest first.
@@ -136,8 +138,9 @@ def export_minari(
     Args:
         paths: trajectory files of one pair of spaces, oldest first.
         dataset_id: such as "maze/collected-v0"; it must not exist yet.
-        env_id: registered gymnasium environment whose spaces and actions the dataset gets; without it, observations
-            are unbounded and actions stay as the policy gave them: indices from 0, or numbers in [-1, 1].
+        env_id: registered gymnasium environment whose spaces and actions the dataset gets; without it,
+            observations are unbounded and actions stay as the policy gave them: indices from 0, or numbers in
+            [-1, 1].
         report: called with the number of finished files and of all; every file is read twice.
 
     Raises:
@@ -182,15 +185,15 @@ def _new_dataset_folder(dataset_id: str) -> Path:
         parse(dataset_id)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{dataset_id!r} is not the id of a Minari dataset; allowed are name-v0, env/name-v0, group/env/name-v0. "
-            "Fix: end it with -v and a number."
+            f"{dataset_id!r} is not the id of a Minari dataset; allowed are name-v0, env/name-v0, "
+            "group/env/name-v0. Fix: end it with -v and a number."
         ) from error
     root = importlib.import_module("minari.storage.datasets_root_dir").get_dataset_path()
     folder = Path(root) / dataset_id
     if folder.exists():
         raise FileExistsError(
-            f"Minari dataset {dataset_id!r} exists in {folder}. Fix: raise its version number, or delete it with "
-            f"`minari delete {dataset_id}`."
+            f"Minari dataset {dataset_id!r} exists in {folder}. Fix: raise its version number, or delete it "
+            f"with `minari delete {dataset_id}`."
         )
     return folder
 
@@ -208,8 +211,8 @@ def _space_options(env_id: str | None, example: Trajectory) -> dict[str, Any]:
         env = gymnasium.make(env_id)
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(
-            f"The environment {env_id!r} cannot be made: {error}. Fix: give a registered id, or module:id, or leave "
-            "--env out."
+            f"The environment {env_id!r} cannot be made: {error}. Fix: give a registered id, or module:id, "
+            "or leave --env out."
         ) from error
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
     env.close()

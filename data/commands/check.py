@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import BrokenTrajectoryError
 from ..files import check_file, open_trajectory
 from ..layout import Layout
-from .find import FoundFile, require_files
+from .find import FoundFile, require_files, size_text
 from .terminal import make_console, progress, say
 
 MAX_MOVED_SHARE = 0.05  # of files of another layout; beyond, the folder is a mixture on purpose
@@ -80,11 +80,12 @@ def run(args: argparse.Namespace) -> bool:
     for path, reason in odd.items():
         say(console, f"differs  {path}: {reason}")
     num_good = sum(len(paths) for _, paths in report.layouts.values()) - len(odd)
-    size_gb = sum(file.size_bytes for file in files) / 1e9
+    size = size_text(sum(file.size_bytes for file in files))
     say(
         console,
-        f"{len(files):,} files ({size_gb:.3g} GB) read: {num_good:,} good, {len(report.broken):,} broken, "
-        f"{len(odd):,} of another layout" + (f", {report.num_vanished} deleted" if report.num_vanished else ""),
+        f"{len(files):,} files ({size}) read: {num_good:,} good, {len(report.broken):,} broken, "
+        f"{len(odd):,} of another layout"
+        + (f", {report.num_vanished} deleted" if report.num_vanished else ""),
     )
     for layout, paths in sorted(report.layouts.values(), key=lambda entry: -len(entry[1])):
         say(console, f"layout of {len(paths):,}: {layout}")
@@ -112,8 +113,8 @@ def _quarantine(console: Any, report: Report, odd: dict[Path, str], num_good: in
     elif odd:
         say(
             console,
-            f"{len(odd):,} files of another layout stay: they are too many to be a mistake. Fix: give each kind of "
-            "environment a dataset of its own.",
+            f"{len(odd):,} files of another layout stay: they are too many to be a mistake. Fix: give each "
+            "kind of environment a dataset of its own.",
         )
     quarantines: dict[Path, Quarantine] = {}
     moved: Counter[Path] = Counter()

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> bool:
     if args.to != "traj":
         say(
             console,
-            "AMAGO 3.x reads npz files, but takes neither the policy version nor the fact that actions were discrete "
-            "from them, and its file names must not have underscores in the env name (docs/data.md)",
+            "AMAGO 3.x reads npz files, but takes neither the policy version nor the fact that actions were "
+            "discrete from them, and its file names must not have underscores in the env name (docs/data.md)",
         )
     return bool(broken)
 
@@ -87,7 +87,9 @@ def describe_difference(one: Trajectory, other: Trajectory) -> str | None:
     if one.obs.keys() != other.obs.keys():
         return "set of observations"
     pairs = {key: (one.obs[key], other.obs[key]) for key in one.obs}
-    pairs |= {name: (getattr(one, name), getattr(other, name)) for name in ("rl2s", "time_idxs", "rews", "dones")}
+    pairs |= {
+        name: (getattr(one, name), getattr(other, name)) for name in ("rl2s", "time_idxs", "rews", "dones")
+    }
     for name, (value, other_value) in pairs.items():
         if value.dtype != other_value.dtype or value.tobytes() != other_value.tobytes():
             return name
@@ -107,14 +109,15 @@ def _targets(found: Found, target: Path, save_as: str) -> list[tuple[FoundFile, 
     root = found.root if found.root.is_dir() else found.root.parent
     if os.path.realpath(root) == os.path.realpath(target):
         raise ValueError(
-            f"{target} is where the files are: it would hold every trajectory twice. Fix: give another folder, and "
-            "delete or move the old one afterwards."
+            f"{target} is where the files are: it would hold every trajectory twice. Fix: give another "
+            "folder, and delete or move the old one afterwards."
         )
     for file in found.files:
         if parse_name(file.path.name) is None:
             raise ValueError(
-                f"{file.path} is not named <env>_<id>_<unix time>.npz or .traj, so it has no id and time to keep. "
-                f"Fix: rename it, for example to {format_name('env', '00000001', file.name.unix_time, save_as)}."
+                f"{file.path} is not named <env>_<id>_<unix time>.npz or .traj, so it has no id and time to "
+                "keep. Fix: rename it, for example to "
+                f"{format_name('env', '00000001', file.name.unix_time, save_as)}."
             )
     return [(file, target / os.path.relpath(file.path.parent, root)) for file in found.files]
 
@@ -130,7 +133,8 @@ def _refuse_to_overwrite(found: Found, targets: Sequence[tuple[FoundFile, Path]]
             present[folder] = {_identity(name) for name in names}
         if _identity(file.path.name) in present[folder]:
             raise FileExistsError(
-                f"{folder} holds {file.path.stem} already. Fix: give an empty folder, or overwrite with --force."
+                f"{folder} holds {file.path.stem} already. Fix: give an empty folder, or overwrite with "
+                "--force."
             )
 
 

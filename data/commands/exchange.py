@@ -22,7 +22,9 @@ def add_parsers(commands: Any) -> None:
     take.add_argument("dataset_id", metavar="DATASET_ID", help="such as D4RL/door/human-v2")
     take.add_argument("folder", type=Path, metavar="FOLDER")
     take.add_argument("--format", choices=FILE_FORMATS, default="npz", help="of the files")
-    take.add_argument("--download", action="store_true", help="fetch the dataset if it is not on this machine")
+    take.add_argument(
+        "--download", action="store_true", help="fetch the dataset if it is not on this machine"
+    )
     take.set_defaults(run=run_import)
 
 
@@ -40,16 +42,21 @@ def run_export(args: argparse.Namespace) -> bool:
         f"{len(files):,} files",
     )
     if report.num_joined:
-        say(console, f"{report.num_joined:,} files were joined to the piece of the episode that precedes them")
+        say(
+            console, f"{report.num_joined:,} files were joined to the piece of the episode that precedes them"
+        )
     if report.num_headless:
         say(console, f"{report.num_headless:,} episodes begin in the middle: their first pieces are not here")
     if report.num_truncated:
-        say(console, f"{report.num_truncated:,} episodes end without termination and are marked as truncated there")
+        say(
+            console,
+            f"{report.num_truncated:,} episodes end without termination and are marked as truncated there",
+        )
     if args.env is None:
         say(
             console,
-            "without --env, observations are unbounded in the dataset and actions are those of the policy (indices "
-            "from 0, or numbers in [-1, 1])",
+            "without --env, observations are unbounded in the dataset and actions are those of the policy "
+            "(indices from 0, or numbers in [-1, 1])",
         )
     return False
 

@@ -58,8 +58,8 @@ def find_files(root: Path) -> Found:
     """
     if not root.exists():
         raise FileNotFoundError(
-            f"{root} does not exist. Fix: give the folder of a run (such as runs/tmaze), a dataset, a buffer, or a "
-            "trajectory file."
+            f"{root} does not exist. Fix: give the folder of a run (such as runs/tmaze), a dataset, a "
+            "buffer, or a trajectory file."
         )
     found = Found(root)
     if root.is_file():

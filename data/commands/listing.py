@@ -136,7 +136,10 @@ def _print_rest(console: Console, found: Found) -> None:
     if found.foreign:
         named = ", ".join(sorted(found.foreign)[:_MAX_NAMED])
         more = ", ..." if len(found.foreign) > _MAX_NAMED else ""
-        say(console, f"ignored: {len(found.foreign):,} files that are not named like trajectories: {named}{more}")
+        say(
+            console,
+            f"ignored: {len(found.foreign):,} files that are not named like trajectories: {named}{more}",
+        )
     console.print()
 
 
@@ -174,12 +177,19 @@ def _print_summary(console: Console, summary: Summary, num_files: int) -> None:
         )
     if num_pieces := sum(env.num_pieces for env in summary.envs.values()):
         say(
-            console, f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files"
+            console,
+            f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files",
         )
     say(console, "formats: " + ", ".join(f"{name} {n:,}" for name, n in summary.formats.most_common()))
     if versions := summary.policy_versions:
         unknown = f", unknown in {summary.num_without_version:,} files" if summary.num_without_version else ""
-        say(console, f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}")
+        say(
+            console,
+            f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}",
+        )
     if summary.broken:
         say(console, f"broken: {len(summary.broken):,} files, such as: {summary.broken[0]}")
-        say(console, "list them all, or move them away, with: python -m loxodon.data check FOLDER [--quarantine]")
+        say(
+            console,
+            "list them all, or move them away, with: python -m loxodon.data check FOLDER [--quarantine]",
+        )

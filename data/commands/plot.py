@@ -80,7 +80,7 @@ def _draw_actions(axis: Any, times: npt.NDArray[np.int64], traj: Trajectory) -> 
         _draw_numbers(axis, times, traj.actions)
         axis.set_title("action", fontsize=10, loc="left")
         return
-    num_actions = traj.rews.shape[1] if traj.rl2s.shape[1] == 1 else traj.rl2s.shape[1] - 1
+    num_actions = traj.rl2s.shape[1] - 1
     axis.step(times, indices, where="mid", color="0.8", linewidth=0.8)
     axis.scatter(times, indices, s=14 if len(times) <= 10 * _MAX_MARKED else 3, color=_REWARD_COLOR, zorder=3)
     axis.set_ylim(-0.5, num_actions - 0.5)
@@ -93,9 +93,13 @@ def _draw_numbers(axis: Any, times: npt.NDArray[np.int64], value: Array) -> None
     """A few numbers per timestep as curves, many as an image."""
     if value.shape[1] <= _MAX_LINES:
         for index in range(value.shape[1]):
-            axis.plot(times, value[:, index], linewidth=1.1, marker=_marker(times), markersize=3, label=str(index))
+            axis.plot(
+                times, value[:, index], linewidth=1.1, marker=_marker(times), markersize=3, label=str(index)
+            )
         if value.shape[1] > 1:
-            axis.legend(fontsize=7, ncols=value.shape[1], loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+            axis.legend(
+                fontsize=7, ncols=value.shape[1], loc="lower right", bbox_to_anchor=(1, 1), frameon=False
+            )
         return
     extent = (times[0] - 0.5, times[-1] + 0.5, value.shape[1] - 0.5, -0.5)
     image = axis.imshow(value.T, aspect="auto", interpolation="nearest", extent=extent, cmap="viridis")

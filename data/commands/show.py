@@ -31,7 +31,7 @@ def add_parsers(commands: Any) -> None:
         nargs="?",
         const=_DEFAULT_PLOT,
         metavar="OUT.png",
-        help="draw rewards, actions and low-dimensional observations; without a name, into the current folder",
+        help="draw rewards, actions and low-dimensional observations, here if no name is given",
     )
     parser.add_argument("--rows", type=int, default=_DEFAULT_ROWS, metavar="N", help="rows of the table")
     parser.set_defaults(run=run)
@@ -55,13 +55,15 @@ def run(args: argparse.Namespace) -> bool:
     say(
         console,
         f"env {traj.env_name}   {len(traj):,} transitions   return {traj.rews.sum(dtype=np.float64):.6g}   "
-        f"{ending_text(traj)}   policy version {version}   {format_of(args.file)}, {size_text(found.size_bytes)}, "
-        f"{age_text(found.name.unix_time)} old",
+        f"{ending_text(traj)}   policy version {version}   {format_of(args.file)}, "
+        f"{size_text(found.size_bytes)}, {age_text(found.name.unix_time)} old",
     )
     say(console, f"layout {traj.layout}\n")
     if args.rows:
         print_table(console, ["time", *_columns(traj), "action", "reward", "done"], _rows(traj, args.rows))
-        say(console, "\na row holds o_t, the action taken there, and the reward and done flag that came of it")
+        say(
+            console, "\na row holds o_t, the action taken there, and the reward and done flag that came of it"
+        )
     if args.plot is not None:
         from .plot import plot_trajectory
 
