@@ -14,7 +14,8 @@ if __name__ == "data":
         "Fix: pip install -e ."
     )
 
-from .dataset import DiskTrajDataset, DoNothingDataset, RLDataset, random_window
+from .dataset import DoNothingDataset, RLDataset, random_window
+from .disk_dataset import DiskTrajDataset
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
@@ -25,6 +26,7 @@ from .files import (
     save_trajectory,
 )
 from .layout import Layout
+from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
 
@@ -42,7 +44,9 @@ __all__ = [
     "DiskTrajDataset",
     "DoNothingDataset",
     "Layout",
+    "NoOpRelabeler",
     "RLDataset",
+    "Relabeler",
     "StoredTrajectory",
     "Trajectory",
     "TrajectoryReader",

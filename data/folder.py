@@ -1,10 +1,11 @@
-"""A folder of trajectory files as a listing that costs what is new, not what is there."""
+"""Folders of trajectory files as a listing that costs what is new, not what is there."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,15 +21,18 @@ class TrajectoryFile(NamedTuple):
     unix_time: float  # seconds
     traj_id: str
     path: str
+    is_protected: bool = False  # True in the folder that nothing is deleted from
 
 
 class TrajectoryFolder:
     """What lies in one folder. Temporary files are ignored; other foreign files too, with one warning."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, is_protected: bool = False) -> None:
+        self.path, self.is_protected = path, is_protected
         self.files: dict[str, TrajectoryFile] = {}
         self._ignored: set[str] = set()
+        self._temporaries: set[str] = set()
+        self._has_warned = False
 
     def refresh(self) -> tuple[list[TrajectoryFile], list[TrajectoryFile]]:
         """List the folder again. Returns the files that are new and those that are gone.
@@ -40,25 +44,34 @@ class TrajectoryFolder:
         except FileNotFoundError:
             names = set()
         gone = [self.files.pop(name) for name in self.files.keys() - names]
+        self._ignored &= names
+        self._temporaries.clear()
         added: list[TrajectoryFile] = []
-        for name in names - self.files.keys() - self._ignored:
-            parsed = parse_name(name)
-            if parsed is not None:
-                file = TrajectoryFile(parsed.unix_time, parsed.traj_id, f"{self.path}/{name}")
+        for name in names.difference(self.files, self._ignored):
+            if name.endswith(TEMPORARY_SUFFIX):
+                self._temporaries.add(name)
+            elif (parsed := parse_name(name)) is None:
+                self._warn_of(name)
+                self._ignored.add(name)
+            else:
+                path = f"{self.path}/{name}"
+                file = TrajectoryFile(parsed.unix_time, parsed.traj_id, path, self.is_protected)
                 self.files[name] = file
                 added.append(file)
-            elif not name.endswith(TEMPORARY_SUFFIX):
-                self._warn_of(name)
         return added, gone
 
-    def discard(self, file: TrajectoryFile) -> None:
-        """Take a file off the listing."""
-        self.files.pop(Path(file.path).name, None)
+    def discard(self, file: TrajectoryFile, *, ignore: bool = False) -> None:
+        """Take a file off the listing; with `ignore` it does not come back while it lies in the folder."""
+        name = Path(file.path).name
+        self.files.pop(name, None)
+        if ignore:
+            self._ignored.add(name)
 
     def remove_stale_temporaries(self) -> None:
-        """Delete temporary files that a killed writer left more than an hour ago."""
+        """Delete temporary files, as of the last listing, that a killed writer left over an hour ago."""
         now_s = time.time()
-        for path in self.path.glob(f"*{TEMPORARY_SUFFIX}"):
+        for name in self._temporaries:
+            path = self.path / name
             try:
                 if now_s - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
@@ -66,11 +79,82 @@ class TrajectoryFolder:
                 continue
 
     def _warn_of(self, name: str) -> None:
-        if not self._ignored:
+        if not self._has_warned:
             _logger.warning(
-                "%s contains %r, which is not named <env>_<id>_<unix time>.npz, so it is ignored. "
+                "%s contains %r, which is not named <env>_<id>_<unix time>.npz or .traj, so it is ignored. "
                 "Fix: rename it or move it away.",
                 self.path,
                 name,
             )
-        self._ignored.add(name)
+        self._has_warned = True
+
+
+class BufferListing:
+    """The files of `fifo` and `protected`, the two folders that are sampled from.
+
+    Attributes:
+        files: of both, the oldest first. A new list after every change, so that old positions stay valid in
+            the list they came from.
+        num_seen: how many different files there have been in all.
+    """
+
+    def __init__(self, buffer: Path) -> None:
+        self.fifo = TrajectoryFolder(buffer / "fifo")
+        self.protected = TrajectoryFolder(buffer / "protected", is_protected=True)
+        self.files: list[TrajectoryFile] = []
+        self.num_seen = 0
+
+    def refresh(self) -> tuple[list[TrajectoryFile], list[TrajectoryFile]]:
+        """List both folders again. Returns the files that are new and those that are gone."""
+        added, gone = self.fifo.refresh()
+        more_added, more_gone = self.protected.refresh()
+        added += more_added
+        gone += more_gone
+        self._leave_out(gone)
+        if added:
+            self.num_seen += len(added)
+            self.files = self.files + added
+            self.files.sort()  # takes advantage of the part that is sorted already
+        return added, gone
+
+    def discard(self, files: Iterable[TrajectoryFile], *, ignore: bool = False) -> None:
+        """Take files off the listing; with `ignore` they do not come back while they lie there."""
+        files = list(files)
+        for file in files:
+            (self.protected if file.is_protected else self.fifo).discard(file, ignore=ignore)
+        self._leave_out(files)
+
+    def contains(self, file: TrajectoryFile) -> bool:
+        """True if the file is listed, as of the last refresh."""
+        folder = self.protected if file.is_protected else self.fifo
+        return Path(file.path).name in folder.files
+
+    def _leave_out(self, gone: list[TrajectoryFile]) -> None:
+        if gone:
+            missing = {file.path for file in gone}
+            self.files = [file for file in self.files if file.path not in missing]
+
+
+class Tally:
+    """A number for each file, measured once, and the sums over all files and over those of `fifo`."""
+
+    def __init__(self, measure: Callable[[TrajectoryFile], int]) -> None:
+        self._measure = measure
+        self.values: dict[str, int] = {}  # by path
+        self.total = 0
+        self.fifo_total = 0
+
+    def add(self, files: Iterable[TrajectoryFile]) -> None:
+        """Measure files that are not known yet."""
+        for file in files:
+            if file.path not in self.values:
+                value = self.values[file.path] = self._measure(file)
+                self.total += value
+                self.fifo_total += 0 if file.is_protected else value
+
+    def drop(self, files: Iterable[TrajectoryFile]) -> None:
+        """Forget files."""
+        for file in files:
+            value = self.values.pop(file.path, 0)
+            self.total -= value
+            self.fifo_total -= 0 if file.is_protected else value

@@ -55,6 +55,8 @@ class Trajectory:
             was cut off by a time limit).
         env_name: name of the environment that produced it.
         policy_version: number of the policy that acted last in it, None if unknown.
+        source: what DiskTrajDataset.update_priorities calls the file that a window was drawn from, -1 if no
+            priorities are kept for it.
 
     Raises:
         ValueError: If there is no transition, or the lengths of the arrays contradict each other.
@@ -68,6 +70,7 @@ class Trajectory:
     dones: Array
     env_name: str = "env"
     policy_version: int | None = None
+    source: int = -1
 
     def __post_init__(self) -> None:
         """Compare the lengths of all arrays with that of the rewards."""
@@ -127,5 +130,12 @@ class Trajectory:
             dones=self.dones[start:stop],
             env_name=self.env_name,
             policy_version=self.policy_version,
+            source=self.source,
         )
         return window
+
+    def with_source(self, source: int) -> Trajectory:
+        """Return the same arrays under another `source`."""
+        same = object.__new__(Trajectory)
+        same.__dict__.update(self.__dict__, source=source)
+        return same

@@ -122,6 +122,8 @@ def test_oldest_by_name_go_first_and_protected_never(
         "total_files": 6,
         "deleted_files": 3,
         "disk_gb": pytest.approx(sizes / 1e9),
+        "broken_files": 0,
+        "quarantined_files": 0,
     }
     assert dataset.on_end_of_collection()["deleted_files"] == 0
 

@@ -1,0 +1,386 @@
+"""The folder of trajectory files that actors and learners share."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gin
+import numpy as np
+import numpy.typing as npt
+
+from .dataset import RLDataset
+from .errors import BrokenTrajectoryError
+from .folder import TrajectoryFile
+from .layout import Layout
+from .manager import ManagerLock
+from .sampling import FileSampler, PriorityTable, check_sampling, priority_slot, window_at
+from .store import TrajectoryStore
+from .trajectory import StoredTrajectory, Trajectory
+
+if TYPE_CHECKING:
+    from .relabeling import Relabeler
+
+_logger = logging.getLogger("loxodon")
+
+
+@gin.configurable
+class DiskTrajDataset(RLDataset):
+    """Trajectory files in `<dset_root>/<dset_name>/buffer/{fifo,protected}/`.
+
+    Any number of processes may add files and sample; one of them, the one with edit rights, deletes the
+    oldest of `fifo`. Files in `protected` (demonstrations, for example) are sampled alike and never deleted.
+    Files are ordered by the time in their names, then by id. One that cannot be used is moved to
+    `buffer/quarantine/`, with the reason in a text file beside it.
+
+    Args:
+        dset_root: folder of datasets; None takes the run's folder.
+        dset_name: name of this dataset; None takes the run's name.
+        dset_max_size: files that may stay in `fifo`.
+        dset_min_size: files in both folders together from which on training starts. The limits below leave
+            at least as many in `fifo`.
+        dset_max_timesteps: transitions that may stay in `fifo`; None for no limit.
+        dset_max_bytes: bytes that may stay in `fifo`; None for no limit.
+        sample_by: "trajectory" draws every file alike; "timestep" in proportion to its transitions, for which
+            each file is opened once when it is first seen.
+        recent_fraction: only this newest share of all files, above 0 and at most 1, is drawn; None for all.
+        priority_exponent: draw files in proportion to their priority to the power of this (see
+            update_priorities); None for no priorities. Combines with sample_by and recent_fraction.
+        relabeler: changes every drawn trajectory, as a whole, before a window is taken from it.
+
+    Raises:
+        ValueError: If a number is out of range, or the sizes contradict each other.
+    """
+
+    def __init__(
+        self,
+        dset_root: str | None = None,
+        dset_name: str | None = None,
+        dset_max_size: int = 20_000,
+        dset_min_size: int = 1,
+        *,
+        dset_max_timesteps: int | None = None,
+        dset_max_bytes: int | None = None,
+        sample_by: str = "trajectory",
+        recent_fraction: float | None = None,
+        priority_exponent: float | None = None,
+        relabeler: Relabeler | None = None,
+    ) -> None:
+        _check_limits(dset_min_size, dset_max_size, dset_max_timesteps, dset_max_bytes)
+        check_sampling(sample_by, recent_fraction, priority_exponent)
+        self.dset_root, self.dset_name = dset_root, dset_name
+        self.dset_max_size, self.dset_min_size = dset_max_size, dset_min_size
+        self.dset_max_timesteps, self.dset_max_bytes = dset_max_timesteps, dset_max_bytes
+        self.sample_by, self.recent_fraction, self.relabeler = sample_by, recent_fraction, relabeler
+        self.priorities = None if priority_exponent is None else PriorityTable(priority_exponent)
+        self._buffer: Path | None = None
+        self._lock: ManagerLock | None = None
+
+    def configure(
+        self,
+        *,
+        max_seq_len: int,
+        padded_sampling: str,
+        has_edit_rights: bool,
+        default_root: str,
+        default_name: str,
+    ) -> None:
+        """Receive the settings of the run, make the folders and list them. See RLDataset.configure.
+
+        Raises:
+            ValueError: If a setting is not allowed, or another process manages this folder.
+            OSError: If the folders cannot be made.
+        """
+        super().configure(
+            max_seq_len=max_seq_len,
+            padded_sampling=padded_sampling,
+            has_edit_rights=has_edit_rights,
+            default_root=default_root,
+            default_name=default_name,
+        )
+        root = Path(default_root if self.dset_root is None else self.dset_root).expanduser()
+        self._run_name = default_name
+        buffer = root / (default_name if self.dset_name is None else self.dset_name) / "buffer"
+        self.close()
+        self._sampler = FileSampler(recent_fraction=self.recent_fraction, priorities=self.priorities)
+        self._store = TrajectoryStore(
+            buffer,
+            may_move=has_edit_rights,
+            with_lengths=self.sample_by == "timestep" or self.dset_max_timesteps is not None,
+            on_change=self._take_notice,
+        )
+        self._buffer = buffer
+        if has_edit_rights:
+            self._take_lock()
+        self.refresh()
+
+    def expect(self, layout: Layout) -> None:
+        """Learn what trajectories of this run look like; files that differ are moved to the quarantine."""
+        super().expect(layout)
+        self._require_buffer()
+        self._store.expect(layout)
+
+    @property
+    def save_new_trajs_to(self) -> Path | None:
+        """The fifo folder."""
+        return self._require_buffer() / "fifo"
+
+    @property
+    def ready_for_training(self) -> bool:
+        """True from dset_min_size files on, as of the last refresh."""
+        return self.num_files >= self.dset_min_size
+
+    @property
+    def num_files(self) -> int:
+        """Number of files in both folders, as of the last refresh."""
+        self._require_buffer()
+        return len(self._store.files)
+
+    def refresh(self) -> None:
+        """List the folders again; files that were opened and are gone are let go of."""
+        self._require_buffer()
+        self._store.refresh()
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
+        """Return a random window of a random file. See sample_windows."""
+        return self.sample_windows(1, rng)[0]
+
+    def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
+        """Return random windows of random files; one that is gone or broken is replaced by another draw.
+
+        Raises:
+            ValueError: If there is no file, or more than 5 % of the files are broken.
+        """
+        windows: list[Trajectory] = []
+        while (num_missing := count - len(windows)) > 0:
+            files = self._files_to_draw()
+            positions = self._sampler.draw(num_missing, rng)
+            for position, fraction in zip(positions, rng.random(num_missing).tolist(), strict=True):
+                window = self._cut_window(files[position], fraction, rng)
+                if window is not None:
+                    windows.append(window)
+        return windows
+
+    def update_priorities(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[Any]) -> None:
+        """Set the priorities of files, for this process and those it started, such as loader workers.
+
+        Args:
+            slots: (B,) int64, `source` of the windows; -1 is passed over.
+            priorities: (B,) float, at least 0.
+
+        Raises:
+            ValueError: If this dataset keeps no priorities, or the arrays are not as described.
+        """
+        if self.priorities is None:
+            raise ValueError(
+                "This DiskTrajDataset keeps no priorities, so none can be set. "
+                "Fix: set DiskTrajDataset.priority_exponent, e.g. 0.6."
+            )
+        self.priorities.update(slots, priorities)
+
+    def on_end_of_collection(self) -> dict[str, float]:
+        """Refresh, and with edit rights delete the oldest files beyond the limits.
+
+        Raises:
+            ValueError: If more than 5 % of the files are broken.
+        """
+        self.refresh()
+        store = self._store
+        store.measure_sizes()
+        num_deleted = 0
+        if self.has_edit_rights:
+            self._take_lock()
+            doomed = self._beyond_limits()
+            store.delete(doomed)
+            num_deleted = len(doomed)
+            store.fifo.remove_stale_temporaries()
+        store.check_broken_share()
+        return {
+            "fifo_files": float(len(store.fifo.files)),
+            "protected_files": float(len(store.protected.files)),
+            "total_files": float(self.num_files),
+            "deleted_files": float(num_deleted),
+            "disk_gb": store.sizes.total / 1e9,
+            **self.metrics(),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Count files found to be broken since the start, and files in quarantine."""
+        self._require_buffer()
+        return {
+            "broken_files": float(self._store.quarantine.num_broken),
+            "quarantined_files": float(self._store.quarantine.num_quarantined),
+        }
+
+    def delete(self) -> None:
+        """Delete all files of `fifo`; those in `protected` and `quarantine` stay.
+
+        Raises:
+            ValueError: Without edit rights.
+        """
+        self._require_buffer()
+        self._require_edit_rights("deleting the collected trajectories")
+        self.refresh()
+        self._store.delete(list(self._store.fifo.files.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return time and id of the newest file in `fifo`, how many there are, and priorities if kept."""
+        fifo = self._store.fifo.files
+        newest = max(fifo.values(), default=None)
+        state: dict[str, Any] = {
+            "newest": None if newest is None else [newest.unix_time, newest.traj_id],
+            "num_fifo_files": len(fifo),
+        }
+        if self.priorities is not None:
+            state["priorities"] = self.priorities.state_dict([file.traj_id for file in self._store.files])
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Refresh and restore the priorities; the files themselves are the rest of the state."""
+        self.refresh()
+        if self.priorities is not None and "priorities" in state:
+            self.priorities.load_state_dict(state["priorities"])
+
+    def set_aside_newer(self, state: dict[str, Any]) -> int:
+        """Move the files of `fifo` that are newer than `state` to `buffer/superseded/`. Returns their number.
+
+        Warns if older ones were deleted since: then a resumed run samples from less than the original one
+        did.
+
+        Raises:
+            ValueError: Without edit rights.
+        """
+        buffer = self._require_buffer()
+        self._require_edit_rights("setting newer trajectories aside")
+        self.refresh()
+        newest = (-1.0, "") if state["newest"] is None else tuple(state["newest"])
+        newer = [file for file in self._store.fifo.files.values() if file[:2] > newest]
+        superseded = buffer / "superseded"
+        superseded.mkdir(exist_ok=True)
+        for file in newer:
+            os.replace(file.path, superseded / Path(file.path).name)  # noqa: PTH105 (as in files.py)
+        self.refresh()
+        num_lost = int(state["num_fifo_files"]) - len(self._store.fifo.files)
+        if num_lost > 0:
+            _logger.warning(
+                "%d trajectories that the checkpoint was trained on have been deleted since (DiskTrajDataset."
+                "dset_max_size is %d), so the resumed run will differ from the original one.",
+                num_lost,
+                self.dset_max_size,
+            )
+        return len(newer)
+
+    def begin_new_run(self) -> int:
+        """Move what an earlier run of this name collected to `buffer/superseded/`. Returns how much.
+
+        A folder that was chosen (dset_root or dset_name) is left as it is: its files are there on purpose.
+        """
+        if self.dset_root is not None or self.dset_name is not None:
+            return 0
+        return self.set_aside_newer({"newest": None, "num_fifo_files": 0})
+
+    def close(self) -> None:
+        """Let another process manage the folder, and let go of opened files. Using it again is possible."""
+        if self._buffer is not None:
+            self._store.let_go()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the lock behind when this goes to another process."""
+        return {**self.__dict__, "_lock": None}
+
+    def _files_to_draw(self) -> list[TrajectoryFile]:
+        buffer = self._require_buffer()
+        if self._store.files:
+            return self._store.files
+        raise ValueError(
+            f"{buffer} holds no trajectories to sample from.{self._store.quarantine.describe()} "
+            "Fix: collect first (Experiment.mode 'both' or 'collect'), or put files into its folder "
+            "'protected'."
+        )
+
+    def _cut_window(
+        self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
+    ) -> Trajectory | None:
+        """Return a window of a file, or None if the file cannot be used; then it is not drawn again."""
+        stored = self._store.open(file)
+        if stored is None:
+            return None
+        try:
+            window = self._slice(stored, fraction) if self.relabeler is None else stored.slice(0, len(stored))
+        except BrokenTrajectoryError as error:  # what is compressed shows only now whether it is intact
+            self._store.report_broken(file, str(error))
+            return None
+        if self.relabeler is not None:
+            window = self._slice(self.relabeler.relabel(window, rng), fraction)
+        if self.priorities is not None:
+            window = window.with_source(priority_slot(file.traj_id))
+        return window
+
+    def _slice(self, stored: StoredTrajectory, fraction: float) -> Trajectory:
+        return stored.slice(*window_at(len(stored), self.max_seq_len, self.padded_sampling, fraction))
+
+    def _take_notice(self, gone: list[TrajectoryFile]) -> None:
+        """Draw from the files as they are now."""
+        by_length = self.sample_by == "timestep"
+        self._sampler.set_files(self._store.files, self._store.lengths.values if by_length else None)
+        if gone and self.priorities is not None:
+            self.priorities.reset(np.array([priority_slot(file.traj_id) for file in gone]))
+
+    def _beyond_limits(self) -> list[TrajectoryFile]:
+        """The oldest files of `fifo` that have to go so that all limits hold."""
+        store, max_bytes, max_timesteps = self._store, self.dset_max_bytes, self.dset_max_timesteps
+        num_files = len(store.fifo.files)
+        num_bytes, num_timesteps = store.sizes.fifo_total, store.lengths.fifo_total
+        found: list[TrajectoryFile] = []
+        for file in store.files:
+            is_too_much = (max_bytes is not None and num_bytes > max_bytes) or (
+                max_timesteps is not None and num_timesteps > max_timesteps
+            )
+            if num_files <= self.dset_max_size and not (is_too_much and num_files > self.dset_min_size):
+                break
+            if not file.is_protected:
+                found.append(file)
+                num_files -= 1
+                num_bytes -= store.sizes.values[file.path]
+                num_timesteps -= store.lengths.values.get(file.path, 0)
+        return found
+
+    def _require_buffer(self) -> Path:
+        if self._buffer is None:
+            raise ValueError(
+                "This DiskTrajDataset does not know its folder yet. Fix: call configure() before using it; "
+                "Experiment.start() does."
+            )
+        return self._buffer
+
+    def _require_edit_rights(self, what: str) -> None:
+        if not self.has_edit_rights:
+            raise ValueError(
+                f"This process has no edit rights on {self._buffer}, and {what} needs them. "
+                "Fix: set Experiment.has_dset_edit_rights = True in one process per dataset."
+            )
+        self._take_lock()
+
+    def _take_lock(self) -> None:
+        if self._lock is None:
+            self._lock = ManagerLock(self._require_buffer(), self._run_name)
+
+
+def _check_limits(min_size: int, max_size: int, max_timesteps: int | None, max_bytes: int | None) -> None:
+    if not 1 <= min_size <= max_size:
+        raise ValueError(
+            f"dset_min_size is {min_size} and dset_max_size {max_size}, but 1 <= dset_min_size <= "
+            "dset_max_size must hold (both count files). Fix: set DiskTrajDataset.dset_max_size and "
+            "dset_min_size."
+        )
+    for name, limit in (("dset_max_timesteps", max_timesteps), ("dset_max_bytes", max_bytes)):
+        if limit is not None and limit < 1:
+            raise ValueError(
+                f"{name} is {limit}, but must be at least 1, or None for no limit. "
+                f"Fix: set DiskTrajDataset.{name}."
+            )
