@@ -26,6 +26,7 @@ from .files import (
     save_trajectory,
 )
 from .layout import Layout
+from .minari import MinariDataset
 from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
@@ -44,6 +45,7 @@ __all__ = [
     "DiskTrajDataset",
     "DoNothingDataset",
     "Layout",
+    "MinariDataset",
     "NoOpRelabeler",
     "RLDataset",
     "Relabeler",

@@ -21,9 +21,11 @@ from typing import Any
 import gin
 import numpy as np
 
-from .dataset import RLDataset, random_window
-from .files import TrajectoryReader, format_name, save_trajectory
-from .trajectory import Trajectory
+from .dataset import RLDataset
+from .files import TrajectoryReader, format_name, parse_name, save_trajectory
+from .layout import Layout
+from .sampling import window_at
+from .trajectory import StoredTrajectory, Trajectory
 
 SAMPLE_BY = ("trajectory", "timestep")
 ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
@@ -102,7 +104,6 @@ def import_episodes(
         TypeError: If the spaces have no form as trajectories.
         ValueError: If an episode contradicts the spaces, or itself.
     """
-    from .files import parse_name
     from .minari_episodes import EpisodeCodec
 
     codec = EpisodeCodec(dataset.observation_space, dataset.action_space)
@@ -218,35 +219,71 @@ class MinariDataset(RLDataset):
         """Number of transitions in all episodes."""
         return int(self._starts[-1])
 
+    def expect(self, layout: Layout) -> None:
+        """Compare with the spaces of the run.
+
+        Raises:
+            ValueError: If a policy for these spaces cannot be trained on this dataset.
+        """
+        super().expect(layout)
+        found = self._reader.load(self._require_paths()[0]).layout
+        if (mismatch := layout.describe_mismatch(found)) is not None:
+            raise ValueError(
+                f"Minari dataset {self.dataset_id!r} does not fit the environments of this run: {mismatch}. "
+                f"It holds {found}. Fix: set Experiment.make_train_env to the environment of the dataset, or "
+                "MinariDataset.dataset_id to a dataset of this environment."
+            )
+
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-        """Return a random window of a random episode.
+        """Return a random window of a random episode. Raises like sample_windows."""
+        return self.sample_windows(1, rng)[0]
+
+    def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
+        """Return random windows of random episodes.
 
         Raises:
             FileNotFoundError: If the cache was deleted meanwhile.
             ValueError: If this dataset was not configured.
         """
+        paths = self._require_paths()
+        fractions, places = rng.random((2, count))
+        if self.sample_by == "trajectory":
+            indices = (fractions * len(paths)).astype(np.int64)
+        else:
+            timesteps = (fractions * self.num_timesteps).astype(np.int64)
+            indices = np.searchsorted(self._starts, timesteps, side="right") - 1
+        windows = []
+        for index, place in zip(indices.tolist(), places.tolist(), strict=True):
+            stored = self._open(paths[index])
+            windows.append(
+                stored.slice(*window_at(len(stored), self.max_seq_len, self.padded_sampling, place))
+            )
+        return windows
+
+    def close(self) -> None:
+        """Let go of open files."""
+        self._reader = TrajectoryReader()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave opened files behind when this goes to another process."""
+        return {**self.__dict__, "_reader": TrajectoryReader()}
+
+    def _open(self, path: str) -> StoredTrajectory:
+        try:
+            return self._reader.load(path)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{path} is gone: the converted episodes of {self.dataset_id!r} were deleted while in use. "
+                "Fix: start again, they are then converted anew."
+            ) from error
+
+    def _require_paths(self) -> list[str]:
         if not self._paths:
             raise ValueError(
                 "This MinariDataset is not open yet. Fix: call configure() before using it; "
                 "Experiment.start() does."
             )
-        if self.sample_by == "trajectory":
-            index = int(rng.integers(len(self._paths)))
-        else:
-            index = int(np.searchsorted(self._starts, rng.integers(self.num_timesteps), side="right")) - 1
-        try:
-            traj = self._reader.load(self._paths[index])
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{self._paths[index]} is gone: the converted episodes of {self.dataset_id!r} were deleted "
-                "while in use. Fix: start again, they are then converted anew."
-            ) from error
-        start, stop = random_window(len(traj), self.max_seq_len, self.padded_sampling, rng)
-        return traj.slice(start, stop)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave opened files behind when this goes to another process."""
-        return {**self.__dict__, "_reader": TrajectoryReader()}
+        return self._paths
 
 
 def _converted(dataset: Any, cache_root: str | None) -> Path:
