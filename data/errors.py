@@ -1,4 +1,4 @@
-"""The one error class of this folder."""
+"""What can be wrong with a trajectory file."""
 
 from __future__ import annotations
 
@@ -8,3 +8,7 @@ class BrokenTrajectoryError(ValueError):
 
     Its text names the file, what was found, what is allowed, and the mend.
     """
+
+
+class FormatError(Exception):
+    """What a format's own reader found wrong; the caller, who knows the file, makes the error above of it."""

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
 import re
+import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from .errors import BrokenTrajectoryError
-from .npz import NpzContent, read_npz
-from .npz_writing import pack_npz
+from .compressed import BlockTrajectory
+from .container import MAGIC, pack_container, read_container, verify_container
+from .content import OBS_PREFIX, build_trajectory, to_indices, to_one_hot
+from .errors import BrokenTrajectoryError, FormatError
+from .npz import POLICY_VERSION, read_npz, verify_npz
+from .npz_writing import MAX_BYTES, pack_compressed_npz, pack_npz
 from .trajectory import Array, StoredTrajectory, Trajectory
 
 FILE_FORMATS = ("npz", "npz-compressed", "traj")
 TEMPORARY_SUFFIX = ".tmp"
-_OBS_PREFIX = "_OBS_KEY_"
-_BUFFERED_BYTES = 16 << 20
+MAP_ABOVE_BYTES = 128 << 10  # larger files are mapped, smaller ones read at once
+_JOINED_BYTES = 16 << 20
+_OBJECT_BYTES = 4096  # what the Python objects of one opened file take, roughly
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
+_MAX_COMMENT_CHARS = 10_000  # of an archive, 65,535 bytes of JSON at most
 _NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.(npz|traj)")
-_DTYPES: dict[str, npt.DTypeLike] = {
-    "rl2s": np.float32,
-    "time_idxs": np.int64,
-    "rews": np.float32,
-    "dones": np.bool_,
-}
 
 
 class TrajectoryName(NamedTuple):
@@ -40,10 +41,17 @@ class TrajectoryName(NamedTuple):
 
 
 def format_name(env_name: str, traj_id: str, unix_time: float, save_as: str = "npz") -> str:
-    """Return the file name of a trajectory; characters that are unsafe in file names become dashes."""
+    """Return the file name of a trajectory.
+
+    Characters of the environment's name that are unsafe in file names become dashes, and so do underscores,
+    because AMAGO 3.x splits file names there. The files themselves keep the name as it is.
+    """
     suffix = "traj" if save_as == "traj" else "npz"
-    safe = re.sub(r"[^\w.+=,@-]", "-", env_name, flags=re.ASCII)[:_MAX_ENV_NAME_LENGTH] or "env"
-    return f"{safe}_{traj_id}_{unix_time:.6f}.{suffix}"
+    return f"{_safe_env_name(env_name)}_{traj_id}_{unix_time:.6f}.{suffix}"
+
+
+def _safe_env_name(env_name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9.+=,@-]", "-", env_name)[:_MAX_ENV_NAME_LENGTH] or "env"
 
 
 def parse_name(name: str) -> TrajectoryName | None:
@@ -68,39 +76,40 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
     The data goes to a name that ends in `.tmp`, which readers ignore, and is renamed when complete. It is not
     forced to the physical disk: a killed process leaves no partial file, a power cut may.
 
+    Both npz formats can be read by AMAGO 3.x: discrete actions are stored as one-hot rows of bytes. What is
+    not carried over there: the policy version (one more member, only if known, which it does not look for),
+    the difference between discrete and continuous actions, and characters of the environment's name that
+    became dashes in the file name. `traj` stores discrete actions as indices, and all of the above.
+
     Args:
         folder: existing folder.
-        traj: what to write, in its own dtypes.
-        save_as: "npz" or "npz-compressed".
+        traj: what to write; observations keep their dtypes.
+        save_as: "npz", "npz-compressed" or "traj".
         traj_id: 8 hexadecimal digits.
         unix_time: seconds; orders the files of a folder.
 
     Returns: the path of the finished file.
 
     Raises:
-        ValueError: If the format is unknown or an array holds Python objects.
+        ValueError: If the format is unknown, an array holds Python objects, or a discrete action is out of
+            range.
         OSError: If it could not be written; then nothing is left behind.
     """
     check_file_format(save_as)
-    payload: dict[str, Any] = {f"{_OBS_PREFIX}{key}": value for key, value in traj.obs.items()}
-    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
-        payload[name] = getattr(traj, name)
-    for name, array in payload.items():
-        if array.dtype.hasobject:
-            raise ValueError(
-                f"{name} of a trajectory of {traj.env_name!r} holds Python objects (dtype {array.dtype}), "
-                "but only plain arrays are written, since reading objects means unpickling. Fix: encode it "
-                "as numbers in the environment."
-            )
     path = folder / format_name(traj.env_name, traj_id, unix_time, save_as)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    payload = _list_arrays(traj, as_indices=save_as == "traj")
     try:
-        if save_as == "npz" and sum(array.nbytes for array in payload.values()) <= _BUFFERED_BYTES:
-            _write_at_once(temporary, pack_npz(payload))
+        if save_as == "traj":
+            parts = pack_container(
+                payload,
+                env_name=traj.env_name,
+                policy_version=traj.policy_version,
+                num_transitions=len(traj),
+            )
+            _write_at_once(temporary, parts)
         else:
-            save = np.savez if save_as == "npz" else np.savez_compressed
-            with temporary.open("wb") as file:
-                save(file, **payload)
+            _write_npz(temporary, payload, traj, is_compressed=save_as == "npz-compressed")
         os.replace(temporary, path)  # noqa: PTH105 (one name for the rename, so that a test can make it fail)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -108,89 +117,153 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
     return path
 
 
-def _write_at_once(path: Path, data: bytes) -> None:
+def _list_arrays(traj: Trajectory, *, as_indices: bool) -> dict[str, Array]:
+    """Return what is written, by name in the file."""
+    arrays: dict[str, Array] = {f"{OBS_PREFIX}{key}": value for key, value in traj.obs.items()}
+    arrays.update(rl2s=traj.rl2s, time_idxs=traj.time_idxs, rews=traj.rews, dones=traj.dones)
+    arrays["actions"] = traj.actions
+    for name, array in arrays.items():
+        if array.dtype.hasobject or array.dtype.kind == "V":
+            raise ValueError(
+                f"{name} of a trajectory of {traj.env_name!r} holds Python objects or records (dtype "
+                f"{array.dtype}), but only plain arrays are written, since reading objects means unpickling. "
+                "Fix: encode it as numbers in the environment."
+            )
+    if traj.actions.dtype.kind in "iub":
+        encode = to_indices if as_indices else to_one_hot
+        arrays["actions"] = encode(traj.actions, traj.rl2s.shape[1] - 1)
+    return arrays
+
+
+def _write_npz(path: Path, arrays: dict[str, Array], traj: Trajectory, *, is_compressed: bool) -> None:
+    if traj.policy_version is not None:
+        arrays[POLICY_VERSION] = np.array([traj.policy_version], np.int64)
+    comment = b""
+    if _safe_env_name(traj.env_name) != traj.env_name:
+        comment = json.dumps({"env_name": traj.env_name[:_MAX_COMMENT_CHARS]}).encode()
+    if sum(array.nbytes for array in arrays.values()) > MAX_BYTES:
+        save: Any = np.savez_compressed if is_compressed else np.savez
+        with path.open("wb") as file:
+            save(file, **arrays)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = comment
+    elif is_compressed:
+        _write_at_once(path, pack_compressed_npz(arrays, len(traj) + 1, comment))
+    else:
+        _write_at_once(path, pack_npz(arrays, comment))
+
+
+def _write_at_once(path: Path, parts: list[Any]) -> None:
     """Write a new file in few system calls: on a background thread, each waits for the interpreter lock."""
+    if sum(map(len, parts)) <= _JOINED_BYTES:
+        parts = [b"".join(parts)]
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
     finally:
         os.close(descriptor)
 
 
+class _Opened(NamedTuple):
+    traj: StoredTrajectory
+    ram_bytes: int
+    is_mapped: bool
+
+
 def open_trajectory(path: str | Path) -> StoredTrajectory:
-    """Open one file without reading more than is needed now.
+    """Open one file of any format without reading more than is needed now.
+
+    Large files are mapped, small ones are read at once. A compressed file that Loxodon wrote decodes what its
+    slices need; those of numpy.savez_compressed are decoded here. Files by AMAGO 3.x, older ones of ours and
+    others that have the arrays of a trajectory are brought to our dtypes and shapes.
 
     Raises:
         FileNotFoundError: If it does not exist.
         BrokenTrajectoryError: If it is not a complete trajectory. Nothing is ever unpickled.
     """
-    return load_trajectory(Path(path))
+    return _open(str(path)).traj
 
 
-def load_trajectory(path: Path) -> Trajectory:
-    """Read one file; its arrays are read-only, and those of a large uncompressed file are mapped, not read.
-
-    Raises:
-        FileNotFoundError: If it does not exist.
-        BrokenTrajectoryError: If it is not a complete trajectory. Nothing is ever unpickled.
-    """
-    return _to_trajectory(path, read_npz(path))
+def load_trajectory(path: str | Path) -> Trajectory:
+    """Return the whole of one file; its arrays are read-only. Raises like open_trajectory."""
+    stored = _open(str(path)).traj
+    return stored if isinstance(stored, Trajectory) else stored.slice(0, len(stored))
 
 
 def check_file(path: str | Path) -> None:
-    """Read all of a file and compare its checksums.
+    """Read all of a file and compare it with its checksums, which every format has.
 
-    Raises: Like open_trajectory.
+    Opening a file does not do this, since it would read what is not needed. Raises like open_trajectory.
     """
-    load_trajectory(Path(path))
-
-
-def _to_trajectory(path: str | Path, content: NpzContent) -> Trajectory:
-    arrays = content.arrays
-    obs = {
-        name.removeprefix(_OBS_PREFIX): value
-        for name, value in arrays.items()
-        if name.startswith(_OBS_PREFIX)
-    }
-    missing = [name for name in (*_DTYPES, "actions") if name not in arrays]
-    if not obs:
-        missing.append(f"{_OBS_PREFIX}*")
-    if missing:
-        raise BrokenTrajectoryError(
-            f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(arrays)) or 'nothing'}. "
-            "Fix: move files that are not trajectories out of the folder."
-        )
-    fixed = {name: np.asarray(arrays[name], dtype) for name, dtype in _DTYPES.items()}
-    parsed = parse_name(Path(path).name)
+    load_trajectory(path)
     try:
-        return Trajectory(
-            obs=obs,
-            rl2s=fixed["rl2s"],
-            time_idxs=fixed["time_idxs"],
-            actions=_fix_actions(arrays["actions"]),
-            rews=fixed["rews"],
-            dones=fixed["dones"],
-            env_name=parsed.env_name if parsed else "env",
-        )
-    except (ValueError, TypeError) as error:
-        raise BrokenTrajectoryError(
-            f"{path} is broken: {error} Fix: move the file out of the folder."
-        ) from error
+        buffer, _ = _read_or_map(str(path))
+        if buffer[: len(MAGIC)] == MAGIC:
+            verify_container(buffer)
+        else:
+            verify_npz(buffer, str(path))
+    except FormatError as error:
+        raise _name_file(str(path), error) from error
 
 
-def _fix_actions(actions: Array) -> Array:
-    """Return discrete actions as int64, all others (also stored one-hot rows) as float32."""
-    return np.asarray(actions, np.int64 if actions.dtype.kind in "iu" else np.float32)
+def _open(path: str) -> _Opened:
+    try:
+        buffer, is_mapped = _read_or_map(path)
+        if buffer[: len(MAGIC)] == MAGIC:
+            content = read_container(buffer)
+        elif buffer[:2] == b"PK":
+            content = read_npz(buffer, path)
+        else:
+            raise FormatError(f"it begins with {buffer[:8]!r}, like neither an .npz nor a .traj file")
+        env_name = content.env_name
+        if env_name is None:
+            parsed = parse_name(os.path.basename(path))  # noqa: PTH119 (a fifth of the time)
+            env_name = parsed.env_name if parsed else "env"
+        traj = build_trajectory(content, env_name)
+    except FormatError as error:
+        raise _name_file(path, error) from error
+    ram_bytes = content.ram_bytes + _OBJECT_BYTES
+    if content.is_buffer_used and not is_mapped:
+        ram_bytes += len(buffer)
+    blocks = content.blocks
+    stored = traj if blocks is None else BlockTrajectory(traj, blocks)
+    return _Opened(stored, ram_bytes, is_mapped and content.is_buffer_used)
+
+
+def _read_or_map(path: str) -> tuple[bytes | mmap.mmap, bool]:
+    """Return the bytes of a file, and whether they are mapped."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > MAP_ABOVE_BYTES:
+            return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), True
+        data = os.read(descriptor, size)
+    except IsADirectoryError as error:
+        raise FormatError("it is a folder") from error
+    finally:
+        os.close(descriptor)
+    if not data:
+        raise FormatError("it is empty")
+    return data, False
+
+
+def _name_file(path: str, error: FormatError) -> BrokenTrajectoryError:
+    return BrokenTrajectoryError(
+        f"{path} ({os.stat(path).st_size} bytes) is not a readable trajectory file: {error}. Allowed is a "  # noqa: PTH116
+        f"complete file in one of the formats {', '.join(FILE_FORMATS)}, of plain (never pickled) arrays. "
+        "Fix: move the file out of the folder or delete it."
+    )
 
 
 class TrajectoryReader:
     """Reads trajectory files and keeps the recently used ones open.
 
-    Files never change once they have their final name, so a path identifies its content. Small and compressed
-    files are kept in memory, large uncompressed ones as memory maps; both are bounded, least recently used
-    goes first.
+    Files never change once they have their final name, so a path identifies its content. Small files are kept
+    in memory, large ones as memory maps, and what was decoded of compressed ones in memory; both are bounded,
+    least recently used goes first.
 
     Args:
         max_ram_bytes: memory for files that are held in memory.
@@ -199,24 +272,22 @@ class TrajectoryReader:
 
     def __init__(self, *, max_ram_bytes: int = 256 << 20, max_open_maps: int = 256) -> None:
         self._max_ram_bytes, self._max_open_maps = max_ram_bytes, max_open_maps
-        self._opened: OrderedDict[str, tuple[Trajectory, int, bool]] = OrderedDict()
+        self._opened: OrderedDict[str, _Opened] = OrderedDict()
         self.ram_bytes = 0
         self.num_maps = 0
 
     def load(self, path: str) -> StoredTrajectory:
-        """Return the trajectory of a file. Raises like load_trajectory."""
+        """Return the trajectory of a file. Raises like open_trajectory."""
         found = self._opened.get(path)
         if found is not None:
             self._opened.move_to_end(path)
-            return found[0]
-        content = read_npz(path)
-        traj = _to_trajectory(path, content)
-        self._opened[path] = traj, content.ram_bytes, content.is_mapped
-        self.ram_bytes += content.ram_bytes
-        self.num_maps += content.is_mapped
+            return found.traj
+        opened = self._opened[path] = _open(path)
+        self.ram_bytes += opened.ram_bytes
+        self.num_maps += opened.is_mapped
         while self.ram_bytes > self._max_ram_bytes or self.num_maps > self._max_open_maps:
             self._forget(next(iter(self._opened)))
-        return traj
+        return opened.traj
 
     def forget(self, paths: Iterable[str]) -> None:
         """Let go of files, for example because they were deleted."""
@@ -225,6 +296,6 @@ class TrajectoryReader:
                 self._forget(path)
 
     def _forget(self, path: str) -> None:
-        _, ram_bytes, is_mapped = self._opened.pop(path)
-        self.ram_bytes -= ram_bytes
-        self.num_maps -= is_mapped
+        opened = self._opened.pop(path)
+        self.ram_bytes -= opened.ram_bytes
+        self.num_maps -= opened.is_mapped
