@@ -56,8 +56,9 @@ def run(args: argparse.Namespace) -> bool:
     if args.to != "traj":
         say(
             console,
-            "AMAGO 3.x reads npz files, but takes neither the policy version nor the fact that actions were "
-            "discrete from them, and its file names must not have underscores in the env name (docs/data.md)",
+            "AMAGO 3.x reads these files, but not all that is in them: it takes no policy version, no "
+            "difference between one-hot and continuous actions, and env names as they are in the file names "
+            "(docs/data.md)",
         )
     return bool(broken)
 
@@ -79,6 +80,9 @@ def convert_file(file: FoundFile, folder: Path, save_as: str) -> Path:
             f"{path}, written from {file.path}, came back with a different {difference}, and was deleted. "
             "Fix: check the disk; if it is sound, this is a bug."
         )
+    for suffix in _SUFFIXES:  # with --force, the same trajectory may be there in another format
+        if suffix != path.suffix:
+            path.with_suffix(suffix).unlink(missing_ok=True)
     return path
 
 
@@ -126,7 +130,7 @@ def _refuse_to_overwrite(found: Found, targets: Sequence[tuple[FoundFile, Path]]
     """Raise FileExistsError if a trajectory (whatever its format) is in its target folder already."""
     if is_forced:
         return
-    present: dict[Path, set[tuple[str, str]]] = {}
+    present: dict[Path, set[str]] = {}
     for file, folder in targets:
         if folder not in present:
             names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 (only names are needed)
@@ -138,6 +142,7 @@ def _refuse_to_overwrite(found: Found, targets: Sequence[tuple[FoundFile, Path]]
             )
 
 
-def _identity(name: str) -> tuple[str, str]:
+def _identity(name: str) -> str:
+    """What two files of one trajectory have in common, whatever their format."""
     parsed = parse_name(name)
-    return (parsed.env_name, parsed.traj_id) if parsed else ("", name)
+    return f"{parsed.traj_id} {parsed.unix_time:.6f}" if parsed else name

@@ -57,7 +57,7 @@ class Summary:
             self.num_opened += 1
             return
         self.num_opened += 1
-        env = self.envs.setdefault(file.name.env_name, EnvSummary())
+        env = self.envs.setdefault(stored.env_name, EnvSummary())
         env.lengths.append(len(stored))
         env.returns.append(float(traj.rews.sum(dtype=np.float64)))
         env.num_pieces += int(traj.time_idxs[0, 0]) > 0

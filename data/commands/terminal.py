@@ -14,11 +14,18 @@ from rich.text import Text
 _MIN_PLAIN_WIDTH = 160
 
 
+class _Console(Console):
+    """A console that leaves it to the command line what a closed pipe means."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def make_console(*, to_stderr: bool = False) -> Console:
     """A console that does not cut what goes into a file or a pipe."""
-    console = Console(highlight=False, stderr=to_stderr)
+    console = _Console(highlight=False, stderr=to_stderr)
     if not console.is_terminal:
-        console = Console(highlight=False, stderr=to_stderr, width=max(_MIN_PLAIN_WIDTH, console.width))
+        console = _Console(highlight=False, stderr=to_stderr, width=max(_MIN_PLAIN_WIDTH, console.width))
     return console
 
 
