@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +13,8 @@ from typing import NamedTuple
 from .files import TEMPORARY_SUFFIX, parse_name
 
 _STALE_TEMPORARY_S = 3600.0
+_LIST_AT_LEAST_EVERY_S = 30.0
+_COARSEST_CLOCK_NS = 3_000_000_000  # FAT counts in steps of 2 s
 _logger = logging.getLogger("loxodon")
 
 
@@ -33,21 +36,28 @@ class TrajectoryFolder:
         self._ignored: set[str] = set()
         self._temporaries: set[str] = set()
         self._has_warned = False
+        self._quiet_mtime_ns = -1  # of the folder, if nothing can have changed since without changing this
+        self._listed_s = -math.inf  # clock of time.monotonic
 
     def refresh(self) -> tuple[list[TrajectoryFile], list[TrajectoryFile]]:
         """List the folder again. Returns the files that are new and those that are gone.
 
         A folder that does not exist is empty.
         """
-        try:
-            names = set(os.listdir(self.path))  # noqa: PTH208 (only names are needed)
-        except FileNotFoundError:
-            names = set()
-        gone = [self.files.pop(name) for name in self.files.keys() - names]
-        self._ignored &= names
+        names = self._list_if_changed()
+        if names is None:
+            return [], []
+        files = self.files
+        unlisted = [name for name in names if name not in files]
+        gone: list[TrajectoryFile] = []
+        if len(names) - len(unlisted) < len(files):
+            gone = [files.pop(name) for name in files.keys() - set(names)]
+        self._ignored &= set(unlisted)
         self._temporaries.clear()
         added: list[TrajectoryFile] = []
-        for name in names.difference(self.files, self._ignored):
+        for name in unlisted:
+            if name in self._ignored:
+                continue
             if name.endswith(TEMPORARY_SUFFIX):
                 self._temporaries.add(name)
             elif (parsed := parse_name(name)) is None:
@@ -56,7 +66,7 @@ class TrajectoryFolder:
             else:
                 path = f"{self.path}/{name}"
                 file = TrajectoryFile(parsed.unix_time, parsed.traj_id, path, self.is_protected)
-                self.files[name] = file
+                files[name] = file
                 added.append(file)
         return added, gone
 
@@ -77,6 +87,26 @@ class TrajectoryFolder:
                     path.unlink()
             except FileNotFoundError:  # its writer has just finished it
                 continue
+
+    def _list_if_changed(self) -> list[str] | None:
+        """Return the names in the folder, or None if its time of change shows that they are the known ones.
+
+        A time of change may be too coarse to tell two changes apart, so one is trusted only if it was old
+        when the folder was listed; and not for long, because some network file systems do not keep it.
+        """
+        now_s = time.monotonic()
+        try:
+            mtime_ns = self.path.stat().st_mtime_ns
+            if mtime_ns == self._quiet_mtime_ns and now_s - self._listed_s < _LIST_AT_LEAST_EVERY_S:
+                return None
+            is_quiet = time.time_ns() - mtime_ns > _COARSEST_CLOCK_NS
+            names = os.listdir(self.path)  # noqa: PTH208 (only names are needed)
+        except FileNotFoundError:
+            self._quiet_mtime_ns = -1
+            return []
+        self._quiet_mtime_ns = mtime_ns if is_quiet else -1
+        self._listed_s = now_s
+        return names
 
     def _warn_of(self, name: str) -> None:
         if not self._has_warned:

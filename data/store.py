@@ -85,7 +85,8 @@ class TrajectoryStore:
 
     def measure_sizes(self) -> None:
         """Look up the bytes of files whose size is not known yet."""
-        self.sizes.add(self.files)
+        if len(self.sizes.values) < len(self.files):
+            self.sizes.add(self.files)
 
     def open(self, file: TrajectoryFile) -> StoredTrajectory | None:
         """Return an opened file, or None if it is gone or broken; then it is off the list.
