@@ -16,6 +16,7 @@ if __name__ == "data":
 
 from .dataset import DoNothingDataset, RLDataset, random_window
 from .disk_dataset import DiskTrajDataset
+from .episodes import split_episodes
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
@@ -26,7 +27,9 @@ from .files import (
     save_trajectory,
 )
 from .layout import Layout
+from .memory import MemoryTrajDataset
 from .minari import MinariDataset
+from .mixture import MixtureOfDatasets
 from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
@@ -45,7 +48,9 @@ __all__ = [
     "DiskTrajDataset",
     "DoNothingDataset",
     "Layout",
+    "MemoryTrajDataset",
     "MinariDataset",
+    "MixtureOfDatasets",
     "NoOpRelabeler",
     "RLDataset",
     "Relabeler",
@@ -60,6 +65,7 @@ __all__ = [
     "pad_batch",
     "random_window",
     "save_trajectory",
+    "split_episodes",
 ]
 
 

@@ -24,10 +24,9 @@ import numpy as np
 from .dataset import RLDataset
 from .files import TrajectoryReader, format_name, parse_name, save_trajectory
 from .layout import Layout
-from .sampling import window_at
+from .sampling import SAMPLE_BY, window_at
 from .trajectory import StoredTrajectory, Trajectory
 
-SAMPLE_BY = ("trajectory", "timestep")
 ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
 CACHE_FOLDER = "loxodon-cache"
 _CONVERSION = 1  # raise it when the same episode would become another file
@@ -110,7 +109,7 @@ def import_episodes(
     folder.mkdir(parents=True, exist_ok=True)
     names = [parse_name(name) for name in os.listdir(folder)]  # noqa: PTH208 (only names are needed)
     present = {name.traj_id for name in names if name is not None}
-    begin_s, total, num_present = time.time(), len(dataset), 0
+    begin_us, total, num_present = time.time_ns() // 1000, len(dataset), 0  # whole, as in file names
     written: list[tuple[str, int]] = []
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
     for number, (episode, extra) in enumerate(zip(dataset.iterate_episodes(), metadata, strict=True)):
@@ -122,7 +121,7 @@ def import_episodes(
             name = str(extra.get(ENV_NAME_KEY, _env_name(dataset)))
             traj = codec.to_trajectory(episode, name, None if version is None else int(version))
             path = save_trajectory(
-                folder, traj, save_as=save_as, traj_id=traj_id, unix_time=begin_s + number * 1e-6
+                folder, traj, save_as=save_as, traj_id=traj_id, unix_time=(begin_us + number) / 1e6
             )
             written.append((path.name, len(traj)))
         report(number + 1, total)

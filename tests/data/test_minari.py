@@ -27,7 +27,7 @@ MakeTraj = Callable[..., Trajectory]
 
 
 class Nested(gym.Env[Any, Any]):
-    """Dict and Tuple observations, integers that do not start at zero; ends after 3 or is cut after 5 steps."""
+    """Dict and Tuple observations, integers that start at -1; ends after 3 or is cut after 5 steps."""
 
     def __init__(self, is_discrete: bool) -> None:
         self.observation_space = spaces.Dict(
@@ -120,7 +120,7 @@ def episodes_of(dataset: MinariDataset) -> list[Trajectory]:
 
 @pytest.mark.parametrize("is_discrete", [True, False])
 def test_episodes_look_as_the_environment_shows_them_to_a_policy(is_discrete: bool) -> None:
-    """Every number of the import equals what SequenceEnv showed (or was given) while the data was recorded."""
+    """Every number of the import equals what SequenceEnv showed or was given during the recording."""
     env = Nested(is_discrete)
     shown = SequenceEnv(env)
     columns, seen = [], []
@@ -463,12 +463,12 @@ def test_a_failed_export_leaves_no_dataset(tmp_path: Path, make_traj: MakeTraj, 
     with pytest.raises(ValueError, match="not of the action space"):
         export_minari(paths, "test/mixed-v0")
     assert not (root / "test" / "mixed-v0").exists()
-    with pytest.raises(ValueError, match="is not the id of a Minari dataset.*end it with -v"):
+    with pytest.raises(ValueError, match=r"is not the id of a Minari dataset.*end it with -v"):
         export_minari(paths, "mixed")
     with pytest.raises(ValueError, match=r"'Nowhere-v0' cannot be made.*Fix:"):
         export_minari(paths, "test/mixed-v0", "Nowhere-v0")
     export_minari(paths[:1], "test/mixed-v0")
-    with pytest.raises(FileExistsError, match="exists in .*raise its version number"):
+    with pytest.raises(FileExistsError, match=r"exists in .*raise its version number"):
         export_minari(paths[:1], "test/mixed-v0")
 
 
