@@ -29,6 +29,7 @@ import numpy as np
 
 from .content import FileContent
 from .errors import FormatError
+from .npz_writing import COPIED_BYTES
 from .trajectory import Array
 
 MAGIC = b"\x89LXTRJ"  # the first byte is no text, so that nothing takes it for some
@@ -66,8 +67,11 @@ def pack_container(
     """
     described = tuple((name, array.dtype.str, array.shape, array.nbytes) for name, array in arrays.items())
     text, padding = _describe(described, env_name, policy_version, num_transitions)
-    data = [array.reshape(-1).view(np.uint8) for array in arrays.values()]
-    checksums = struct.pack(f"<{len(data)}I", *(zlib.crc32(array.data) for array in data))
+    data: list[Any] = [
+        array.tobytes() if array.nbytes <= COPIED_BYTES else array.reshape(-1).view(np.uint8).data
+        for array in arrays.values()
+    ]
+    checksums = struct.pack(f"<{len(data)}I", *map(zlib.crc32, data))
     start = _START.pack(MAGIC, FORMAT_VERSION, len(text), zlib.crc32(checksums, zlib.crc32(text)))
     parts: list[Any] = [
         start,
