@@ -129,7 +129,7 @@ def _print_places(console: Console, found: Found) -> None:
 
 
 def _print_rest(console: Console, found: Found) -> None:
-    for place, count in sorted(found.set_aside.items()):
+    for place, count in sorted((+found.set_aside).items()):
         say(console, f"{place}: {count:,} files set aside, not counted above")
     if found.num_temporary:
         say(console, f"unfinished: {found.num_temporary:,} files that a writer has not completed")
