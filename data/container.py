@@ -174,7 +174,9 @@ def _parse(text: bytes) -> _Header:
         entries = tuple(_parse_entry(entry) for entry in header["arrays"])
         env_name, policy_version = header["env_name"], header["policy_version"]
         if not isinstance(env_name, str) or not isinstance(policy_version, int | None):
-            raise TypeError("env_name or policy_version has the wrong type")
+            raise FormatError(
+                "its header gives env_name or policy_version another type than text or a number"
+            )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"its header cannot be understood ({type(error).__name__}: {error})") from error
     return _Header(entries, env_name, policy_version, max((e.offset + e.nbytes for e in entries), default=0))
@@ -183,7 +185,7 @@ def _parse(text: bytes) -> _Header:
 def _parse_entry(entry: dict[str, Any]) -> _ArrayEntry:
     dtype, shape, offset = np.dtype(str(entry["dtype"])), tuple(entry["shape"]), entry["offset"]
     if dtype.hasobject or dtype.kind == "V":
-        raise TypeError(f"dtype {dtype} is not plain")
+        raise FormatError(f"its header names dtype {dtype}, which is not plain")
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, offset)):
-        raise TypeError(f"shape {shape} or offset {offset} is not a count")
+        raise FormatError(f"its header gives shape {shape} and offset {offset}, but both must be counts")
     return _ArrayEntry(str(entry["name"]), dtype, shape, offset, math.prod(shape) * dtype.itemsize)

@@ -278,9 +278,14 @@ class TrajectoryReader:
 
     def __init__(self, *, max_ram_bytes: int = 256 << 20, max_open_maps: int = 256) -> None:
         self._max_ram_bytes, self._max_open_maps = max_ram_bytes, max_open_maps
-        self._opened: OrderedDict[str, _Opened] = OrderedDict()
+        self._opened: OrderedDict[str, _Opened] = OrderedDict()  # least recently used first
+        self._mapped: OrderedDict[str, None] = OrderedDict()  # those of them that are maps, in the same order
         self.ram_bytes = 0
-        self.num_maps = 0
+
+    @property
+    def num_maps(self) -> int:
+        """Number of files that are mapped now."""
+        return len(self._mapped)
 
     def __len__(self) -> int:
         """Return the number of files that are kept open."""
@@ -291,12 +296,17 @@ class TrajectoryReader:
         found = self._opened.get(path)
         if found is not None:
             self._opened.move_to_end(path)
+            if found.is_mapped:
+                self._mapped.move_to_end(path)
             return found.traj
         opened = self._opened[path] = _open(path)
         self.ram_bytes += opened.ram_bytes
-        self.num_maps += opened.is_mapped
-        while self.ram_bytes > self._max_ram_bytes or self.num_maps > self._max_open_maps:
+        if opened.is_mapped:
+            self._mapped[path] = None
+        while self.ram_bytes > self._max_ram_bytes:
             self._forget(next(iter(self._opened)))
+        while len(self._mapped) > self._max_open_maps:
+            self._forget(next(iter(self._mapped)))
         return opened.traj
 
     def forget(self, paths: Iterable[str]) -> None:
@@ -306,6 +316,5 @@ class TrajectoryReader:
                 self._forget(path)
 
     def _forget(self, path: str) -> None:
-        opened = self._opened.pop(path)
-        self.ram_bytes -= opened.ram_bytes
-        self.num_maps -= opened.is_mapped
+        self.ram_bytes -= self._opened.pop(path).ram_bytes
+        self._mapped.pop(path, None)

@@ -249,7 +249,7 @@ def _parse_npy_header(header: bytes, name: str) -> tuple[tuple[int, ...], bool, 
         )
         shape, is_fortran, dtype = read(stream)
         if min(shape, default=0) < 0:
-            raise ValueError(f"negative shape {shape}")
+            raise FormatError(f"member {name!r} has a shape that cannot be, {shape}")
     except _UNREADABLE as error:
         raise FormatError(f"member {name!r} has a header that cannot be understood ({error})") from error
     if dtype.hasobject:

@@ -100,10 +100,10 @@ def test_changed_header_is_named(tmp_path: Path, make_traj: MakeTraj) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("dtype", "|O", "dtype object is not plain"),
+        ("dtype", "|O", "dtype object, which is not plain"),
         ("dtype", "?!", "header cannot be understood"),
-        ("shape", [-4, 1], r"shape \(-4, 1\) or offset 0 is not a count"),
-        ("shape", ["4"], "is not a count"),
+        ("shape", [-4, 1], r"shape \(-4, 1\) and offset 0, but both must be counts"),
+        ("shape", ["4"], "must be counts"),
         ("shape", [9**9], r"should have \d+ bytes according to its header, but has"),
         ("name", "x", "it lacks _OBS_KEY_"),
     ],

@@ -77,3 +77,16 @@ def test_one_file_larger_than_the_cache_is_served_and_not_kept(tmp_path: Path, m
     traj = reader.load(str(path))
     assert reader.ram_bytes == 0
     np.testing.assert_array_equal(traj.slice(5, 9).rl2s, load_trajectory(path).rl2s[5:10])
+
+
+def test_too_many_maps_do_not_push_out_small_files(tmp_path: Path, make_traj: MakeTraj) -> None:
+    paths = [
+        str(save_trajectory(tmp_path, make_traj(length), save_as="npz", traj_id=f"{i:08x}", unix_time=1e9))
+        for i, length in enumerate((10, 20_000, 20_000, 20_000))
+    ]
+    reader = TrajectoryReader(max_open_maps=1)
+    small, first = reader.load(paths[0]), reader.load(paths[1])
+    reader.load(paths[2])
+    reader.load(paths[3])
+    assert reader.load(paths[0]) is small
+    assert reader.load(paths[1]) is not first
