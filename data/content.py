@@ -84,6 +84,7 @@ def build_trajectory(content: FileContent, env_name: str) -> Trajectory:
             obs=obs,
             env_name=content.env_name or env_name,
             policy_version=content.policy_version,
+            source=-1,
             **fixed,
         )
     except ValueError as error:  # lengths that contradict each other
