@@ -16,7 +16,7 @@ if __name__ == "data":
 
 from .dataset import DoNothingDataset, RLDataset, random_window
 from .disk_dataset import DiskTrajDataset
-from .episodes import split_episodes
+from .episodes import load_episodes, split_episodes
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
@@ -26,6 +26,7 @@ from .files import (
     open_trajectory,
     save_trajectory,
 )
+from .hindsight import HindsightRelabeler
 from .layout import Layout
 from .memory import MemoryTrajDataset
 from .minari import MinariDataset
@@ -47,6 +48,7 @@ __all__ = [
     "BrokenTrajectoryError",
     "DiskTrajDataset",
     "DoNothingDataset",
+    "HindsightRelabeler",
     "Layout",
     "MemoryTrajDataset",
     "MinariDataset",
@@ -60,6 +62,7 @@ __all__ = [
     "TrajectoryWriter",
     "WritingClock",
     "check_file",
+    "load_episodes",
     "load_trajectory",
     "open_trajectory",
     "pad_batch",

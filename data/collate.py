@@ -106,7 +106,7 @@ def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:
         zeros = np.zeros((max(pads), *out.shape[2:]), out.dtype)
         windows = [part for window, pad in zip(windows, pads, strict=True) for part in (window, zeros[:pad])]
     # One call for the whole field; it refuses other shapes and casts that lose the kind of number.
-    np.concatenate(windows, out=out.reshape(-1, *out.shape[2:]), casting="same_kind")
+    np.concatenate(windows, out=out.reshape(out.shape[0] * out.shape[1], *out.shape[2:]), casting="same_kind")
 
 
 def _copy_actions(out: Array, actions: list[Array], pads: list[int], width: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +24,14 @@ def split_episodes(
 ) -> list[Trajectory]:
     """Cut flat arrays of consecutive steps, as offline data sets hold them, into one trajectory per episode.
 
-    Row i says: obs[i] was seen, actions[i] was taken, rews[i] was paid for it, and the episode terminated or
-    was truncated on arriving at the next observation. rl2s are the rewards and actions shifted by one
-    timestep, time indices count from 0 in each episode, and only termination becomes `dones`.
+    Row i says: obs[i] was seen, actions[i] taken, rews[i] paid for it, and the episode terminated or was
+    truncated on arriving at the next observation. rl2s are rewards and actions shifted by one timestep, time
+    indices count from 0 in each episode, and only termination becomes `dones`.
 
-    A trajectory of T transitions has T+1 observations, so the one that follows the last action is needed:
-    - with `next_obs` it is the last row of the episode there;
-    - without, it is unknown, since the next row of `obs` belongs to another episode. The last transition of
-      every episode that ended by truncation (or with the arrays) is dropped then, as its value could only be
-      learned from that observation. After a termination nothing is learned from it, so the transition is kept
-      and the last observation repeated in its place.
+    The observation after an episode's last action is the last row of the episode in `next_obs`. Without it,
+    that observation is unknown, as the next row of `obs` belongs to another episode: after a termination,
+    where nothing is learned from it, the last one is repeated; after a truncation, and at the end of the
+    arrays, the last transition is dropped.
 
     Args:
         obs: (S, ...) or a dict of such arrays; alone, its key is "observation".
@@ -54,40 +53,61 @@ def split_episodes(
     actions, rows = _action_rows(np.asarray(actions), num_actions)
     rews = np.asarray(rews, np.float32).reshape(-1, 1)
     ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
-    named = {**{f"obs[{key!r}]": value for key, value in columns.items()}, "actions": actions, "rews": rews}
-    named |= {f"next_obs[{key!r}]": value for key, value in following.items()}
-    named |= {"terminated": ends, "truncated": cuts}
-    _check_lengths({name: len(value) for name, value in named.items()})
-    if next_obs is not None and following.keys() != columns.keys():
-        raise ValueError(
-            f"next_obs has the keys {sorted(following)}, obs has {sorted(columns)}; they must be equal. "
-            "Fix: pass the same observations in both."
-        )
+    _check_columns(columns, following, actions=actions, rews=rews, terminated=ends, truncated=cuts)
     last_steps = np.flatnonzero(ends | cuts)
     trajs, start = [], 0
     for stop in sorted({*(last_steps + 1).tolist(), len(rews)}):
-        repeats = next_obs is None and bool(ends[stop - 1 : stop].any())
-        num = stop - start - (0 if repeats or next_obs is not None else 1)
-        span, start = slice(start, start + num), stop
-        if num < 1:
-            continue
-        rl2s = np.zeros((num + 1, 1 + rows.shape[1]), np.float32)
-        rl2s[1:, :1], rl2s[1:, 1:] = rews[span], rows[span]
-        trajs.append(
-            Trajectory(
-                obs={
-                    key: _with_last(value, following.get(key), span, repeats)
-                    for key, value in columns.items()
-                },
-                rl2s=rl2s,
-                time_idxs=np.arange(num + 1)[:, None],
-                actions=actions[span],
-                rews=rews[span],
-                dones=ends[span, None],
-                env_name=env_name,
-            )
-        )
+        repeats = not following and bool(ends[stop - 1 : stop].any())
+        span = slice(start, stop if repeats or following else stop - 1)
+        start = stop
+        if span.start < span.stop:
+            seen = {k: _with_last(v, following.get(k), span, repeats) for k, v in columns.items()}
+            trajs.append(_episode(seen, actions[span], rows[span], rews[span], ends[span, None], env_name))
     return trajs
+
+
+def _episode(
+    obs: dict[str, Array], actions: Array, rows: Array, rews: Array, dones: Array, env_name: str
+) -> Trajectory:
+    rl2s = np.zeros((len(rews) + 1, 1 + rows.shape[1]), np.float32)
+    rl2s[1:, :1], rl2s[1:, 1:] = rews, rows
+    return Trajectory(
+        obs=obs,
+        rl2s=rl2s,
+        time_idxs=np.arange(len(rews) + 1)[:, None],
+        actions=actions,
+        rews=rews,
+        dones=dones,
+        env_name=env_name,
+    )
+
+
+def load_episodes(path: str | Path) -> list[Trajectory]:
+    """Read flat arrays from an .npz file and cut them into episodes; see split_episodes.
+
+    The arrays are named as in D4RL: observations, actions, rewards, terminals, timeouts, and
+    next_observations if there are any.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If an array is missing, or they contradict each other.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"There is no file {path} with offline data. Fix: set MemoryTrajDataset.npz_path to an .npz file."
+        )
+    names = ("observations", "actions", "rewards", "terminals", "timeouts")
+    with np.load(path, allow_pickle=False) as file:
+        missing = [name for name in names if name not in file]
+        if missing:
+            raise ValueError(
+                f"{path} has the arrays {sorted(file)}, but lacks {missing}. Fix: name the columns as in "
+                f"D4RL: {', '.join(names)}, and next_observations if you have them."
+            )
+        columns = dict(file.items())
+    following = columns.get("next_observations")
+    return split_episodes(*(columns[name] for name in names), next_obs=following, env_name=path.stem)
 
 
 def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
@@ -117,9 +137,17 @@ def _action_rows(actions: Array, num_actions: int | None) -> tuple[Array, npt.ND
     return indices, (indices == np.arange(num_actions)).astype(np.float32)
 
 
-def _check_lengths(lengths: dict[str, int]) -> None:
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+def _check_columns(columns: dict[str, Array], following: dict[str, Array], **others: Array) -> None:
+    """Raise ValueError unless all have one row per step, and both kinds of observations the same keys."""
+    if following and following.keys() != columns.keys():
+        raise ValueError(
+            f"next_obs has the keys {sorted(following)}, obs has {sorted(columns)}; they must be equal. "
+            "Fix: pass the same observations in both."
+        )
+    named = {f"obs[{key!r}]": value for key, value in columns.items()}
+    named |= {f"next_obs[{key!r}]": value for key, value in following.items()} | others
+    if len({len(value) for value in named.values()}) > 1:
+        found = ", ".join(f"{name} {len(value)}" for name, value in named.items())
         raise ValueError(
             f"These arrays have different numbers of rows: {found}. Each needs one row per step. "
             "Fix: pass all columns of the same steps."

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .dataset import RLDataset, random_window
-from .episodes import split_episodes
+from .episodes import load_episodes, split_episodes
 from .sampling import SAMPLE_BY
 from .trajectory import Array, Trajectory
 
@@ -33,6 +33,7 @@ class MemoryTrajDataset(RLDataset):
             all.
         min_trajs: trajectories from which on training starts.
         relabeler: changes the whole trajectory each time, before a window is cut out of it.
+        npz_path: file of flat offline arrays to begin with, see load_episodes; None for none.
 
     Raises:
         ValueError: If an argument is not allowed, or the trajectories differ in layout.
@@ -45,6 +46,7 @@ class MemoryTrajDataset(RLDataset):
         max_timesteps: int | None = None,
         min_trajs: int = 1,
         relabeler: Relabeler | None = None,
+        npz_path: str | None = None,
     ) -> None:
         if sample_by not in SAMPLE_BY:
             raise ValueError(
@@ -61,7 +63,7 @@ class MemoryTrajDataset(RLDataset):
         self._trajs: list[Trajectory] = []
         self._num_timesteps = 0
         self._ends: npt.NDArray[np.int64] | None = None  # cumulative numbers of transitions, made when needed
-        for traj in trajs:
+        for traj in [*trajs, *(load_episodes(npz_path) if npz_path is not None else [])]:
             self.add(traj)
 
     @classmethod

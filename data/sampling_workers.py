@@ -12,6 +12,7 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -70,7 +71,10 @@ class SamplingWorkers:
             self._guard(worker, worker.begin, serial, epoch, num_batches)
         for i in range(num_batches):
             worker = self._workers[i % len(self._workers)]
-            slot, arrays = self._guard(worker, worker.receive, serial)
+            outcome = self._guard(worker, worker.receive, serial)
+            if isinstance(outcome, _Failure):  # raised here, as the guard would take some for a death
+                outcome.raise_again()
+            slot, arrays = outcome
             yield arrays
             if serial != self._serial:
                 return
@@ -126,8 +130,8 @@ class _Worker:
             self.give_back(self._unreturned)
         self.conn.send((serial, epoch, num_batches))
 
-    def receive(self, serial: int) -> tuple[int, Arrays]:
-        """Wait for the next batch of this order; returns its slot and its arrays."""
+    def receive(self, serial: int) -> tuple[int, Arrays] | _Failure:
+        """Wait for the next batch of this order; returns its slot and its arrays, or what went wrong."""
         while True:
             kind, *rest = self._receive()
             if kind == "block":
@@ -141,7 +145,7 @@ class _Worker:
                 continue
             sent_serial, *rest = rest
             if kind == "error" and sent_serial == serial:
-                _raise_again(self._index, *rest)
+                return _Failure(self._index, *rest)
             if kind == "batch":
                 slot, specs = rest
                 self._unreturned = slot
@@ -196,14 +200,29 @@ def _socket_of(conn: Connection) -> socket.socket:
     return socket.socket(fileno=os.dup(conn.fileno()))
 
 
-def _raise_again(index: int, error: BaseException | None, text: str) -> None:
-    cause = _WorkerTraceback(text)
-    if error is not None:
-        raise error from cause
-    raise RuntimeError(
-        f"Loader worker {index} failed: {text.strip().splitlines()[-1]}. Fix: see the worker's traceback "
-        "above."
-    ) from cause
+@dataclass(frozen=True)
+class _Failure:
+    """An error in a worker.
+
+    Attributes:
+        index: of the worker.
+        error: what was raised, None if it cannot be pickled.
+        text: its traceback.
+    """
+
+    index: int
+    error: Exception | None
+    text: str
+
+    def raise_again(self) -> None:
+        """Raise it in this process."""
+        cause = _WorkerTraceback(self.text)
+        if self.error is not None:
+            raise self.error from cause
+        summary = self.text.strip().splitlines()[-1]
+        raise RuntimeError(
+            f"Loader worker {self.index} failed: {summary}. Fix: see the worker's traceback above."
+        ) from cause
 
 
 def _end(workers: list[_Worker]) -> None:

@@ -10,7 +10,7 @@ if __name__ == "envs":
     )
 
 from .async_vector import AsyncVectorEnv, num_usable_cores
-from .builtin import TMazePassive
+from .builtin import MazeRunner, TMazePassive
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from .kshot import KShotWrapper
@@ -30,6 +30,7 @@ __all__ = [
     "EpsilonGreedy",
     "ExplorationWrapper",
     "KShotWrapper",
+    "MazeRunner",
     "ReturnHistory",
     "SequenceEnv",
     "SpecialMetricHistory",

@@ -1,5 +1,6 @@
 """Built-in tasks."""
 
+from .mazerunner import MazeRunner
 from .tmaze import TMazePassive
 
-__all__ = ["TMazePassive"]
+__all__ = ["MazeRunner", "TMazePassive"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,19 @@ def test_contradicting_arrays_are_refused() -> None:
         split_episodes(**steps, num_actions=2)
     with pytest.raises(ValueError, match=r"next_obs has the keys \['x'\].*Fix:"):
         split_episodes(**steps, next_obs={"x": steps["obs"]})
+
+
+def test_a_file_of_flat_arrays_fills_the_dataset(tmp_path: Path) -> None:
+    names = ("observations", "actions", "rewards", "terminals", "timeouts")
+    columns = dict(zip(names, flat_steps().values(), strict=True))
+    np.savez(tmp_path / "maze.npz", **columns)
+    assert MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz")).num_timesteps == 5
+    np.savez(tmp_path / "maze.npz", **columns, next_observations=columns["observations"])
+    dataset = MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz"))
+    assert (dataset.num_timesteps, dataset._trajs[0].env_name) == (7, "maze")
+    del columns["terminals"]
+    np.savez(tmp_path / "maze.npz", **columns)
+    with pytest.raises(ValueError, match=r"lacks \['terminals'\].*Fix:"):
+        MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz"))
+    with pytest.raises(FileNotFoundError, match=r"no file .*other.npz.*Fix:"):
+        MemoryTrajDataset(npz_path=str(tmp_path / "other.npz"))

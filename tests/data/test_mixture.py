@@ -179,9 +179,7 @@ def test_newer_files_are_set_aside_where_they_were_collected(fill: Fill, tmp_pat
 
 def test_two_datasets_may_not_share_a_folder(tmp_path: Path) -> None:
     mixture = MixtureOfDatasets([DiskTrajDataset(), DiskTrajDataset()], [1, 1])
-    with pytest.raises(
-        ValueError, match=r"0-DiskTrajDataset and 1-DiskTrajDataset .*both lie in .*run.*Fix:"
-    ):
+    with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-DiskTrajDataset .*both lie in .*Fix:"):
         configure(mixture, tmp_path)
     named = DiskTrajDataset(dset_root=str(tmp_path), dset_name="run", takes_new_trajs=False)
     with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-run .*both lie in"):

@@ -195,3 +195,9 @@ def test_importing_the_package_does_not_import_torch() -> None:
 def test_unknown_name_of_the_package() -> None:
     with pytest.raises(ImportError, match="cannot import name"):
         from loxodon.data import no_such_name  # noqa: F401
+
+
+def test_observations_without_elements_are_padded_too(make_traj: MakeTraj) -> None:
+    traj = make_traj(3)
+    traj = dataclasses.replace(traj, obs={**traj.obs, "none": np.zeros((4, 0), np.float32)})
+    assert pad_batch([traj, traj.slice(0, 1)]).obs["none"].shape == (2, 4, 0)

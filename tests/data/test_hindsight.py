@@ -1,0 +1,264 @@
+"""Hindsight: a relabelled trajectory is one that the environment itself could have produced."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loxodon.data import HindsightRelabeler, NoOpRelabeler, Trajectory
+from loxodon.envs import MazeRunner
+
+ARRAYS = ("rl2s", "time_idxs", "actions", "rews", "dones")
+FAR = 0.99  # a coordinate that no walk along a line ever has
+
+
+def play(env: MazeRunner, seed: int, actions: npt.NDArray[Any], goals: Any = None) -> Trajectory:
+    """One episode; `goals` replaces those that the environment draws."""
+    obs, _ = env.reset(seed=seed, options=None if goals is None else {"goals": goals})
+    seen, rews, dones = [obs], [], []
+    for action in actions:
+        obs, reward, terminated, truncated, _ = env.step(action)
+        seen.append(obs)
+        rews.append(reward)
+        dones.append(terminated)
+        if terminated or truncated:
+            break
+    num_steps = len(rews)
+    rl2s = np.zeros((num_steps + 1, 6), np.float32)
+    rl2s[1:, 0] = rews
+    rl2s[np.arange(1, num_steps + 1), 1 + actions[:num_steps]] = 1
+    return Trajectory(
+        obs={key: np.stack([obs[key] for obs in seen]) for key in seen[0]},
+        rl2s=rl2s,
+        time_idxs=np.arange(num_steps + 1)[:, None],
+        actions=actions[:num_steps, None],
+        rews=np.array(rews, np.float32)[:, None],
+        dones=np.array(dones)[:, None],
+        env_name="MazeRunner",
+    )
+
+
+def arrays_of(traj: Trajectory) -> dict[str, npt.NDArray[Any]]:
+    return {**traj.obs, **{name: getattr(traj, name) for name in ARRAYS}}
+
+
+def assert_same(one: Trajectory, other: Trajectory) -> None:
+    ours, theirs = arrays_of(one), arrays_of(other)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+        assert value.dtype == theirs[name].dtype, name
+    assert one.env_name == other.env_name
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    strategy=st.sampled_from(["final", "future", "all", "some"]),
+    num_goals=st.integers(1, 4),
+    time_limit=st.integers(1, 60),
+    seed=st.integers(0, 2**31),
+    randomize_actions=st.booleans(),
+)
+def test_it_is_what_the_environment_does_with_these_goals(
+    strategy: str, num_goals: int, time_limit: int, seed: int, randomize_actions: bool
+) -> None:
+    env = MazeRunner(5, num_goals, time_limit, 0.2, randomize_actions)
+    rng = np.random.default_rng(seed)
+    actions = rng.integers(5, size=time_limit)
+    traj = play(env, seed, actions)
+    relabelled = HindsightRelabeler(strategy=strategy).relabel(traj, rng)
+    assert_same(relabelled, play(env, seed, actions, relabelled.obs["goals"][0]))
+    assert relabelled.rews.sum() >= traj.rews.sum()
+
+
+def walk(
+    positions: list[float], goals: list[float], *, reached_at: tuple[int, ...] = (), **other: Any
+) -> Trajectory:
+    """An episode along a line; the caller says at which timesteps its goals were reached."""
+    num_steps, num_goals = len(positions) - 1, len(goals)
+    num_reached = np.searchsorted(reached_at, np.arange(num_steps + 1), side="right")
+    padded = np.array([*goals, *[-1.0] * num_goals], np.float32)
+    rews = np.zeros((num_steps, 1), np.float32)
+    rews[[time - 1 for time in reached_at]] = 1
+    dones = np.zeros((num_steps, 1), np.bool_)
+    dones[-1] = len(reached_at) == num_goals
+    rl2s = np.ones((num_steps + 1, 3), np.float32)
+    rl2s[0], rl2s[1:, :1] = 0, rews
+    arrays: dict[str, Any] = {
+        "obs": {
+            "achieved": np.array(positions, np.float32)[:, None],
+            "goals": np.stack([padded[n : n + num_goals] for n in num_reached])[..., None],
+            "image": np.arange(num_steps + 1, dtype=np.uint8)[:, None],
+        },
+        "rl2s": rl2s,
+        "time_idxs": np.arange(num_steps + 1)[:, None],
+        "actions": np.full((num_steps, 2), 0.5, np.float32),
+        "rews": rews,
+        "dones": dones,
+    }
+    return Trajectory(**{**arrays, **other})
+
+
+LINE = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def first_goals(traj: Trajectory) -> tuple[float, ...]:
+    """All goals along the line, as shown at reset."""
+    return tuple(np.round(traj.obs["goals"][0, :, 0].astype(float), 2).tolist())
+
+
+def goals_drawn(strategy: str, traj: Trajectory, draws: int = 200) -> list[tuple[float, ...]]:
+    """The sequences of goals that a strategy gives, without repetition."""
+    relabeler, rng = HindsightRelabeler(strategy=strategy), np.random.default_rng(0)
+    return sorted({first_goals(relabeler.relabel(traj, rng)) for _ in range(draws)})
+
+
+def test_one_goal_by_hand() -> None:
+    traj = walk(LINE, [FAR])
+    relabelled = HindsightRelabeler().with_goals(traj, np.array([[0.3]], np.float32))
+    assert len(relabelled) == 3
+    assert relabelled.rews[:, 0].tolist() == [0, 0, 1]
+    assert relabelled.dones[:, 0].tolist() == [False, False, True]
+    assert relabelled.rl2s[:, 0].tolist() == [0, 0, 0, 1]
+    np.testing.assert_array_equal(relabelled.rl2s[:, 1:], traj.rl2s[:4, 1:])
+    np.testing.assert_allclose(relabelled.obs["goals"][:, 0, 0], [0.3, 0.3, 0.3, -1])
+    for key in ("achieved", "image"):
+        np.testing.assert_array_equal(relabelled.obs[key], traj.obs[key][:4])
+    np.testing.assert_array_equal(relabelled.actions, traj.actions[:3])
+
+
+def test_strategies_with_one_missing_goal() -> None:
+    traj = walk(LINE, [FAR])
+    assert goals_drawn("none", traj) == [(FAR,)]
+    assert goals_drawn("final", traj) == [(0.5,)]
+    assert goals_drawn("future", traj) == goals_drawn("all", traj) == [(0.1,), (0.2,), (0.3,), (0.4,), (0.5,)]
+    assert goals_drawn("some", traj) == [(0.1,), (0.2,), (0.3,), (0.4,), (0.5,), (FAR,)]
+
+
+def test_strategies_after_a_goal_that_was_reached() -> None:
+    traj = walk(LINE, [0.3, FAR], reached_at=(3,))
+    assert goals_drawn("final", traj) == [(0.3, 0.5)]
+    assert goals_drawn("future", traj) == [(0.3, 0.4), (0.3, 0.5)]
+    inserted = [(0.1, 0.3), (0.2, 0.3), (0.3, 0.4), (0.3, 0.5)]
+    assert goals_drawn("all", traj) == inserted
+    assert goals_drawn("some", traj) == [*inserted[:3], (0.3, 0.5), (0.3, FAR)]
+
+
+def test_some_replaces_any_number_alike_and_keeps_the_next_missing_goals() -> None:
+    traj = walk(LINE, [0.9, 0.8, 0.7])
+    relabeler, rng = HindsightRelabeler(strategy="some"), np.random.default_rng(0)
+    counts = np.zeros(4, int)
+    for _ in range(2000):
+        goals = list(first_goals(relabeler.relabel(traj, rng)))
+        num_new = sum(goal <= 0.5 for goal in goals)
+        assert goals[:num_new] == sorted(goals[:num_new])
+        assert goals[num_new:] == [0.9, 0.8, 0.7][: 3 - num_new]
+        counts[num_new] += 1
+    assert np.all(np.abs(counts / 2000 - 0.25) < 0.05)
+
+
+def test_final_draws_the_goals_before_the_last_one() -> None:
+    assert goals_drawn("final", walk(LINE[:4], [0.9, 0.8])) == [(0.1, 0.3), (0.2, 0.3)]
+
+
+def test_more_goals_than_timesteps() -> None:
+    assert goals_drawn("all", walk(LINE[:3], [0.9, 0.8, 0.7])) == [(0.1, 0.2, 0.9)]
+    reached_at_the_end = walk(LINE[:3], [0.2, 0.9], reached_at=(2,))
+    relabeler = HindsightRelabeler(strategy="future")
+    assert relabeler.relabel(reached_at_the_end, np.random.default_rng(0)) is reached_at_the_end
+
+
+def test_a_success_stays_as_it_is() -> None:
+    traj = walk(LINE, [0.2, 0.5], reached_at=(2, 5))
+    for strategy in ("final", "future", "all", "some"):
+        assert HindsightRelabeler(strategy=strategy).relabel(traj, np.random.default_rng(0)) is traj
+
+
+def test_its_own_goals_change_nothing() -> None:
+    traj = walk(LINE, [0.2, FAR], reached_at=(2,))
+    relabeler = HindsightRelabeler()
+    assert_same(relabeler.with_goals(traj, relabeler.goals_of(traj)), traj)
+
+
+def test_other_rewards_and_other_endings_stay() -> None:
+    costs = np.full((5, 1), -0.25, np.float32)
+    costs[1] += 1
+    dones = np.array([[False]] * 4 + [[True]])  # fell into a pit
+    traj = walk(LINE, [0.2, 0.9], reached_at=(2,), rews=costs, dones=dones)
+    relabelled = HindsightRelabeler().with_goals(traj, np.array([[0.3], [0.9]], np.float32))
+    assert relabelled.rews[:, 0].tolist() == [-0.25, -0.25, 0.75, -0.25, -0.25]
+    np.testing.assert_array_equal(relabelled.dones, dones)
+
+
+def test_one_goal_without_an_axis_for_goals() -> None:
+    flat = walk(LINE, [FAR])
+    traj = dataclasses.replace(flat, obs={**flat.obs, "goals": flat.obs["goals"][:, 0]})
+    relabelled = HindsightRelabeler(strategy="final").relabel(traj, np.random.default_rng(0))
+    np.testing.assert_allclose(relabelled.obs["goals"], [[0.5]] * 5 + [[-1]])
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [np.zeros((5, 1), np.int64), np.eye(3, dtype=np.uint8)[[0, 1, 2, 0, 1]], np.zeros((5, 2), np.float32)],
+)
+def test_the_form_of_actions_does_not_matter_and_nothing_is_written_to(actions: npt.NDArray[Any]) -> None:
+    traj = walk(LINE, [FAR], actions=actions)
+    before = {name: value.copy() for name, value in arrays_of(traj).items()}
+    for value in arrays_of(traj).values():
+        value.flags.writeable = False  # as in a mapped file
+    relabelled = HindsightRelabeler(strategy="future").relabel(traj, np.random.default_rng(1))
+    np.testing.assert_array_equal(relabelled.actions, actions[: len(relabelled)])
+    assert relabelled.actions.dtype == actions.dtype
+    for name, value in arrays_of(traj).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_the_share_that_is_relabelled() -> None:
+    traj, rng = walk(LINE, [FAR]), np.random.default_rng(0)
+    relabeler = HindsightRelabeler(strategy="final", share=0.3)
+    num_kept = sum(relabeler.relabel(traj, rng) is traj for _ in range(2000))
+    assert 0.65 < num_kept / 2000 < 0.75
+
+
+def test_doing_nothing() -> None:
+    traj = walk(LINE, [FAR])
+    assert NoOpRelabeler().relabel(traj, np.random.default_rng(0)) is traj
+
+
+def test_a_piece_from_mid_episode_is_refused() -> None:
+    traj = walk(LINE, [FAR]).slice(2, 5)
+    with pytest.raises(ValueError, match=r"begins at time index 2.*Fix.*stagger_traj_file_lengths = False"):
+        HindsightRelabeler().relabel(traj, np.random.default_rng(0))
+    assert HindsightRelabeler(strategy="none").relabel(traj, np.random.default_rng(0)) is traj
+
+
+def test_missing_observations_are_named() -> None:
+    with pytest.raises(ValueError, match=r"looks for the observations \['desired'\].*'goals'.*Fix"):
+        HindsightRelabeler(goals_key="desired").relabel(walk(LINE, [FAR]), np.random.default_rng(0))
+
+
+def test_an_environment_with_other_rules_is_noticed() -> None:
+    by_hand = walk(LINE, [0.31, FAR], reached_at=(3,))  # its tolerance is wider than ours
+    with pytest.raises(ValueError, match=r"At timestep 3 .*tolerance 0.001.*Fix"):
+        HindsightRelabeler().relabel(by_hand, np.random.default_rng(0))
+    wider = HindsightRelabeler(strategy="final", tolerance=0.02)
+    assert wider.relabel(by_hand, np.random.default_rng(0)).rews.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"strategy": "futur"}, r"strategy is 'futur'; allowed are .*Fix.*'future'"),
+        ({"tolerance": -1.0}, r"tolerance is -1.0.*Fix"),
+        ({"share": 1.1}, r"share 1.1.*Fix"),
+    ],
+)
+def test_impossible_settings(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        HindsightRelabeler(**arguments)
