@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -66,7 +67,7 @@ def find_files(root: Path) -> Found:
         name = parse_name(root.name) or TrajectoryName("env", root.stem, root.stat().st_mtime)
         found.files.append(FoundFile(root, name, root.stat().st_size))
         return found
-    _search(found, str(root))
+    _search(found, str(root), set())
     found.files.sort(key=lambda file: (file.name.unix_time, file.name.traj_id))
     return found
 
@@ -86,31 +87,39 @@ def require_files(root: Path) -> Found:
     return found
 
 
-def _search(found: Found, folder: str) -> None:
+def _search(found: Found, folder: str, seen: set[str]) -> None:
+    """Search one folder and those in it, links included, each once."""
+    if (real := os.path.realpath(folder)) in seen:
+        return
+    seen.add(real)
+    for subfolder in _take_files(found, folder):
+        path = f"{folder}/{subfolder}"
+        if subfolder in SET_ASIDE:
+            names = os.listdir(path)  # noqa: PTH208 (only names are needed)
+            found.set_aside[subfolder] += sum(not name.endswith(".txt") for name in names)
+        elif subfolder not in _NO_DATA and not subfolder.startswith("."):
+            _search(found, path, seen)
+
+
+def _take_files(found: Found, folder: str) -> list[str]:
+    """Note the files of one folder. Returns the names of the folders in it."""
     folders: list[str] = []
     foreign: list[str] = []
     num_before = len(found.files)
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
+            if entry.is_dir():
                 folders.append(entry.name)
             elif entry.name.endswith(TEMPORARY_SUFFIX):
                 found.num_temporary += parse_name(entry.name.removesuffix(TEMPORARY_SUFFIX)) is not None
             elif (name := parse_name(entry.name)) is None:
                 foreign.append(entry.name)
             else:
-                try:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
                     found.files.append(FoundFile(Path(entry.path), name, entry.stat().st_size))
-                except FileNotFoundError:  # deleted since it was listed, by a process that trains
-                    continue
     if len(found.files) > num_before:
         found.foreign += foreign
-    for name_ in folders:
-        path = f"{folder}/{name_}"
-        if name_ in SET_ASIDE:
-            found.set_aside[name_] += sum(not inside.endswith(".txt") for inside in os.listdir(path))  # noqa: PTH208
-        elif name_ not in _NO_DATA and not name_.startswith("."):
-            _search(found, path)
+    return folders
 
 
 def age_text(unix_time: float) -> str:

@@ -63,7 +63,7 @@ def _draw_rewards(axis: Any, times: npt.NDArray[np.int64], traj: Trajectory) -> 
     rewards = traj.rews[:, 0]
     returns = np.cumsum(rewards, dtype=np.float64)
     if len(rewards) <= 10 * _MAX_MARKED:
-        axis.bar(times, rewards, width=0.8, color=_REWARD_COLOR)
+        axis.bar(times, rewards, width=0.8, color=_REWARD_COLOR, alpha=0.55)
     else:
         axis.plot(times, rewards, color=_REWARD_COLOR, linewidth=0.7)
     axis.set_ylabel("reward", fontsize=9, color=_REWARD_COLOR)

@@ -82,6 +82,14 @@ def test_ls_finds_the_files_from_wherever_it_starts(buffer: Path, inside: str) -
     assert len(find_files(buffer / inside).files) == (3 if inside.endswith("fifo") else 4)
 
 
+def test_links_are_followed_and_circles_are_not(tmp_path: Path, fill: Fill) -> None:
+    fill(tmp_path / "elsewhere", [3])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "fifo").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run" / "again").symlink_to(tmp_path / "run")
+    assert len(find_files(tmp_path / "run").files) == 1
+
+
 def test_ls_quick_opens_nothing(buffer: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "open_trajectory", None)
     status, out, _ = run(capsys, "ls", buffer, "--quick")

@@ -34,7 +34,7 @@ def names() -> dict[str, Any]:
 
 
 def test_the_page_has_samples() -> None:
-    assert (len(samples("python")), len(samples("gin"))) == (2, 2)
+    assert (len(samples("python")), len(samples("gin"))) == (2, 3)
 
 
 def test_the_dataset_of_the_page_makes_batches(names: dict[str, Any]) -> None:
@@ -67,6 +67,15 @@ def test_the_gin_samples_of_the_page_build_a_dataset(index: int, kind: type[RLDa
     try:
         gin.parse_config(text, skip_unknown=False)
         assert type(gin.query_parameter("docs_dataset/macro.value").scoped_configurable_fn()) is kind
+    finally:
+        gin.clear_config()
+
+
+def test_the_relabelling_sample_names_what_exists() -> None:
+    lines = [line for line in samples("gin")[2].splitlines() if not line.startswith("Experiment.")]
+    try:
+        gin.parse_config(lines, skip_unknown=False)
+        assert isinstance(gin.query_parameter("HindsightRelabeler.strategy"), str)
     finally:
         gin.clear_config()
 
