@@ -29,6 +29,7 @@ from .files import (
 from .hindsight import HindsightRelabeler
 from .layout import Layout
 from .memory import MemoryTrajDataset
+from .minari import MinariDataset
 from .mixture import MixtureOfDatasets
 from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import StoredTrajectory, Trajectory
@@ -50,6 +51,7 @@ __all__ = [
     "HindsightRelabeler",
     "Layout",
     "MemoryTrajDataset",
+    "MinariDataset",
     "MixtureOfDatasets",
     "NoOpRelabeler",
     "RLDataset",
