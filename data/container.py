@@ -29,6 +29,7 @@ import numpy as np
 
 from .content import FileContent
 from .errors import FormatError
+from .npz_writing import COPIED_BYTES
 from .trajectory import Array
 
 MAGIC = b"\x89LXTRJ"  # the first byte is no text, so that nothing takes it for some
@@ -66,8 +67,11 @@ def pack_container(
     """
     described = tuple((name, array.dtype.str, array.shape, array.nbytes) for name, array in arrays.items())
     text, padding = _describe(described, env_name, policy_version, num_transitions)
-    data = [array.reshape(-1).view(np.uint8) for array in arrays.values()]
-    checksums = struct.pack(f"<{len(data)}I", *(zlib.crc32(array.data) for array in data))
+    data: list[Any] = [
+        array.tobytes() if array.nbytes <= COPIED_BYTES else array.reshape(-1).view(np.uint8).data
+        for array in arrays.values()
+    ]
+    checksums = struct.pack(f"<{len(data)}I", *map(zlib.crc32, data))
     start = _START.pack(MAGIC, FORMAT_VERSION, len(text), zlib.crc32(checksums, zlib.crc32(text)))
     parts: list[Any] = [
         start,
@@ -170,7 +174,9 @@ def _parse(text: bytes) -> _Header:
         entries = tuple(_parse_entry(entry) for entry in header["arrays"])
         env_name, policy_version = header["env_name"], header["policy_version"]
         if not isinstance(env_name, str) or not isinstance(policy_version, int | None):
-            raise TypeError("env_name or policy_version has the wrong type")
+            raise FormatError(
+                "its header gives env_name or policy_version another type than text or a number"
+            )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"its header cannot be understood ({type(error).__name__}: {error})") from error
     return _Header(entries, env_name, policy_version, max((e.offset + e.nbytes for e in entries), default=0))
@@ -179,7 +185,7 @@ def _parse(text: bytes) -> _Header:
 def _parse_entry(entry: dict[str, Any]) -> _ArrayEntry:
     dtype, shape, offset = np.dtype(str(entry["dtype"])), tuple(entry["shape"]), entry["offset"]
     if dtype.hasobject or dtype.kind == "V":
-        raise TypeError(f"dtype {dtype} is not plain")
+        raise FormatError(f"its header names dtype {dtype}, which is not plain")
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, offset)):
-        raise TypeError(f"shape {shape} or offset {offset} is not a count")
+        raise FormatError(f"its header gives shape {shape} and offset {offset}, but both must be counts")
     return _ArrayEntry(str(entry["name"]), dtype, shape, offset, math.prod(shape) * dtype.itemsize)

@@ -1,7 +1,8 @@
-"""From the arrays of a file, whoever wrote it, to a Trajectory in our own dtypes."""
+"""Between the arrays of a file, whoever wrote it, and a Trajectory in our own dtypes."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,20 +74,17 @@ def build_trajectory(content: FileContent, env_name: str) -> Trajectory:
         if array is not arrays[name]:
             array.flags.writeable = False
             content.ram_bytes += array.nbytes
-    obs: dict[str, Array] = {}
-    for name, array in arrays.items():
-        if name.startswith(OBS_PREFIX):
-            if array.ndim == 0:
-                raise FormatError(f"{name} is a single number, not one row per timestep")
-            obs[name.removeprefix(OBS_PREFIX)] = (
-                array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-            )
     _check_widths(fixed)
+    obs: dict[str, Array] = {}
+    for name in arrays:
+        if name.startswith(OBS_PREFIX):
+            obs[name.removeprefix(OBS_PREFIX)] = _fix_byte_order(name, content)
     try:
         return Trajectory(
             obs=obs,
             env_name=content.env_name or env_name,
             policy_version=content.policy_version,
+            source=-1,
             **fixed,
         )
     except ValueError as error:  # lengths that contradict each other
@@ -109,6 +107,18 @@ def _is_ours(arrays: dict[str, Array]) -> bool:
         and (actions.dtype == _FLOAT32 or (actions.dtype == _UINT8 and actions.shape[-1] > 1))
         and all(array.dtype.isnative for array in arrays.values())
     )
+
+
+def _fix_byte_order(name: str, content: FileContent) -> Array:
+    """Return an observation in the byte order of this machine."""
+    array = content.arrays[name]
+    if array.ndim == 0:
+        raise FormatError(f"{name} is a single number, not one row per timestep")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+        array.flags.writeable = False
+        content.ram_bytes += array.nbytes
+    return array
 
 
 def _convert(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
@@ -154,24 +164,30 @@ def to_one_hot(actions: Array, num_actions: int) -> Array:
     Raises:
         ValueError: If they are out of range.
     """
-    if _are_rows(actions, num_actions):
-        return actions.astype(_UINT8, copy=False)
-    rows: Array = np.equal(actions, np.arange(num_actions)).view(_UINT8)
+    rows = actions
+    if not _are_rows(actions, num_actions):
+        if actions.shape[1] != 1:
+            raise _explain_range(actions, num_actions)
+        rows = np.equal(actions, _count_up(num_actions))
     if np.count_nonzero(rows) != len(actions):
         raise _explain_range(actions, num_actions)
-    return rows
+    return rows.view(_UINT8) if rows.itemsize == 1 else rows.astype(_UINT8)
 
 
 def to_indices(actions: Array, num_actions: int) -> Array:
     """Return discrete actions as (T, 1) indices of the smallest dtype. Raises like to_one_hot."""
-    dtype = np.min_scalar_type(max(num_actions - 1, 0))
     if _are_rows(actions, num_actions):
-        columns: Array = actions.argmax(1)[:, None].astype(dtype)
-        return columns
-    indices = actions.astype(dtype)
-    if actions.shape[1] != 1 or (indices != actions).any() or indices.max() >= num_actions:
+        actions = to_one_hot(actions, num_actions).argmax(1)[:, None]
+    indices: Array = _count_up(num_actions).take(actions, mode="clip")
+    if actions.shape[1] != 1 or np.count_nonzero(indices == actions) != len(actions):
         raise _explain_range(actions, num_actions)
     return indices
+
+
+@functools.lru_cache(maxsize=64)
+def _count_up(num_actions: int) -> Array:
+    """Return all action indices, in the smallest dtype that holds them."""
+    return np.arange(num_actions, dtype=np.min_scalar_type(max(num_actions - 1, 0)))
 
 
 def _are_rows(actions: Array, num_actions: int) -> bool:
@@ -181,6 +197,6 @@ def _are_rows(actions: Array, num_actions: int) -> bool:
 def _explain_range(actions: Array, num_actions: int) -> ValueError:
     return ValueError(
         f"Discrete actions {actions.dtype}{list(actions.shape)} range from {actions.min()} to "
-        f"{actions.max()}, but rl2s has room for {num_actions} actions (0 to {num_actions - 1}). Fix: store action indices "
-        "(T, 1) that start at 0, and one-hot rl2s of width 1 + number of actions."
+        f"{actions.max()}, but rl2s has room for {num_actions} actions (0 to {num_actions - 1}). Fix: store "
+        "action indices (T, 1) that start at 0, and one-hot rl2s of width 1 + number of actions."
     )

@@ -112,6 +112,8 @@ class DiskTrajDataset(RLDataset):
             on_change=self._take_notice,
         )
         self._buffer = buffer
+        if self.layout is not None:
+            self._store.expect(self.layout)
         if has_edit_rights:
             self._take_lock()
         self.refresh()
@@ -119,8 +121,8 @@ class DiskTrajDataset(RLDataset):
     def expect(self, layout: Layout) -> None:
         """Learn what trajectories of this run look like; files that differ are moved to the quarantine."""
         super().expect(layout)
-        self._require_buffer()
-        self._store.expect(layout)
+        if self._buffer is not None:
+            self._store.expect(layout)
 
     @property
     def save_new_trajs_to(self) -> Path | None:
@@ -260,7 +262,7 @@ class DiskTrajDataset(RLDataset):
         superseded = buffer / "superseded"
         superseded.mkdir(exist_ok=True)
         for file in newer:
-            os.replace(file.path, superseded / Path(file.path).name)  # noqa: PTH105 (as in files.py)
+            os.replace(file.path, superseded / file.name)  # noqa: PTH105 (as in files.py)
         self.refresh()
         num_lost = int(state["num_fifo_files"]) - len(self._store.fifo.files)
         if num_lost > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
@@ -26,6 +27,7 @@ FILE_FORMATS = ("npz", "npz-compressed", "traj")
 TEMPORARY_SUFFIX = ".tmp"
 MAP_ABOVE_BYTES = 128 << 10  # larger files are mapped, smaller ones read at once
 _JOINED_BYTES = 16 << 20
+_MAX_OVERHEAD_BYTES = 64 << 20  # of an archive: its headers, and blocks that compression makes longer
 _OBJECT_BYTES = 4096  # what the Python objects of one opened file take, roughly
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
 _MAX_COMMENT_CHARS = 10_000  # of an archive, 65,535 bytes of JSON at most
@@ -50,6 +52,7 @@ def format_name(env_name: str, traj_id: str, unix_time: float, save_as: str = "n
     return f"{_safe_env_name(env_name)}_{traj_id}_{unix_time:.6f}.{suffix}"
 
 
+@functools.lru_cache(maxsize=1024)
 def _safe_env_name(env_name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9.+=,@-]", "-", env_name)[:_MAX_ENV_NAME_LENGTH] or "env"
 
@@ -96,9 +99,10 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
         OSError: If it could not be written; then nothing is left behind.
     """
     check_file_format(save_as)
-    path = folder / format_name(traj.env_name, traj_id, unix_time, save_as)
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    path = f"{folder}/{format_name(traj.env_name, traj_id, unix_time, save_as)}"  # costs less than a Path
+    temporary = path + TEMPORARY_SUFFIX
     payload = _list_arrays(traj, as_indices=save_as == "traj")
+    num_bytes = sum([array.nbytes for array in payload.values()])
     try:
         if save_as == "traj":
             parts = pack_container(
@@ -107,14 +111,14 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
                 policy_version=traj.policy_version,
                 num_transitions=len(traj),
             )
-            _write_at_once(temporary, parts)
+            _write_at_once(temporary, parts, num_bytes)
         else:
-            _write_npz(temporary, payload, traj, is_compressed=save_as == "npz-compressed")
+            _write_npz(temporary, payload, traj, num_bytes, is_compressed=save_as == "npz-compressed")
         os.replace(temporary, path)  # noqa: PTH105 (one name for the rename, so that a test can make it fail)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
-    return path
+    return Path(path)
 
 
 def _list_arrays(traj: Trajectory, *, as_indices: bool) -> dict[str, Array]:
@@ -123,7 +127,7 @@ def _list_arrays(traj: Trajectory, *, as_indices: bool) -> dict[str, Array]:
     arrays.update(rl2s=traj.rl2s, time_idxs=traj.time_idxs, rews=traj.rews, dones=traj.dones)
     arrays["actions"] = traj.actions
     for name, array in arrays.items():
-        if array.dtype.hasobject or array.dtype.kind == "V":
+        if array.dtype.kind in "OV":
             raise ValueError(
                 f"{name} of a trajectory of {traj.env_name!r} holds Python objects or records (dtype "
                 f"{array.dtype}), but only plain arrays are written, since reading objects means unpickling. "
@@ -135,34 +139,36 @@ def _list_arrays(traj: Trajectory, *, as_indices: bool) -> dict[str, Array]:
     return arrays
 
 
-def _write_npz(path: Path, arrays: dict[str, Array], traj: Trajectory, *, is_compressed: bool) -> None:
+def _write_npz(
+    path: str, arrays: dict[str, Array], traj: Trajectory, num_bytes: int, *, is_compressed: bool
+) -> None:
     if traj.policy_version is not None:
         arrays[POLICY_VERSION] = np.array([traj.policy_version], np.int64)
     comment = b""
     if _safe_env_name(traj.env_name) != traj.env_name:
         comment = json.dumps({"env_name": traj.env_name[:_MAX_COMMENT_CHARS]}).encode()
-    if sum(array.nbytes for array in arrays.values()) > MAX_BYTES:
+    if num_bytes > MAX_BYTES - _MAX_OVERHEAD_BYTES:
         save: Any = np.savez_compressed if is_compressed else np.savez
-        with path.open("wb") as file:
+        with Path(path).open("wb") as file:
             save(file, **arrays)
         with zipfile.ZipFile(path, "a") as archive:
             archive.comment = comment
     elif is_compressed:
-        _write_at_once(path, pack_compressed_npz(arrays, len(traj) + 1, comment))
+        _write_at_once(path, pack_compressed_npz(arrays, len(traj) + 1, comment), num_bytes)
     else:
-        _write_at_once(path, pack_npz(arrays, comment))
+        _write_at_once(path, pack_npz(arrays, comment), num_bytes)
 
 
-def _write_at_once(path: Path, parts: list[Any]) -> None:
+def _write_at_once(path: str, parts: list[Any], num_bytes: int) -> None:
     """Write a new file in few system calls: on a background thread, each waits for the interpreter lock."""
-    if sum(map(len, parts)) <= _JOINED_BYTES:
+    if num_bytes <= _JOINED_BYTES:
         parts = [b"".join(parts)]
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         for part in parts:
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            written = os.write(descriptor, part)
+            while written < len(part):
+                written += os.write(descriptor, memoryview(part)[written:])
     finally:
         os.close(descriptor)
 
@@ -272,21 +278,35 @@ class TrajectoryReader:
 
     def __init__(self, *, max_ram_bytes: int = 256 << 20, max_open_maps: int = 256) -> None:
         self._max_ram_bytes, self._max_open_maps = max_ram_bytes, max_open_maps
-        self._opened: OrderedDict[str, _Opened] = OrderedDict()
+        self._opened: OrderedDict[str, _Opened] = OrderedDict()  # least recently used first
+        self._mapped: OrderedDict[str, None] = OrderedDict()  # those of them that are maps, in the same order
         self.ram_bytes = 0
-        self.num_maps = 0
+
+    @property
+    def num_maps(self) -> int:
+        """Number of files that are mapped now."""
+        return len(self._mapped)
+
+    def __len__(self) -> int:
+        """Return the number of files that are kept open."""
+        return len(self._opened)
 
     def load(self, path: str) -> StoredTrajectory:
         """Return the trajectory of a file. Raises like open_trajectory."""
         found = self._opened.get(path)
         if found is not None:
             self._opened.move_to_end(path)
+            if found.is_mapped:
+                self._mapped.move_to_end(path)
             return found.traj
         opened = self._opened[path] = _open(path)
         self.ram_bytes += opened.ram_bytes
-        self.num_maps += opened.is_mapped
-        while self.ram_bytes > self._max_ram_bytes or self.num_maps > self._max_open_maps:
+        if opened.is_mapped:
+            self._mapped[path] = None
+        while self.ram_bytes > self._max_ram_bytes:
             self._forget(next(iter(self._opened)))
+        while len(self._mapped) > self._max_open_maps:
+            self._forget(next(iter(self._mapped)))
         return opened.traj
 
     def forget(self, paths: Iterable[str]) -> None:
@@ -296,6 +316,5 @@ class TrajectoryReader:
                 self._forget(path)
 
     def _forget(self, path: str) -> None:
-        opened = self._opened.pop(path)
-        self.ram_bytes -= opened.ram_bytes
-        self.num_maps -= opened.is_mapped
+        self.ram_bytes -= self._opened.pop(path).ram_bytes
+        self._mapped.pop(path, None)

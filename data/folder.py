@@ -26,6 +26,11 @@ class TrajectoryFile(NamedTuple):
     path: str
     is_protected: bool = False  # True in the folder that nothing is deleted from
 
+    @property
+    def name(self) -> str:
+        """The path without its folder."""
+        return self.path.rpartition("/")[2]
+
 
 class TrajectoryFolder:
     """What lies in one folder. Temporary files are ignored; other foreign files too, with one warning."""
@@ -72,7 +77,7 @@ class TrajectoryFolder:
 
     def discard(self, file: TrajectoryFile, *, ignore: bool = False) -> None:
         """Take a file off the listing; with `ignore` it does not come back while it lies in the folder."""
-        name = Path(file.path).name
+        name = file.name
         self.files.pop(name, None)
         if ignore:
             self._ignored.add(name)
@@ -157,7 +162,7 @@ class BufferListing:
     def contains(self, file: TrajectoryFile) -> bool:
         """True if the file is listed, as of the last refresh."""
         folder = self.protected if file.is_protected else self.fifo
-        return Path(file.path).name in folder.files
+        return file.name in folder.files
 
     def _leave_out(self, gone: list[TrajectoryFile]) -> None:
         if gone:

@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import struct
+import tokenize
 import zipfile
 import zlib
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ _ENCRYPTED = 1  # bit of the flags
 _LARGE = 0xFFFFFFFF, 0xFFFF  # stand for "see the 64-bit record"
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTHS = {b"\1\0": struct.Struct("<H"), b"\2\0": struct.Struct("<I")}  # by version
+# what numpy's parser of array headers lets through, beside its own ValueError, when it meets nonsense
+_UNREADABLE = ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError
 
 
 class _Member(NamedTuple):
@@ -72,9 +75,9 @@ def read_npz(buffer: Any, path: str) -> FileContent:
         elif index is not None:
             begin, header_end = index.locate_header(buffer, member.begin)
             shape, is_fortran, dtype = _parse_npy_header(bytes(buffer[begin:header_end]), member.name)
-            array = store.add(index, shape, dtype, header_end, member.end, member.name)
-            if is_fortran or member.size != header_end - begin + array.nbytes:
+            if is_fortran or member.size != header_end - begin + _count(shape) * dtype.itemsize:
                 raise FormatError(f"member {member.name!r} does not have the size that its header announces")
+            array = store.add(index, shape, dtype, header_end, member.end, member.name)
             content.ram_bytes += array.nbytes + 64 * len(index.lengths)
         else:
             data = _decode(buffer, member)
@@ -245,7 +248,9 @@ def _parse_npy_header(header: bytes, name: str) -> tuple[tuple[int, ...], bool, 
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
         shape, is_fortran, dtype = read(stream)
-    except ValueError as error:
+        if min(shape, default=0) < 0:
+            raise FormatError(f"member {name!r} has a shape that cannot be, {shape}")
+    except _UNREADABLE as error:
         raise FormatError(f"member {name!r} has a header that cannot be understood ({error})") from error
     if dtype.hasobject:
         raise FormatError(f"member {name!r} holds pickled Python objects")

@@ -92,7 +92,7 @@ class Quarantine:
     def _list(self) -> frozenset[str]:
         try:
             names = os.listdir(self.folder)  # noqa: PTH208 (only names are needed)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return frozenset()
         return frozenset(name for name in names if not name.endswith(_REASON_SUFFIX))
 

@@ -76,7 +76,8 @@ class TrajectoryStore:
         broken: dict[TrajectoryFile, str] = {}
         if self._with_lengths:
             vanished, broken = self._measure_lengths(added)
-            self._listing.discard([*vanished, *broken], ignore=True)
+            self._listing.discard(vanished)  # should one lie there still, the next listing tries again
+            self._listing.discard(broken, ignore=True)
             gone += vanished
         if added or gone:
             self._forget([*gone, *broken])

@@ -68,9 +68,14 @@ def make_dataset(tmp_path: Path) -> Callable[..., DiskTrajDataset]:
     """A configured dataset at tmp_path/set."""
 
     def make(
-        *, max_seq_len: int = 5, edit: bool = True, mode: str = "none", **kwargs: Any
+        dataset: DiskTrajDataset | None = None,
+        *,
+        max_seq_len: int = 5,
+        edit: bool = True,
+        mode: str = "none",
+        **kwargs: Any,
     ) -> DiskTrajDataset:
-        dataset = DiskTrajDataset(**kwargs)
+        dataset = dataset or DiskTrajDataset(**kwargs)
         dataset.configure(
             max_seq_len=max_seq_len,
             padded_sampling=mode,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loxodon.data import Trajectory, TrajectoryWriter, load_trajectory, save_trajectory
+from loxodon.data import FILE_FORMATS, Trajectory, TrajectoryWriter, load_trajectory, save_trajectory
 from loxodon.data import writer as writer_module
 from loxodon.data.files import parse_name
 
@@ -73,13 +73,13 @@ def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: P
     assert traj.obs["x"][:, 0].tolist() == [0, 1, 2, 3]
     assert traj.obs["image"].dtype == np.uint8
     assert traj.time_idxs.tolist() == [[0], [1], [2], [3]]
-    assert traj.actions.tolist() == [[1], [2], [0]]
-    assert traj.actions.dtype == np.int64
+    assert traj.actions.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # as AMAGO 3.x has them
+    assert traj.actions.dtype == np.uint8
     assert traj.rews.tolist() == [[1], [2], [3]]
     assert traj.dones.tolist() == [[False], [False], [True]]
     assert traj.rl2s[0].tolist() == [0, 0, 0, 0]
     np.testing.assert_array_equal(traj.rl2s[1:, 0], traj.rews[:, 0])
-    np.testing.assert_array_equal(traj.rl2s[1:, 1:], np.eye(3)[traj.actions[:, 0]])
+    np.testing.assert_array_equal(traj.rl2s[1:, 1:], traj.actions)
 
 
 def test_truncated_episode_is_not_done(tmp_path: Path) -> None:
@@ -373,3 +373,16 @@ def test_program_that_ends_early_still_writes_what_was_finished(
 ) -> None:
     assert run_python(_ABANDONED, str(tmp_path)) == 3
     assert len(read_all(tmp_path)) == 30
+
+
+@pytest.mark.parametrize("save_as", FILE_FORMATS)
+def test_pieces_carry_the_version_of_the_policy_that_acted_last(tmp_path: Path, save_as: str) -> None:
+    writer = TrajectoryWriter(tmp_path, 1, save_as=save_as)
+    rollout = FakeRollout(writer, 1)
+    for version in (None, 4, 5):
+        writer.policy_version = version
+        rollout.add()
+        writer.flush_partial()
+    writer.close()
+    stored = [load_trajectory(path) for path in tmp_path.iterdir()]
+    assert {traj.policy_version for traj in stored} == {None, 4, 5}

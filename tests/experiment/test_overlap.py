@@ -182,10 +182,10 @@ exp.start()
 if way == "disk":
     from loxodon.data import files
     pack = files.pack_npz
-    def full(arrays):
+    def full(*args):
         if len(list((exp.run_dir / "buffer" / "fifo").glob("*.npz"))) >= 12:
             raise OSError(28, "No space left on device")
-        return pack(arrays)
+        return pack(*args)
     files.pack_npz = full
 exp.learn()
 print("done")
