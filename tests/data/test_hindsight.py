@@ -187,6 +187,12 @@ def test_its_own_goals_change_nothing() -> None:
     assert_same(relabeler.with_goals(traj, relabeler.goals_of(traj)), traj)
 
 
+def test_a_success_under_goals_that_it_missed_is_an_episode_cut_off() -> None:
+    traj = walk(LINE, [0.2, 0.5], reached_at=(2, 5))
+    relabelled = HindsightRelabeler().with_goals(traj, np.array([[0.2], [FAR]], np.float32))
+    assert_same(relabelled, walk(LINE, [0.2, FAR], reached_at=(2,)))
+
+
 def test_other_rewards_and_other_endings_stay() -> None:
     costs = np.full((5, 1), -0.25, np.float32)
     costs[1] += 1
