@@ -97,6 +97,20 @@ class BaseAgent(nn.Module, ABC):
             sample: draw from the policy; otherwise take its mode.
         Returns: (N,) int64 for discrete spaces or (N, A) float32 in [-1, 1], and the new hidden state.
         """
+        return self._act(obs, rl2s, time_idxs, hidden_state, sample)
+
+    def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Let torch.compile fuse the operations of `get_actions`; the first call takes long.
+
+        Call it before the first hidden state is made: a Transformer then keeps its memory in fixed shapes.
+        """
+        self.traj_encoder.use_static_shapes()
+        # An attribute of the instance, and no wrapped module, so that parameters keep their names.
+        self._act = torch.compile(self._act, backend=backend)  # type: ignore[method-assign]
+
+    def _act(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
+    ) -> tuple[Tensor, Any]:
         embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s[:, None])
         state, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
         return self.policy(state[:, 0]).act(sample), hidden_state

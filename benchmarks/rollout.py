@@ -37,7 +37,7 @@ from loxodon.envs import EnvSpec, EpsilonGreedy, gym_env, make_vector_env, num_u
 from loxodon.envs.builtin import TMazePassive
 from loxodon.experiment import Collector, Histories
 from loxodon.nets import Actor, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
-from loxodon.nets.transformer import KeyValueCache
+from loxodon.nets.kv_cache import KeyValueCache
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS, SAVE_LEN = 50, 1024
@@ -171,8 +171,6 @@ def fill_memory(hidden_state: Any, context: int) -> None:
     if isinstance(hidden_state, KeyValueCache):
         for buffer in (hidden_state.keys, hidden_state.values):
             buffer.normal_()
-        if hasattr(hidden_state, "ages"):
-            hidden_state.ages[:] = context
         hidden_state.end = context
 
 

@@ -16,6 +16,7 @@ if __name__ == "data":
 
 from .dataset import DoNothingDataset, RLDataset, random_window
 from .disk_dataset import DiskTrajDataset
+from .episodes import load_episodes, split_episodes
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
@@ -27,6 +28,9 @@ from .files import (
 )
 from .hindsight import HindsightRelabeler
 from .layout import Layout
+from .memory import MemoryTrajDataset
+from .minari import MinariDataset
+from .mixture import MixtureOfDatasets
 from .relabeling import NoOpRelabeler, Relabeler
 from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
@@ -46,6 +50,9 @@ __all__ = [
     "DoNothingDataset",
     "HindsightRelabeler",
     "Layout",
+    "MemoryTrajDataset",
+    "MinariDataset",
+    "MixtureOfDatasets",
     "NoOpRelabeler",
     "RLDataset",
     "Relabeler",
@@ -55,11 +62,13 @@ __all__ = [
     "TrajectoryWriter",
     "WritingClock",
     "check_file",
+    "load_episodes",
     "load_trajectory",
     "open_trajectory",
     "pad_batch",
     "random_window",
     "save_trajectory",
+    "split_episodes",
 ]
 
 

@@ -6,11 +6,13 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+_GATHER_S = 0.05  # the thread lets items come together for this long
 _logger = logging.getLogger("loxodon")
 
 
@@ -19,6 +21,9 @@ class BackgroundQueue(Generic[Item]):
 
     An item leaves the queue only after `process` returned. If it raises, the item stays first, the thread
     rests, and the next call from outside raises `explain(error)`. A call after that makes it try again.
+
+    The thread wakes for several items at once: each time it runs, it takes the interpreter from whoever
+    submits, which for small items costs more than processing them.
 
     Args:
         process: called on the thread with one item at a time.
@@ -42,6 +47,8 @@ class BackgroundQueue(Generic[Item]):
         self._error: Exception | None = None
         self._is_error_reported = False
         self._is_stopping = False
+        self._is_idle = False  # the thread sleeps until it is notified
+        self._is_awaited = False  # somebody waits for the thread
         self._thread: threading.Thread | None = None
         self._owner_pid = os.getpid()
 
@@ -65,7 +72,8 @@ class BackgroundQueue(Generic[Item]):
             self._items.extend(items)
             if self._items and self._thread is None:
                 self._start_thread()
-            self._changed.notify_all()
+            if self._is_idle or len(self._items) > self._max_pending // 2:
+                self._changed.notify_all()
             self._wait_until_at_most(self._max_pending)
 
     def wait(self) -> None:
@@ -88,8 +96,12 @@ class BackgroundQueue(Generic[Item]):
 
     def _wait_until_at_most(self, num_items: int) -> None:
         """Wait, holding the condition, until few enough items are left or one of them failed."""
-        while self._error is None and len(self._items) > num_items:
-            self._changed.wait()
+        if self._error is None and len(self._items) > num_items:
+            self._is_awaited = True
+            self._changed.notify_all()
+            while self._error is None and len(self._items) > num_items:
+                self._changed.wait()
+            self._is_awaited = False
         if self._error is not None:
             self._is_error_reported = True
             explained = self._explain(self._error, len(self._items))
@@ -110,7 +122,10 @@ class BackgroundQueue(Generic[Item]):
         while True:
             with self._changed:
                 while not self._is_stopping and (not self._items or self._error is not None):
+                    self._is_idle = True
                     self._changed.wait()
+                    self._is_idle = False
+                    self._gather()
                 if self._is_stopping:
                     return
                 item = self._items[0]
@@ -125,12 +140,20 @@ class BackgroundQueue(Generic[Item]):
                     self._items.popleft()
                     self._changed.notify_all()
 
+    def _gather(self) -> None:
+        """Wait, holding the condition, for more items, unless there are many or somebody waits for them."""
+        until_s = time.monotonic() + _GATHER_S
+        while not (self._is_stopping or self._is_awaited or len(self._items) > self._max_pending // 2):
+            if (rest_s := until_s - time.monotonic()) <= 0:
+                return
+            self._changed.wait(rest_s)
+
     def _finish_at_exit(self) -> None:
         """Finish what is queued when the program ends without close(), as after an error elsewhere."""
         if os.getpid() != self._owner_pid:
             return
         with self._changed:
-            is_known, self._error = self._is_error_reported, None
+            is_known, self._error, self._is_awaited = self._is_error_reported, None, True
             self._changed.notify_all()
             while self._error is None and self._items:
                 self._changed.wait()

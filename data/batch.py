@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .trajectory import Array, Trajectory
+from .collate import Name, pad_windows
+from .trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from .layout import Layout
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,10 @@ class Batch:
         rews: (B, L, 1) float32, environment units.
         dones: (B, L, 1) bool, True where the environment terminated (not where it was truncated).
         mask: (B, L, 1) bool, True on real transitions, False on padding.
+        sources: (B,) int64, where each window was drawn from, for `update_priorities` of the dataset; -1 if
+            it keeps no priorities. None in a batch made by hand.
+        policy_versions: (B,) int64, number of the policy that acted last in the trajectory, -1 if unknown.
+            None in a batch made by hand.
 
     Raises:
         ValueError: If a field does not begin with the shape that the mask implies.
@@ -37,6 +44,8 @@ class Batch:
     rews: Tensor
     dones: Tensor
     mask: Tensor
+    sources: Tensor | None = None
+    policy_versions: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the two leading axes of every field."""
@@ -79,97 +88,34 @@ class Batch:
             rews=function(self.rews),
             dones=function(self.dones),
             mask=function(self.mask),
+            sources=None if self.sources is None else function(self.sources),
+            policy_versions=None if self.policy_versions is None else function(self.policy_versions),
         )
 
 
-def pad_batch(trajs: Sequence[Trajectory]) -> Batch:
+def pad_batch(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Batch:
     """Copy windows into one zero-padded batch, as long as the longest of them.
 
     Args:
-        trajs: B windows of the same environment interface: equal observation keys, shapes, dtypes and action
-            kind.
+        trajs: B windows of the same environment interface: equal observation keys, shapes and action width A
+            = rl2s.shape[-1] - 1. Their actions may be indices (T, 1) of any integer type, one-hot rows (T, A)
+            of uint8, or rows of floats, mixed at will.
+        layout: observations (and their dtypes) and A that the batch has to have; None takes those of the
+            first window. Dtypes of other windows are converted if that keeps the kind of number (float64 to
+            float32, uint8 to int64 or float32).
 
     Returns:
-        A batch that shares no memory with its windows. Action indices become one-hot rows of width
-        A = rl2s.shape[-1] - 1; padded rows stay all zeros.
+        A batch that shares no memory with its windows. Action indices become one-hot rows; padded rows stay
+        all zeros.
 
     Raises:
-        ValueError: If there is no window, the windows differ in layout, or a discrete action is out of range.
+        ValueError: If there is no window, one does not fit the layout, or a discrete action is out of range.
     """
-    if not trajs:
-        raise ValueError(
-            "pad_batch received no trajectories, but a batch needs at least one. Fix: pass one or more "
-            "windows."
-        )
-    lengths = np.array([len(traj) for traj in trajs])
-    num_rows, longest = len(trajs), int(lengths.max())
-    first = trajs[0]
-
-    def empty(like: Array, length: int) -> Array:
-        return np.zeros((num_rows, length, *like.shape[1:]), like.dtype)
-
-    obs = {key: empty(value, longest + 1) for key, value in first.obs.items()}
-    rl2s, time_idxs = empty(first.rl2s, longest + 1), empty(first.time_idxs, longest + 1)
-    actions = empty(first.actions, longest)
-    rews, dones = empty(first.rews, longest), empty(first.dones, longest)
-    for row, traj in enumerate(trajs):
-        _check_same_layout(first, traj, row)
-        stop = len(traj)
-        actions[row, :stop], rews[row, :stop], dones[row, :stop] = traj.actions, traj.rews, traj.dones
-        stop += 1
-        rl2s[row, :stop], time_idxs[row, :stop] = traj.rl2s, traj.time_idxs
-        for key, value in traj.obs.items():
-            obs[key][row, :stop] = value
-    mask = (np.arange(longest) < lengths[:, None])[..., None]
-    if actions.dtype.kind in "iu" and actions.dtype != np.uint8:
-        actions = _one_hot(actions, mask, num_actions=rl2s.shape[-1] - 1)
-    actions = actions.astype(np.float32, copy=False)  # one-hot rows are stored as uint8
-    return Batch(
-        obs={key: torch.from_numpy(value) for key, value in obs.items()},
-        rl2s=torch.from_numpy(rl2s),
-        time_idxs=torch.from_numpy(time_idxs),
-        actions=torch.from_numpy(actions),
-        rews=torch.from_numpy(rews),
-        dones=torch.from_numpy(dones),
-        mask=torch.from_numpy(mask),
-    )
+    arrays = pad_windows(trajs, layout)
+    return as_batch({name: torch.from_numpy(value) for name, value in arrays.items()})
 
 
-def _check_same_layout(first: Trajectory, traj: Trajectory, row: int) -> None:
-    """Raise ValueError if a window could not lie in the same batch as the first one."""
-    if (
-        traj.rl2s.shape[1:] == first.rl2s.shape[1:]
-        and traj.actions.shape[1:] == first.actions.shape[1:]
-        and traj.actions.dtype == first.actions.dtype
-        and traj.obs.keys() == first.obs.keys()
-        and all(
-            value.shape[1:] == first.obs[key].shape[1:] and value.dtype == first.obs[key].dtype
-            for key, value in traj.obs.items()
-        )
-    ):
-        return
-
-    def layout(of: Trajectory) -> str:
-        arrays = {"rl2s": of.rl2s, "actions": of.actions, **of.obs}
-        return ", ".join(f"{name} {value.dtype}{list(value.shape[1:])}" for name, value in arrays.items())
-
-    raise ValueError(
-        f"Window {row} of the batch (environment {traj.env_name!r}) has the layout [{layout(traj)}], but "
-        f"window 0 ({first.env_name!r}) has [{layout(first)}]. All windows of a batch need equal keys, "
-        "shapes and dtypes. Fix: keep trajectories of different spaces in different datasets, or give the "
-        "environments one space."
-    )
-
-
-def _one_hot(actions: Array, mask: npt.NDArray[np.bool_], num_actions: int) -> npt.NDArray[np.float32]:
-    """Turn action indices (B, L, 1) into rows (B, L, num_actions) float32, zeros outside the mask."""
-    indices = actions[..., 0].astype(np.int64, copy=False)
-    if indices.min() < 0 or indices.max() >= num_actions:
-        raise ValueError(
-            f"Discrete actions range from {indices.min()} to {indices.max()}, but rl2s has room for "
-            f"{num_actions} actions (0 to {num_actions - 1}). Fix: store action indices that start at 0, and "
-            "one-hot rl2s of width 1 + number of actions."
-        )
-    one_hot: npt.NDArray[np.float32] = (indices[..., None] == np.arange(num_actions)).astype(np.float32)
-    one_hot *= mask
-    return one_hot
+def as_batch(tensors: dict[Name, Tensor]) -> Batch:
+    """Sort the tensors of a batch into its fields."""
+    obs = {key: value for (field, key), value in tensors.items() if field == "obs"}
+    return Batch(obs=obs, **{field: value for (field, _), value in tensors.items() if field != "obs"})

@@ -9,6 +9,7 @@ from typing import Any
 
 import gin
 import numpy as np
+import numpy.typing as npt
 
 from .layout import Layout
 from .sampling import window_at
@@ -99,6 +100,14 @@ class RLDataset(ABC):
     def ready_for_training(self) -> bool:
         """True if there is enough to sample from."""
         return True
+
+    @property
+    def takes_priorities(self) -> bool:
+        """True if windows are drawn by priorities, which `update_priorities` sets."""
+        return False
+
+    def update_priorities(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[Any]) -> None:  # noqa: B027
+        """Set the priorities (B,) of what the windows with `source` = slots (B,) were drawn from."""
 
     @abstractmethod
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:

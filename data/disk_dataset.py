@@ -49,6 +49,7 @@ class DiskTrajDataset(RLDataset):
         priority_exponent: draw files in proportion to their priority to the power of this (see
             update_priorities); None for no priorities. Combines with sample_by and recent_fraction.
         relabeler: changes every drawn trajectory, as a whole, before a window is taken from it.
+        takes_new_trajs: False for data that is only read; runs then collect nothing into this folder.
 
     Raises:
         ValueError: If a number is out of range, or the sizes contradict each other.
@@ -67,6 +68,7 @@ class DiskTrajDataset(RLDataset):
         recent_fraction: float | None = None,
         priority_exponent: float | None = None,
         relabeler: Relabeler | None = None,
+        takes_new_trajs: bool = True,
     ) -> None:
         _check_limits(dset_min_size, dset_max_size, dset_max_timesteps, dset_max_bytes)
         check_sampling(sample_by, recent_fraction, priority_exponent)
@@ -74,6 +76,7 @@ class DiskTrajDataset(RLDataset):
         self.dset_max_size, self.dset_min_size = dset_max_size, dset_min_size
         self.dset_max_timesteps, self.dset_max_bytes = dset_max_timesteps, dset_max_bytes
         self.sample_by, self.recent_fraction, self.relabeler = sample_by, recent_fraction, relabeler
+        self.takes_new_trajs = takes_new_trajs
         self.priorities = None if priority_exponent is None else PriorityTable(priority_exponent)
         self._buffer: Path | None = None
         self._lock: ManagerLock | None = None
@@ -126,8 +129,9 @@ class DiskTrajDataset(RLDataset):
 
     @property
     def save_new_trajs_to(self) -> Path | None:
-        """The fifo folder."""
-        return self._require_buffer() / "fifo"
+        """The fifo folder, or None if this dataset is only read."""
+        fifo = self._require_buffer() / "fifo"
+        return fifo if self.takes_new_trajs else None
 
     @property
     def ready_for_training(self) -> bool:
@@ -164,6 +168,11 @@ class DiskTrajDataset(RLDataset):
                 if window is not None:
                     windows.append(window)
         return windows
+
+    @property
+    def takes_priorities(self) -> bool:
+        """True with a priority_exponent."""
+        return self.priorities is not None
 
     def update_priorities(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[Any]) -> None:
         """Set the priorities of files, for this process and those it started, such as loader workers.

@@ -178,7 +178,7 @@ class TrajectoryWriter:
             ValueError: If an environment has no running trajectory.
             OSError: If an earlier piece could not be written; this step is recorded all the same.
         """
-        if not self._is_running.all():
+        if np.count_nonzero(self._is_running) < self.num_envs:
             raise ValueError(
                 f"Environments {np.flatnonzero(~self._is_running).tolist()} have no running trajectory, but "
                 "add() needs one in every environment. Fix: call begin() for them after each reset."
@@ -200,12 +200,13 @@ class TrajectoryWriter:
             columns[f"obs/{key}"][self._now] = obs[key]
         columns["rl2s"][self._now] = rl2s
         columns["time_idxs"][self._now] = time_idxs.reshape(num_envs, 1)
-        if self._now >= self._next_full or ended.any():
+        if self._now >= self._next_full or np.count_nonzero(ended):
             is_full = self._is_running & (self._now - self._starts >= self._limits)
             pieces += [self._cut(row) for row in np.flatnonzero(ended | is_full).tolist()]
             self._is_running[ended] = False
-            if len(full := np.flatnonzero(is_full & ~ended)):
-                self._continue_from_now(full)
+            self._continue_from_now(np.flatnonzero(is_full & ~ended))
+            if self._now >= self._next_full:
+                self._next_full = int((self._starts + self._limits)[self._is_running].min(initial=_NO_LIMIT))
         self._submit(pieces)
 
     def flush_partial(self) -> None:
@@ -276,8 +277,9 @@ class TrajectoryWriter:
         """Begin pieces of `rows` with the newest timestep; those that went before share it."""
         self._starts[rows] = self._now
         if self._save_every is not None:
-            self._limits[rows] = self._rng.integers(*self._save_every, size=len(rows), endpoint=True)
-            self._next_full = int((self._starts + self._limits)[self._is_running].min(initial=_NO_LIMIT))
+            limits = self._rng.integers(*self._save_every, size=len(rows), endpoint=True)
+            self._limits[rows] = limits
+            self._next_full = min(self._next_full, self._now + min(limits.tolist(), default=_NO_LIMIT))
 
     def _cut(self, row: int) -> _Piece:
         """Copy the running piece of one environment out of the columns and give it an id and a time."""

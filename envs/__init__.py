@@ -14,6 +14,7 @@ from .builtin import MazeRunner, TMazePassive
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from .kshot import KShotWrapper
+from .observations import is_text
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
 from .statistics import ReturnHistory, SpecialMetricHistory
@@ -37,6 +38,7 @@ __all__ = [
     "SyncVectorEnv",
     "TMazePassive",
     "gym_env",
+    "is_text",
     "make_vector_env",
     "num_usable_cores",
     "resolve_env",

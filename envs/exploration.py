@@ -12,6 +12,7 @@ from gymnasium import spaces
 from .actions import PolicyActionSpace
 
 _CODE_SUPPLIED = ["action_space", "num_envs", "seed"]
+_BLOCK_STEPS = 64  # vector steps whose random numbers are drawn at once; one by one the calls cost more
 
 
 class ExplorationWrapper(ABC):
@@ -34,8 +35,9 @@ class ExplorationWrapper(ABC):
     ) -> None:
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
         self.num_calls = 0
-        self._rng = np.random.default_rng(seed)
-        self._multipliers = self._rng.random(num_envs) if randomize_eps else np.ones(num_envs)
+        self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
+        self._multipliers = self._episode_rng.random(num_envs) if randomize_eps else np.ones(num_envs)
+        self._draw_block()
 
     @abstractmethod
     def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
@@ -57,27 +59,41 @@ class ExplorationWrapper(ABC):
             actions: (N,) int or (N, A) float in [-1, 1].
             episode_timesteps: (N,) int, env steps since the episode began.
         """
-        eps = self.current_eps(episode_timesteps)
+        if self._block_step == _BLOCK_STEPS:
+            self._draw_block()
+        step, eps = self._block_step, self.current_eps(episode_timesteps)
+        self._block_step += 1
         self.num_calls += 1
+        if self._thresholds is not None:
+            noisy = np.where(self._thresholds[step] < eps, self._noise[step], actions)
+        else:
+            noisy = np.clip(actions + self._noise[step] * eps[:, None], -1.0, 1.0)
+        return noisy.astype(actions.dtype, copy=False)
+
+    def _draw_block(self) -> None:
+        """Draw what the next _BLOCK_STEPS calls need: random actions and when to take them, or Gaussians."""
+        self._rng_at_block, self._block_step = self._rng.bit_generator.state, 0
+        shape = (_BLOCK_STEPS, self.num_envs)
+        self._thresholds: np.ndarray | None = None
         if isinstance(self.action_space, spaces.Discrete):
-            random_actions = self._rng.integers(int(self.action_space.n), size=self.num_envs)
-            is_random = self._rng.random(self.num_envs) < eps
-            return np.where(is_random, random_actions, actions).astype(actions.dtype, copy=False)
-        noise = self._rng.standard_normal(actions.shape) * eps[:, None]
-        noisy: np.ndarray = np.clip(actions + noise, -1.0, 1.0).astype(actions.dtype, copy=False)
-        return noisy
+            self._thresholds = self._rng.random(shape)
+            self._noise: np.ndarray = self._rng.integers(int(self.action_space.n), size=shape)
+        else:
+            self._noise = self._rng.standard_normal((*shape, *self.action_space.shape))
 
     def on_episode_end(self, ended: np.ndarray) -> None:
         """Draw a new multiplier where `ended` ((N,) bool) is True."""
-        if self.randomize_eps and ended.any():
-            self._multipliers[ended] = self._rng.random(int(ended.sum()))
+        if self.randomize_eps and (num_ended := np.count_nonzero(ended)):
+            self._multipliers[ended] = self._episode_rng.random(num_ended)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly; plain JSON values."""
         return {
             "num_calls": self.num_calls,
             "multipliers": self._multipliers.tolist(),
-            "rng": self._rng.bit_generator.state,
+            "rng": self._rng_at_block,
+            "block_step": self._block_step,
+            "episode_rng": self._episode_rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -90,6 +106,9 @@ class ExplorationWrapper(ABC):
             )
         self.num_calls, self._multipliers = int(state["num_calls"]), multipliers
         self._rng.bit_generator.state = state["rng"]
+        self._draw_block()
+        self._block_step = int(state["block_step"])
+        self._episode_rng.bit_generator.state = state["episode_rng"]
 
 
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:

@@ -57,7 +57,7 @@ class ReturnHistory:
         else:
             self._running_returns[~ignored] += rewards[~ignored]
             self._running_lengths[~ignored] += 1
-        if not ended.any():
+        if not np.count_nonzero(ended):
             return
         for row in np.flatnonzero(ended).tolist():
             self.returns[env_names[row]].append(float(self._running_returns[row]))

@@ -17,9 +17,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object
+from gymnasium import spaces
 
-from ..data import BatchLoader, TrajectoryWriter, WritingClock
-from ..envs import EnvSpec, make_vector_env, num_usable_cores, resolve_env
+from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
+from ..envs import EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
 from .checkpoints import write_text
 from .collector import Collector, Histories
 from .logs import MetricLogger
@@ -27,7 +28,8 @@ from .overlap import EnvHalves, OverlappedCollector
 from .rng import derive_seed, draw_seed, seed_global_generators
 
 if TYPE_CHECKING:
-    from .experiment import Experiment, MakeEnv
+    from .experiment import Experiment
+    from .settings import MakeEnv
 
 logger = logging.getLogger("loxodon")
 _NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode
@@ -135,7 +137,7 @@ def _specs(exp: Experiment, make_env: MakeEnv | Sequence[MakeEnv]) -> list[EnvSp
 
 
 def build_envs(exp: Experiment) -> None:
-    """Vector envs this mode needs, and the spaces of the agent."""
+    """Vector envs this mode needs, and the spaces of the agent, which trajectories have to fit."""
     if exp.mode != "learn" and exp.train_timesteps_per_epoch > 0:
         exp.train_envs = make_train_envs(exp)
     if exp.val_timesteps_per_epoch > 0 and (exp.val_interval is not None or exp.evaluate_at_end):
@@ -152,6 +154,19 @@ def build_envs(exp: Experiment) -> None:
         env: Any = resolve_env(first[0] if isinstance(first, list | tuple) else first).build()
         exp.obs_space, exp.action_space = env.observation_space, env.action_space
         env.close()
+    exp.dataset.expect(layout_of(exp.obs_space, exp.action_space))
+
+
+def layout_of(obs_space: spaces.Dict, action_space: spaces.Discrete | spaces.Box) -> Layout:
+    """What trajectories of these spaces look like; texts are not stored."""
+    obs: dict[str, Any] = {
+        key: (tuple(space.shape or ()), np.dtype(space.dtype))
+        for key, space in obs_space.spaces.items()
+        if not is_text(space)
+    }
+    if isinstance(action_space, spaces.Discrete):
+        return Layout(obs, int(action_space.n))
+    return Layout(obs, int((action_space.shape or (0,))[0]))
 
 
 def make_writer(
@@ -224,6 +239,7 @@ def build_loader(exp: Experiment) -> BatchLoader:
         num_workers=exp.dloader_workers,
         seed=derive_seed(exp.run_seed, "loader"),
         rank=exp.accelerator.process_index,
+        pin_memory=exp.DEVICE.type == "cuda",
     )
 
 
@@ -304,6 +320,7 @@ def close(exp: Experiment) -> None:
     if exp.collector is not None:
         exp.collector.close()
     exp.loader.close()
+    exp.dataset.close()
     for envs in (exp.val_envs, exp.train_envs):  # the newer workers hold ends of the older ones' pipes
         if envs is not None:
             envs.close()

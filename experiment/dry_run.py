@@ -60,8 +60,8 @@ def _try_everything(exp: Experiment) -> list[str]:
     assert exp.collector is not None
     exp.collector.flush()
     exp.dataset.refresh()
-    if exp.dataset.save_new_trajs_to is None:
-        return [*lines, "       batch  not tried, because the dataset keeps nothing"]
+    if not exp.dataset.ready_for_training:
+        return [*lines, "       batch  not tried, because the dataset is not ready for training"]
     batch = next(iter(exp.loader.epoch(0, 1))).to(exp.DEVICE)
     with torch.no_grad():
         loss = exp.compute_loss(batch)

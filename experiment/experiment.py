@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms
-from ..data import Batch, RLDataset
-from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
-from ..nets import TrajEncoder, TstepEncoder
-from . import building, loop, resume
+from ..data import Batch
+from . import building, collecting, evaluating, loop, resume
 from .checkpoints import CheckpointManager, PolicyInfo, load_weights
 from .collector import Collector, Histories
 from .console import ConsoleView
@@ -27,124 +24,20 @@ from .evaluator import Evaluator
 from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
 from .overlap import OverlappedCollector
+from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .validate import check_settings
 
 logger = logging.getLogger("loxodon")
-MakeEnv = EnvSpec | str | Callable[..., Any]
 
 
 @gin.configurable
 @dataclass
-class Experiment:
+class Experiment(Settings):
     """One run: environments, agent, replay data, and the order in which they work. `start()`, then `learn()`.
 
-    Required:
-        run_name, ckpt_base_dir: the run folder is `<ckpt_base_dir>/<run_name>`.
-        max_seq_len: longest training sequence, in transitions.
-        dataset: where trajectories are kept; by default in the run folder.
-        tstep_encoder_type, traj_encoder_type, agent_type: types; their keywords are set in gin.
-        val_timesteps_per_epoch: env steps per actor and evaluation; 0 never evaluates.
-        make_train_env, make_val_env: an EnvSpec, an id, a callable, or a list with one of these per actor.
-    Environments:
-        parallel_actors: number of environments. async_env_mp_context: start method of their processes.
-        env_mode: "async", "sync", "already_vectorized" or "auto" (tries both, takes the faster).
-        exploration_wrapper_type: noise on training actions; None for none.
-        sample_actions: in training and evaluation; otherwise the most likely one is taken.
-        force_reset_train_envs_every: period in epochs of a reset of all training environments.
-    Logs:
-        log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases.
-        verbose: show progress. log_interval: batches between records of training metrics.
-    Replay:
-        traj_save_len: longest trajectory file, in transitions.
-        has_dset_edit_rights: this process may delete old files.
-        stagger_traj_file_lengths: draw file lengths within max_seq_len of traj_save_len.
-        save_trajs_as: "npz", "npz-compressed". padded_sampling: "none", "left", "right", "both".
-        dloader_workers: sampling processes; 0 samples in this process.
-    Schedule (one epoch collects, then learns):
-        epochs: their number.
-        start_learning_at_epoch, start_collecting_at_epoch: first epoch of each.
-        train_timesteps_per_epoch, train_batches_per_epoch: per actor; per process.
-        val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never.
-        always_save_latest, always_load_latest: publish, follow the newest policy file.
-    Optimisation:
-        batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
-        learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. grad_clip: largest norm. mixed_precision: "no", "fp16", "bf16".
-    Extras:
-        mode: "both", "learn" (never collects) or "collect" (never learns).
-        seed: None draws one and logs it. deterministic: forbid irreproducible torch operations.
-        sample_actions_val: as sample_actions, for evaluation only; None for the same.
-        evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
-        stop_at_val_return: end training once an evaluation has this mean return; None never does.
-        keep_checkpoints: newest training states that stay; None for all.
-        log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
-        overlap_sampling: with "async" envs, act for one half of them while the other half steps.
-        async_env_workers: worker processes of "async" envs; None for one per CPU core.
+    Its fields are those of `Settings`.
     """
-
-    run_name: str
-    ckpt_base_dir: str
-    max_seq_len: int
-    dataset: RLDataset
-    tstep_encoder_type: Callable[..., TstepEncoder]
-    traj_encoder_type: Callable[..., TrajEncoder]
-    agent_type: Callable[..., BaseAgent]
-    val_timesteps_per_epoch: int
-    make_train_env: MakeEnv | Sequence[MakeEnv]
-    make_val_env: MakeEnv | Sequence[MakeEnv]
-
-    parallel_actors: int = 12
-    env_mode: str = "async"
-    async_env_mp_context: str | None = None
-    exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = EpsilonGreedy
-    sample_actions: bool = True
-    force_reset_train_envs_every: int | None = None
-
-    log_to_wandb: bool = False
-    wandb_project: str | None = field(default_factory=lambda: os.environ.get("WANDB_PROJECT"))
-    wandb_entity: str | None = field(default_factory=lambda: os.environ.get("WANDB_ENTITY"))
-    wandb_group_name: str | None = None
-    verbose: bool = True
-    log_interval: int = 300
-
-    traj_save_len: float = 1e10
-    has_dset_edit_rights: bool = True
-    stagger_traj_file_lengths: bool = True
-    save_trajs_as: str = "npz"
-    padded_sampling: str = "none"
-    dloader_workers: int = 6
-
-    epochs: int = 1000
-    start_learning_at_epoch: int = 0
-    start_collecting_at_epoch: int = 0
-    train_timesteps_per_epoch: int = 1000
-    train_batches_per_epoch: int = 1000
-    val_interval: int | None = 20
-    ckpt_interval: int | None = 50
-    always_save_latest: bool = True
-    always_load_latest: bool = False
-
-    batch_size: int = 24
-    batches_per_update: int = 1
-    learning_rate: float = 1e-4
-    critic_loss_weight: float = 10.0
-    lr_warmup_steps: int = 500
-    grad_clip: float = 1.0
-    l2_coeff: float = 1e-3
-    mixed_precision: str = "no"
-
-    mode: str = "both"
-    seed: int | None = None
-    deterministic: bool = False
-    sample_actions_val: bool | None = None
-    evaluate_at_end: bool = True
-    stop_at_val_return: float | None = None
-    keep_checkpoints: int | None = None
-    log_to_tensorboard: bool = True
-    torch_threads: int | None = None
-    overlap_sampling: bool = True
-    async_env_workers: int | None = None
 
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
@@ -213,6 +106,8 @@ class Experiment:
             self.traj_encoder_type,
             self.max_seq_len,
         )
+        if self.compile_acting:
+            self._policy.compile_acting()
         self.model, self.optimizer = self.accelerator.prepare(self._policy, self.init_optimizer(self._policy))
         self.learner = Learner(
             self.policy,
@@ -224,6 +119,7 @@ class Experiment:
             edit_critic_mask=self.edit_critic_mask,
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
+            report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
         )
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
@@ -275,11 +171,11 @@ class Experiment:
 
     def collect_new_training_data(self) -> dict[str, float]:
         """Go on with the training rollout for one epoch's timesteps; returns its figures."""
-        return loop.collect(self)
+        return collecting.collect(self)
 
     def evaluate_val(self) -> dict[str, float]:
         """Evaluate in the validation environments; logs and returns figures named `val/...`."""
-        return loop.evaluate_val(self)
+        return evaluating.evaluate_val(self)
 
     def evaluate_test(
         self,
@@ -293,7 +189,7 @@ class Experiment:
 
         Logs and returns figures named `test/...`. save_trajs_to: folder for the trajectories.
         """
-        return loop.evaluate_test(self, make_test_env, timesteps, render, save_trajs_to, episodes)
+        return evaluating.evaluate_test(self, make_test_env, timesteps, render, save_trajs_to, episodes)
 
     def interact(
         self,
@@ -308,7 +204,7 @@ class Experiment:
 
         save_on_done: a folder, or True for that of the dataset, to store trajectories in.
         """
-        return loop.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
+        return evaluating.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
 
     def train_step(self, micro_batches: Sequence[Batch], with_metrics: bool = False) -> dict[str, Tensor]:
         """One optimizer step on `batches_per_update` batches; returns scalar tensors."""

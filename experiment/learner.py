@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -15,6 +17,8 @@ from ..agents import BaseAgent, LossTerms
 from ..data import Batch
 
 EditMask = Callable[[Batch, Tensor], Tensor]
+ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
+_PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,16 @@ class LossWeights:
 
 @dataclass(frozen=True)
 class LossResult:
-    """Scalar losses; the micro-batches of an update add up to the loss of the update."""
+    """Scalar losses; the micro-batches of an update add up to the loss of the update.
+
+    squared_errors: of the critics, (B, L, ..., 1) without gradient, for datasets that keep priorities.
+    """
 
     total: Tensor
     actor: Tensor
     critic: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    squared_errors: Tensor | None = None
 
 
 def masked_share(terms: Tensor, mask: Tensor, count: Tensor) -> Tensor:
@@ -64,7 +72,21 @@ def combine_losses(terms: LossTerms, weights: LossWeights, critic_loss_weight: f
     """Actor + critic_loss_weight * critic, each a masked mean over timesteps, discounts (and critics)."""
     actor = masked_share(terms.actor, weights.actor_mask, weights.actor_count)
     critic = masked_share(terms.critic, weights.critic_mask, weights.critic_count)
-    return LossResult(actor + critic_loss_weight * critic, actor, critic, dict(terms.metrics))
+    total = actor + critic_loss_weight * critic
+    return LossResult(total, actor, critic, dict(terms.metrics), terms.critic.detach())
+
+
+def sequence_priorities(squared_errors: Tensor, mask: Tensor) -> Tensor:
+    """0.9 times the largest plus 0.1 times the mean TD error of each sequence, (B,) float.
+
+    Args:
+        squared_errors: (B, L, ..., 1) float, averaged over all axes after the second.
+        mask: (B, L, 1) bool, the timesteps that count.
+    Source: Kapturowski et al. 2019 (R2D2).
+    """
+    errors = squared_errors.float().flatten(2).mean(-1).sqrt() * mask.squeeze(-1)
+    counts = mask.sum(dim=(1, 2)).clamp(min=1)
+    return _PEAK_SHARE * errors.amax(1) + (1 - _PEAK_SHARE) * errors.sum(1) / counts
 
 
 def make_optimizer(
@@ -91,6 +113,7 @@ class Learner:
         edit_actor_mask, edit_critic_mask: (batch, mask (B, L, 1)) -> mask; hooks of Experiment.
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only.
+        report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
     """
 
     def __init__(
@@ -105,7 +128,9 @@ class Learner:
         edit_critic_mask: EditMask,
         lr_warmup_steps: int,
         grad_clip: float,
+        report_priorities: ReportPriorities | None = None,
     ) -> None:
+        self.report_priorities = report_priorities
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss = compute_loss
         self.edit_actor_mask, self.edit_critic_mask = edit_actor_mask, edit_critic_mask
@@ -128,6 +153,7 @@ class Learner:
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 result = self.compute_loss(batch, weight, with_metrics and is_last)
                 self.accelerator.backward(result.total)
+            self._report(batch, weight, result)
             results.append(result)
         grad_norm = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps)
@@ -146,6 +172,19 @@ class Learner:
         if with_metrics:
             metrics |= self._details(batches, results[-1].metrics, grad_norm)
         return metrics
+
+    def _report(self, batch: Batch, weights: LossWeights, result: LossResult) -> None:
+        """Tell the dataset how badly the critics predict each sequence of a batch."""
+        if self.report_priorities is None or batch.sources is None:
+            return
+        if result.squared_errors is None:
+            raise ValueError(
+                "The dataset keeps priorities, but compute_loss returned a LossResult without "
+                "squared_errors. Fix: hand on what combine_losses returns, or bind "
+                "DiskTrajDataset.priority_exponent = None."
+            )
+        priorities = sequence_priorities(result.squared_errors, weights.critic_mask)
+        self.report_priorities(batch.sources.cpu().numpy(), priorities.cpu().numpy())
 
     def _weigh(self, batches: Sequence[Batch]) -> list[LossWeights]:
         masks = [(self.edit_actor_mask(b, b.mask), self.edit_critic_mask(b, b.mask)) for b in batches]

@@ -54,6 +54,11 @@ class OverlappedCollector:
             half.restart(None if seed is None else seed + offset)
             offset += half.num_envs
 
+    def set_policy_version(self, version: int | None) -> None:
+        """Tell the sinks which policy acts from now on."""
+        for half in self.halves:
+            half.set_policy_version(version)
+
     def flush(self) -> None:
         """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
         for half in self.halves:

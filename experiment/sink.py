@@ -10,7 +10,12 @@ Arrays = dict[str, np.ndarray]
 
 
 class Sink(Protocol):
-    """Takes whole [N, ...] environment steps from the collector and copies what it keeps."""
+    """Takes whole [N, ...] environment steps from the collector and copies what it keeps.
+
+    policy_version: number of the policy that acts from now on; None if it has none.
+    """
+
+    policy_version: int | None
 
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]

@@ -12,7 +12,7 @@ _CHOICES = {
     "env_mode": ("async", "sync", "already_vectorized", "auto"),
     "mode": ("both", "learn", "collect"),
     "mixed_precision": ("no", "fp16", "bf16"),
-    "save_trajs_as": ("npz", "npz-compressed"),
+    "save_trajs_as": ("npz", "npz-compressed", "traj"),
     "padded_sampling": ("none", "left", "right", "both"),
 }
 _LOWEST = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
 
 import gin
@@ -11,85 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .kv_cache import Cache, KeyValueCache, RingKeyValueCache
 from .mlp import RMSNorm, activation_fn, norm_layer, require_positive
 from .positions import LearnedPositions, RotaryPositions
 from .traj_encoders import TrajEncoder
-
-
-@dataclass
-class KeyValueCache:
-    """Keys and values of recent timesteps, one contiguous stretch shared by all layers and envs.
-
-    The buffers have a fixed size somewhat larger than the window. Each timestep is written at `end`; when the
-    buffers are full, the last window - 1 timesteps move to the front (once in many timesteps, so its cost
-    vanishes). Hence attention always reads one contiguous slice, never longer than the oldest running
-    episode.
-
-    keys, values: (layers, N, H, capacity, E) float.
-    starts: (N,) int64 on the CPU, where the running episode of each env begins.
-    bias: (N, capacity) float, -inf before `starts`, else 0; what attention adds to its logits.
-    oldest, newest: the smallest and the largest of `starts`.
-    """
-
-    keys: Tensor
-    values: Tensor
-    starts: Tensor
-    bias: Tensor
-    end: int = 0
-    oldest: int = 0
-    newest: int = 0
-
-    @classmethod
-    def create(
-        cls,
-        *,
-        num_layers: int,
-        num_envs: int,
-        num_heads: int,
-        capacity: int,
-        width: int,
-        device: torch.device,
-    ) -> KeyValueCache:
-        """The cache before the first timestep."""
-        shape = (num_layers, num_envs, num_heads, capacity, width)
-        return cls(
-            keys=torch.zeros(shape, device=device),
-            values=torch.zeros(shape, device=device),
-            starts=torch.zeros(num_envs, dtype=torch.int64),
-            bias=torch.zeros(num_envs, capacity, device=device),
-        )
-
-    def advance(self, window: int) -> tuple[slice, Tensor | None]:
-        """Make room for one more timestep of every env.
-
-        Returns: the slice attention has to read (its last entry is the new timestep) and the bias
-            (N, 1, 1, S) float of its logits, None if every env may see all of it.
-        """
-        if self.end == self.keys.shape[3]:
-            self._move_to_front(window - 1)
-        self.end += 1
-        begin = max(self.end - window, self.oldest)
-        span = slice(begin, self.end)
-        return span, None if self.newest <= begin else self.bias[:, None, None, span]
-
-    def forget(self, ended: Tensor) -> None:
-        """Begin new episodes in the rows where ended (N,) bool is True."""
-        self.starts[ended.cpu()] = self.end
-        self.bias[:, : self.end].masked_fill_(ended.to(self.bias.device)[:, None], -torch.inf)
-        self._note_extremes()
-
-    def _move_to_front(self, num_kept: int) -> None:
-        shift = self.end - num_kept
-        for buffer in (*self.keys, *self.values):
-            buffer[:, :, :num_kept] = buffer[:, :, shift:].clone()
-        self.bias[:, :num_kept] = self.bias[:, shift:].clone()
-        self.bias[:, num_kept:] = 0.0
-        self.starts.sub_(shift).clamp_(min=0)
-        self.end = num_kept
-        self._note_extremes()
-
-    def _note_extremes(self) -> None:
-        self.oldest, self.newest = int(self.starts.min()), int(self.starts.max())
 
 
 class TransformerLayer(nn.Module):
@@ -150,14 +74,13 @@ class TransformerLayer(nn.Module):
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
-        keys: Tensor,
-        values: Tensor,
+        cache: Cache,
+        layer: int,
         bias: Tensor | None,
     ) -> Tensor:
         """One timestep of N envs against what is cached; the same result as `forward`, in fewer operations.
 
-        Shapes: x (N, D) -> (N, D); keys, values (N, H, S, E), whose last entry is written here; bias
-        (N, 1, 1, S) float or None.
+        Shapes: x (N, D) -> (N, D); layer: number of this one in the cache; bias (N, 1, 1, S) float or None.
         """
         qkv = self.qkv(self.norm_attn(x)).view(x.shape[0], 3, self.n_heads, -1)
         both = qkv[:, :2]  # queries and keys share each operation: (N, 2, H, E)
@@ -167,8 +90,7 @@ class TransformerLayer(nn.Module):
         if rotary is not None:
             both = RotaryPositions.rotate(both, *rotary)
         q, k = both.unbind(1)
-        keys[:, :, -1] = k
-        values[:, :, -1] = qkv[:, 2]
+        keys, values = cache.store(layer, k, qkv[:, 2])
         q = q[:, :, None].to(keys.dtype)
         attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias).to(x.dtype)
         return self.finish(x, attended.flatten(1))
@@ -251,22 +173,26 @@ class TransformerTrajEncoder(TrajEncoder):
         )
         self.out_norm = norm_layer(norm, d_model)
         self._emb_dim = d_model
+        self._cache_type: type[Cache] = KeyValueCache
 
     @property
     def emb_dim(self) -> int:
         return self._emb_dim
 
-    def init_hidden_state(self, num_envs: int, device: torch.device) -> KeyValueCache:
-        return KeyValueCache.create(
+    def use_static_shapes(self) -> None:
+        self._cache_type = RingKeyValueCache
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> Cache:
+        return self._cache_type.create(
             num_layers=len(self.layers),
             num_envs=num_envs,
             num_heads=self.n_heads,
-            capacity=self.window + max(32, self.window // 4),
+            window=self.window,
             width=self._emb_dim // self.n_heads,
             device=device,
         )
 
-    def reset_hidden_state(self, hidden_state: KeyValueCache, ended: Tensor) -> KeyValueCache:
+    def reset_hidden_state(self, hidden_state: Cache, ended: Tensor) -> Cache:
         hidden_state.forget(ended)
         return hidden_state
 
@@ -274,9 +200,9 @@ class TransformerTrajEncoder(TrajEncoder):
         self,
         seq: Tensor,
         time_idxs: Tensor,
-        hidden_state: KeyValueCache | None = None,
+        hidden_state: Cache | None = None,
         resets: Tensor | None = None,
-    ) -> tuple[Tensor, KeyValueCache | None]:
+    ) -> tuple[Tensor, Cache | None]:
         if hidden_state is None:
             return self._encode_sequence(seq, time_idxs, resets), None
         outputs = []
@@ -312,12 +238,11 @@ class TransformerTrajEncoder(TrajEncoder):
             mask = (mask & (episode[:, :, None] == episode[:, None, :]))[:, None]
         return mask
 
-    def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: KeyValueCache) -> Tensor:
+    def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: Cache) -> Tensor:
         embedded, rotary = self._embed(seq, time_idxs)
         x = embedded[:, 0]
-        span, bias = cache.advance(self.window)
-        keys, values = cache.keys[:, :, :, span].unbind(0), cache.values[:, :, :, span].unbind(0)
+        bias = cache.advance()
         for i, layer in enumerate(cast("Iterable[TransformerLayer]", self.layers)):
-            x = layer.forward_timestep(x, rotary, keys[i], values[i], bias)
+            x = layer.forward_timestep(x, rotary, cache, i, bias)
         y: Tensor = self.out_norm(x)
         return y[:, None]

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 import torch
 
-from loxodon.data import Batch, BatchLoader, DiskTrajDataset, RLDataset, Trajectory
+from loxodon.data import Batch, BatchLoader, DiskTrajDataset, RLDataset, Trajectory, loader
+from loxodon.data.loader import cut_by_length
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]
@@ -59,83 +59,140 @@ def test_impossible_numbers_are_refused(dataset: DiskTrajDataset, batch_size: in
         BatchLoader(dataset, batch_size=batch_size, num_workers=num_workers, seed=0)
 
 
-class ProcessDataset(RLDataset):
-    """Windows that tell in which process they were sampled."""
+def test_pools_of_no_batches_are_refused(dataset: DiskTrajDataset) -> None:
+    with pytest.raises(ValueError, match=r"pool_batches is 0.*Fix:"):
+        BatchLoader(dataset, batch_size=4, num_workers=0, seed=0, pool_batches=0)
+
+
+def test_gin_sets_the_pool_and_nothing_else(dataset: DiskTrajDataset) -> None:
+    gin.clear_config()
+    with pytest.raises(ValueError, match="batch_size"):
+        gin.parse_config("BatchLoader.batch_size = 3")
+    gin.clear_config()
+    gin.parse_config("BatchLoader.pool_batches = 0")
+    with pytest.raises(ValueError, match="pool_batches is 0"):
+        BatchLoader(dataset, batch_size=4, num_workers=0, seed=0)
+    gin.clear_config()
+
+
+# --- batches of similar length -------------------------------------------------------------------------
+
+
+def test_every_drawn_window_is_used_once_beside_similar_ones(make_traj: Callable[..., Trajectory]) -> None:
+    rng = np.random.default_rng(0)
+    windows = [make_traj(int(n), first=1000 * i) for i, n in enumerate(rng.integers(1, 50, 40))]
+    batches = list(cut_by_length(list(windows), 8, rng))
+    used = [id(window) for batch in batches for window in batch]
+    assert sorted(used) == sorted(map(id, windows))
+    spans = [(min(map(len, batch)), max(map(len, batch))) for batch in batches]
+    assert spans != sorted(spans)  # the batches come in random order,
+    spans.sort()
+    assert all(high <= low for (_, high), (low, _) in itertools.pairwise(spans))  # without overlap
+
+
+def test_windows_of_one_length_stay_in_the_order_of_drawing(make_traj: Callable[..., Trajectory]) -> None:
+    windows = [make_traj(3) for _ in range(6)]
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    assert [id(w) for batch in cut_by_length(windows, 2, rng) for w in batch] == [id(w) for w in windows]
+    assert rng.bit_generator.state == before
+
+
+def test_a_pool_lowers_the_padding_and_the_metric_counts_it(dataset: DiskTrajDataset) -> None:
+    def padded(*, pool_batches: int) -> float:
+        loader = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0, pool_batches=pool_batches)
+        assert loader.metrics() == {}
+        masks = [batch.mask for batch in loader.epoch(0, 50)]
+        zeros = sum(int((~mask).sum()) for mask in masks)
+        expected = zeros / sum(mask.numel() for mask in masks)
+        assert loader.metrics() == {"padded_fraction": pytest.approx(expected)}
+        return loader.metrics()["padded_fraction"]
+
+    assert 0 < padded(pool_batches=8) < padded(pool_batches=1) / 2
+
+
+def test_an_epoch_has_a_smaller_last_pool(dataset: DiskTrajDataset) -> None:
+    drawn: list[int] = []
+    original = dataset.sample_windows
+    dataset.sample_windows = lambda count, rng: drawn.append(count) or original(count, rng)  # type: ignore
+    batches = list(BatchLoader(dataset, batch_size=4, num_workers=0, seed=0, pool_batches=3).epoch(0, 7))
+    assert drawn == [12, 12, 4]
+    assert len(batches) == 7
+
+
+# --- page-locked memory --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_batches_are_laid_out_in_one_pinned_block(
+    dataset: DiskTrajDataset, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    blocks: list[torch.Tensor] = []
+
+    def fake(num_bytes: int) -> torch.Tensor:
+        blocks.append(torch.full((num_bytes,), 77, dtype=torch.uint8))
+        return blocks[-1]
+
+    monkeypatch.setattr(loader, "new_pinned_block", fake)
+    pinned = BatchLoader(dataset, batch_size=4, num_workers=num_workers, seed=0, pin_memory=True)
+    plain = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0)
+    for i, (batch, same) in enumerate(zip(pinned.epoch(0, 5), plain.epoch(0, 5), strict=True)):
+        for tensor, other in zip(tensors(batch), tensors(same), strict=True):
+            assert torch.equal(tensor, other)
+            assert tensor.untyped_storage().data_ptr() == blocks[i].data_ptr()
+    assert len(blocks) == 5
+    pinned.close()
+
+
+def tensors(batch: Batch) -> list[torch.Tensor]:
+    rest = [batch.rl2s, batch.time_idxs, batch.actions, batch.rews, batch.dones, batch.mask]
+    return [*batch.obs.values(), *rest]
+
+
+# --- datasets of users ---------------------------------------------------------------------------------
+
+
+class OneMethodDataset(RLDataset):
+    """The least that a dataset of one's own needs; its windows say in which order hooks were called."""
 
     def __init__(self, traj: Trajectory) -> None:
         self.traj = traj
+        self.calls: list[str] = []
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-        pid = np.full((len(self.traj) + 1, 1), os.getpid())
-        return Trajectory(**{**self.traj.__dict__, "obs": {**self.traj.obs, "pid": pid}})
+        stop = int(rng.integers(1, len(self.traj), endpoint=True))
+        return self.traj.slice(0, stop)
 
 
-@pytest.mark.slow
-def test_workers_stay_the_same_processes(make_traj: Callable[..., Trajectory]) -> None:
-    loader = BatchLoader(ProcessDataset(make_traj(2)), batch_size=1, num_workers=2, seed=0)
-    epochs = [[int(batch.obs["pid"][0, 0, 0]) for batch in loader.epoch(epoch, 6)] for epoch in range(3)]
-    assert len(set(epochs[0])) == 2
-    assert os.getpid() not in epochs[0]
-    assert epochs[0] == epochs[1] == epochs[2]  # in turns, in a fixed order
-    loader.close()
-    assert multiprocessing.active_children() == []
+class HookedDataset(OneMethodDataset):
+    def on_new_epoch(self, epoch: int) -> None:
+        self.calls.append(f"epoch {epoch}")
+
+    def refresh(self) -> None:
+        self.calls.append("refresh")
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
+        raise ValueError(" ".join(self.calls))
 
 
-@pytest.mark.slow
-def test_two_workers_are_reproducible_and_see_new_files(
-    dataset: DiskTrajDataset, fill: Fill, tmp_path: Path
-) -> None:
-    one, other = (BatchLoader(dataset, batch_size=8, num_workers=2, seed=5) for _ in range(2))
-    first = positions(one.epoch(0, 5))
-    assert len(first) == 5
-    for epoch in (7, 8, 0):  # the history of a loader does not matter
-        last = positions(other.epoch(epoch, 5))
-    assert last == first
-    assert positions(one.epoch(1, 5)) != first
-    fill(tmp_path / "set/buffer/fifo", [3] * 40)
-    assert np.max([batch.obs["position"].max() for batch in one.epoch(2, 5)]) >= 4000
-    one.close()
-    other.close()
-
-
-@pytest.mark.slow
-def test_batches_of_workers_are_complete_and_writable(dataset: DiskTrajDataset) -> None:
-    loader = BatchLoader(dataset, batch_size=4, num_workers=1, seed=0)
-    inside = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0)
-    for batch, same in zip(
-        loader.epoch(0, 3), inside.epoch(0, 3), strict=True
-    ):  # one worker samples like none
-        for name in ("rl2s", "time_idxs", "actions", "rews", "dones", "mask"):
-            assert torch.equal(getattr(batch, name), getattr(same, name)), name
-        assert torch.equal(batch.obs["image"], same.obs["image"])
-        assert batch.obs["image"].dtype == torch.uint8
-        batch.rews.zero_()
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_one_method_makes_a_dataset(make_traj: Callable[..., Trajectory], num_workers: int) -> None:
+    loader = BatchLoader(OneMethodDataset(make_traj(9)), batch_size=4, num_workers=num_workers, seed=0)
+    batches = list(loader.epoch(0, 10))
+    assert len(batches) == 10
+    for batch in batches:
+        for length, observed in zip(batch.lengths.tolist(), batch.obs["position"][..., 0], strict=True):
+            assert observed[: length + 1].tolist() == list(range(length + 1))
+    lengths = torch.cat([batch.lengths for batch in batches])
+    fraction = 1 - int(lengths.sum()) / sum(batch.mask.numel() for batch in batches)
+    assert loader.metrics()["padded_fraction"] == pytest.approx(fraction)
     loader.close()
 
 
-@pytest.mark.slow
-def test_epoch_that_was_left_early_does_not_leak_into_the_next(dataset: DiskTrajDataset) -> None:
-    loader = BatchLoader(dataset, batch_size=4, num_workers=2, seed=0)
-    expected = positions(loader.epoch(1, 4))
-    abandoned = loader.epoch(0, 20)
-    next(abandoned)
-    assert positions(loader.epoch(1, 4)) == expected
-    del abandoned
-    loader.close()
-
-
-@pytest.mark.slow
-def test_error_in_a_worker_keeps_its_text(make_dataset: MakeDataset) -> None:
-    loader = BatchLoader(make_dataset(), batch_size=4, num_workers=1, seed=0)
-    with pytest.raises(ValueError, match="holds no trajectories to sample from"):
-        list(loader.epoch(0, 2))
-    loader.close()
-
-
-@pytest.mark.slow
-def test_workers_leave_interrupts_to_the_parent(make_traj: Callable[..., Trajectory]) -> None:
-    loader = BatchLoader(ProcessDataset(make_traj(2)), batch_size=1, num_workers=1, seed=0)
-    pid = int(next(loader.epoch(0, 1)).obs["pid"][0, 0, 0])
-    os.kill(pid, signal.SIGINT)
-    assert [int(batch.obs["pid"][0, 0, 0]) for batch in loader.epoch(1, 30)] == [pid] * 30
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_epoch_is_told_before_the_refresh(make_traj: Callable[..., Trajectory], num_workers: int) -> None:
+    loader = BatchLoader(HookedDataset(make_traj(2)), batch_size=1, num_workers=num_workers, seed=0)
+    parent = "" if num_workers == 0 else "epoch 3 "
+    with pytest.raises(ValueError, match=rf"^{parent}epoch 3 refresh$"):
+        next(loader.epoch(3, 1))
     loader.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.data import Batch, Trajectory, pad_batch
+from loxodon.data import Batch, Layout, Trajectory, pad_batch
 
 MakeTraj = Callable[..., Trajectory]
 
@@ -105,12 +105,64 @@ def test_action_index_out_of_range_is_named(make_traj: MakeTraj) -> None:
 
 
 def test_windows_of_different_layout_do_not_mix(make_traj: MakeTraj) -> None:
-    with pytest.raises(ValueError, match=r"Window 1 .*'other'.*rl2s float32\[6\].*window 0.*Fix:"):
+    with pytest.raises(ValueError, match=r"Window 1 .*'other'.*window 0.*actions have 5 columns.*Fix:"):
         pad_batch([make_traj(2), make_traj(2, num_actions=5, env_name="other")])
     traj = make_traj(2)
     fewer = dataclasses.replace(traj, obs={"position": traj.obs["position"]})
-    with pytest.raises(ValueError, match="equal keys, shapes and dtypes"):
+    with pytest.raises(ValueError, match=r"Window 1 .*observation 'image' is missing.*Fix:"):
         pad_batch([traj, fewer])
+    with pytest.raises(ValueError, match=r"Window 1 .*observation 'image' is not expected.*Fix:"):
+        pad_batch([fewer, traj])
+    wide = dataclasses.replace(traj, obs={**traj.obs, "position": np.zeros((3, 2), np.float32)})
+    with pytest.raises(ValueError, match=r"Window 2 .*'position' is float32\[2\], expected float32\[1\]"):
+        pad_batch([traj, traj, wide])
+    rows = dataclasses.replace(traj, actions=np.zeros((2, 2), np.float32))
+    with pytest.raises(ValueError, match=r"Window 1 .*actions have the shape \(2, 2\).*\(T, 3\)"):
+        pad_batch([traj, rows])
+
+
+def test_dtypes_convert_only_within_their_kind(make_traj: MakeTraj) -> None:
+    traj = make_traj(2)
+    double = dataclasses.replace(traj, obs={**traj.obs, "position": traj.obs["position"].astype(np.float64)})
+    batch = pad_batch([traj, double])
+    assert batch.obs["position"].dtype == torch.float32
+    assert torch.equal(batch.obs["position"][0], batch.obs["position"][1])
+    floats = dataclasses.replace(traj, obs={**traj.obs, "image": traj.obs["image"].astype(np.float32)})
+    with pytest.raises(ValueError, match=r"'image' is float32\[2, 2\], expected uint8\[2, 2\]"):
+        pad_batch([traj, floats])
+
+
+def test_a_layout_decides_over_the_first_window(make_traj: MakeTraj) -> None:
+    traj = make_traj(2)
+    layout = Layout({**traj.layout.obs, "image": ((2, 2), np.dtype(np.float32))}, 3)
+    assert pad_batch([traj], layout).obs["image"].dtype == torch.float32
+    with pytest.raises(ValueError, match=r"Window 0 .*the run expects .*3 columns, expected 5"):
+        pad_batch([traj], Layout(traj.layout.obs, 5))
+
+
+def test_three_forms_of_actions_mix_in_one_batch(make_traj: MakeTraj) -> None:
+    indices = make_traj(3)
+    one_hot = np.eye(3)[indices.actions[:, 0]]
+    as_bytes = dataclasses.replace(indices, actions=one_hot.astype(np.uint8))
+    as_floats = dataclasses.replace(indices, actions=one_hot.astype(np.float32)).slice(0, 2)
+    batch = pad_batch([indices, as_bytes, as_floats])
+    assert batch.actions.dtype == torch.float32
+    np.testing.assert_array_equal(batch.actions[0].numpy(), one_hot)
+    assert torch.equal(batch.actions[0], batch.actions[1])
+    assert torch.equal(batch.actions[2, :2], batch.actions[0, :2])
+    assert not batch.actions[2, 2].any()
+    bad = dataclasses.replace(indices, actions=np.full((3, 1), -1))
+    with pytest.raises(ValueError, match="range from -1 to -1"):
+        pad_batch([bad, as_bytes])
+
+
+def test_a_column_of_bytes_is_a_row_only_for_a_single_action(make_traj: MakeTraj) -> None:
+    traj = make_traj(2)
+    small = dataclasses.replace(traj, actions=traj.actions.astype(np.uint8))
+    assert torch.equal(pad_batch([small]).actions, pad_batch([traj]).actions)
+    one = make_traj(2, num_actions=1)
+    rows = dataclasses.replace(one, actions=np.ones((2, 1), np.uint8))
+    assert torch.equal(pad_batch([rows]).actions, pad_batch([one]).actions)
 
 
 def test_empty_batch_is_refused() -> None:
@@ -143,3 +195,9 @@ def test_importing_the_package_does_not_import_torch() -> None:
 def test_unknown_name_of_the_package() -> None:
     with pytest.raises(ImportError, match="cannot import name"):
         from loxodon.data import no_such_name  # noqa: F401
+
+
+def test_observations_without_elements_are_padded_too(make_traj: MakeTraj) -> None:
+    traj = make_traj(3)
+    traj = dataclasses.replace(traj, obs={**traj.obs, "none": np.zeros((4, 0), np.float32)})
+    assert pad_batch([traj, traj.slice(0, 1)]).obs["none"].shape == (2, 4, 0)

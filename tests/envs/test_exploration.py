@@ -75,15 +75,16 @@ def test_multipliers_change_only_where_an_episode_ended() -> None:
     np.testing.assert_array_equal(noise.current_eps(ZEROS) != before, ended)
 
 
+@pytest.mark.parametrize("num_steps", [5, 64, 70])  # random numbers are drawn for 64 steps at once
 @pytest.mark.parametrize("space", [DISCRETE, BOX])
-def test_state_goes_through_json_and_continues_exactly(space: Any) -> None:
+def test_state_goes_through_json_and_continues_exactly(space: Any, num_steps: int) -> None:
     actions = np.zeros((6, *space.shape), space.dtype)
     first, second = (EpsilonGreedy(space, 6, seed, steps_anneal=20) for seed in (1, 2))
-    for _ in range(5):
+    for _ in range(num_steps):
         first.add_exploration_noise(actions, ZEROS)
         first.on_episode_end(np.arange(6) % 2 == 0)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for _ in range(5):
+    for _ in range(num_steps):
         a, b = (noise.add_exploration_noise(actions, ZEROS) for noise in (first, second))
         np.testing.assert_array_equal(a, b)
         for noise in (first, second):

@@ -1,0 +1,1 @@
+"""What `python -m loxodon.data` can do: one file per command."""

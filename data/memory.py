@@ -1,0 +1,164 @@
+"""Trajectories in this process's memory: offline arrays, small runs, tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gin
+import numpy as np
+import numpy.typing as npt
+
+from .dataset import RLDataset, random_window
+from .episodes import load_episodes, split_episodes
+from .sampling import SAMPLE_BY
+from .trajectory import Array, Trajectory
+
+if TYPE_CHECKING:
+    from .relabeling import Relabeler
+
+
+@gin.configurable(denylist=["trajs"])
+class MemoryTrajDataset(RLDataset):
+    """Holds trajectories in RAM. What is stored never changes: windows are views, to be copied by pad_batch.
+
+    Each process that samples has the trajectories that were there when it started; with loader workers,
+    what is added later is not seen by them, so add first or use `dloader_workers = 0`.
+
+    Args:
+        trajs: trajectories to begin with.
+        sample_by: "trajectory" draws each with equal chance, "timestep" in proportion to its transitions, so
+            that each transition is drawn about equally often.
+        max_timesteps: transitions that are kept; the oldest trajectories make room for new ones. None keeps
+            all.
+        min_trajs: trajectories from which on training starts.
+        relabeler: changes the whole trajectory each time, before a window is cut out of it.
+        npz_path: file of flat offline arrays to begin with, see load_episodes; None for none.
+
+    Raises:
+        ValueError: If an argument is not allowed, or the trajectories differ in layout.
+    """
+
+    def __init__(
+        self,
+        trajs: Sequence[Trajectory] = (),
+        sample_by: str = "trajectory",
+        max_timesteps: int | None = None,
+        min_trajs: int = 1,
+        relabeler: Relabeler | None = None,
+        npz_path: str | None = None,
+    ) -> None:
+        if sample_by not in SAMPLE_BY:
+            raise ValueError(
+                f"sample_by is {sample_by!r}; allowed are 'trajectory' and 'timestep'. "
+                "Fix: set MemoryTrajDataset.sample_by = 'trajectory'."
+            )
+        if min_trajs < 1 or (max_timesteps is not None and max_timesteps < 1):
+            raise ValueError(
+                f"max_timesteps is {max_timesteps} and min_trajs {min_trajs}, but both must be at least 1. "
+                "Fix: set MemoryTrajDataset.max_timesteps (None keeps all) and min_trajs."
+            )
+        self.sample_by, self.max_timesteps, self.min_trajs = sample_by, max_timesteps, min_trajs
+        self.relabeler = relabeler
+        self._trajs: list[Trajectory] = []
+        self._num_timesteps = 0
+        self._ends: npt.NDArray[np.int64] | None = None  # cumulative numbers of transitions, made when needed
+        for traj in [*trajs, *(load_episodes(npz_path) if npz_path is not None else [])]:
+            self.add(traj)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        obs: Array | Mapping[str, Array],
+        actions: Array,
+        rews: Array,
+        terminated: Array,
+        truncated: Array,
+        *,
+        next_obs: Array | Mapping[str, Array] | None = None,
+        num_actions: int | None = None,
+        env_name: str = "offline",
+        **kwargs: Any,
+    ) -> MemoryTrajDataset:
+        """Make a dataset of flat arrays of steps; see split_episodes. kwargs go to the constructor."""
+        trajs = split_episodes(
+            obs,
+            actions,
+            rews,
+            terminated,
+            truncated,
+            next_obs=next_obs,
+            num_actions=num_actions,
+            env_name=env_name,
+        )
+        return cls(trajs, **kwargs)
+
+    def add(self, traj: Trajectory) -> None:
+        """Take one more trajectory, and drop the oldest while there are more than max_timesteps.
+
+        Its arrays are kept, not copied: do not write to them afterwards.
+
+        Raises:
+            ValueError: If its layout differs from that of the others.
+        """
+        problem = self._trajs[0].layout.describe_mismatch(traj.layout) if self._trajs else None
+        if problem is not None:
+            raise ValueError(
+                f"This trajectory of environment {traj.env_name!r} cannot join the "
+                f"{len(self._trajs)} others, which have [{self._trajs[0].layout}]: {problem}. "
+                "Fix: use one MemoryTrajDataset per observation and action space."
+            )
+        self._trajs.append(traj)
+        self._num_timesteps += len(traj)
+        self._ends = None
+        while self.max_timesteps is not None and self._num_timesteps > self.max_timesteps:
+            if len(self._trajs) == 1:
+                break  # one trajectory may be longer than everything allowed; it stays until the next comes
+            self._num_timesteps -= len(self._trajs.pop(0))
+
+    @property
+    def ready_for_training(self) -> bool:
+        """True from min_trajs trajectories on."""
+        return len(self._trajs) >= self.min_trajs
+
+    @property
+    def num_trajs(self) -> int:
+        """Number of trajectories held."""
+        return len(self._trajs)
+
+    @property
+    def num_timesteps(self) -> int:
+        """Number of transitions held."""
+        return self._num_timesteps
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
+        """Return a random window of a random trajectory.
+
+        Raises:
+            ValueError: If there is no trajectory.
+        """
+        if not self._trajs:
+            raise ValueError(
+                "MemoryTrajDataset holds no trajectories to sample from. Fix: pass some when it is made, or "
+                "add() them first."
+            )
+        traj = self._trajs[self._draw(rng)]
+        if self.relabeler is not None:
+            traj = self.relabeler.relabel(traj, rng)
+        start, stop = random_window(len(traj), self.max_seq_len, self.padded_sampling, rng)
+        return traj.slice(start, stop)
+
+    def delete(self) -> None:
+        """Forget all trajectories."""
+        self._trajs, self._num_timesteps, self._ends = [], 0, None
+
+    def on_end_of_collection(self) -> dict[str, float]:
+        """Return how much is held."""
+        return {"total_trajs": float(self.num_trajs), "total_timesteps": float(self.num_timesteps)}
+
+    def _draw(self, rng: np.random.Generator) -> int:
+        if self.sample_by == "trajectory":
+            return int(rng.integers(len(self._trajs)))
+        if self._ends is None:
+            self._ends = np.cumsum([len(traj) for traj in self._trajs])
+        return int(np.searchsorted(self._ends, rng.integers(self._num_timesteps), side="right"))

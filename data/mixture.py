@@ -1,0 +1,295 @@
+"""Several datasets as one: each window comes from one of them, with weights that may change smoothly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+import numpy.typing as npt
+
+from .dataset import RLDataset
+from .disk_dataset import DiskTrajDataset
+from .layout import Layout
+from .shared_counts import SharedCounts
+from .trajectory import Trajectory
+
+
+@gin.configurable
+class MixtureOfDatasets(RLDataset):
+    """Draws each window from one of several datasets, with given weights among those that are ready.
+
+    A dataset that becomes ready in the middle of a run would change what is learned from at once. With
+    `smooth_sudden_starts` = N, its weight grows from its initial to its final one over N epochs: in epoch e
+    it is w0 + (w1 - w0) * clip((e - e_ready + 1) / N, 0, 1), where e_ready is the first epoch in which it
+    was ready. Weights are then divided by the sum over the ready datasets.
+
+    At most one of the datasets may take new trajectories; `delete` and `set_aside_newer` concern that one
+    alone. Two DiskTrajDatasets may not lie in the same folder.
+
+    Args:
+        datasets: what to draw from.
+        sampling_weights: final weight of each, above 0; they need not sum to 1.
+        smooth_sudden_starts: N, epochs over which a weight grows; None gives a dataset its final weight at
+            once.
+        initial_sampling_weights: weight of each before it starts to grow, at least 0; None for zeros.
+
+    Raises:
+        ValueError: If the numbers of datasets and weights differ, or a value is not allowed.
+        TypeError: If `datasets` has something else in it.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[RLDataset],
+        sampling_weights: Sequence[float],
+        smooth_sudden_starts: int | None = None,
+        initial_sampling_weights: Sequence[float] | None = None,
+    ) -> None:
+        _check_datasets(datasets)
+        initial = [0.0] * len(datasets) if initial_sampling_weights is None else initial_sampling_weights
+        _check_weights(len(datasets), sampling_weights, initial)
+        if smooth_sudden_starts is not None and smooth_sudden_starts < 1:
+            raise ValueError(
+                f"smooth_sudden_starts is {smooth_sudden_starts}, but must be at least 1 epoch, or None for "
+                "sudden starts. Fix: set MixtureOfDatasets.smooth_sudden_starts."
+            )
+        self.datasets = list(datasets)
+        self._final, self._initial = np.array(sampling_weights, float), np.array(initial, float)
+        self._num_ramp_epochs = smooth_sudden_starts
+        self._labels = [f"{i}-{_name(dataset)}" for i, dataset in enumerate(datasets)]
+        self._epoch = 0
+        # Both are common to this process and the loader's workers.
+        self._ready_epochs = SharedCounts([-1] * len(datasets))
+        self._draws = SharedCounts([0] * (1 + len(datasets)))  # an epoch, then the windows drawn in it
+
+    def configure(
+        self,
+        *,
+        max_seq_len: int,
+        padded_sampling: str,
+        has_edit_rights: bool,
+        default_root: str,
+        default_name: str,
+    ) -> None:
+        """Receive the settings of the run and pass them on. See RLDataset.configure.
+
+        Raises:
+            ValueError: If two datasets share a folder, or two take new trajectories.
+        """
+        super().configure(
+            max_seq_len=max_seq_len,
+            padded_sampling=padded_sampling,
+            has_edit_rights=has_edit_rights,
+            default_root=default_root,
+            default_name=default_name,
+        )
+        self._check_folders(default_root, default_name)
+        for dataset in self.datasets:
+            dataset.configure(
+                max_seq_len=max_seq_len,
+                padded_sampling=padded_sampling,
+                has_edit_rights=has_edit_rights,
+                default_root=default_root,
+                default_name=default_name,
+            )
+        self._check_takers()
+
+    def expect(self, layout: Layout) -> None:
+        """Pass on what the timesteps of the run look like."""
+        super().expect(layout)
+        for dataset in self.datasets:
+            dataset.expect(layout)
+
+    @property
+    def save_new_trajs_to(self) -> Path | None:
+        """The folder of the dataset that takes new trajectories, or None if none does."""
+        return next((folder for d in self.datasets if (folder := d.save_new_trajs_to) is not None), None)
+
+    @property
+    def ready_for_training(self) -> bool:
+        """True if any of the datasets is ready."""
+        return any(dataset.ready_for_training for dataset in self.datasets)
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
+        """Return a random window of a random dataset. See sample_windows."""
+        return self.sample_windows(1, rng)[0]
+
+    def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
+        """Return random windows, each of an independently drawn dataset.
+
+        Raises:
+            ValueError: If no dataset is ready.
+        """
+        self._note_ready()
+        weights = self.current_weights()
+        if not weights.any():
+            raise ValueError(
+                f"None of the {len(self.datasets)} datasets of MixtureOfDatasets is ready to be sampled "
+                f"({', '.join(self._labels)}). Fix: collect first (Experiment.mode 'both' or 'collect'), or "
+                "lower their minimum sizes."
+            )
+        choices = rng.choice(len(weights), size=count, p=weights)
+        windows: list[Trajectory | None] = [None] * count
+        for i in np.unique(choices).tolist():
+            places = np.flatnonzero(choices == i).tolist()
+            for place, window in zip(places, self.datasets[i].sample_windows(len(places), rng), strict=True):
+                windows[place] = window
+        self._draws.add([0, *np.bincount(choices, minlength=len(weights)).tolist()])
+        return [window for window in windows if window is not None]
+
+    def current_weights(self) -> npt.NDArray[np.float64]:
+        """Return the chance of each dataset in this epoch; all zeros if none is ready."""
+        weights = self._final.copy()
+        if self._num_ramp_epochs is not None:
+            ready_epochs = np.array(self._ready_epochs.values())
+            passed = np.where(ready_epochs < 0, 1, self._epoch - ready_epochs + 1)
+            progress = np.clip(passed / self._num_ramp_epochs, 0, 1)
+            weights = self._initial + (self._final - self._initial) * progress
+        weights *= [dataset.ready_for_training for dataset in self.datasets]
+        total: float = weights.sum()
+        return weights / total if total > 0 else weights
+
+    def on_new_epoch(self, epoch: int) -> None:
+        """Take the number of the epoch, from which the weights follow, and pass it on."""
+        self._epoch = epoch
+        for dataset in self.datasets:
+            dataset.on_new_epoch(epoch)
+        self._draws.restart(epoch)
+        self._note_ready()
+
+    def refresh(self) -> None:
+        """Let each dataset take notice of new data."""
+        for dataset in self.datasets:
+            dataset.refresh()
+
+    def on_end_of_collection(self) -> dict[str, float]:
+        """Let each dataset take notice of what was collected. Returns their metrics under their names."""
+        return self._merged([dataset.on_end_of_collection() for dataset in self.datasets])
+
+    def metrics(self) -> dict[str, float]:
+        """Return each dataset's chance, its share of the windows drawn in this epoch, and its own metrics.
+
+        The share counts what all processes drew, also windows whose batch was not used in the end.
+        """
+        drawn = self._draws.values()[1:]
+        metrics = self._merged([dataset.metrics() for dataset in self.datasets])
+        for label, weight, count in zip(self._labels, self.current_weights(), drawn, strict=True):
+            metrics[f"{label}/weight"] = float(weight)
+            if sum(drawn):
+                metrics[f"{label}/share"] = count / sum(drawn)
+        return metrics
+
+    def delete(self) -> None:
+        """Delete what was collected, which is all in the dataset that takes new trajectories."""
+        for dataset in self._takers():
+            dataset.delete()
+
+    def close(self) -> None:
+        """Let go of locks and open files."""
+        for dataset in self.datasets:
+            dataset.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epochs in which the datasets became ready, and the states of the datasets."""
+        return {
+            "ready_epochs": self._ready_epochs.values(),
+            "datasets": [dataset.state_dict() for dataset in self.datasets],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what state_dict returned.
+
+        Raises:
+            ValueError: If the checkpoint is of another number of datasets.
+        """
+        if len(state["datasets"]) != len(self.datasets):
+            raise ValueError(
+                f"The checkpoint is of a mixture of {len(state['datasets'])} datasets, but this one has "
+                f"{len(self.datasets)}. Fix: resume with the MixtureOfDatasets.datasets of the original run."
+            )
+        self._ready_epochs.set(state["ready_epochs"])
+        for dataset, own in zip(self.datasets, state["datasets"], strict=True):
+            dataset.load_state_dict(own)
+
+    def set_aside_newer(self, state: dict[str, Any]) -> int:
+        """Hide what was collected after `state` was taken. Returns how much."""
+        states = zip(self.datasets, state["datasets"], strict=True)
+        takers = self._takers()
+        return sum(dataset.set_aside_newer(own) for dataset, own in states if dataset in takers)
+
+    def begin_new_run(self) -> int:
+        """Hide what an earlier run left in this run's own folder. Returns how much."""
+        return sum(dataset.begin_new_run() for dataset in self.datasets)
+
+    def _note_ready(self) -> None:
+        """Remember this epoch for datasets that have just become ready."""
+        ready_epochs = self._ready_epochs.values()
+        for i, dataset in enumerate(self.datasets):
+            if ready_epochs[i] < 0 and dataset.ready_for_training:
+                self._ready_epochs.set_item(i, self._epoch)
+
+    def _takers(self) -> list[RLDataset]:
+        return [dataset for dataset in self.datasets if dataset.save_new_trajs_to is not None]
+
+    def _merged(self, metrics: list[dict[str, float]]) -> dict[str, float]:
+        named = zip(self._labels, metrics, strict=True)
+        return {f"{label}/{key}": value for label, own in named for key, value in own.items()}
+
+    def _check_folders(self, default_root: str, default_name: str) -> None:
+        found: dict[Path, str] = {}
+        for label, dataset in zip(self._labels, self.datasets, strict=True):
+            if not isinstance(dataset, DiskTrajDataset):
+                continue
+            root = Path(default_root if dataset.dset_root is None else dataset.dset_root).expanduser()
+            folder = (root / (default_name if dataset.dset_name is None else dataset.dset_name)).resolve()
+            if folder in found:
+                raise ValueError(
+                    f"The datasets {found[folder]} and {label} of the mixture both lie in {folder}, where "
+                    "they would sample and delete the same files. Fix: give each its own "
+                    "DiskTrajDataset.dset_name, with scopes in gin: @demos/DiskTrajDataset() and "
+                    "demos/DiskTrajDataset.dset_name = 'demos'."
+                )
+            found[folder] = label
+
+    def _check_takers(self) -> None:
+        named = zip(self._labels, self.datasets, strict=True)
+        takers = [f"{label} ({d.save_new_trajs_to})" for label, d in named if d.save_new_trajs_to is not None]
+        if len(takers) > 1:
+            raise ValueError(
+                f"The datasets {' and '.join(takers)} of the mixture all take new trajectories, but what is "
+                "collected can go to one only. Fix: set takes_new_trajs = False in the others, e.g. "
+                "demos/DiskTrajDataset.takes_new_trajs = False."
+            )
+
+
+def _check_datasets(datasets: Sequence[RLDataset]) -> None:
+    if not datasets:
+        raise ValueError(
+            "MixtureOfDatasets.datasets is empty, but there must be at least one. "
+            "Fix: set MixtureOfDatasets.datasets = [@a/DiskTrajDataset(), @b/DiskTrajDataset()]."
+        )
+    for i, dataset in enumerate(datasets):
+        if not isinstance(dataset, RLDataset):
+            raise TypeError(
+                f"MixtureOfDatasets.datasets[{i}] is {dataset!r}, but must be an RLDataset. "
+                "Fix: write @DiskTrajDataset() in gin, with parentheses."
+            )
+
+
+def _check_weights(num_datasets: int, final: Sequence[float], initial: Sequence[float]) -> None:
+    fits = len(final) == len(initial) == num_datasets
+    if not fits or not all(0 < w < np.inf for w in final) or not all(0 <= w < np.inf for w in initial):
+        raise ValueError(
+            f"A mixture of {num_datasets} datasets has sampling_weights {list(final)} and "
+            f"initial_sampling_weights {list(initial)}, but needs one per dataset of each, the former above "
+            "0 and the latter at least 0. Fix: set MixtureOfDatasets.sampling_weights; leave out datasets "
+            "that are not to be drawn from."
+        )
+
+
+def _name(dataset: RLDataset) -> str:
+    name = getattr(dataset, "dset_name", None)
+    return name if isinstance(name, str) else type(dataset).__name__

@@ -1,0 +1,38 @@
+"""The collecting part of an epoch."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from . import building
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+
+def collect(exp: Experiment) -> dict[str, float]:
+    """Go on with the training rollout; see Experiment.collect_new_training_data."""
+    collector = exp.collector
+    if collector is None:
+        raise ValueError(
+            f"Nothing can be collected: mode is {exp.mode!r} and train_timesteps_per_epoch "
+            f"{exp.train_timesteps_per_epoch}. Fix: use mode 'both' or 'collect' and a positive number."
+        )
+    every = exp.force_reset_train_envs_every
+    if collector.state is None or (every is not None and exp.epoch > 0 and exp.epoch % every == 0):
+        exp.restart_train_envs(exp.epoch)
+    exp.policy.eval()
+    loaded = exp.loaded_policy
+    collector.set_policy_version(exp.policy_version if loaded is None else loaded.version)
+    start_s = time.perf_counter()
+    taken = collector.collect(exp.train_timesteps_per_epoch)
+    collector.wait()
+    elapsed_s = time.perf_counter() - start_s
+    exp.env_steps += taken * exp.accelerator.num_processes
+    metrics = building.average_over_processes(collector.histories.summary("collect"), exp.accelerator)
+    collector.histories.clear()
+    exp.log({**metrics, "time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s})
+    if "collect/return" in metrics:
+        exp.view.show(exp.epoch, "collecting", {"return": metrics["collect/return"]})
+    return metrics

@@ -1,0 +1,129 @@
+"""The settings of a run: every field of Experiment that gin can set, with its default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..agents import BaseAgent
+from ..data import RLDataset
+from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
+from ..nets import TrajEncoder, TstepEncoder
+
+MakeEnv = EnvSpec | str | Callable[..., Any]
+
+
+@dataclass
+class Settings:
+    """What Experiment is constructed from.
+
+    Required:
+        run_name, ckpt_base_dir: the run folder is `<ckpt_base_dir>/<run_name>`.
+        max_seq_len: longest training sequence, in transitions.
+        dataset: where trajectories are kept; by default in the run folder.
+        tstep_encoder_type, traj_encoder_type, agent_type: types; their keywords are set in gin.
+        val_timesteps_per_epoch: env steps per actor and evaluation; 0 never evaluates.
+        make_train_env, make_val_env: an EnvSpec, an id, a callable, or a list with one of these per actor.
+    Environments:
+        parallel_actors: number of environments. async_env_mp_context: start method of their processes.
+        env_mode: "async", "sync", "already_vectorized" or "auto" (tries both, takes the faster).
+        exploration_wrapper_type: noise on training actions; None for none.
+        sample_actions: in training and evaluation; otherwise the most likely one is taken.
+        force_reset_train_envs_every: period in epochs of a reset of all training environments.
+    Logs:
+        log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases.
+        verbose: show progress. log_interval: batches between records of training metrics.
+    Replay:
+        traj_save_len: longest trajectory file, in transitions.
+        has_dset_edit_rights: this process may delete old files.
+        stagger_traj_file_lengths: draw file lengths within max_seq_len of traj_save_len.
+        save_trajs_as: "npz", "npz-compressed", "traj". padded_sampling: "none", "left", "right", "both".
+        dloader_workers: sampling processes; 0 samples in this process.
+    Schedule (one epoch collects, then learns):
+        epochs: their number.
+        start_learning_at_epoch, start_collecting_at_epoch: first epoch of each.
+        train_timesteps_per_epoch, train_batches_per_epoch: per actor; per process.
+        val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never.
+        always_save_latest, always_load_latest: publish, follow the newest policy file.
+    Optimisation:
+        batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
+        learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
+        critic_loss_weight: the actor's is 1. grad_clip: largest norm. mixed_precision: "no", "fp16", "bf16".
+    Extras:
+        mode: "both", "learn" (never collects) or "collect" (never learns).
+        seed: None draws one and logs it. deterministic: forbid irreproducible torch operations.
+        sample_actions_val: as sample_actions, for evaluation only; None for the same.
+        evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
+        stop_at_val_return: end training once an evaluation has this mean return; None never does.
+        keep_checkpoints: newest training states that stay; None for all.
+        log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
+        overlap_sampling: with "async" envs, act for one half of them while the other half steps.
+        async_env_workers: worker processes of "async" envs; None for one per CPU core.
+        compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
+    """
+
+    run_name: str
+    ckpt_base_dir: str
+    max_seq_len: int
+    dataset: RLDataset
+    tstep_encoder_type: Callable[..., TstepEncoder]
+    traj_encoder_type: Callable[..., TrajEncoder]
+    agent_type: Callable[..., BaseAgent]
+    val_timesteps_per_epoch: int
+    make_train_env: MakeEnv | Sequence[MakeEnv]
+    make_val_env: MakeEnv | Sequence[MakeEnv]
+
+    parallel_actors: int = 12
+    env_mode: str = "async"
+    async_env_mp_context: str | None = None
+    exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = EpsilonGreedy
+    sample_actions: bool = True
+    force_reset_train_envs_every: int | None = None
+
+    log_to_wandb: bool = False
+    wandb_project: str | None = field(default_factory=lambda: os.environ.get("WANDB_PROJECT"))
+    wandb_entity: str | None = field(default_factory=lambda: os.environ.get("WANDB_ENTITY"))
+    wandb_group_name: str | None = None
+    verbose: bool = True
+    log_interval: int = 300
+
+    traj_save_len: float = 1e10
+    has_dset_edit_rights: bool = True
+    stagger_traj_file_lengths: bool = True
+    save_trajs_as: str = "npz"
+    padded_sampling: str = "none"
+    dloader_workers: int = 6
+
+    epochs: int = 1000
+    start_learning_at_epoch: int = 0
+    start_collecting_at_epoch: int = 0
+    train_timesteps_per_epoch: int = 1000
+    train_batches_per_epoch: int = 1000
+    val_interval: int | None = 20
+    ckpt_interval: int | None = 50
+    always_save_latest: bool = True
+    always_load_latest: bool = False
+
+    batch_size: int = 24
+    batches_per_update: int = 1
+    learning_rate: float = 1e-4
+    critic_loss_weight: float = 10.0
+    lr_warmup_steps: int = 500
+    grad_clip: float = 1.0
+    l2_coeff: float = 1e-3
+    mixed_precision: str = "no"
+
+    mode: str = "both"
+    seed: int | None = None
+    deterministic: bool = False
+    sample_actions_val: bool | None = None
+    evaluate_at_end: bool = True
+    stop_at_val_return: float | None = None
+    keep_checkpoints: int | None = None
+    log_to_tensorboard: bool = True
+    torch_threads: int | None = None
+    overlap_sampling: bool = True
+    async_env_workers: int | None = None
+    compile_acting: bool = False

@@ -1,0 +1,156 @@
+"""What a Transformer keeps of the past while it acts: keys and values of recent timesteps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of recent timesteps, one contiguous stretch shared by all layers and envs.
+
+    The buffers have a fixed size somewhat larger than the window. Each timestep is written at `end`; when the
+    buffers are full, the last window - 1 timesteps move to the front (once in many timesteps, so its cost
+    vanishes). Hence attention always reads one contiguous slice, never longer than the oldest running
+    episode.
+
+    keys, values: (layers, N, H, capacity, E) float.
+    starts: (N,) int64 on the CPU, where the running episode of each env begins.
+    bias: (N, capacity) float, -inf before `starts`, else 0; what attention adds to its logits.
+    window: timesteps that attention reaches back, the newest included.
+    oldest, newest: the smallest and the largest of `starts`.
+    begin: where what attention reads begins.
+    """
+
+    keys: Tensor
+    values: Tensor
+    starts: Tensor
+    bias: Tensor
+    window: int
+    end: int = 0
+    oldest: int = 0
+    newest: int = 0
+    begin: int = 0
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        num_layers: int,
+        num_envs: int,
+        num_heads: int,
+        window: int,
+        width: int,
+        device: torch.device,
+    ) -> KeyValueCache:
+        """The cache before the first timestep."""
+        capacity = window + max(32, window // 4)
+        shape = (num_layers, num_envs, num_heads, capacity, width)
+        return cls(
+            keys=torch.zeros(shape, device=device),
+            values=torch.zeros(shape, device=device),
+            starts=torch.zeros(num_envs, dtype=torch.int64),
+            bias=torch.zeros(num_envs, capacity, device=device),
+            window=window,
+        )
+
+    def advance(self) -> Tensor | None:
+        """Make room for one more timestep of every env.
+
+        Returns: the bias (N, 1, 1, S) float of the logits over the S timesteps that `store` will return,
+            None if every env may see all of them.
+        """
+        if self.end == self.keys.shape[3]:
+            self._move_to_front(self.window - 1)
+        self.end += 1
+        self.begin = max(self.end - self.window, self.oldest)
+        return None if self.newest <= self.begin else self.bias[:, None, None, self.begin : self.end]
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep (N, H, E) of the newest timestep; returns the keys and values (N, H, S, E) to attend to."""
+        keys, values = (buffer[layer, :, :, self.begin : self.end] for buffer in (self.keys, self.values))
+        keys[:, :, -1] = key
+        values[:, :, -1] = value
+        return keys, values
+
+    def forget(self, ended: Tensor) -> None:
+        """Begin new episodes in the rows where ended (N,) bool is True."""
+        self.starts[ended.cpu()] = self.end
+        self.bias[:, : self.end].masked_fill_(ended.to(self.bias.device)[:, None], -torch.inf)
+        self._note_extremes()
+
+    def _move_to_front(self, num_kept: int) -> None:
+        shift = self.end - num_kept
+        for buffer in (*self.keys, *self.values):
+            buffer[:, :, :num_kept] = buffer[:, :, shift:].clone()
+        self.bias[:, :num_kept] = self.bias[:, shift:].clone()
+        self.bias[:, num_kept:] = 0.0
+        self.starts.sub_(shift).clamp_(min=0)
+        self.end = num_kept
+        self._note_extremes()
+
+    def _note_extremes(self) -> None:
+        self.oldest, self.newest = int(self.starts.min()), int(self.starts.max())
+
+
+@dataclass
+class RingKeyValueCache:
+    """The same memory without shapes or branches that depend on how far it is filled.
+
+    Each timestep takes the place of the one a window ago, and attention always reads the whole window; what
+    it may not see is masked. So one compiled graph, or one captured CUDA graph, serves every timestep. Where
+    nothing is compiled, `KeyValueCache` does less work.
+
+    keys, values: (layers, N, H, window, E) float, in the order of the ring.
+    bias: (N, window) float, 0 where the running episode of an env has left something, else -inf.
+    slot: (1,) int64, the place of the newest timestep.
+    """
+
+    keys: Tensor
+    values: Tensor
+    bias: Tensor
+    slot: Tensor
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        num_layers: int,
+        num_envs: int,
+        num_heads: int,
+        window: int,
+        width: int,
+        device: torch.device,
+    ) -> RingKeyValueCache:
+        """The cache before the first timestep."""
+        shape = (num_layers, num_envs, num_heads, window, width)
+        return cls(
+            keys=torch.zeros(shape, device=device),
+            values=torch.zeros(shape, device=device),
+            bias=torch.full((num_envs, window), -torch.inf, device=device),
+            slot=torch.full((1,), window - 1, dtype=torch.int64, device=device),
+        )
+
+    def advance(self) -> Tensor:
+        """Make room for one more timestep; returns the bias (N, 1, 1, window) float of all logits."""
+        self.slot.add_(1).remainder_(self.bias.shape[1])
+        self.bias.index_fill_(1, self.slot, 0.0)
+        return self.bias[:, None, None]
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep (N, H, E) of the newest timestep; returns all keys and values (N, H, window, E)."""
+        keys, values = self.keys[layer], self.values[layer]
+        keys.index_copy_(2, self.slot, key[:, :, None].to(keys.dtype))
+        values.index_copy_(2, self.slot, value[:, :, None].to(values.dtype))
+        return keys, values
+
+    def forget(self, ended: Tensor) -> None:
+        """Begin new episodes in the rows where ended (N,) bool is True."""
+        self.bias.masked_fill_(ended.to(self.bias.device)[:, None], -torch.inf)
+
+
+Cache: TypeAlias = KeyValueCache | RingKeyValueCache

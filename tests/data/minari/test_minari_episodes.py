@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from loxodon.data import MinariDataset, Trajectory, load_trajectory
+from loxodon.data.minari import import_episodes, open_minari
+from loxodon.data.minari_episodes import EpisodeCodec, guess_spaces
+from loxodon.envs import SequenceEnv
+
+MakeTraj = Callable[..., Trajectory]
+MakeMinari = Callable[..., Any]
+
+
+class Nested(gym.Env[Any, Any]):
+    """Dict and Tuple observations, integers that start at -1; ends after 3 or is cut after 5 steps."""
+
+    def __init__(self, is_discrete: bool) -> None:
+        self.observation_space = spaces.Dict(
+            {
+                "zone": spaces.Discrete(4, start=-1),
+                "arm": spaces.Tuple(
+                    (spaces.Box(-9, 9, (2,), np.float64), spaces.Box(0, 255, (3, 2), np.uint8))
+                ),
+            }
+        )
+        low, high = np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32)
+        self.action_space = spaces.Discrete(3, start=2) if is_discrete else spaces.Box(low, high)
+        self.rng, self.episode = np.random.default_rng(0), -1
+        self.record: dict[str, list[Any]] = {}
+
+    def _obs(self) -> dict[str, Any]:
+        obs = {
+            "zone": np.int64(self.rng.integers(-1, 3)),
+            "arm": (self.rng.uniform(-9, 9, 2), self.rng.integers(0, 256, (3, 2), np.uint8)),
+        }
+        self.record["observations"].append(obs)
+        return obs
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode, self.time = self.episode + 1, 0
+        self.record = {name: [] for name in ("observations", "actions", "rewards", "ends")}
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        ends = self.episode % 2 == 0 and self.time == 3, self.episode % 2 == 1 and self.time == 5
+        reward = float(self.rng.normal())
+        for name, value in (("actions", action), ("rewards", reward), ("ends", ends)):
+            self.record[name].append(value)
+        return self._obs(), reward, *ends, {}
+
+
+def raw_columns(env: Nested) -> dict[str, Any]:
+    """What Minari's own recorder would store of the episode just played."""
+    obs = env.record["observations"]
+    ends = np.array(env.record["ends"])
+    return {
+        "observations": {
+            "zone": np.array([o["zone"] for o in obs]),
+            "arm": tuple(np.array([o["arm"][i] for o in obs]) for i in range(2)),
+        },
+        "actions": np.array(env.record["actions"]),
+        "rewards": np.array(env.record["rewards"]),
+        "terminations": ends[:, 0],
+        "truncations": ends[:, 1],
+        "infos": {},
+    }
+
+
+def episodes_of(dataset: MinariDataset) -> list[Trajectory]:
+    return [load_trajectory(Path(path)) for path in dataset._paths]
+
+
+@pytest.mark.parametrize("is_discrete", [True, False])
+def test_episodes_look_as_the_environment_shows_them_to_a_policy(
+    is_discrete: bool, make_minari: MakeMinari, configured: Callable[..., MinariDataset]
+) -> None:
+    """Every number of the import equals what SequenceEnv showed or was given during the recording."""
+    env = Nested(is_discrete)
+    shown = SequenceEnv(env)
+    columns, seen = [], []
+    for _ in range(4):
+        obs, _ = shown.reset()
+        steps: list[Any] = [(obs, None, 0.0, False)]
+        while True:
+            action = shown.action_space.sample()
+            obs, reward, terminated, truncated, _ = shown.step(action)
+            steps.append((obs, action, reward, terminated))
+            if terminated or truncated:
+                break
+        columns.append(raw_columns(env))
+        seen.append(steps)
+    make_minari("test/nested-v0", columns, env)
+    trajs = episodes_of(configured("test/nested-v0"))
+    assert [len(traj) for traj in trajs] == [3, 5, 3, 5]
+    for traj, steps in zip(trajs, seen, strict=True):
+        assert set(traj.obs) == set(shown.observation_space.spaces) == {"arm/0", "arm/1", "zone"}
+        for t, (obs, action, reward, terminated) in enumerate(steps):
+            for key, value in obs.items():
+                np.testing.assert_array_equal(traj.obs[key][t], value)
+                assert traj.obs[key].dtype == value.dtype
+            assert traj.time_idxs[t, 0] == t
+            if t == 0:
+                assert not traj.rl2s[0].any()
+                continue
+            row = np.eye(3)[action] if is_discrete else action
+            np.testing.assert_allclose(traj.rl2s[t], [np.float32(reward), *row], atol=1e-6)
+            np.testing.assert_allclose(traj.actions[t - 1], action, atol=1e-6)
+            assert traj.rews[t - 1, 0] == np.float32(reward)
+            assert traj.dones[t - 1, 0] == terminated
+    assert trajs[0].dones[-1, 0]
+    assert not trajs[1].dones.any()  # truncated
+
+
+def test_actions_outside_the_bounds_are_clipped_and_fixed_ones_are_zero() -> None:
+    space = spaces.Box(np.array([-1.0, 3.0], np.float32), np.array([3.0, 3.0], np.float32))
+    codec = EpisodeCodec(spaces.Box(-1, 1, (1,)), space).actions
+    stored, rows = codec.from_env(np.array([[-1, 3], [1, 3], [9, 3]]))
+    np.testing.assert_array_equal(rows, [[-1, 0], [0, 0], [1, 0]])
+    assert stored is rows
+    np.testing.assert_array_equal(codec.to_env(rows), [[-1, 3], [1, 3], [3, 3]])
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "error", "match"),
+    [
+        (spaces.Text(5), spaces.Discrete(2), TypeError, "no fixed array form.*Fix:"),
+        (spaces.Discrete(2), spaces.MultiBinary(3), TypeError, "allowed are Discrete and Box"),
+        (spaces.Discrete(2), spaces.Box(0, 9, (1,), np.int64), TypeError, "Box with a float dtype"),
+        (spaces.Discrete(2), spaces.Box(0, np.inf, (1,)), ValueError, "infinite bounds.*Fix:"),
+    ],
+)
+def test_spaces_that_cannot_be_stored_are_refused(
+    obs: Any, action: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        EpisodeCodec(obs, action)
+
+
+def test_episodes_that_contradict_their_spaces_are_refused() -> None:
+    codec = EpisodeCodec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    episode: dict[str, Any] = {"id": 7, "rewards": [0.0, 1.0], "terminations": [False, True]}
+    with pytest.raises(ValueError, match=r"of episode 7 has the shape \(2, 2\).*\(3, 2\)"):
+        codec.to_trajectory(SimpleNamespace(observations=np.zeros((2, 2)), actions=[0, 1], **episode), "env")
+    with pytest.raises(ValueError, match="Actions range from 0 to 2"):
+        codec.to_trajectory(SimpleNamespace(observations=np.zeros((3, 2)), actions=[0, 2], **episode), "env")
+
+
+def test_nested_observations_come_back_equal(tmp_path: Path, make_minari: MakeMinari) -> None:
+    env = Nested(is_discrete=True)
+    rng = np.random.default_rng(1)
+    codec = EpisodeCodec(env.observation_space, env.action_space)
+    traj = codec.to_trajectory(
+        SimpleNamespace(
+            id=0,
+            observations={
+                "zone": rng.integers(-1, 3, 5),
+                "arm": (rng.normal(size=(5, 2)), rng.integers(0, 256, (5, 3, 2), np.uint8)),
+            },
+            actions=np.array([2, 4, 3, 2]),
+            rewards=rng.normal(size=4),
+            terminations=np.zeros(4, np.bool_),
+        ),
+        "nested",
+    )
+    columns = codec.to_columns(traj)
+    assert columns["actions"].tolist() == [2, 4, 3, 2]
+    make_minari("test/nested-v1", [{**columns, "infos": {}}], env)
+    dataset = open_minari("test/nested-v1")
+    import_episodes(dataset, tmp_path / "out", "traj")
+    again = load_trajectory(next((tmp_path / "out").iterdir()))
+    assert again.layout == traj.layout
+    for key in traj.obs:
+        np.testing.assert_array_equal(again.obs[key], traj.obs[key])
+    np.testing.assert_array_equal(again.rl2s, traj.rl2s)
+
+
+def test_spaces_are_guessed_from_the_arrays(make_traj: MakeTraj) -> None:
+    obs, action = guess_spaces(make_traj(3))
+    assert action == spaces.Discrete(3)
+    assert isinstance(obs, spaces.Dict)
+    assert obs["image"] == spaces.Box(0, 255, (2, 2), np.uint8)
+    assert obs["position"] == spaces.Box(-np.inf, np.inf, (1,), np.float32)

@@ -1,0 +1,116 @@
+"""The samples of docs/data.md run, and its tables of bytes are true."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+import pytest
+
+import loxodon.data
+from loxodon.data import MinariDataset, MixtureOfDatasets, RLDataset, Trajectory, save_trajectory
+from loxodon.data.batch import pad_batch
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def samples(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What the Python samples define."""
+    defined: dict[str, Any] = {"__name__": "docs_sample"}
+    with gin.unlock_config():
+        for code in samples("python"):
+            exec(code, defined)
+    return defined
+
+
+def test_the_page_has_samples() -> None:
+    assert (len(samples("python")), len(samples("gin"))) == (2, 3)
+
+
+def test_the_dataset_of_the_page_makes_batches(names: dict[str, Any]) -> None:
+    dataset = names["SineWaves"](num_timesteps=50)
+    assert isinstance(dataset, RLDataset)
+    dataset.configure(
+        max_seq_len=8, padded_sampling="none", has_edit_rights=False, default_root="", default_name=""
+    )
+    windows = dataset.sample_windows(5, np.random.default_rng(0))
+    assert [len(window) for window in windows] == [8] * 5
+    batch = pad_batch(windows)
+    assert tuple(batch.actions.shape) == (5, 8, 2)
+    for window in windows:
+        rows = np.eye(2)[window.actions[:, 0]]
+        np.testing.assert_array_equal(window.rl2s[1:], np.concatenate([window.rews, rows], axis=1))
+
+
+def test_the_relabeler_of_the_page_leaves_its_input_alone(names: dict[str, Any], make_traj: Any) -> None:
+    traj: Trajectory = make_traj(20)
+    before = traj.rews.copy(), traj.rl2s.copy()
+    clipped = names["ClipRewards"]().relabel(traj, np.random.default_rng(0))
+    np.testing.assert_array_equal(traj.rews, before[0])
+    np.testing.assert_array_equal(traj.rl2s, before[1])
+    assert clipped.rews.max() == clipped.rl2s[:, 0].max() == 1.0 < traj.rews.max()
+
+
+@pytest.mark.parametrize(("index", "kind"), [(0, MixtureOfDatasets), (1, MinariDataset)])
+def test_the_gin_samples_of_the_page_build_a_dataset(index: int, kind: type[RLDataset]) -> None:
+    text = samples("gin")[index].replace("Experiment.dataset = ", "docs_dataset/macro.value = ")
+    try:
+        gin.parse_config(text, skip_unknown=False)
+        assert type(gin.query_parameter("docs_dataset/macro.value").scoped_configurable_fn()) is kind
+    finally:
+        gin.clear_config()
+
+
+def test_the_relabelling_sample_names_what_exists() -> None:
+    lines = [line for line in samples("gin")[2].splitlines() if not line.startswith("Experiment.")]
+    try:
+        gin.parse_config(lines, skip_unknown=False)
+        assert isinstance(gin.query_parameter("HindsightRelabeler.strategy"), str)
+    finally:
+        gin.clear_config()
+
+
+def test_every_public_dataset_is_on_the_page() -> None:
+    for name in loxodon.data.__all__:
+        value = getattr(loxodon.data, name)
+        if isinstance(value, type) and issubclass(value, RLDataset) and value is not RLDataset:
+            assert f"`{name}`" in PAGE, name
+
+
+def test_the_bytes_of_a_container_are_as_described(tmp_path: Path, make_traj: Any) -> None:
+    """Reads one with nothing but the table of the page."""
+    traj = make_traj(9, env_name="maze")
+    path = save_trajectory(tmp_path, traj, save_as="traj", traj_id="00000001", unix_time=1e9)
+    data = path.read_bytes()
+
+    def number(at: int, size: int = 4) -> int:
+        return int.from_bytes(data[at : at + size], "little")
+
+    assert data[:6] == bytes.fromhex("89 4C 58 54 52 4A")
+    assert number(6, 2) == 1
+    text_end = 16 + number(8)
+    header = json.loads(data[16:text_end])
+    assert (header["env_name"], header["num_transitions"]) == ("maze", 9)
+    checksums_end = text_end + 4 * len(header["arrays"])
+    assert number(12) == zlib.crc32(data[16:checksums_end])
+    begin = -(-checksums_end // 64) * 64
+    for index, entry in enumerate(header["arrays"]):
+        dtype, shape = np.dtype(entry["dtype"]), entry["shape"]
+        first = begin + entry["offset"]
+        assert first % 64 == 0
+        raw = data[first : first + int(np.prod(shape)) * dtype.itemsize]
+        assert number(text_end + 4 * index) == zlib.crc32(raw)
+        key = entry["name"].removeprefix("_OBS_KEY_")
+        expected = traj.obs[key] if key in traj.obs else getattr(traj, key)
+        np.testing.assert_array_equal(np.frombuffer(raw, dtype).reshape(shape), expected)
+    assert len(data) == first + len(raw)

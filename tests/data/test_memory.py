@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loxodon.data import MemoryTrajDataset, Relabeler, Trajectory, pad_batch, split_episodes
+
+MakeTraj = Callable[..., Trajectory]
+Arrays = dict[str, np.ndarray]
+
+
+def configured(dataset: MemoryTrajDataset, *, max_seq_len: int = 4, mode: str = "none") -> MemoryTrajDataset:
+    dataset.configure(
+        max_seq_len=max_seq_len,
+        padded_sampling=mode,
+        has_edit_rights=True,
+        default_root=".",
+        default_name="x",
+    )
+    return dataset
+
+
+@pytest.mark.parametrize("mode", ["none", "left", "right", "both"])
+def test_windows_never_change_what_is_stored(make_traj: MakeTraj, mode: str) -> None:
+    trajs = [make_traj(n, first=1000 * i) for i, n in enumerate((3, 9, 30))]
+    copies = [traj.obs["position"].copy() for traj in trajs]
+    dataset, rng = configured(MemoryTrajDataset(trajs), mode=mode), np.random.default_rng(0)
+    for _ in range(200):
+        batch = pad_batch(dataset.sample_windows(2, rng))
+        batch.obs["position"].fill_(-1)
+    assert [len(traj) for traj in trajs] == [3, 9, 30]
+    assert dataset.num_timesteps == 42
+    for traj, copy in zip(trajs, copies, strict=True):
+        np.testing.assert_array_equal(traj.obs["position"], copy)
+
+
+@pytest.mark.parametrize(("sample_by", "expected"), [("trajectory", 0.5), ("timestep", 0.1)])
+def test_what_is_drawn_alike(make_traj: MakeTraj, sample_by: str, expected: float) -> None:
+    trajs = [make_traj(4), make_traj(36, first=1000)]
+    dataset, rng = configured(MemoryTrajDataset(trajs, sample_by=sample_by)), np.random.default_rng(0)
+    is_short = [window.obs["position"][0, 0] < 1000 for window in dataset.sample_windows(2000, rng)]
+    assert np.mean(is_short) == pytest.approx(expected, abs=0.04)
+
+
+def test_the_oldest_make_room(make_traj: MakeTraj) -> None:
+    dataset = configured(MemoryTrajDataset(max_timesteps=10, min_trajs=2, sample_by="timestep"))
+    assert not dataset.ready_for_training
+    for i in range(3):
+        dataset.add(make_traj(4, first=1000 * i))
+    assert dataset.ready_for_training
+    assert dataset.on_end_of_collection() == {"total_trajs": 2, "total_timesteps": 8}
+    windows = dataset.sample_windows(100, np.random.default_rng(0))
+    assert {window.obs["position"][0, 0] // 1000 for window in windows} == {1, 2}
+    dataset.add(make_traj(50))  # alone it may be longer
+    assert (dataset.num_trajs, dataset.num_timesteps) == (1, 50)
+    dataset.delete()
+    with pytest.raises(ValueError, match=r"holds no trajectories.*Fix:"):
+        dataset.sample_random_trajectory(np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [({"sample_by": "episode"}, "sample_by is 'episode'"), ({"min_trajs": 0}, "min_trajs 0")],
+)
+def test_wrong_arguments_are_refused(argument: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=rf"{text}.*Fix:"):
+        MemoryTrajDataset(**argument)
+
+
+def test_other_spaces_are_refused(make_traj: MakeTraj) -> None:
+    with pytest.raises(ValueError, match=r"'other' cannot join the 1 others.*5 columns, expected 3.*Fix:"):
+        MemoryTrajDataset([make_traj(2), make_traj(2, num_actions=5, env_name="other")])
+
+
+class LastHalf(Relabeler):
+    def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
+        assert len(traj) == 40  # the whole one, each time
+        return traj.slice(20, 40)
+
+
+def test_whole_trajectories_are_relabelled_before_the_window_is_cut(make_traj: MakeTraj) -> None:
+    dataset = configured(MemoryTrajDataset([make_traj(40)], relabeler=LastHalf()))
+    windows = dataset.sample_windows(50, np.random.default_rng(0))
+    assert {len(window) for window in windows} == {4}
+    assert min(window.time_idxs[0, 0] for window in windows) >= 20
+
+
+# --- flat arrays ---------------------------------------------------------------------------------------
+
+
+def flat_steps() -> Arrays:
+    """Three episodes of 3 (terminated), 2 (truncated) and 2 steps (end of the data); step i observes i."""
+    return {
+        "obs": np.arange(7, dtype=np.float32)[:, None],
+        "actions": np.array([0, 1, 2, 0, 1, 2, 0]),
+        "rews": np.arange(1, 8) / 10,
+        "terminated": np.array([0, 0, 1, 0, 0, 0, 0]),
+        "truncated": np.array([0, 0, 0, 0, 1, 0, 0]),
+    }
+
+
+def test_flat_arrays_with_next_observations_keep_every_step() -> None:
+    steps = flat_steps()
+    trajs = split_episodes(**steps, next_obs=steps["obs"] + 0.5)
+    assert [len(traj) for traj in trajs] == [3, 2, 2]
+    assert [traj.obs["observation"][:, 0].tolist() for traj in trajs] == [
+        [0, 1, 2, 2.5],
+        [3, 4, 4.5],
+        [5, 6, 6.5],
+    ]
+    assert [traj.dones[:, 0].tolist() for traj in trajs] == [[False, False, True], [False] * 2, [False] * 2]
+    second = trajs[1]
+    assert second.time_idxs[:, 0].tolist() == [0, 1, 2]
+    np.testing.assert_allclose(second.rews[:, 0], [0.4, 0.5])
+    np.testing.assert_allclose(second.rl2s, [[0, 0, 0, 0], [0.4, 1, 0, 0], [0.5, 0, 1, 0]])
+    assert second.actions.tolist() == [[0], [1]]
+
+
+def test_flat_arrays_alone_lose_the_steps_whose_outcome_is_unknown() -> None:
+    trajs = split_episodes(**flat_steps())
+    assert [traj.obs["observation"][:, 0].tolist() for traj in trajs] == [[0, 1, 2, 2], [3, 4], [5, 6]]
+    assert [traj.dones[:, 0].tolist() for traj in trajs] == [[False, False, True], [False], [False]]
+    assert [traj.rews.dtype for traj in trajs] == [np.float32] * 3
+
+
+def test_an_episode_of_one_truncated_step_is_left_out() -> None:
+    steps = {name: array[:4] for name, array in flat_steps().items()}
+    assert [len(traj) for traj in split_episodes(**steps)] == [3]
+
+
+def test_continuous_actions_and_several_observations() -> None:
+    steps = {**flat_steps(), "actions": np.linspace(-1, 1, 14).reshape(7, 2)}
+    steps["obs"] = {"a": steps["obs"], "b": np.zeros((7, 2, 2), np.uint8)}  # type: ignore[assignment]
+    first, *_ = MemoryTrajDataset.from_arrays(**steps, env_name="hopper")._trajs
+    assert first.env_name == "hopper"
+    assert first.obs["b"].dtype == np.uint8
+    np.testing.assert_array_equal(first.rl2s[1:, 1:], first.actions)
+    assert first.actions.dtype == np.float32
+
+
+def test_contradicting_arrays_are_refused() -> None:
+    steps = flat_steps()
+    with pytest.raises(ValueError, match=r"rews 6.*one row per step.*Fix:"):
+        split_episodes(**{**steps, "rews": steps["rews"][:6]})
+    with pytest.raises(ValueError, match=r"range from -5.0 to -5.0.*\[-1, 1\].*Fix:"):
+        split_episodes(**{**steps, "actions": np.full((7, 2), -5.0)})
+    with pytest.raises(ValueError, match=r"range from 0 to 2.*0 to 1.*Fix:"):
+        split_episodes(**steps, num_actions=2)
+    with pytest.raises(ValueError, match=r"next_obs has the keys \['x'\].*Fix:"):
+        split_episodes(**steps, next_obs={"x": steps["obs"]})
+
+
+def test_a_file_of_flat_arrays_fills_the_dataset(tmp_path: Path) -> None:
+    names = ("observations", "actions", "rewards", "terminals", "timeouts")
+    columns = dict(zip(names, flat_steps().values(), strict=True))
+    np.savez(tmp_path / "maze.npz", **columns)
+    assert MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz")).num_timesteps == 5
+    np.savez(tmp_path / "maze.npz", **columns, next_observations=columns["observations"])
+    dataset = MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz"))
+    assert (dataset.num_timesteps, dataset._trajs[0].env_name) == (7, "maze")
+    del columns["terminals"]
+    np.savez(tmp_path / "maze.npz", **columns)
+    with pytest.raises(ValueError, match=r"lacks \['terminals'\].*Fix:"):
+        MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz"))
+    with pytest.raises(FileNotFoundError, match=r"no file .*other.npz.*Fix:"):
+        MemoryTrajDataset(npz_path=str(tmp_path / "other.npz"))

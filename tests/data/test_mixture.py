@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loxodon.data import (
+    BatchLoader,
+    DiskTrajDataset,
+    Layout,
+    MemoryTrajDataset,
+    MixtureOfDatasets,
+    RLDataset,
+    Trajectory,
+)
+from loxodon.data.shared_counts import SharedCounts
+
+MakeTraj = Callable[..., Trajectory]
+Fill = Callable[[Path, list[int]], list[Path]]
+
+
+class FakeDataset(RLDataset):
+    """Ready when told so; records what is passed on to it."""
+
+    def __init__(self, traj: Trajectory, *, ready: bool = True) -> None:
+        self.traj, self.ready, self.calls = traj, ready, list[Any]()
+
+    @property
+    def ready_for_training(self) -> bool:
+        return self.ready
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
+        return self.traj
+
+    def expect(self, layout: Layout) -> None:
+        self.calls.append("expect")
+
+    def on_new_epoch(self, epoch: int) -> None:
+        self.calls.append(epoch)
+
+    def refresh(self) -> None:
+        self.calls.append("refresh")
+
+    def delete(self) -> None:
+        self.calls.append("delete")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def metrics(self) -> dict[str, float]:
+        return {"x": 1.0}
+
+
+def configure(dataset: RLDataset, root: Path | str = ".", *, max_seq_len: int = 8) -> None:
+    dataset.configure(
+        max_seq_len=max_seq_len,
+        padded_sampling="none",
+        has_edit_rights=True,
+        default_root=str(root),
+        default_name="run",
+    )
+
+
+def shares(mixture: MixtureOfDatasets, count: int = 3000) -> list[float]:
+    """The share of each child in many windows; child i observes positions from 1000 * i on."""
+    windows = mixture.sample_windows(count, np.random.default_rng(0))
+    sources = [int(window.obs["position"][0, 0]) // 1000 for window in windows]
+    return (np.bincount(sources, minlength=len(mixture.datasets)) / count).tolist()
+
+
+@pytest.fixture
+def children(make_traj: MakeTraj) -> list[FakeDataset]:
+    return [FakeDataset(make_traj(3, first=1000 * i)) for i in range(3)]
+
+
+def test_weights_are_shared_out_among_the_ready(children: list[FakeDataset]) -> None:
+    mixture = MixtureOfDatasets(children, [2, 1, 1])
+    assert mixture.current_weights().tolist() == [0.5, 0.25, 0.25]
+    assert shares(mixture) == pytest.approx([0.5, 0.25, 0.25], abs=0.03)
+    children[0].ready = False
+    assert shares(mixture) == pytest.approx([0, 0.5, 0.5], abs=0.03)
+    assert mixture.ready_for_training
+    for child in children:
+        child.ready = False
+    assert not mixture.ready_for_training
+    with pytest.raises(ValueError, match=r"None of the 3 datasets .*Fix:"):
+        mixture.sample_random_trajectory(np.random.default_rng(0))
+
+
+def test_the_datasets_of_a_batch_are_drawn_one_by_one(children: list[FakeDataset]) -> None:
+    windows = MixtureOfDatasets(children, [1, 1, 1]).sample_windows(60, np.random.default_rng(0))
+    sources = [int(window.obs["position"][0, 0]) // 1000 for window in windows]
+    assert set(sources[:20]) == set(sources[20:40]) == {0, 1, 2}
+
+
+def test_a_weight_grows_from_the_epoch_in_which_its_dataset_became_ready(children: list[FakeDataset]) -> None:
+    first, late, _ = children
+    late.ready = False
+    mixture = MixtureOfDatasets(
+        [first, late], [1, 3], smooth_sudden_starts=4, initial_sampling_weights=[1, 1]
+    )
+    expected = {0: 0, 4: 0, 5: 1.5, 6: 2, 7: 2.5, 8: 3, 9: 3, 50: 3}  # 1 + (3 - 1) * (e - 5 + 1) / 4
+    for epoch, weight in expected.items():
+        late.ready = epoch >= 5
+        mixture.on_new_epoch(epoch)
+        np.testing.assert_allclose(mixture.current_weights(), [1 / (1 + weight), weight / (1 + weight)])
+    assert first.calls == list(expected)
+
+
+def test_the_ramp_begins_at_zero_unless_told_otherwise(children: list[FakeDataset]) -> None:
+    children[1].ready = False
+    mixture = MixtureOfDatasets(children[:2], [1, 1], smooth_sudden_starts=2)
+    for epoch, expected in ((0, [1, 0]), (1, [1, 0]), (2, [2 / 3, 1 / 3]), (3, [0.5, 0.5])):
+        children[1].ready = epoch >= 2
+        mixture.on_new_epoch(epoch)
+        np.testing.assert_allclose(mixture.current_weights(), expected)
+
+
+def test_a_resumed_ramp_goes_on(children: list[FakeDataset]) -> None:
+    def make() -> MixtureOfDatasets:
+        return MixtureOfDatasets(children[:2], [1, 1], smooth_sudden_starts=10)
+
+    original, resumed, fresh = make(), make(), make()
+    children[1].ready = False
+    original.on_new_epoch(0)
+    children[1].ready = True
+    original.on_new_epoch(3)
+    resumed.load_state_dict(json.loads(json.dumps(original.state_dict())))
+    for mixture in (original, resumed, fresh):
+        mixture.on_new_epoch(6)
+    assert resumed.current_weights().tolist() == original.current_weights().tolist()
+    assert fresh.current_weights().tolist() != original.current_weights().tolist()
+    with pytest.raises(ValueError, match=r"mixture of 2 datasets, but this one has 3.*Fix:"):
+        MixtureOfDatasets(children, [1, 1, 1]).load_state_dict(original.state_dict())
+
+
+def test_hooks_are_passed_on_but_only_what_was_collected_is_deleted(
+    make_traj: MakeTraj, children: list[FakeDataset], fill: Fill, tmp_path: Path
+) -> None:
+    offline = DiskTrajDataset(dset_root=str(tmp_path), dset_name="demos", takes_new_trajs=False)
+    online = DiskTrajDataset()
+    fill(tmp_path / "demos/buffer/fifo", [3, 3])
+    fill(tmp_path / "run/buffer/fifo", [3])
+    mixture = MixtureOfDatasets([children[0], offline, online], [1, 1, 1])
+    configure(mixture, tmp_path)
+    assert mixture.save_new_trajs_to == tmp_path / "run/buffer/fifo"
+    mixture.expect(make_traj(3).layout)
+    mixture.refresh()
+    assert mixture.on_end_of_collection()["1-demos/total_files"] == 2
+    assert mixture.metrics()["0-FakeDataset/x"] == 1
+    mixture.delete()
+    mixture.close()
+    assert children[0].calls == ["expect", "refresh", "refresh", "close"]
+    assert (offline.num_files, online.num_files) == (2, 0)
+
+
+def test_newer_files_are_set_aside_where_they_were_collected(fill: Fill, tmp_path: Path) -> None:
+    offline = DiskTrajDataset(dset_root=str(tmp_path), dset_name="demos", takes_new_trajs=False)
+    online = DiskTrajDataset()
+    mixture = MixtureOfDatasets([offline, online], [1, 1])
+    configure(mixture, tmp_path)
+    state = mixture.state_dict()
+    for folder in ("demos", "run"):
+        fill(tmp_path / folder / "buffer/fifo", [3, 3])
+    assert mixture.set_aside_newer(state) == 2
+    mixture.refresh()
+    assert (offline.num_files, online.num_files) == (2, 0)
+    assert mixture.begin_new_run() == 0
+    fill(tmp_path / "run/buffer/fifo", [3])
+    assert mixture.begin_new_run() == 1
+    mixture.close()
+
+
+def test_two_datasets_may_not_share_a_folder(tmp_path: Path) -> None:
+    mixture = MixtureOfDatasets([DiskTrajDataset(), DiskTrajDataset()], [1, 1])
+    with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-DiskTrajDataset .*both lie in .*Fix:"):
+        configure(mixture, tmp_path)
+    named = DiskTrajDataset(dset_root=str(tmp_path), dset_name="run", takes_new_trajs=False)
+    with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-run .*both lie in"):
+        configure(MixtureOfDatasets([DiskTrajDataset(), named], [1, 1]), tmp_path)
+
+
+def test_only_one_dataset_takes_new_trajectories(tmp_path: Path) -> None:
+    mixture = MixtureOfDatasets([DiskTrajDataset(), DiskTrajDataset(dset_name="demos")], [1, 1])
+    with pytest.raises(ValueError, match=r"0-DiskTrajDataset \(.*1-demos \(.*takes_new_trajs = False"):
+        configure(mixture, tmp_path)
+    mixture.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"sampling_weights": [1]}, r"sampling_weights \[1\]"),
+        ({"sampling_weights": [1, 0]}, "above 0"),
+        ({"sampling_weights": [1, float("nan")]}, "above 0"),
+        ({"sampling_weights": [1, 1], "initial_sampling_weights": [1, -1]}, "at least 0"),
+        ({"sampling_weights": [1, 1], "smooth_sudden_starts": 0}, "smooth_sudden_starts is 0"),
+        ({"datasets": [], "sampling_weights": []}, "datasets is empty"),
+    ],
+)
+def test_wrong_weights_are_refused(children: list[FakeDataset], arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=rf"(?s){text}.*Fix:"):
+        MixtureOfDatasets(**{"datasets": children[:2], **arguments})
+
+
+def test_a_class_instead_of_a_dataset_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"datasets\[0\] is .*parentheses"):
+        MixtureOfDatasets([DiskTrajDataset], [1])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_shares_are_counted_wherever_windows_are_drawn(make_traj: MakeTraj, num_workers: int) -> None:
+    datasets = [MemoryTrajDataset([make_traj(9, first=1000 * i)]) for i in range(2)]
+    mixture = MixtureOfDatasets(datasets, [1, 3])
+    configure(mixture)
+    loader = BatchLoader(mixture, batch_size=8, num_workers=num_workers, seed=0)
+    for epoch in range(2):
+        drawn = [
+            float(position) // 1000
+            for batch in loader.epoch(epoch, 20)
+            for position in batch.obs["position"][:, 0, 0]
+        ]
+        metrics = mixture.metrics()
+        assert metrics["1-MemoryTrajDataset/share"] == np.mean(drawn)  # of this epoch alone
+        assert metrics["1-MemoryTrajDataset/weight"] == 0.75
+    loader.close()
+
+
+def test_counts_go_on_without_a_lock_that_nobody_gives_back() -> None:
+    counts = SharedCounts([0, 0])
+    counts._lock.acquire()
+    counts.add([0, 2])
+    assert counts.values() == [0, 2]
+
+
+def _add(counts: SharedCounts) -> None:
+    for _ in range(200):
+        counts.add([0, 1])
+
+
+@pytest.mark.slow
+def test_counts_of_all_processes_add_up() -> None:
+    counts = SharedCounts([0, 0])
+    processes = [multiprocessing.Process(target=_add, args=(counts,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert counts.values() == [0, 400]
+    copy = pickle.loads(pickle.dumps(counts))
+    copy.add([0, 1])
+    assert (copy.values(), counts.values()) == ([0, 401], [0, 400])
