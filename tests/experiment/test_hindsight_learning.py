@@ -51,5 +51,5 @@ def share_of_goals_reached(strategy: str, folder: Path, seed: int = SEED) -> flo
 def test_hindsight_learns_where_rewards_are_too_rare(tmp_path: Path) -> None:
     without = share_of_goals_reached("none", tmp_path)
     relabelled = share_of_goals_reached("some", tmp_path)
-    assert relabelled > 0.4
+    assert relabelled > 0.3
     assert relabelled > without + 0.25
