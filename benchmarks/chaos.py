@@ -4,8 +4,8 @@
 
 Three processes share one T-maze run. Each round waits a random time, kills one of them with SIGKILL and
 starts it again, the learner with --resume. Meanwhile this process remembers the SHA-256 of every finished
-trajectory file. In the end all of them must be there unchanged and readable, every learner must have come back
-quickly, and the policy must be as good as that of an undisturbed run.
+trajectory file. In the end all of them must be there unchanged and readable, every learner must be back
+quickly, and the policy must be as good as after an undisturbed run.
 """
 
 from __future__ import annotations
