@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, broadcast_object_list
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from gymnasium import spaces
 
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
@@ -42,12 +42,8 @@ def make_accelerator(mixed_precision: str) -> Accelerator:
     """Accelerate's view of devices and processes. Accumulation is the learner's own, so it is off here."""
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed_precision:
         AcceleratorState._reset_state()  # an earlier Experiment of this process had another precision
-    handlers = [
-        # Buffers are statistics, which the agent merges; a broadcast would replace them by those of one rank.
-        DistributedDataParallelKwargs(broadcast_buffers=False),
-        InitProcessGroupKwargs(timeout=_LONGEST_WAIT),
-    ]
-    accelerator = Accelerator(mixed_precision=mixed_precision, kwargs_handlers=handlers)
+    waits = InitProcessGroupKwargs(timeout=_LONGEST_WAIT)
+    accelerator = Accelerator(mixed_precision=mixed_precision, kwargs_handlers=[waits])
     if not accelerator.is_main_process:
         logger.setLevel(logging.WARNING)
     asked_for_more = {"MASTER_PORT", "ACCELERATE_USE_CPU"} <= os.environ.keys() and "RANK" not in os.environ

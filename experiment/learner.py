@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch
@@ -144,6 +145,10 @@ class Learner:
         self.gradient_steps = 0
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._is_new = True
+        if isinstance(model, DistributedDataParallel):
+            # Buffers are statistics that the agent merges; DDP would replace them by those of one process
+            # before every forward pass. Set here, since its constructor's flag has changed its name.
+            model.broadcast_buffers = False
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 

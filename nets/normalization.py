@@ -44,7 +44,7 @@ def sum_over_processes(modules: Sequence[RunningStatistics]) -> None:
     parts = [module.pending_sums() for module in modules]
     sums = torch.cat(parts)
     distributed.all_reduce(sums)
-    for module, part in zip(modules, sums.split([len(part) for part in parts]), strict=True):
+    for module, part in zip(modules, torch.split(sums, [len(part) for part in parts]), strict=True):
         module.set_pending_sums(part)
 
 

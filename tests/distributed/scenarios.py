@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -215,8 +216,37 @@ def agreements(folder: Path) -> dict[str, Any]:
     }
 
 
+def _stopped_in(phase: str, folder: Path) -> dict[str, Any]:
+    """A run of both modes in which one process is told to stop in the second epoch's `phase`."""
+    exp = make_experiment(folder / phase, epochs=50, ckpt_interval=None, train_timesteps_per_epoch=7)
+    exp.start()
+    owner, name = {
+        "evaluating": (exp.evaluator, "evaluate"),
+        "collecting": (exp.collector, "collect"),
+        "learning": (exp.learner, "update"),
+    }[phase]
+    work = getattr(owner, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if exp.epoch == 1 and exp.accelerator.process_index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return work(*args, **kwargs)
+
+    setattr(owner, name, interrupted)
+    try:
+        exp.learn()
+    except SystemExit as stopped:
+        return {"code": stopped.code, "saved": exp.checkpoints.complete_epochs(), "env_steps": exp.env_steps}
+    return {"code": None}
+
+
+def stops(folder: Path) -> dict[str, Any]:
+    """Runs that one process was told to stop, at different moments."""
+    return {phase: _stopped_in(phase, folder) for phase in ("evaluating", "collecting", "learning")}
+
+
 def main(name: str, folder: str) -> None:
     """Run a scenario in this process and keep what it returns as `<name>_<rank>.pt`."""
-    result = {"updates": updates, "agreements": agreements}[name](Path(folder))
+    result = {"updates": updates, "agreements": agreements, "stops": stops}[name](Path(folder))
     torch.save(result, Path(folder) / f"{name}_{os.environ['RANK']}.pt")
     distributed.destroy_process_group()

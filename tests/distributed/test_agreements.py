@@ -27,6 +27,14 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"agreements_{rank}.pt", weights_only=False) for rank in range(2)]
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """How runs ended in each of two processes, one of which got a signal."""
+    folder = tmp_path_factory.mktemp("stops")
+    run_scenario("stops", folder)
+    return [torch.load(folder / f"stops_{rank}.pt") for rank in range(2)]
+
+
 def _store(folder: Path, i: int) -> None:
     traj = make_trajectory(5 + i % 3, i, is_discrete=True)
     save_trajectory(folder, traj, save_as="npz", traj_id=f"{i:08x}", unix_time=1000 + i)
@@ -77,6 +85,15 @@ def test_processes_draw_different_windows_and_one_may_delete(ranks: Any) -> None
     assert len(first["drawn"]) == len(second["drawn"]) == 3 * 4  # batch_size is per process
     assert not torch.equal(first["drawn"], second["drawn"])
     assert (first["may_delete"], second["may_delete"]) == (True, False)
+
+
+@pytest.mark.parametrize("phase", ["evaluating", "collecting", "learning"])
+def test_a_signal_to_one_process_in_any_phase_stops_all_at_one_place(
+    stopped: list[dict[str, Any]], phase: str
+) -> None:
+    assert [rank[phase]["code"] for rank in stopped] == [0, 0]
+    assert stopped[0][phase] == stopped[1][phase]
+    assert stopped[0][phase]["saved"] == [1]
 
 
 def test_priorities_reach_every_process(ranks: Any) -> None:
