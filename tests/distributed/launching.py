@@ -33,7 +33,7 @@ def free_port() -> int:
         return port
 
 
-def run_scenario(name: str, folder: Path, num_processes: int = 2, timeout_s: float = 60.0) -> None:
+def run_scenario(name: str, folder: Path, num_processes: int = 2, timeout_s: float = 90.0) -> None:
     """Run a function of scenarios.py in several processes; it fails if one of them does."""
     code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), name=name, folder=str(folder))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **ON_CPU}
@@ -96,7 +96,7 @@ class Run:
         return (self.folder / f"out_{self._started.index(process)}.txt").read_text()
 
     def wait_for(
-        self, condition: Callable[[], object], *alive: subprocess.Popen[str], limit_s: float = 40
+        self, condition: Callable[[], object], *alive: subprocess.Popen[str], limit_s: float = 60
     ) -> None:
         """Return once the condition holds; fails when time is up or one of `alive` has ended."""
         deadline = time.monotonic() + limit_s
