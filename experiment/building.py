@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import gin
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from gymnasium import spaces
 
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loxodon")
 _NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode
+_LONGEST_WAIT = timedelta(minutes=30)  # of a process for another one that evaluates or writes a checkpoint
 _PACKAGES = ("loxodon", "torch", "accelerate", "gymnasium", "numpy", "gin-config", "safetensors")
 
 
@@ -40,7 +42,18 @@ def make_accelerator(mixed_precision: str) -> Accelerator:
     """Accelerate's view of devices and processes. Accumulation is the learner's own, so it is off here."""
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed_precision:
         AcceleratorState._reset_state()  # an earlier Experiment of this process had another precision
-    return Accelerator(mixed_precision=mixed_precision)
+    waits = InitProcessGroupKwargs(timeout=_LONGEST_WAIT)
+    accelerator = Accelerator(mixed_precision=mixed_precision, kwargs_handlers=[waits])
+    if not accelerator.is_main_process:
+        logger.setLevel(logging.WARNING)
+    asked_for_more = {"MASTER_PORT", "ACCELERATE_USE_CPU"} <= os.environ.keys() and "RANK" not in os.environ
+    if asked_for_more and accelerator.num_processes == 1:
+        logger.warning(
+            "The launcher was asked for several processes but has started only this one, as "
+            "`accelerate launch --cpu` does without MPI. Fix: ACCELERATE_USE_CPU=true accelerate launch "
+            "--multi_gpu --num_processes 2 ... starts two on the CPU."
+        )
+    return accelerator
 
 
 def agree_on_seed(seed: int | None, accelerator: Accelerator) -> int:
@@ -284,32 +297,25 @@ def _version(package: str) -> str | None:
         return None
 
 
-def average_over_processes(metrics: dict[str, float], accelerator: Accelerator) -> dict[str, float]:
-    """Mean of each figure over the processes that have it."""
-    if accelerator.num_processes == 1:
-        return metrics
-    every: list[dict[str, float]] = gather_object([metrics])
-    names = sorted({name for one in every for name in one})
-    return {name: float(np.mean([one[name] for one in every if name in one])) for name in names}
-
-
 def summarize(exp: Experiment) -> str:
     """A few lines on what runs where."""
     num_params = sum(p.numel() for p in exp.policy.trainable_params())
     envs = f"{exp.parallel_actors} x {exp.env_mode}" if exp.train_envs is not None else "none for training"
     observations = ", ".join(f"{key} {space}" for key, space in exp.obs_space.spaces.items())
     updates = exp.train_batches_per_epoch // exp.batches_per_update
+    processes = exp.accelerator.num_processes
+    num_steps = processes * exp.parallel_actors * exp.train_timesteps_per_epoch
+    num_sequences = processes * exp.batch_size * exp.batches_per_update
     lines = {
         "run": f"{exp.run_dir} (mode {exp.mode}, seed {exp.run_seed})",
-        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, "
-        f"{exp.accelerator.num_processes} process(es)",
+        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {processes} process(es)",
         "environments": envs,
         "observations": observations,
         "actions": str(exp.action_space),
         "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, "
         f"sequences up to {exp.max_seq_len} steps",
-        "epoch": f"{exp.parallel_actors * exp.train_timesteps_per_epoch:,} env steps, {updates:,} updates of "
-        f"{exp.batch_size * exp.batches_per_update} sequences; {exp.epochs} epochs",
+        "epoch": f"{num_steps:,} env steps, {updates:,} updates of {num_sequences} sequences; "
+        f"{exp.epochs} epochs",
         "dataset": f"{type(exp.dataset).__name__} {exp.dataset.save_new_trajs_to or ''}".rstrip(),
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())

@@ -12,6 +12,7 @@ import torch
 from . import building
 from .checkpoints import PolicyInfo
 from .collector import Collector, Histories
+from .processes import any_process
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -64,7 +65,8 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     start_s = time.perf_counter()
     seed = building.stream_seed(exp, "val", exp.epoch)
     metrics = exp.evaluator.evaluate(exp.val_envs, exp.val_timesteps_per_epoch, seed=seed)
-    if exp.stop.requested():  # cut short: the figures would favour short episodes
+    # Cut short, the figures would favour short episodes.
+    if any_process(exp.stop.requested(), exp.accelerator):
         return {}
     named = {f"val/{name}": value for name, value in metrics.items()}
     exp.last_val_metrics = named

@@ -24,6 +24,7 @@ from .evaluator import Evaluator
 from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
 from .overlap import OverlappedCollector
+from .processes import merge_episodes
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .validate import check_settings
@@ -235,8 +236,8 @@ class Experiment(Settings):
         return context
 
     def policy_metrics(self, histories: Histories) -> dict[str, float]:
-        """Hook: figures of a rollout, averaged over processes; empty when no episode ended."""
-        return building.average_over_processes(histories.summary(""), self.accelerator)
+        """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""
+        return merge_episodes(histories, self.accelerator).summary("")
 
     def x_axis_metrics(self) -> dict[str, int]:
         """What every record carries: where the run stands."""

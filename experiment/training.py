@@ -7,7 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
+from .processes import StopWatch, any_process, merge_metrics
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -30,11 +30,13 @@ def train(exp: Experiment) -> None:
     sums, num_updates = _run_updates(exp)
     if not num_updates:
         return
-    means = {name: float(total) / num_updates for name, total in sums.items()}
+    own = {name: float(total) / num_updates for name, total in sums.items()}
+    means = merge_metrics(own, 1.0, exp.accelerator)  # of equal shares of each update
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
     losses = {f"train/{name}": value for name, value in means.items()}
-    sampling = {f"dataset/{name}": value for name, value in exp.loader.metrics().items()}
+    figures = merge_metrics(exp.loader.metrics(), 1.0, exp.accelerator)
+    sampling = {f"dataset/{name}": value for name, value in figures.items()}
     exp.log({**losses, "train/updates": num_updates, **speed, **sampling})
     exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
     if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16":
@@ -50,6 +52,7 @@ def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
     """The updates of one epoch; returns the sums of their losses (scalar tensors) and their number."""
     sums: dict[str, Any] = {"loss": 0.0, "actor_loss": 0.0, "critic_loss": 0.0}
     num_updates, micro_batches = 0, []
+    stops = StopWatch(exp.stop.requested, exp.accelerator)
     shown_s = time.perf_counter()
     last = exp.train_batches_per_epoch - 1
     # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
@@ -68,7 +71,7 @@ def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
         if exp.view.verbose and time.perf_counter() - shown_s > _SHOW_LOSS_EVERY_S:
             shown_s = time.perf_counter()
             exp.view.show(exp.epoch, "learning", {"loss": float(metrics["loss"])})
-        if exp.stop.requested() and exp.accelerator.num_processes == 1:
+        if stops.after_update():
             break
     return sums, num_updates
 
@@ -83,7 +86,7 @@ def _await_data(exp: Experiment) -> bool:
     """True when the dataset is ready. A learner waits for collectors; other modes go on without training."""
     _log_dataset(exp)
     reminded_s = -math.inf
-    while not exp.dataset.ready_for_training:
+    while any_process(not exp.dataset.ready_for_training, exp.accelerator):
         if exp.mode != "learn":
             logger.info("epoch %d: not enough trajectories to train on yet", exp.epoch)
             return False
@@ -101,7 +104,4 @@ def _await_data(exp: Experiment) -> bool:
 
 def stop_agreed(exp: Experiment) -> bool:
     """True when any process was asked to stop."""
-    if exp.accelerator.num_processes == 1:
-        return exp.stop.requested()
-    flag = torch.tensor(float(exp.stop.requested()), device=exp.DEVICE)
-    return bool(exp.accelerator.reduce(flag, reduction="sum") > 0)
+    return any_process(exp.stop.requested(), exp.accelerator)
