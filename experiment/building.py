@@ -76,7 +76,8 @@ def seed_process(exp: Experiment) -> None:
     """Seed the global generators; every process builds the same weights."""
     if exp.seed is None:
         logger.info("Experiment.seed was not set; this run uses seed %d", exp.run_seed)
-    torch.use_deterministic_algorithms(exp.deterministic)
+    if exp.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports much
+        torch.use_deterministic_algorithms(exp.deterministic)
     seed_global_generators(derive_seed(exp.run_seed, "model"))
 
 
