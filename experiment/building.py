@@ -257,11 +257,13 @@ def build_logger(exp: Experiment) -> MetricLogger:
         "job_type": exp.mode,
         "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed},
     }
+    uses_wandb = exp.accelerator.is_main_process and (exp.log_to_wandb or exp.artifacts.needs_wandb)
     return MetricLogger(
         exp.run_dir,
         file_name=f"metrics_collect_{platform.node()}_{os.getpid()}.jsonl" if collects else "metrics.jsonl",
         tensorboard=exp.log_to_tensorboard and not collects,
-        wandb=wandb if exp.log_to_wandb and exp.accelerator.is_main_process else None,
+        wandb=wandb if uses_wandb else None,
+        wandb_metrics=exp.log_to_wandb,
     )
 
 
@@ -325,4 +327,5 @@ def close(exp: Experiment) -> None:
         if envs is not None:
             envs.close()
     exp.train_envs = exp.val_envs = None
+    exp.artifacts.close(exp.stop.requested())
     exp.metric_logger.close()

@@ -78,6 +78,7 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
             if exp.accelerator.is_main_process:
                 info = PolicyInfo(exp.policy_version, exp.epoch, False)
                 exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
+                exp.artifacts.store_best(exp)
     return named
 
 

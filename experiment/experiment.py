@@ -17,6 +17,8 @@ from torch import Tensor
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch
 from . import building, collecting, evaluating, loop, resume
+from .artifacts.publishing import Publisher
+from .artifacts.restoring import restore_if_asked
 from .checkpoints import CheckpointManager, PolicyInfo, load_weights
 from .collector import Collector, Histories
 from .console import ConsoleView
@@ -83,6 +85,7 @@ class Experiment(Settings):
         self.init_model()
         self.init_checkpoints()
         self.init_logger()
+        restore_if_asked(self)
         self.view.say(self.summary())
 
     def init_dsets(self) -> None:
@@ -146,6 +149,7 @@ class Experiment(Settings):
 
     def init_logger(self) -> None:
         """Prepare metric files and store the config."""
+        self.artifacts = Publisher(self)
         self.metric_logger: MetricLogger = building.build_logger(self)
         building.store_config(self)
 

@@ -55,6 +55,7 @@ def save(exp: Experiment, epoch: int, next_epoch: int) -> Path | None:
     folder = None
     if exp.accelerator.is_main_process:
         folder = exp.checkpoints.commit(epoch, exp.policy, state)
+        exp.artifacts.store_state(exp, folder, epoch)
         exp.checkpoints.prune(exp.keep_checkpoints)
     exp.accelerator.wait_for_everyone()
     if exp.collector is not None and exp.collector.state is not None:
