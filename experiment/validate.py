@@ -76,9 +76,7 @@ def check_settings(experiment: Experiment) -> None:
             f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters "
             "without '/'. Fix: set Experiment.run_name = 'my-run'."
         )
-    check_artifact_settings(
-        experiment.run_name, experiment.artifact_store, experiment.restore_from
-    )
+    check_artifact_settings(experiment.run_name, experiment.artifact_store, experiment.restore_from)
 
 
 def _check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:

@@ -75,7 +75,12 @@ class WandbRun:
         try:
             progress = json.loads(self._progress_path.read_text(encoding="utf-8"))
             return int(progress["num_sent"]) if progress["id"] == run_id else 0
-        except (OSError, ValueError, KeyError, TypeError):  # none yet, or spoilt: records may then be repeated
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # none yet, or spoilt: records may then be repeated
             return 0
 
 

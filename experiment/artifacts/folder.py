@@ -217,7 +217,7 @@ def _is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which the kernel frees if the process is killed; none where there are no locks."""
+    """Hold an exclusive lock, which a kill frees too; none where the file system has no locks."""
     with path.open("a") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

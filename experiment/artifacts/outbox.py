@@ -208,8 +208,8 @@ class Outbox:
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning(
-                "The artifact %s could not be stored in %r: %s: %s. The run goes on and tries again at its next "
-                "checkpoint; its own checkpoint is complete.",
+                "The artifact %s could not be stored in %r: %s: %s. The run goes on and tries again at its "
+                "next checkpoint; its own checkpoint is complete.",
                 name,
                 self._store,
                 type(error).__name__,

@@ -19,7 +19,7 @@ _STOP_S = 5.0  # a preempted process has seconds; what is not stored then waits 
 
 
 class Publisher:
-    """Hands checkpoints (alias `latest`) and the best policy (alias `best`) to the run's store, if it has one.
+    """Hands checkpoints (alias `latest`) and the best policy (alias `best`) to the run's store, if any.
 
     Attributes:
         store: the store, in every process that may restore from it; None without Experiment.artifact_store.

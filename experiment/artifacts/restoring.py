@@ -39,9 +39,9 @@ def check_artifact_settings(run_name: str, artifact_store: Any, restore_from: An
         )
     if artifact_store is None and not is_path(restore_from):
         raise ValueError(
-            f"Experiment.restore_from = {restore_from!r} names an artifact, but this run has no store. Fix: set "
-            "Experiment.artifact_store = @FolderStore and FolderStore.root, or give a path, which begins with "
-            "'/', './' or '~'."
+            f"Experiment.restore_from = {restore_from!r} names an artifact, but this run has no store. Fix: "
+            "set Experiment.artifact_store = @FolderStore and FolderStore.root, or give a path, which begins "
+            "with '/', './' or '~'."
         )
 
 

@@ -132,7 +132,9 @@ def unknown_text(
         exists = f"Run {run!r} has {', '.join(shown[-_SHOWN:])}{more}"
     else:
         runs = [] if store is None else sorted({info.name.partition("/")[0] for info in store.list()})
-        others = f"; runs that have some are {', '.join(runs[:_SHOWN])}" if runs else ", nor has any other run"
+        others = (
+            f"; runs that have some are {', '.join(runs[:_SHOWN])}" if runs else ", nor has any other run"
+        )
         exists = f"Run {run!r} has none{others if store is not None else ''}"
     return (
         f"There is no artifact {reference!r}. {exists}. Fix: choose one that exists, as "

@@ -88,9 +88,9 @@ class WandbStore(ArtifactStore):
         return Path(shutil.copytree(kept, folder))
 
     def list(self, run: str | None = None) -> list[ArtifactInfo]:
-        """Ask the server; offline, name what was downloaded before."""
-        if _is_off():
-            return self._downloaded(run)
+        """Ask the server; offline, name what was downloaded before, if anything was."""
+        if _is_off() and (downloaded := self._downloaded(run)):
+            return downloaded
         infos: list[ArtifactInfo] = []
         for what, type_name in TYPES.items():
             if run is not None:
@@ -115,8 +115,8 @@ class WandbStore(ArtifactStore):
         """
         if _is_off():
             raise RuntimeError(
-                f"W&B is offline (WANDB_MODE={os.environ['WANDB_MODE']}), and {what} is not among the versions "
-                f"downloaded before ({self._downloads}). Fix: set WANDB_MODE=online and run `wandb login`; or "
+                f"W&B is offline (WANDB_MODE={os.environ['WANDB_MODE']}), and {what}: nothing of that was "
+                f"downloaded before to {self._downloads}. Fix: set WANDB_MODE=online and run `wandb login`; or "
                 "restore from a folder: Experiment.restore_from = '/path/to/a/checkpoint' or a FolderStore."
             )
         import wandb

@@ -158,7 +158,10 @@ def test_paths_are_taken_as_they_are(tmp_path: Path, kind: str) -> None:
 def test_unknown_references_and_paths_say_what_there_is(tmp_path: Path) -> None:
     run(with_store(tmp_path, run_name="base"))
     for reference, text in [
-        ("base:v9", r"no artifact 'base:v9'\. Run 'base' has base/policy:v0.*base/state:v1 \(latest\)\. Fix:"),
+        (
+            "base:v9",
+            r"no artifact 'base:v9'\. Run 'base' has base/policy:v0.*base/state:v1 \(latest\)\. Fix:",
+        ),
         ("bass:best", r"Run 'bass' has none; runs that have some are base\. Fix:"),
         ("latest", r"Run 'tiny' has none; runs that have some are base\. Fix:"),
         ("./nowhere", r"nowhere does not exist\. Fix: name a checkpoint's folder"),
