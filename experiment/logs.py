@@ -106,7 +106,7 @@ class MetricLogger:
             self._wandb.start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Size of the JSONL file, number of its records, and the wandb run, so that a resumed run continues both."""
+        """Where the JSONL file and the wandb run stand, so that a resumed run continues both."""
         size = self.path.stat().st_size if self._is_open else (self._resume_at or 0)
         wandb_id = self._wandb_id if self._wandb is None else self._wandb.id
         return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": wandb_id}

@@ -80,13 +80,13 @@ class WandbRun:
             ValueError,
             KeyError,
             TypeError,
-        ):  # none yet, or spoilt: records may then be repeated
+        ):  # none yet, or spoilt: records may repeat
             return 0
 
 
 @contextlib.contextmanager
 def wandb_files_in(folder: Path) -> Iterator[None]:
-    """Let wandb keep its copies and caches in `folder`, except where the user's environment says otherwise."""
+    """Let wandb keep its copies and caches in `folder`, unless the environment says where."""
     folder.mkdir(parents=True, exist_ok=True)
     places = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache"}
     ours = {name: str(folder.absolute() / sub) for name, sub in places.items() if name not in os.environ}

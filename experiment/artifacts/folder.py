@@ -19,7 +19,7 @@ from typing import Any
 import gin
 
 from ..checkpoints import write_text
-from .store import ArtifactInfo, ArtifactStore, check_name, split_reference, unknown_text, version_number
+from .store import ArtifactInfo, ArtifactStore, check_name, split_reference, unknown_artifact, version_number
 
 METADATA, ALIASES = "metadata.json", "aliases.json"
 FORMAT_VERSION = 1
@@ -82,7 +82,7 @@ class FolderStore(ArtifactStore):
         source = home / version
         if version_number(version) is None or not (source / METADATA).is_file():
             run = name.partition("/")[0]
-            raise FileNotFoundError(unknown_text(reference, run, self.list(run), self))
+            raise unknown_artifact(reference, run, self.list(run), self)
         facts = json.loads((source / METADATA).read_text(encoding="utf-8"))
         temp = folder.with_name(f".{folder.name}-{os.getpid()}.tmp")
         folder.parent.mkdir(parents=True, exist_ok=True)

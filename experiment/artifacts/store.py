@@ -103,40 +103,35 @@ def find_artifact(store: ArtifactStore, reference: str, own_run: str) -> Artifac
 
     Args:
         store: where to look.
-        reference: `[<run>[/<what>]:]<version or alias>`. Without `<what>` an alias is looked up among training
-            states, then among policy weights; a version number is that of a training state.
+        reference: `[<run>[/<what>]:]<version or alias>`. Without `<what>` an alias is looked up among
+            training states, then among policy weights; a version number is that of a training state.
         own_run: the run that is meant if none is named.
     Raises: FileNotFoundError, listing what exists.
     """
     head, _, wanted = reference.rpartition(":")
     run, _, what = (head or own_run).partition("/")
-    if what:
-        names = [what]
-    else:
-        names = [STATE] if _VERSION.fullmatch(wanted) else [STATE, POLICY]
+    searched = [STATE] if _VERSION.fullmatch(wanted) else [STATE, POLICY]
     infos = store.list(run)
-    for name in names:
+    for name in [what] if what else searched:
         for info in reversed(infos):
             if info.name == f"{run}/{name}" and info.answers_to(wanted):
                 return info
-    raise FileNotFoundError(unknown_text(reference, run, infos, store))
+    raise unknown_artifact(reference, run, infos, store)
 
 
-def unknown_text(
-    reference: str, run: str, infos: Iterable[ArtifactInfo], store: ArtifactStore | None = None
-) -> str:
-    """The error text for a reference that is not there. store: asked for other runs if this one has nothing."""
+def unknown_artifact(
+    reference: str, run: str, infos: Iterable[ArtifactInfo], store: ArtifactStore
+) -> FileNotFoundError:
+    """The error for an unknown reference; the store is asked for other runs if this one has nothing."""
     shown = [_shown(info) for info in infos]
     if shown:
         more = f" and {len(shown) - _SHOWN} older ones" if len(shown) > _SHOWN else ""
         exists = f"Run {run!r} has {', '.join(shown[-_SHOWN:])}{more}"
     else:
-        runs = [] if store is None else sorted({info.name.partition("/")[0] for info in store.list()})
-        others = (
-            f"; runs that have some are {', '.join(runs[:_SHOWN])}" if runs else ", nor has any other run"
-        )
-        exists = f"Run {run!r} has none{others if store is not None else ''}"
-    return (
+        runs = sorted({info.name.partition("/")[0] for info in store.list()})
+        others = f"; runs that have some are {', '.join(runs[:_SHOWN])}" if runs else ", nor have others"
+        exists = f"Run {run!r} has none{others}"
+    return FileNotFoundError(
         f"There is no artifact {reference!r}. {exists}. Fix: choose one that exists, as "
         "'<run>/<what>:<version or alias>', or set Experiment.restore_from = None to start anew."
     )
@@ -160,8 +155,8 @@ def check_name(name: str, aliases: Sequence[str] = ()) -> None:
     """Raise ValueError for a name or an alias that could not be written in a reference."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} cannot name an artifact: it must be '<run>/<what>', without ':' and without '.' at the "
-            "beginning of either. Fix: change Experiment.run_name."
+            f"{name!r} cannot name an artifact: it must be '<run>/<what>', without ':' and without '.' at "
+            "the beginning of either. Fix: change Experiment.run_name."
         )
     for alias in aliases:
         if not _ALIAS.fullmatch(alias) or _VERSION.fullmatch(alias):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import shutil
@@ -101,8 +102,8 @@ class WandbStore(ArtifactStore):
                 infos += self._ask(_versions(type_name, collection), f"artifacts {collection}")
         return infos
 
-    def _collections_of(self, type_name: str) -> Callable[[Any], list[str]]:
-        def ask(api: Any) -> list[str]:
+    def _collections_of(self, type_name: str) -> Callable[[Any], builtins.list[str]]:
+        def ask(api: Any) -> builtins.list[str]:
             found = api.artifact_collections(self._project_path(""), type_name)
             return [self._project_path(one.name) for one in found]
 
@@ -116,8 +117,8 @@ class WandbStore(ArtifactStore):
         if _is_off():
             raise RuntimeError(
                 f"W&B is offline (WANDB_MODE={os.environ['WANDB_MODE']}), and {what}: nothing of that was "
-                f"downloaded before to {self._downloads}. Fix: set WANDB_MODE=online and run `wandb login`; or "
-                "restore from a folder: Experiment.restore_from = '/path/to/a/checkpoint' or a FolderStore."
+                f"downloaded before to {self._downloads}. Fix: set WANDB_MODE=online and `wandb login`, or"
+                " restore from a folder: Experiment.restore_from = '/path/to/a/checkpoint' or a FolderStore."
             )
         import wandb
 
@@ -125,11 +126,11 @@ class WandbStore(ArtifactStore):
             return question(wandb.Api())
         except (wandb.Error, ValueError, OSError) as error:
             raise FileNotFoundError(
-                f"W&B did not give {what}: {error}. Fix: check Experiment.wandb_project and wandb_entity, the "
-                "name and version (an offline run has none before `wandb sync`), and `wandb login`."
+                f"W&B did not give {what}: {error}. Fix: check Experiment.wandb_project and wandb_entity, "
+                "the name and version (an offline run has none before `wandb sync`), and `wandb login`."
             ) from error
 
-    def _downloaded(self, run: str | None) -> list[ArtifactInfo]:
+    def _downloaded(self, run: str | None) -> builtins.list[ArtifactInfo]:
         """Versions in the folder of downloads, of the two artifacts of `run`."""
         found = []
         for what in TYPES if run is not None else ():
@@ -147,8 +148,8 @@ class WandbStore(ArtifactStore):
     def _run_access(self) -> RunAccess:
         if self._access is None:
             raise ValueError(
-                "This WandbStore serves no run yet. Fix: set Experiment.artifact_store = @WandbStore, or call "
-                "attach(...) first."
+                "This WandbStore serves no run yet. Fix: set Experiment.artifact_store = @WandbStore, or "
+                "call attach(...) first."
             )
         return self._access
 

@@ -103,7 +103,7 @@ def test_an_unknown_reference_lists_what_exists(store: FolderStore, files: Path,
         store.get("ruin/state:v0", tmp_path / "out")
     with pytest.raises(FileNotFoundError, match=rf"no artifact 'v7'.*{known}"):
         find_artifact(store, "v7", "run")
-    with pytest.raises(FileNotFoundError, match="has none, nor has any other run"):
+    with pytest.raises(FileNotFoundError, match="has none, nor have others"):
         find_artifact(FolderStore(str(tmp_path / "empty")), "latest", "run")
     with pytest.raises(ValueError, match=r"'latest' is no reference.*Fix: name run, artifact"):
         store.get("latest", tmp_path / "out")

@@ -160,7 +160,7 @@ def test_unknown_references_and_paths_say_what_there_is(tmp_path: Path) -> None:
     for reference, text in [
         (
             "base:v9",
-            r"no artifact 'base:v9'\. Run 'base' has base/policy:v0.*base/state:v1 \(latest\)\. Fix:",
+            r"'base:v9'\. Run 'base' has base/policy:v0.*base/state:v1 \(latest\)\. Fix:",
         ),
         ("bass:best", r"Run 'bass' has none; runs that have some are base\. Fix:"),
         ("latest", r"Run 'tiny' has none; runs that have some are base\. Fix:"),
