@@ -86,6 +86,7 @@ class CheckpointManager:
         self.weights_dir = self.root / "policy_weights"
         self.latest_path = self.root / "latest" / "policy.safetensors"
         self.best_path = self.root / "best" / "policy.safetensors"
+        self.config_path = self.root / "config.txt"
 
     def make_folders(self, *, clean: bool) -> None:
         """Make the folders; with `clean`, finish or remove what an interrupted save left."""
@@ -133,15 +134,15 @@ class CheckpointManager:
         Raises: FileNotFoundError when there is none; ValueError when all are damaged.
         """
         self.newest_epoch()
-        problems = []
+        problems: list[str] = []
         for epoch in reversed(self.complete_epochs()):
             problem = damage(self.state_dir(epoch))
             if problem is None:
                 return epoch, problems
             problems.append(f"{self.state_dir(epoch)} is damaged: {problem}")
         raise ValueError(
-            f"No checkpoint can be resumed from. {'; '.join(problems)}. Fix: restore one from a copy, load the "
-            f"weights of {self.weights_dir} only, or start anew without --resume."
+            f"No checkpoint can be resumed from. {'; '.join(problems)}. Fix: restore one from a copy, load "
+            f"only weights, from {self.weights_dir}, or start anew without --resume."
         )
 
     def write_rank_files(self, epoch: int, state: TrainingState) -> None:
@@ -268,7 +269,7 @@ class CheckpointManager:
 
     def write_config(self, text: str) -> None:
         """Write `config.txt` atomically."""
-        write_text(self.root / "config.txt", text)
+        write_text(self.config_path, text)
 
 
 def damage(folder: Path) -> str | None:

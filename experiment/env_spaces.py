@@ -14,6 +14,8 @@ from gymnasium import Space, spaces
 from ..envs import ActionMap, ObsLayout, is_text
 from ..envs.actions import PolicyActionSpace
 
+_LONGEST_TEXT = 2**16
+
 
 @dataclass(frozen=True)
 class EnvSpaces:
@@ -52,36 +54,41 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
 
     Raises: TypeError for other spaces.
     """
-    if isinstance(space, spaces.Dict):
-        return {"type": "Dict", "spaces": [[key, space_to_json(s)] for key, s in space.spaces.items()]}
-    if isinstance(space, spaces.Tuple):
-        return {"type": "Tuple", "spaces": [space_to_json(s) for s in space.spaces]}
-    if isinstance(space, spaces.Box):
-        shape, dtype = list(space.shape), np.dtype(space.dtype).name
-        return {
-            "type": "Box",
-            "low": _numbers(space.low),
-            "high": _numbers(space.high),
-            "shape": shape,
-            "dtype": dtype,
-        }
-    if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
-    if isinstance(space, spaces.MultiDiscrete):
-        start = np.broadcast_to(np.asarray(getattr(space, "start", 0)), space.nvec.shape)
-        dtype = np.dtype(space.dtype).name
-        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": start.tolist(), "dtype": dtype}
-    if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
-    if is_text(space):  # also spaces that are no spaces.Text but hold strings, such as MiniGrid's missions
-        letters = "".join(sorted(getattr(space, "character_set", ())))
-        shortest = int(getattr(space, "min_length", 0))
-        longest = int(getattr(space, "max_length", 2**16))
-        return {"type": "Text", "min_length": shortest, "max_length": longest, "charset": letters}
+    for kind, encode in _ENCODERS.items():
+        if isinstance(space, kind):
+            return {"type": kind.__name__, **encode(space)}
+    if is_text(space):  # no spaces.Text, but strings all the same, such as MiniGrid's missions
+        return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "charset": ""}
     raise TypeError(
         f"The space {space} has no JSON form; allowed are Box, Discrete, MultiDiscrete, MultiBinary, Text, "
         "Dict and Tuple. Fix: wrap the environment so that it uses these."
     )
+
+
+def _encode_multi_discrete(space: Any) -> dict[str, Any]:
+    start = np.broadcast_to(np.asarray(getattr(space, "start", 0)), space.nvec.shape)
+    return {"nvec": space.nvec.tolist(), "start": start.tolist(), "dtype": np.dtype(space.dtype).name}
+
+
+def _encode_text(space: Any) -> dict[str, Any]:
+    letters = "".join(sorted(space.character_set))
+    return {"min_length": int(space.min_length), "max_length": int(space.max_length), "charset": letters}
+
+
+_ENCODERS: dict[type, Any] = {
+    spaces.Dict: lambda s: {"spaces": [[key, space_to_json(child)] for key, child in s.spaces.items()]},
+    spaces.Tuple: lambda s: {"spaces": [space_to_json(child) for child in s.spaces]},
+    spaces.Box: lambda s: {
+        "low": _numbers(s.low),
+        "high": _numbers(s.high),
+        "shape": list(s.shape),
+        "dtype": np.dtype(s.dtype).name,
+    },
+    spaces.Discrete: lambda s: {"n": int(s.n), "start": int(s.start)},
+    spaces.MultiDiscrete: _encode_multi_discrete,
+    spaces.MultiBinary: lambda s: {"n": s.n if isinstance(s.n, int) else list(s.shape)},
+    spaces.Text: _encode_text,
+}
 
 
 def space_from_json(value: dict[str, Any]) -> Space[Any]:
@@ -90,12 +97,13 @@ def space_from_json(value: dict[str, Any]) -> Space[Any]:
     Raises: ValueError for anything else.
     """
     try:
-        return _DECODERS[value["type"]](value)
+        found: Space[Any] = _DECODERS[value["type"]](value)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         shown = json.dumps(value)[:200]
         raise ValueError(
             f"{shown} describes no space ({error!r}). Fix: use a file that Loxodon wrote, of this version."
         ) from error
+    return found
 
 
 def _box(value: dict[str, Any]) -> Space[Any]:
@@ -123,7 +131,7 @@ _DECODERS: dict[str, Any] = {
 
 
 def _numbers(bounds: np.ndarray) -> Any:
-    """One number if all are equal, else all in one list; infinities as texts, which JSON has no numbers for."""
+    """One number if all are equal, else a list of all; infinities as texts, for JSON has none."""
     flat = bounds.reshape(-1)
     values = flat[:1].tolist() if flat.size and (flat == flat[0]).all() else flat.tolist()
     shown = [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]

@@ -58,7 +58,7 @@ def git_commit(folder: Path | None = None) -> str | None:
 
 
 def describe_run(exp: Experiment) -> dict[str, Any]:
-    """JSON values for a checkpoint: enough to rebuild the agent, and to tell what another run has otherwise."""
+    """JSON values for a checkpoint: enough to rebuild the agent and to tell what another run has changed."""
     return {
         **_facts(exp),
         "time": time.time(),

@@ -222,8 +222,9 @@ def _build_agent(info: PolicyInfo, env_spaces: EnvSpaces, max_seq_len: int, file
                 max_seq_len,
             )
         except (ValueError, TypeError, RuntimeError) as error:
+            reason = str(error).split("\n", maxsplit=1)[0]  # gin's additions name no file of the user's
             raise ValueError(
-                f"The agent of {file} cannot be built: {error} (written by Loxodon {info.loxodon}, this is "
+                f"The agent of {file} cannot be built: {reason} (written by Loxodon {info.loxodon}, this is "
                 f"{version_of('loxodon')}). Fix: import the modules that define its classes before "
                 "load_policy, or use the version that wrote it."
             ) from error

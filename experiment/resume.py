@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list
 
+from . import building
 from .checkpoints import TrainingState
 from .metadata import check_metadata, describe_run
 from .rng import host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
@@ -64,6 +65,8 @@ def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) 
     folder = None
     if exp.accelerator.is_main_process:
         folder = exp.checkpoints.commit(epoch, exp.policy, state)
+        if not exp.checkpoints.config_path.exists():  # somebody deleted the folder
+            building.store_config(exp)
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
     if goes_on and exp.collector is not None and exp.collector.state is not None:
