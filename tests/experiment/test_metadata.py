@@ -126,7 +126,9 @@ def test_settings_that_differ_are_a_short_list(tmp_path: Path, caplog: pytest.Lo
     requested = f"Experiment.batch_size = 3\nExperiment.seed = 1\n{many}\n"
     change_metadata(exp, config_requested=requested, config="Experiment.epochs = 9\n")
     again = started(tmp_path)
-    gin.parse_config(f"Experiment.batch_size = 5\nExperiment.epochs = 9\nExperiment.seed = 1\n{many}\nM3 = 4\n")
+    gin.parse_config(
+        f"Experiment.batch_size = 5\nExperiment.epochs = 9\nExperiment.seed = 1\n{many}\nM3 = 4\n"
+    )
     again.run_facts = None
     again.load_checkpoint()
     (warning,) = (text for text in warnings_of(caplog) if "Settings differ" in text)
