@@ -128,7 +128,8 @@ def _stop(exp: Experiment) -> None:
         # The running epoch is repeated on resume; its checkpoint bears its number.
         # After the last epoch only the final evaluation is left to repeat.
         where = f"epoch {exp.epoch}" if exp.epoch < exp.epochs else "the final evaluation"
-        folder = resume.save(exp, epoch=min(exp.epoch, exp.epochs - 1), next_epoch=exp.epoch, goes_on=False)
+        number = max(min(exp.epoch, exp.epochs - 1), 0)
+        folder = resume.save(exp, epoch=number, next_epoch=exp.epoch, goes_on=False)
         exp.close()
         line = f"Stopped by {name} in {where}: saved {folder}. "
         line += "To go on: the same command with --resume."

@@ -36,7 +36,8 @@ def train(exp: Experiment) -> None:
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
     losses = {f"train/{name}": value for name, value in means.items()}
-    sampling = {f"dataset/{name}": value for name, value in exp.loader.metrics().items()}
+    figures = {**exp.loader.metrics(), **exp.dataset.metrics()}
+    sampling = {f"dataset/{name}": value for name, value in figures.items()}
     exp.log({**losses, "train/updates": num_updates, **speed, **sampling})
     exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
     if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16":

@@ -1,4 +1,4 @@
-"""What happens to disks: damaged and foreign files, folders that vanish, a full disk; nothing is unpickled."""
+"""What happens to disks: damaged and foreign files, vanished folders, no space; nothing is ever unpickled."""
 
 from __future__ import annotations
 

@@ -50,13 +50,13 @@ def test_differences_name_each_observation_and_the_actions() -> None:
     own = env(
         spaces.Discrete(4),
         new=spaces.Discrete(2),
-        image=spaces.Box(0, 1, (8, 8), np.float32),
+        image=spaces.Box(0, 255, (9, 9), np.uint8),
         same=spaces.Discrete(4),
     )
     found = space_differences(saved, own, "the file")
     assert found == [
         "observation 'gone' is only in the file",
-        "observation 'image' is Box(0, 255, (8, 8), uint8) in the file and Box(0.0, 1.0, (8, 8), float32) here",
+        "observation 'image' is Box(0, 255, (8, 8), uint8) in the file and Box(0, 255, (9, 9), uint8) here",
         "observation 'new' is not in the file",
         "the action space is Discrete(3) in the file and Discrete(4) here",
     ]

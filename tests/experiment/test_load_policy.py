@@ -290,8 +290,8 @@ def test_sampling_draws_from_the_policy(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path) -> None:
     exp = trained(tmp_path, EnvSpec(ShiftedEnv))
     policy = load_policy(exp.run_dir)
+    policy.reset(num_envs=1)
     with pytest.raises(ValueError, match=r"shape \(2, 2\), but must have \(1, 2\).*Fix: call reset"):
-        policy.reset(num_envs=1)
         policy.act(np.zeros((2, 2), np.float32))
     with pytest.raises(ValueError, match=r"no usable 'observation'.*Fix:"):
         policy.act({"wrong": 1})
@@ -322,8 +322,8 @@ def test_files_that_say_too_little_or_are_of_another_format_are_refused(tmp_path
         load_policy(changed_header(path, loxodon_format=None))
     with pytest.raises(ValueError, match=r"cannot be built: .*NotThere.*Fix: import the modules"):
         load_policy(changed_header(path, gin="Agent.actor_type = @NotThere"))
+    types = '{"agent_type": "no_such_module:Gone"}'
     with pytest.raises(ImportError, match=r"'Gone' of the module 'no_such_module'.*Fix:"):
-        types = '{"agent_type": "no_such_module:Gone"}'
         load_policy(changed_header(path, gin="", types=types))
     with pytest.raises(ValueError, match=r"agent_type has no name to import it by. Fix:"):
         load_policy(changed_header(path, gin="", types="{}"))
