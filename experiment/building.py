@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
@@ -21,10 +20,12 @@ from gymnasium import spaces
 
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
 from ..envs import EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
-from .checkpoints import write_text
 from .collector import Collector, Histories
+from .env_spaces import EnvSpaces
 from .logs import MetricLogger
+from .metadata import PACKAGES, version_of
 from .overlap import EnvHalves, OverlappedCollector
+from .policy_files import write_text
 from .rng import derive_seed, draw_seed, seed_global_generators
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loxodon")
 _NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode
-_PACKAGES = ("loxodon", "torch", "accelerate", "gymnasium", "numpy", "gin-config", "safetensors")
 
 
 def make_accelerator(mixed_precision: str) -> Accelerator:
@@ -144,17 +144,24 @@ def build_envs(exp: Experiment) -> None:
         exp.val_envs = make_envs(exp, exp.make_val_env)
     envs = exp.train_envs if exp.train_envs is not None else exp.val_envs
     if envs is not None:
-        exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
+        _take_spaces(exp, envs)
     elif exp.env_mode == "already_vectorized":
         envs = make_envs(exp, exp.make_train_env)
-        exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
+        _take_spaces(exp, envs)
         envs.close()
     else:
         first: Any = exp.make_train_env
         env: Any = resolve_env(first[0] if isinstance(first, list | tuple) else first).build()
         exp.obs_space, exp.action_space = env.observation_space, env.action_space
+        exp.env_spaces = EnvSpaces(*env.raw_spaces)
         env.close()
     exp.dataset.expect(layout_of(exp.obs_space, exp.action_space))
+
+
+def _take_spaces(exp: Experiment, envs: Any) -> None:
+    """The agent's spaces, and those of the environments themselves."""
+    exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
+    exp.env_spaces = EnvSpaces(envs.env_observation_space, envs.env_action_space)
 
 
 def layout_of(obs_space: spaces.Dict, action_space: spaces.Discrete | spaces.Box) -> Layout:
@@ -273,17 +280,10 @@ def store_config(exp: Experiment) -> None:
         return
     exp.checkpoints.write_config(gin.operative_config_str())
     write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: version_of(name) for name in PACKAGES}
     python = platform.python_version()
     facts = {"seed": exp.run_seed, "mode": exp.mode, "python": python, "packages": versions}
     write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def average_over_processes(metrics: dict[str, float], accelerator: Accelerator) -> dict[str, float]:

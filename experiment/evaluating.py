@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import building
-from .checkpoints import PolicyInfo
 from .collector import Collector, Histories
+from .policy_files import PolicyInfo
 
 if TYPE_CHECKING:
     from .experiment import Experiment

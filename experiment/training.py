@@ -16,6 +16,8 @@ logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # between looks at a dataset that is not ready yet
 _REMIND_S = 30.0
 _SHOW_LOSS_EVERY_S = 0.3
+_AGREE_EVERY_S = 1.0
+_MAX_PERIOD = 1000  # updates
 
 
 def train(exp: Experiment) -> None:
@@ -34,7 +36,8 @@ def train(exp: Experiment) -> None:
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
     losses = {f"train/{name}": value for name, value in means.items()}
-    sampling = {f"dataset/{name}": value for name, value in exp.loader.metrics().items()}
+    figures = {**exp.loader.metrics(), **exp.dataset.metrics()}
+    sampling = {f"dataset/{name}": value for name, value in figures.items()}
     exp.log({**losses, "train/updates": num_updates, **speed, **sampling})
     exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
     if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16":
@@ -49,7 +52,7 @@ def train(exp: Experiment) -> None:
 def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
     """The updates of one epoch; returns the sums of their losses (scalar tensors) and their number."""
     sums: dict[str, Any] = {"loss": 0.0, "actor_loss": 0.0, "critic_loss": 0.0}
-    num_updates, micro_batches = 0, []
+    num_updates, micro_batches, stop = 0, [], StopAgreement(exp)
     shown_s = time.perf_counter()
     last = exp.train_batches_per_epoch - 1
     # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
@@ -68,7 +71,7 @@ def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
         if exp.view.verbose and time.perf_counter() - shown_s > _SHOW_LOSS_EVERY_S:
             shown_s = time.perf_counter()
             exp.view.show(exp.epoch, "learning", {"loss": float(metrics["loss"])})
-        if exp.stop.requested() and exp.accelerator.num_processes == 1:
+        if stop.agreed():
             break
     return sums, num_updates
 
@@ -100,8 +103,35 @@ def _await_data(exp: Experiment) -> bool:
 
 
 def stop_agreed(exp: Experiment) -> bool:
-    """True when any process was asked to stop."""
+    """True when any process was asked to stop. All processes have to call it at the same point."""
     if exp.accelerator.num_processes == 1:
         return exp.stop.requested()
     flag = torch.tensor(float(exp.stop.requested()), device=exp.DEVICE)
     return bool(exp.accelerator.reduce(flag, reduction="sum") > 0)
+
+
+class StopAgreement:
+    """Lets processes that train together stop after the same update, without talking after each one.
+
+    About once per second they tell each other whether one of them was asked to stop, and how long the updates
+    took, from which the number of updates until the next time follows for all alike.
+    """
+
+    def __init__(self, exp: Experiment) -> None:
+        self._exp, self._num_updates, self._period = exp, 0, 1
+        self._since_s = time.perf_counter()
+
+    def agreed(self) -> bool:
+        """True when all processes stop now. To be called by all of them, after every update."""
+        exp = self._exp
+        if exp.accelerator.num_processes == 1:
+            return exp.stop.requested()
+        self._num_updates += 1
+        if self._num_updates < self._period:
+            return False
+        elapsed_s = time.perf_counter() - self._since_s
+        own = torch.tensor([float(exp.stop.requested()), elapsed_s], device=exp.DEVICE)
+        num_asked, seconds = exp.accelerator.reduce(own, reduction="mean").tolist()
+        self._period = max(1, min(int(self._num_updates * _AGREE_EVERY_S / max(seconds, 1e-6)), _MAX_PERIOD))
+        self._num_updates, self._since_s = 0, time.perf_counter()
+        return bool(num_asked > 0)

@@ -38,6 +38,7 @@ _PERIODS = (
     "ckpt_interval",
     "force_reset_train_envs_every",
     "keep_checkpoints",
+    "keep_every_epochs",
     "torch_threads",
     "async_env_workers",
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import write_text
+from .policy_files import write_text
 
 _AXES = ("epoch", "env_steps", "gradient_steps")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import gin
 
-from ..checkpoints import write_text
+from ..policy_files import write_text
 from .store import ArtifactInfo, ArtifactStore, check_name, split_reference, unknown_artifact, version_number
 
 METADATA, ALIASES = "metadata.json", "aliases.json"
