@@ -24,6 +24,7 @@ from .collate import Arrays, Specs, block_bytes, block_views
 # back at once, so the second one is filled meanwhile.
 _NUM_SLOTS = 2
 _JOIN_S = 5.0
+_GRACE_S = 30  # a worker lives on for so long after SIGTERM, unless its parent ends it before
 
 
 class BatchSource(Protocol):
@@ -235,6 +236,12 @@ def _end(workers: list[_Worker]) -> None:
 # ---- inside a worker process ----
 
 
+def _end_later(*_: object) -> None:
+    """A preempted machine asks all processes to end: the parent, which needs this one, first saves."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_GRACE_S)
+
+
 class _NewOrder(Exception):  # noqa: N818 (not an error)
     """The parent has begun another epoch; its order is the argument."""
 
@@ -329,7 +336,7 @@ def _work(
     for end in inherited:  # the parent's ends: while they are open here, nobody sees them close there
         end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _end_later)
     slots = _Slots(conn)
     with contextlib.suppress(_ParentGone):
         order = slots.wait_for_order()

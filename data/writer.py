@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .background import BackgroundQueue
-from .files import check_file_format, save_trajectory
+from .files import check_file_format, parse_name, save_trajectory
 from .trajectory import Array, Trajectory
 
 _NO_LIMIT = np.iinfo(np.int64).max
@@ -23,7 +24,9 @@ _PER_TRANSITION = ("actions", "rews", "dones")
 class WritingClock:
     """Unix time for file names, strictly increasing, so that sorting by it gives back the order of writing.
 
-    Several writers of one process share one, or pieces cut in the same microsecond would have no order.
+    Several writers of one process share one, or pieces cut in the same microsecond would have no order. The
+    system's clock may jump: the time only ever goes forward here, and `follow` makes it later than what an
+    earlier process wrote, so that what is newest never looks oldest to who deletes by age.
     """
 
     def __init__(self) -> None:
@@ -33,6 +36,12 @@ class WritingClock:
         """Microseconds since 1970, later than any returned before."""
         self.last_time_us = max(time.time_ns() // 1000, self.last_time_us + 1)
         return self.last_time_us
+
+    def follow(self, folder: Path) -> None:
+        """Be later than every trajectory file in a folder, as of now."""
+        names = os.listdir(folder)  # noqa: PTH208 (only names are needed)
+        newest_s = max((parsed.unix_time for name in names if (parsed := parse_name(name))), default=0.0)
+        self.last_time_us = max(self.last_time_us, round(newest_s * 1e6))
 
 
 class _Piece(NamedTuple):
@@ -101,6 +110,7 @@ class TrajectoryWriter:
         self._save_as, self._seed, self._actor_id = save_as, seed, actor_id
         self._rng = np.random.default_rng([seed, actor_id])
         self._num_pieces, self._clock = 0, clock or WritingClock()
+        self._clock.follow(self.folder)
         self._columns: dict[str, Array] = {}
         self._obs_keys: list[str] = []
         self._capacity = _FIRST_CAPACITY

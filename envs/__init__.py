@@ -9,12 +9,13 @@ if __name__ == "envs":
         "Fix: run pip install -e . and import loxodon.envs."
     )
 
+from .actions import ActionMap
 from .async_vector import AsyncVectorEnv, num_usable_cores
 from .builtin import MazeRunner, TMazePassive
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from .kshot import KShotWrapper
-from .observations import is_text
+from .observations import ObsLayout, is_text
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
 from .statistics import ReturnHistory, SpecialMetricHistory
@@ -23,6 +24,7 @@ from .vectorized import AlreadyVectorizedEnv
 
 __all__ = [
     "METRIC_PREFIX",
+    "ActionMap",
     "AlreadyVectorizedEnv",
     "AsyncVectorEnv",
     "BilevelEpsilonGreedy",
@@ -32,6 +34,7 @@ __all__ = [
     "ExplorationWrapper",
     "KShotWrapper",
     "MazeRunner",
+    "ObsLayout",
     "ReturnHistory",
     "SequenceEnv",
     "SpecialMetricHistory",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import select
 import sys
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -27,6 +30,7 @@ from .worker import CLOSE, STEP, WorkerFailure, WorkerJob, run_worker
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
 CLOSE_TIMEOUT_S = 5.0
+_open_envs: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
 class AsyncVectorEnv(SequenceVectorEnv):
@@ -55,17 +59,21 @@ class AsyncVectorEnv(SequenceVectorEnv):
         num_workers = _count_workers(num_workers, len(specs))
         probe = specs[0].build()
         obs_space, action_space = probe.obs_layout.space, probe.action_map.policy_space
+        raw_spaces = probe.raw_spaces
         probe.close()
         mp: Any = multiprocessing.get_context(context)
         memory = mp.RawArray("b", StepBuffers.num_bytes(obs_space, action_space, len(specs)))
         super().__init__(
             obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, len(specs))
         )
+        self.env_observation_space, self.env_action_space = raw_spaces
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
         self._pollers: list[Any] = []
         self._is_waiting = False
+        self._owner_pid = os.getpid()
         self.closed = False
+        _open_envs.add(self)
         bounds = np.linspace(0, len(specs), num_workers + 1).astype(int).tolist()
         self._bounds = list(pairwise(bounds))
         try:
@@ -222,6 +230,14 @@ class AsyncVectorEnv(SequenceVectorEnv):
             "environment's native code or for the system's out-of-memory killer (dmesg); fewer workers or "
             "environments need less memory."
         )
+
+
+@atexit.register  # after the import of multiprocessing.util, so before that one waits for all processes
+def _close_all() -> None:
+    """End the workers of a program that ends without close(): a signal alone does not end them at once."""
+    for envs in list(_open_envs):
+        if envs._owner_pid == os.getpid():
+            envs.close()
 
 
 def num_usable_cores() -> int:

@@ -42,6 +42,11 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._fixed_name = env.spec.name if env.spec is not None else type(env.unwrapped).__name__
 
     @property
+    def raw_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Observation and action space of the inner environment."""
+        return self.env.observation_space, self.env.action_space
+
+    @property
     def env_name(self) -> str:
         """The current name; may change at every reset if the inner environment has an `env_name`."""
         return (

@@ -31,6 +31,7 @@ class SyncVectorEnv(SequenceVectorEnv):
         super().__init__(
             obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, len(envs))
         )
+        self.env_observation_space, self.env_action_space = envs[0].raw_spaces
         self._group = EnvGroup(envs, self.buffers)
         self.env_names = self._group.env_names
 

@@ -49,6 +49,9 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     The arrays in `obs` and `final_obs` are reused by the next call: copy what must outlive it. `env_names`
     lists the current names; a change makes a new list, so one fetched before a step stays what it was.
 
+    `env_observation_space` and `env_action_space` are those of the first environment itself, before its
+    observations are flattened and its actions scaled.
+
     Text observations (`text_keys`) are [N] object arrays of str: never tensors, and nothing a file of plain
     arrays can hold. They are there for encoders and wrappers that can read them; all others leave them out.
     """
@@ -60,6 +63,8 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(obs_space, self.num_envs)
         self.action_space = batch_space(action_space, self.num_envs)
         self.buffers = buffers
+        self.env_observation_space: spaces.Space[Any] = obs_space
+        self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 

@@ -57,6 +57,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         super().__init__(
             obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, env.num_envs)
         )
+        self.env_observation_space = env.single_observation_space
+        self.env_action_space = env.single_action_space
         self.closed = False
         self._resets_next = np.zeros(env.num_envs, np.bool_)  # rows that the coming step only resets
         self.env_names = [specs[0].env_name or _name_of(env)] * env.num_envs

@@ -21,6 +21,8 @@ STEP = b"s"
 """The one message that asks for a step; actions and results lie in shared memory."""
 CLOSE = b"c"
 """Asks the worker to end. End-of-file alone would not do: workers forked later hold copies of the pipe."""
+GRACE_S = 30
+"""A worker that was asked to end by SIGTERM lives on for so long, unless its parent ends it before."""
 QUIET = b""
 """The answer to a step in which no episode ended, no metric came and no text observation changed."""
 
@@ -63,7 +65,7 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
         job: the environments and the shared memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _end_later)
     for other in inherited:
         other.close()
     group: EnvGroup | None = None
@@ -76,6 +78,12 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
     finally:
         if group is not None:
             group.close()
+
+
+def _end_later(*_: object) -> None:
+    """A preempted machine asks all processes to end: the parent, which needs this one, first saves."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(GRACE_S)
 
 
 def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:

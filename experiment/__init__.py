@@ -17,6 +17,7 @@ from .evaluator import Evaluator
 from .experiment import Experiment
 from .learner import Learner, LossResult, LossWeights
 from .logs import MetricLogger
+from .policy_loading import LoadedPolicy, load_policy
 
 __all__ = [
     "CheckpointManager",
@@ -25,11 +26,13 @@ __all__ = [
     "Experiment",
     "Histories",
     "Learner",
+    "LoadedPolicy",
     "LossResult",
     "LossWeights",
     "MetricLogger",
     "agents",
     "data",
     "envs",
+    "load_policy",
     "nets",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
@@ -22,10 +21,12 @@ from gymnasium import spaces
 
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
 from ..envs import EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
-from .checkpoints import write_text
 from .collector import Collector, Histories
+from .env_spaces import EnvSpaces
 from .logs import MetricLogger
+from .metadata import PACKAGES, version_of
 from .overlap import EnvHalves, OverlappedCollector
+from .policy_files import write_text
 from .rng import derive_seed, draw_seed, seed_global_generators
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loxodon")
 _NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode
 _LONGEST_WAIT = timedelta(minutes=30)  # of a process for another one that evaluates or writes a checkpoint
-_PACKAGES = ("loxodon", "torch", "accelerate", "gymnasium", "numpy", "gin-config", "safetensors")
 
 
 def make_accelerator(mixed_precision: str) -> Accelerator:
@@ -158,17 +158,24 @@ def build_envs(exp: Experiment) -> None:
         exp.val_envs = make_envs(exp, exp.make_val_env)
     envs = exp.train_envs if exp.train_envs is not None else exp.val_envs
     if envs is not None:
-        exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
+        _take_spaces(exp, envs)
     elif exp.env_mode == "already_vectorized":
         envs = make_envs(exp, exp.make_train_env)
-        exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
+        _take_spaces(exp, envs)
         envs.close()
     else:
         first: Any = exp.make_train_env
         env: Any = resolve_env(first[0] if isinstance(first, list | tuple) else first).build()
         exp.obs_space, exp.action_space = env.observation_space, env.action_space
+        exp.env_spaces = EnvSpaces(*env.raw_spaces)
         env.close()
     exp.dataset.expect(layout_of(exp.obs_space, exp.action_space))
+
+
+def _take_spaces(exp: Experiment, envs: Any) -> None:
+    """The agent's spaces, and those of the environments themselves."""
+    exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
+    exp.env_spaces = EnvSpaces(envs.env_observation_space, envs.env_action_space)
 
 
 def layout_of(obs_space: spaces.Dict, action_space: spaces.Discrete | spaces.Box) -> Layout:
@@ -271,11 +278,13 @@ def build_logger(exp: Experiment) -> MetricLogger:
         "job_type": exp.mode,
         "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed},
     }
+    uses_wandb = exp.accelerator.is_main_process and (exp.log_to_wandb or exp.artifacts.needs_wandb)
     return MetricLogger(
         exp.run_dir,
         file_name=f"metrics_collect_{platform.node()}_{os.getpid()}.jsonl" if collects else "metrics.jsonl",
         tensorboard=exp.log_to_tensorboard and not collects,
-        wandb=wandb if exp.log_to_wandb and exp.accelerator.is_main_process else None,
+        wandb=wandb if uses_wandb else None,
+        wandb_metrics=exp.log_to_wandb,
     )
 
 
@@ -285,17 +294,10 @@ def store_config(exp: Experiment) -> None:
         return
     exp.checkpoints.write_config(gin.operative_config_str())
     write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: version_of(name) for name in PACKAGES}
     python = platform.python_version()
     facts = {"seed": exp.run_seed, "mode": exp.mode, "python": python, "packages": versions}
     write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def summarize(exp: Experiment) -> str:
@@ -332,4 +334,5 @@ def close(exp: Experiment) -> None:
         if envs is not None:
             envs.close()
     exp.train_envs = exp.val_envs = None
+    exp.artifacts.close(exp.stop.requested())
     exp.metric_logger.close()

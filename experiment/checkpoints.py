@@ -1,31 +1,48 @@
 """Checkpoints and policy files of a run: complete or absent, never half.
 
 Folders, all in `<run_dir>/ckpts/`:
-  training_states/<run_name>_epoch_<n>/: model.safetensors, trainer.pt, state.json,
-    rank_<r>.pt, rank_<r>.json and COMPLETE
+  training_states/<run_name>_epoch_<n>/: model.safetensors, trainer.safetensors, state.json, metadata.json,
+    rank_<r>.safetensors, rank_<r>.json, and COMPLETE with the sizes and checksums of the others
   policy_weights/policy_epoch_<n>.safetensors
   latest/policy.safetensors: atomically replaced, carries a version number
   best/policy.safetensors: best validation score so far
   config.txt: the operative gin config
+
+No file holds a pickled object, and none is ever unpickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import shutil
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from .policy_files import (
+    PolicyInfo,
+    fsync,
+    load_weights,
+    plain_tensors,
+    policy_header,
+    read_info,
+    write_policy,
+    write_text,
+)
+from .tensor_tree import load_tree, save_tree
+
+__all__ = ["MARKER", "CheckpointManager", "PolicyInfo", "TrainingState", "load_weights", "write_text"]
 
 MARKER = "COMPLETE"
-_SHOWN_PROBLEMS = 5
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -34,32 +51,42 @@ class TrainingState:
 
     trainer: optimizer and scaler (tensors and plain values). shared: JSON values, equal for all processes.
     rank_tensors, rank_values: what each process has for itself, the second as JSON values.
+    metadata: JSON values that say what the run was made with; see metadata.py.
     """
 
     trainer: dict[str, Any]
     shared: dict[str, Any]
     rank_tensors: dict[str, Any]
     rank_values: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PolicyInfo:
-    """What the header of a policy file says."""
-
-    version: int
-    epoch: int
-    is_final: bool
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointManager:
-    """Reads and writes the `ckpts` folder of one run. Only the main process writes shared files."""
+    """Reads and writes the `ckpts` folder of one run. Only the main process writes shared files.
 
-    def __init__(self, run_dir: Path, run_name: str, *, rank: int = 0, num_ranks: int = 1) -> None:
+    Args:
+        run_dir: folder of the run.
+        run_name: part of the names of checkpoints.
+        rank: number of this process. num_ranks: how many train together.
+        facts: called when a policy file is written, for what its header says beside version and epoch.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        run_name: str,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        facts: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         self.root, self.run_name, self.rank, self.num_ranks = run_dir / "ckpts", run_name, rank, num_ranks
+        self.facts = facts
         self.states_dir = self.root / "training_states"
         self.weights_dir = self.root / "policy_weights"
         self.latest_path = self.root / "latest" / "policy.safetensors"
         self.best_path = self.root / "best" / "policy.safetensors"
+        self.config_path = self.root / "config.txt"
 
     def make_folders(self, *, clean: bool) -> None:
         """Make the folders; with `clean`, finish or remove what an interrupted save left."""
@@ -101,52 +128,87 @@ class CheckpointManager:
             )
         return epochs[-1]
 
+    def newest_intact_epoch(self) -> tuple[int, list[str]]:
+        """Epoch of the newest checkpoint whose files are as they were written, and why newer ones were not.
+
+        Raises: FileNotFoundError when there is none; ValueError when all are damaged.
+        """
+        self.newest_epoch()
+        problems: list[str] = []
+        for epoch in reversed(self.complete_epochs()):
+            problem = damage(self.state_dir(epoch))
+            if problem is None:
+                return epoch, problems
+            problems.append(f"{self.state_dir(epoch)} is damaged: {problem}")
+        raise ValueError(
+            f"No checkpoint can be resumed from. {'; '.join(problems)}. Fix: restore one from a copy, load "
+            f"only weights, from {self.weights_dir}, or start anew without --resume."
+        )
+
     def write_rank_files(self, epoch: int, state: TrainingState) -> None:
-        """First half of a save, called by every process: its own part, into the temporary folder."""
-        temp = self._temp_dir(epoch)
-        temp.mkdir(parents=True, exist_ok=True)
-        torch.save(state.rank_tensors, temp / f"rank_{self.rank}.pt")
-        (temp / f"rank_{self.rank}.json").write_text(json.dumps(state.rank_values))
+        """First half of a save, called by every process: its own part, into the temporary folder.
+
+        Raises: OSError if it cannot be written; earlier checkpoints are as before then.
+        """
+        with self._saving(epoch) as temp:
+            temp.mkdir(parents=True, exist_ok=True)
+            save_tree(state.rank_tensors, temp / f"rank_{self.rank}.safetensors")
+            (temp / f"rank_{self.rank}.json").write_text(json.dumps(state.rank_values))
 
     def commit(self, epoch: int, model: nn.Module, state: TrainingState) -> Path:
-        """Second half, called by the main process when all have written: model, optimizer, marker, rename."""
-        temp, final = self._temp_dir(epoch), self.state_dir(epoch)
-        save_file(_plain_tensors(model), temp / "model.safetensors", metadata={"format": "pt"})
-        torch.save(state.trainer, temp / "trainer.pt")
-        (temp / "state.json").write_text(json.dumps(state.shared, indent=1))
-        for path in temp.iterdir():
-            _fsync(path)
-        (temp / MARKER).write_text("all files above are whole\n")
-        _fsync(temp / MARKER)
-        _fsync(temp)
-        replaced = final.with_name(final.name + ".replaced")
-        if final.exists():
-            final.rename(replaced)
-        temp.rename(final)
-        _fsync(self.states_dir)
-        shutil.rmtree(replaced, ignore_errors=True)
-        weights = self.weights_dir / f"policy_epoch_{epoch}.safetensors"
-        self.save_policy(weights, model, PolicyInfo(0, epoch, False))
+        """Second half, called by the main process when all have written: model, optimizer, marker, rename.
+
+        Raises: OSError if it cannot be written; earlier checkpoints are as before then.
+        """
+        final, header = self.state_dir(epoch), policy_header(PolicyInfo(0, epoch, False), self.facts())
+        tensors = plain_tensors(model)
+        with self._saving(epoch) as temp:
+            save_file(tensors, temp / "model.safetensors", metadata=header)
+            save_tree(state.trainer, temp / "trainer.safetensors")
+            (temp / "state.json").write_text(json.dumps(state.shared, indent=1))
+            (temp / "metadata.json").write_text(json.dumps(state.metadata, indent=1))
+            for path in temp.iterdir():
+                fsync(path)
+            (temp / MARKER).write_text(json.dumps({"files": _contents(temp)}, indent=1))
+            fsync(temp / MARKER)
+            fsync(temp)
+            replaced = final.with_name(final.name + ".replaced")
+            if final.exists():
+                final.rename(replaced)
+            temp.rename(final)
+            fsync(self.states_dir)
+            shutil.rmtree(replaced, ignore_errors=True)
+        write_policy(self.weights_dir / f"policy_epoch_{epoch}.safetensors", tensors, header)
         return final
 
-    def prune(self, keep: int | None) -> None:
-        """Delete all but the newest `keep` training states; None keeps all. Policy weights stay."""
-        if keep is not None:
-            for epoch in self.complete_epochs()[:-keep]:
+    def prune(self, keep: int | None, keep_every: int | None = None) -> None:
+        """Delete all but the newest `keep` training states; None keeps all. Policy weights stay.
+
+        keep_every: those after a multiple of so many epochs stay too.
+        """
+        if keep is None:
+            return
+        for epoch in self.complete_epochs()[:-keep]:
+            if keep_every is None or (epoch + 1) % keep_every != 0:
                 shutil.rmtree(self.state_dir(epoch), ignore_errors=True)
+
+    def metadata(self, folder: Path) -> dict[str, Any]:
+        """What a checkpoint's run was made with; empty in checkpoints without it.
+
+        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged.
+        """
+        self._require_intact(folder)
+        path = folder / "metadata.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
 
     def read(self, folder: Path, model: nn.Module) -> TrainingState:
         """Load the model's weights in place and return the rest of a complete checkpoint.
 
-        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if the weights do not fit
-        or the number of processes differs.
+        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged, the
+        weights do not fit or the number of processes differs.
         """
-        if not (folder / MARKER).exists():
-            found = "is incomplete" if folder.exists() else "does not exist"
-            raise FileNotFoundError(
-                f"The checkpoint {folder} {found}. Complete ones are of epochs {self.complete_epochs()}. "
-                "Fix: choose one of these."
-            )
+        metadata = self.metadata(folder)
         own = folder / f"rank_{self.rank}.json"
         if not own.exists() or (folder / f"rank_{self.num_ranks}.json").exists():
             saved = len(list(folder.glob("rank_*.json")))
@@ -154,106 +216,89 @@ class CheckpointManager:
                 f"The checkpoint {folder} was saved by {saved} process(es), this run has {self.num_ranks}. "
                 f"Fix: launch {saved} process(es), or load the weights only (resume_training_state=False)."
             )
+        trainer = load_tree(folder / "trainer.safetensors")
+        rank_tensors = load_tree(own.with_suffix(".safetensors"))
+        shared, rank_values = json.loads((folder / "state.json").read_text()), json.loads(own.read_text())
         load_weights(model, folder / "model.safetensors")
-        return TrainingState(
-            trainer=torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True),
-            shared=json.loads((folder / "state.json").read_text()),
-            rank_tensors=torch.load(own.with_suffix(".pt"), map_location="cpu", weights_only=True),
-            rank_values=json.loads(own.read_text()),
-        )
+        return TrainingState(trainer, shared, rank_tensors, rank_values, metadata)
+
+    def _require_intact(self, folder: Path) -> None:
+        if not (folder / MARKER).exists():
+            found = "is incomplete" if folder.exists() else "does not exist"
+            raise FileNotFoundError(
+                f"The checkpoint {folder} {found}. Complete ones are of epochs {self.complete_epochs()}. "
+                "Fix: choose one of these."
+            )
+        problem = damage(folder)
+        if problem is not None:
+            raise ValueError(
+                f"The checkpoint {folder} is damaged: {problem}. Complete ones are of epochs "
+                f"{self.complete_epochs()}. Fix: choose another, or none to take the newest that is intact."
+            )
 
     def _temp_dir(self, epoch: int) -> Path:
         return self.states_dir / f"{self.run_name}_epoch_{epoch}.tmp"
 
+    @contextlib.contextmanager
+    def _saving(self, epoch: int) -> Iterator[Path]:
+        """The temporary folder of a save; if that fails, everything is as before it and the error says so."""
+        temp, final = self._temp_dir(epoch), self.state_dir(epoch)
+        try:
+            yield temp
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                replaced = final.with_name(final.name + ".replaced")
+                if replaced.exists() and not final.exists():
+                    replaced.rename(final)
+            shutil.rmtree(temp, ignore_errors=True)
+            raise OSError(
+                f"The checkpoint of epoch {epoch} could not be written to {self.states_dir}: {error}. Intact "
+                f"ones are of epochs {self.complete_epochs()}. Fix: make space on that disk, or restore the "
+                "folder and its permissions, and go on with --resume."
+            ) from error
+
     # ---- policy files ----
 
     def save_policy(self, path: Path, model: nn.Module, info: PolicyInfo) -> None:
-        """Replace a weights file atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {
-            "format": "pt",
-            "version": str(info.version),
-            "epoch": str(info.epoch),
-            "is_final": str(int(info.is_final)),
-        }
-        temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        save_file(_plain_tensors(model), temp, metadata=metadata)
-        _fsync(temp)
-        temp.replace(path)
+        """Replace a weights file atomically. Raises: OSError if it cannot be written."""
+        write_policy(path, plain_tensors(model), policy_header(info, self.facts()))
 
     def policy_info(self, path: Path) -> PolicyInfo | None:
         """Header of a policy file, or None when there is no file."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-        except FileNotFoundError:
-            return None
-        except SafetensorError as error:
-            raise _unreadable(path, error) from error
-        return PolicyInfo(
-            version=int(metadata.get("version", 0)),
-            epoch=int(metadata.get("epoch", 0)),
-            is_final=metadata.get("is_final") == "1",
-        )
+        return read_info(path)
 
     def write_config(self, text: str) -> None:
         """Write `config.txt` atomically."""
-        write_text(self.root / "config.txt", text)
+        write_text(self.config_path, text)
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a safetensors file into the model.
-
-    Raises: FileNotFoundError; ValueError naming the tensors that are missing, unknown or of another shape.
-    """
-    if not path.exists():
-        raise FileNotFoundError(
-            f"There are no weights at {path}. Fix: check the epoch, run_name and ckpt_base_dir."
-        )
+def damage(folder: Path) -> str | None:
+    """What is wrong with the files of a complete checkpoint; None if they are as they were written."""
     try:
-        weights = load_file(path)
-    except SafetensorError as error:
-        raise _unreadable(path, error) from error
-    own = model.state_dict()
-    problems = [f"{name} is missing in the file" for name in own.keys() - weights.keys()]
-    problems += [f"{name} is unknown to the agent" for name in weights.keys() - own.keys()]
-    problems += [
-        f"{name} is {tuple(weights[name].shape)} in the file and {tuple(own[name].shape)} in the agent"
-        for name in own.keys() & weights.keys()
-        if weights[name].shape != own[name].shape
-    ]
-    if problems:
-        shown, num_more = "; ".join(sorted(problems)[:_SHOWN_PROBLEMS]), len(problems) - _SHOWN_PROBLEMS
-        more = f"; and {num_more} more" if num_more > 0 else ""
-        raise ValueError(
-            f"The weights in {path} do not fit this agent: {shown}{more}. Fix: use the gin config the run "
-            "was trained with (ckpts/config.txt of its folder), or another run_name for a new one."
-        )
-    model.load_state_dict(weights)
+        files = json.loads((folder / MARKER).read_text())["files"].items()
+        for name, (num_bytes, checksum) in files:
+            path = folder / name
+            if not path.exists():
+                return f"{name} is missing"
+            if path.stat().st_size != num_bytes:
+                return f"{name} has {path.stat().st_size} bytes instead of {num_bytes}"
+            if _crc32(path) != checksum:
+                return f"the content of {name} does not have the checksum it was written with"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its marker {MARKER} cannot be read ({error})"
+    except OSError as error:
+        return str(error)
+    return None
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old text or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temp.write_text(text, encoding="utf-8")
-    temp.replace(path)
+def _contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size in bytes and CRC-32 of every file of a folder, by name."""
+    return {path.name: (path.stat().st_size, _crc32(path)) for path in sorted(folder.iterdir())}
 
 
-def _plain_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a module with nothing shared: safetensors refuses tensors that share memory."""
-    return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
-
-
-def _unreadable(path: Path, error: SafetensorError) -> ValueError:
-    return ValueError(
-        f"{path} is not a readable safetensors file ({error}). Fix: delete it or use another one."
-    )
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import building
-from .checkpoints import PolicyInfo
 from .collector import Collector, Histories
+from .policy_files import PolicyInfo
 from .processes import any_process
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
             if exp.accelerator.is_main_process:
                 info = PolicyInfo(exp.policy_version, exp.epoch, False)
                 exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
+                exp.artifacts.store_best(exp)
     return named
 
 

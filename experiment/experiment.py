@@ -17,13 +17,18 @@ from torch import Tensor
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch
 from . import building, collecting, evaluating, loop, resume
-from .checkpoints import CheckpointManager, PolicyInfo, load_weights
+from .artifacts.publishing import Publisher
+from .artifacts.restoring import restore_if_asked
+from .checkpoints import CheckpointManager
 from .collector import Collector, Histories
 from .console import ConsoleView
+from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
 from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
+from .metadata import check_policy, policy_facts
 from .overlap import OverlappedCollector
+from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
 from .processes import merge_episodes
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
@@ -50,11 +55,14 @@ class Experiment(Settings):
         self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
         self.loaded_policy: PolicyInfo | None = None
         self.best_score: float | None = None
+        self.is_finished = False  # nothing is left to do after the last epoch
         self.last_val_metrics: dict[str, float] = {}
         self.stop = StopRequest()
         self.view = ConsoleView(self.verbose and self.accelerator.is_main_process, None)
         self.obs_space: spaces.Dict
         self.action_space: spaces.Discrete | spaces.Box
+        self.env_spaces: EnvSpaces  # before anything is flattened or scaled
+        self.run_facts: dict[str, Any] | None = None
         self.collector: Collector | OverlappedCollector | None = None
         self.train_envs: Any = None
         self.val_envs: Any = None
@@ -84,6 +92,7 @@ class Experiment(Settings):
         self.init_model()
         self.init_checkpoints()
         self.init_logger()
+        restore_if_asked(self)
         self.view.say(self.summary())
 
     def init_dsets(self) -> None:
@@ -142,11 +151,13 @@ class Experiment(Settings):
             self.run_name,
             rank=self.accelerator.process_index,
             num_ranks=self.accelerator.num_processes,
+            facts=lambda: policy_facts(self),
         )
         self.checkpoints.make_folders(clean=self.mode != "collect")
 
     def init_logger(self) -> None:
         """Prepare metric files and store the config."""
+        self.artifacts = Publisher(self)
         self.metric_logger: MetricLogger = building.build_logger(self)
         building.store_config(self)
 
@@ -255,11 +266,11 @@ class Experiment(Settings):
         return resume.save(self, epoch=max(self.epoch - 1, 0), next_epoch=self.epoch)
 
     def load_checkpoint(self, epoch: int | None = None, resume_training_state: bool = True) -> int:
-        """Load the checkpoint after `epoch` (None: the newest complete one); returns the epoch to go on with.
+        """Load the checkpoint after `epoch` (None: the newest intact one); returns the epoch to go on with.
 
         With resume_training_state False only the weights are loaded and the run starts at its first epoch.
         """
-        chosen = self.checkpoints.newest_epoch() if epoch is None else epoch
+        chosen = resume.choose_epoch(self) if epoch is None else epoch
         path = self.checkpoints.state_dir(chosen)
         self.load_checkpoint_from_path(
             path if resume_training_state else path / "model.safetensors", resume_training_state
@@ -273,7 +284,7 @@ class Experiment(Settings):
         """
         path = Path(path)
         if path.is_dir() if is_accelerate_state is None else is_accelerate_state:
-            resume.restore(self, self.checkpoints.read(path, self.policy))
+            resume.load(self, path)
         else:
             load_weights(self.policy, path)
 
@@ -285,10 +296,16 @@ class Experiment(Settings):
             self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
 
     def read_latest_policy(self) -> PolicyInfo | None:
-        """Load the published weights if they are newer than what was loaded; None if there are none yet."""
-        info = self.checkpoints.policy_info(self.checkpoints.latest_path)
+        """Load the published weights if they are newer than what was loaded; None if there are none yet.
+
+        Raises: ValueError if they are for another environment or of another format.
+        """
+        path = self.checkpoints.latest_path
+        info = self.checkpoints.policy_info(path)
         if info is not None and info != self.loaded_policy:
-            load_weights(self.policy, self.checkpoints.latest_path)
+            check_policy(self, info, path)
+            info, weights = read_policy(path)
+            fit_weights(self.policy, weights, path)
             self.loaded_policy = info
         return info
 

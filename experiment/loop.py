@@ -22,9 +22,10 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
     """Run the epochs from exp.epoch on; see Experiment.learn."""
     collects_only = exp.mode == "collect"
     first = exp.epoch
-    if first >= exp.epochs and not collects_only:
+    if first >= exp.epochs and not collects_only and exp.is_finished:
         logger.info("All %d epochs are done already. Raise Experiment.epochs to go on.", exp.epochs)
         return exp.last_val_metrics
+    exp.is_finished = False
     shows = exp.verbose and exp.accelerator.is_main_process
     _begin_new_run(exp)
     with (
@@ -128,9 +129,12 @@ def _stop(exp: Experiment) -> None:
         )
     else:
         # The running epoch is repeated on resume; its checkpoint bears its number.
-        folder = resume.save(exp, epoch=exp.epoch, next_epoch=exp.epoch)
+        # After the last epoch only the final evaluation is left to repeat.
+        where = f"epoch {exp.epoch}" if exp.epoch < exp.epochs else "the final evaluation"
+        number = max(min(exp.epoch, exp.epochs - 1), 0)
+        folder = resume.save(exp, epoch=number, next_epoch=exp.epoch, goes_on=False)
         exp.close()
-        line = f"Stopped by {name} in epoch {exp.epoch}: saved {folder}. "
+        line = f"Stopped by {name} in {where}: saved {folder}. "
         line += "To go on: the same command with --resume."
     if exp.accelerator.is_main_process:
         exp.view.console.print(line, markup=False)
@@ -145,6 +149,9 @@ def _finish(exp: Experiment) -> None:
         return
     if exp.evaluate_at_end and exp.val_timesteps_per_epoch > 0:
         exp.evaluate_val()
+        if stop_agreed(exp):
+            _stop(exp)
+    exp.is_finished = True
     exp.save_checkpoint()
     if exp.always_save_latest or exp.mode == "learn":
         exp.write_latest_policy(is_final=True)

@@ -19,6 +19,8 @@ class EnvHalves:
         self.num_envs: int = sum(envs.num_envs for envs in self.halves)
         self.single_observation_space = self.halves[0].single_observation_space
         self.single_action_space = self.halves[0].single_action_space
+        self.env_observation_space = self.halves[0].env_observation_space
+        self.env_action_space = self.halves[0].env_action_space
 
     def close(self) -> None:
         """End all workers."""

@@ -6,14 +6,18 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accelerate.utils import broadcast_object_list
+
+from . import building
 from .checkpoints import TrainingState
+from .metadata import check_metadata, describe_run
 from .rng import host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
 
 if TYPE_CHECKING:
     from .experiment import Experiment
 
 logger = logging.getLogger("loxodon")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def capture(exp: Experiment, next_epoch: int) -> TrainingState:
@@ -27,6 +31,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "seed": exp.run_seed,
             "policy_version": exp.policy_version,
             "best_score": exp.best_score,
+            "is_finished": exp.is_finished,
             "dataset": exp.dataset.state_dict(),
             "logs": exp.metric_logger.state_dict(),
         },
@@ -36,14 +41,19 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "is_collecting": exp.collector is not None and exp.collector.state is not None,
             **({} if exp.collector is None else exp.collector.state_dict()),
         },
+        metadata=describe_run(exp),
     )
 
 
-def save(exp: Experiment, epoch: int, next_epoch: int) -> Path | None:
+def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) -> Path | None:
     """Store what is running, write the checkpoint named after `epoch`, and restart the training envs.
 
     The restart gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a
     seed that follows from the run's seed and the epoch. Returns the folder in the main process.
+
+    goes_on: False in a process that ends now, whose envs need not be restarted.
+
+    Raises: OSError if the disk does not take it; trajectories that are stored and earlier checkpoints stay.
     """
     if exp.collector is not None:
         exp.collector.flush()
@@ -55,11 +65,38 @@ def save(exp: Experiment, epoch: int, next_epoch: int) -> Path | None:
     folder = None
     if exp.accelerator.is_main_process:
         folder = exp.checkpoints.commit(epoch, exp.policy, state)
-        exp.checkpoints.prune(exp.keep_checkpoints)
+        exp.artifacts.store_state(exp, folder, epoch)
+        if not exp.checkpoints.config_path.exists():  # somebody deleted the folder
+            building.store_config(exp)
+        exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
-    if exp.collector is not None and exp.collector.state is not None:
+    if goes_on and exp.collector is not None and exp.collector.state is not None:
         exp.restart_train_envs(next_epoch)
     return folder
+
+
+def choose_epoch(exp: Experiment) -> int:
+    """The newest checkpoint that is intact, the same in all processes; says so if it is not the newest.
+
+    Raises: FileNotFoundError if there is none; ValueError if all are damaged.
+    """
+    chosen: list[int] = [-1]
+    if exp.accelerator.is_main_process:
+        chosen[0], problems = exp.checkpoints.newest_intact_epoch()
+        if problems:
+            logger.warning("%s. Going on from the one of epoch %d instead.", "; ".join(problems), chosen[0])
+    if exp.accelerator.num_processes > 1:
+        broadcast_object_list(chosen)
+    return chosen[0]
+
+
+def load(exp: Experiment, folder: Path) -> None:
+    """Put the whole run back to the checkpoint in `folder`.
+
+    Raises: FileNotFoundError if it is missing or incomplete; ValueError if it is damaged or does not fit.
+    """
+    check_metadata(exp, exp.checkpoints.metadata(folder), f"The checkpoint {folder}")
+    restore(exp, exp.checkpoints.read(folder, exp.policy))
 
 
 def restore(exp: Experiment, state: TrainingState) -> None:
@@ -78,6 +115,7 @@ def restore(exp: Experiment, state: TrainingState) -> None:
         )
     exp.epoch, exp.env_steps = int(shared["next_epoch"]), int(shared["env_steps"])
     exp.policy_version, exp.best_score = int(shared["policy_version"]), shared["best_score"]
+    exp.is_finished = bool(shared["is_finished"])
     if exp.mode == "both" and exp.accelerator.is_main_process and exp.has_dset_edit_rights:
         exp.dataset.set_aside_newer(shared["dataset"])
     exp.accelerator.wait_for_everyone()

@@ -11,6 +11,7 @@ from ..agents import BaseAgent
 from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
+from .artifacts import ArtifactStore
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 
@@ -57,11 +58,14 @@ class Settings:
         sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
-        keep_checkpoints: newest training states that stay; None for all.
+        keep_checkpoints: newest training states that stay; None for all. keep_every_epochs: those after a
+            multiple of so many epochs stay too.
         log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
         async_env_workers: worker processes of "async" envs; None for one per CPU core.
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
+        artifact_store: where checkpoints and the best policy go too, such as FolderStore; None for nowhere.
+        restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
     """
 
     run_name: str
@@ -127,3 +131,6 @@ class Settings:
     overlap_sampling: bool = True
     async_env_workers: int | None = None
     compile_acting: bool = False
+    keep_every_epochs: int | None = None
+    artifact_store: Callable[[], ArtifactStore] | None = None
+    restore_from: str | None = None

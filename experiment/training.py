@@ -16,6 +16,8 @@ logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # between looks at a dataset that is not ready yet
 _REMIND_S = 30.0
 _SHOW_LOSS_EVERY_S = 0.3
+_AGREE_EVERY_S = 1.0
+_MAX_PERIOD = 1000  # updates
 
 
 def train(exp: Experiment) -> None:
@@ -35,7 +37,7 @@ def train(exp: Experiment) -> None:
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
     losses = {f"train/{name}": value for name, value in means.items()}
-    figures = merge_metrics(exp.loader.metrics(), 1.0, exp.accelerator)
+    figures = merge_metrics({**exp.loader.metrics(), **exp.dataset.metrics()}, 1.0, exp.accelerator)
     sampling = {f"dataset/{name}": value for name, value in figures.items()}
     exp.log({**losses, "train/updates": num_updates, **speed, **sampling})
     exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -166,6 +168,40 @@ def constant_value(name: str) -> Any:
     """The value of a gin constant such as `gin.REQUIRED`, or MISSING if there is none of this name."""
     matches = gin.config._CONSTANTS.matching_selectors(name)
     return gin.config._CONSTANTS[matches[0]] if len(matches) == 1 else MISSING
+
+
+# --- gin's state ----------------------------------------------------------------------------------------
+
+
+_PRESERVING = threading.RLock()
+
+
+@contextmanager
+def preserved_config() -> Iterator[None]:
+    """Put gin's configuration back afterwards, whatever the block does: bindings, what was used, the lock.
+
+    gin's public texts would not do: they leave out values that cannot be written, such as objects. What the
+    block imports stays registered. One block at a time; other threads see what the block does.
+    """
+    config = gin.config
+    with _PRESERVING:
+        bindings = {key: dict(values) for key, values in config._CONFIG.items()}
+        operative = {key: dict(values) for key, values in config._OPERATIVE_CONFIG.items()}
+        singletons, imports = dict(config._SINGLETONS), set(config._IMPORTS)
+        was_locked = config.config_is_locked()
+        config._set_config_is_locked(False)
+        try:
+            yield
+        finally:
+            for table, before in (
+                (config._CONFIG, bindings),
+                (config._OPERATIVE_CONFIG, operative),
+                (config._SINGLETONS, singletons),
+                (config._IMPORTS, imports),
+            ):
+                table.clear()
+                table.update(before)
+            config._set_config_is_locked(was_locked)
 
 
 # --- what code mentions -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from loxodon.experiment import CheckpointManager, Experiment
-from loxodon.experiment.checkpoints import MARKER, PolicyInfo
+from loxodon.experiment.checkpoints import MARKER
 
 from .fakes import TinyAgent, make_experiment, run
 
@@ -106,8 +106,10 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path))
-    path = exp.checkpoints.state_dir(1) / "state.json"
+    folder = exp.checkpoints.state_dir(1)
+    path = folder / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
+    (folder / MARKER).write_text(json.dumps({"files": {}}))
     with pytest.raises(ValueError, match=r"format version 99.*Fix:"):
         exp.load_checkpoint()
 
@@ -146,7 +148,9 @@ def test_published_weights_carry_rising_versions_and_are_loaded_once(tmp_path: P
     for version in (1, 2):
         perturb(learner.policy)
         learner.write_latest_policy()
-        assert actor.read_latest_policy() == PolicyInfo(version, 0, False)
+        info = actor.read_latest_policy()
+        assert info is not None
+        assert (info.version, info.epoch, info.is_final) == (version, 0, False)
         assert torch.equal(actor.policy.actor.bias, learner.policy.actor.bias)
     perturb(actor.policy)
     actor.read_latest_policy()  # the same version: nothing is loaded
@@ -156,5 +160,5 @@ def test_published_weights_carry_rising_versions_and_are_loaded_once(tmp_path: P
 
 def test_checkpoints_hold_no_pickled_objects(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path))
-    for path in exp.checkpoints.state_dir(1).glob("*.pt"):
-        torch.load(path, weights_only=True)
+    suffixes = {path.suffix for path in exp.checkpoints.root.rglob("*") if path.is_file()}
+    assert suffixes == {".safetensors", ".json", ".txt", ""}  # the last one is the marker, which is JSON

@@ -1,0 +1,172 @@
+"""The spaces of an environment as JSON and back, and what differs between two environments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from ..envs import ActionMap, ObsLayout, is_text
+from ..envs.actions import PolicyActionSpace
+
+_LONGEST_TEXT = 2**16
+
+
+@dataclass(frozen=True)
+class EnvSpaces:
+    """Observations and actions as the environment itself has them, before anything is flattened or scaled."""
+
+    observation: Space[Any]
+    action: Space[Any]
+
+    @property
+    def policy_observation(self) -> spaces.Dict:
+        """What an agent is built with: a flat Dict."""
+        return ObsLayout(self.observation).space
+
+    @property
+    def policy_action(self) -> PolicyActionSpace:
+        """What an agent is built with: Discrete from zero, or Box(-1, 1, (A,))."""
+        return ActionMap(self.action).policy_space
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"observation": space_to_json(self.observation), "action": space_to_json(self.action)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> EnvSpaces:
+        """Put back what to_json returned."""
+        return cls(space_from_json(value["observation"]), space_from_json(value["action"]))
+
+    def digest(self) -> str:
+        """16 hexadecimal digits, the same for equal spaces."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def space_to_json(space: Space[Any]) -> dict[str, Any]:
+    """Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these as JSON values.
+
+    Raises: TypeError for other spaces.
+    """
+    for kind, encode in _ENCODERS.items():
+        if isinstance(space, kind):
+            return {"type": kind.__name__, **encode(space)}
+    if is_text(space):  # no spaces.Text, but strings all the same, such as MiniGrid's missions
+        return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "charset": ""}
+    raise TypeError(
+        f"The space {space} has no JSON form; allowed are Box, Discrete, MultiDiscrete, MultiBinary, Text, "
+        "Dict and Tuple. Fix: wrap the environment so that it uses these."
+    )
+
+
+def _encode_multi_discrete(space: Any) -> dict[str, Any]:
+    start = np.broadcast_to(np.asarray(getattr(space, "start", 0)), space.nvec.shape)
+    return {"nvec": space.nvec.tolist(), "start": start.tolist(), "dtype": np.dtype(space.dtype).name}
+
+
+def _encode_text(space: Any) -> dict[str, Any]:
+    letters = "".join(sorted(space.character_set))
+    return {"min_length": int(space.min_length), "max_length": int(space.max_length), "charset": letters}
+
+
+_ENCODERS: dict[type, Any] = {
+    spaces.Dict: lambda s: {"spaces": [[key, space_to_json(child)] for key, child in s.spaces.items()]},
+    spaces.Tuple: lambda s: {"spaces": [space_to_json(child) for child in s.spaces]},
+    spaces.Box: lambda s: {
+        "low": _numbers(s.low),
+        "high": _numbers(s.high),
+        "shape": list(s.shape),
+        "dtype": np.dtype(s.dtype).name,
+    },
+    spaces.Discrete: lambda s: {"n": int(s.n), "start": int(s.start)},
+    spaces.MultiDiscrete: _encode_multi_discrete,
+    spaces.MultiBinary: lambda s: {"n": s.n if isinstance(s.n, int) else list(s.shape)},
+    spaces.Text: _encode_text,
+}
+
+
+def space_from_json(value: dict[str, Any]) -> Space[Any]:
+    """Put back what space_to_json returned.
+
+    Raises: ValueError for anything else.
+    """
+    try:
+        found: Space[Any] = _DECODERS[value["type"]](value)
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        shown = json.dumps(value)[:200]
+        raise ValueError(
+            f"{shown} describes no space ({error!r}). Fix: use a file that Loxodon wrote, of this version."
+        ) from error
+    return found
+
+
+def _box(value: dict[str, Any]) -> Space[Any]:
+    dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
+    low, high = (_array(value[name], shape, dtype) for name in ("low", "high"))
+    return spaces.Box(low, high, shape, dtype.type)
+
+
+def _text(value: dict[str, Any]) -> Space[Any]:
+    limits = {"min_length": value["min_length"], "max_length": value["max_length"]}
+    return spaces.Text(**limits, **({"charset": value["charset"]} if value["charset"] else {}))
+
+
+_DECODERS: dict[str, Any] = {
+    "Box": _box,
+    "Text": _text,
+    "Dict": lambda v: spaces.Dict({key: space_from_json(child) for key, child in v["spaces"]}),
+    "Tuple": lambda v: spaces.Tuple([space_from_json(child) for child in v["spaces"]]),
+    "Discrete": lambda v: spaces.Discrete(v["n"], start=v["start"]),
+    "MultiBinary": lambda v: spaces.MultiBinary(v["n"]),
+    "MultiDiscrete": lambda v: spaces.MultiDiscrete(
+        np.array(v["nvec"]), dtype=np.dtype(v["dtype"]).type, start=np.array(v["start"])
+    ),
+}
+
+
+def _numbers(bounds: np.ndarray) -> Any:
+    """One number if all are equal, else a list of all; infinities as texts, for JSON has none."""
+    flat = bounds.reshape(-1)
+    values = flat[:1].tolist() if flat.size and (flat == flat[0]).all() else flat.tolist()
+    shown = [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
+    return shown[0] if len(shown) == 1 else shown
+
+
+def _array(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    if not isinstance(value, list):
+        return np.full(shape, float(value) if isinstance(value, str) else value, dtype)
+    numbers = [float(v) if isinstance(v, str) else v for v in value]
+    return np.array(numbers, dtype).reshape(shape)
+
+
+def space_differences(saved: EnvSpaces, own: EnvSpaces, where: str) -> list[str]:
+    """What keeps a policy for `saved` from acting in `own`, one text per observation, one for the actions.
+
+    Bounds of observations do not count: nothing depends on them. Those of actions do.
+
+    Args:
+        saved: what the file says.
+        own: of this run.
+        where: what to call the file, such as "the checkpoint".
+    """
+    theirs, ours = saved.policy_observation.spaces, own.policy_observation.spaces
+    found = [f"observation {key!r} is only in {where}" for key in theirs if key not in ours]
+    found += [f"observation {key!r} is not in {where}" for key in ours if key not in theirs]
+    for key in theirs.keys() & ours.keys():
+        if _signature(theirs[key]) != _signature(ours[key]):
+            found.append(f"observation {key!r} is {theirs[key]} in {where} and {ours[key]} here")
+    if saved.action != own.action:
+        found.append(f"the action space is {saved.action} in {where} and {own.action} here")
+    return sorted(found)
+
+
+def _signature(space: Space[Any]) -> Any:
+    if is_text(space):
+        return "text"
+    return (space.shape, space.dtype) if isinstance(space, spaces.Box) else space

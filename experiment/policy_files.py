@@ -1,0 +1,202 @@
+"""Policy files: weights in safetensors, replaced atomically, with a header that says what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from .env_spaces import EnvSpaces
+
+POLICY_FORMAT = 1  # raised when an older Loxodon could not act with newer files any more
+_SHOWN_PROBLEMS = 5
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """What the header of a policy file says. Two of one version, epoch and time are the same policy.
+
+    version: counts publications; 0 for a file that was not published. epoch: the running one.
+    is_final: the learner is done. published_s: unix time of writing.
+    format: of the file; None in files without. loxodon: the version that wrote it.
+    spaces: of the environment, as JSON text. gin: the operative configuration. types: JSON, see metadata.py.
+    max_seq_len: longest training sequence in transitions.
+    """
+
+    version: int
+    epoch: int
+    is_final: bool
+    published_s: float | None = None
+    format: int | None = field(default=None, compare=False)
+    loxodon: str | None = field(default=None, compare=False)
+    spaces: str | None = field(default=None, compare=False, repr=False)
+    gin: str | None = field(default=None, compare=False, repr=False)
+    types: str | None = field(default=None, compare=False, repr=False)
+    max_seq_len: int | None = field(default=None, compare=False)
+
+    def env_spaces(self) -> EnvSpaces | None:
+        """The environment's spaces, or None if the header has none."""
+        return None if self.spaces is None else EnvSpaces.from_json(json.loads(self.spaces))
+
+
+def policy_header(info: PolicyInfo, facts: Mapping[str, str]) -> dict[str, str]:
+    """The header of a policy file that is written now.
+
+    facts: what is the same for all files of the process (loxodon, spaces, gin, types, max_seq_len).
+    """
+    published_s = time.time() if info.published_s is None else info.published_s
+    return {
+        "format": "pt",
+        "loxodon_format": str(POLICY_FORMAT),
+        "version": str(info.version),
+        "epoch": str(info.epoch),
+        "is_final": str(int(info.is_final)),
+        "published_s": repr(published_s),
+        **facts,
+    }
+
+
+def write_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    """Replace a weights file atomically.
+
+    Raises: OSError if it cannot be written; the file that was there is as before then.
+    """
+    temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, temp, metadata=header)
+        fsync(temp)
+        temp.replace(path)
+    except (OSError, SafetensorError) as error:
+        discard(temp)
+        raise OSError(
+            f"The policy could not be written to {path}: {error}. What was there before is untouched. "
+            "Fix: make space on that disk, or restore the folder and its permissions."
+        ) from error
+
+
+def read_info(path: Path) -> PolicyInfo | None:
+    """Header of a policy file, or None when there is no file.
+
+    Raises: ValueError if it is no such file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _info(file.metadata() or {}, path)
+    except FileNotFoundError:
+        return None
+    except SafetensorError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
+    """Header and weights of one and the same file, also if it is being replaced meanwhile.
+
+    Raises: FileNotFoundError; ValueError if it is no policy file. Nothing is ever unpickled.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            info = _info(file.metadata() or {}, path)
+            return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"There are no weights at {path}. Fix: check the epoch, run_name and ckpt_base_dir."
+        ) from None
+    except SafetensorError as error:
+        raise _unreadable(path, error) from error
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a safetensors file into the model.
+
+    Raises: FileNotFoundError; ValueError naming the tensors that are missing, unknown or of another shape.
+    """
+    fit_weights(model, read_policy(path)[1], path)
+
+
+def fit_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Put weights into the model; `path` is where they are from.
+
+    Raises: ValueError naming the tensors that are missing, unknown or of another shape.
+    """
+    own = model.state_dict()
+    problems = [f"{name} is missing in the file" for name in own.keys() - weights.keys()]
+    problems += [f"{name} is unknown to the agent" for name in weights.keys() - own.keys()]
+    problems += [
+        f"{name} is {tuple(weights[name].shape)} in the file and {tuple(own[name].shape)} in the agent"
+        for name in own.keys() & weights.keys()
+        if weights[name].shape != own[name].shape
+    ]
+    if problems:
+        shown, num_more = "; ".join(sorted(problems)[:_SHOWN_PROBLEMS]), len(problems) - _SHOWN_PROBLEMS
+        more = f"; and {num_more} more" if num_more > 0 else ""
+        raise ValueError(
+            f"The weights in {path} do not fit this agent: {shown}{more}. Fix: use the gin config the run "
+            "was trained with (ckpts/config.txt of its folder), or another run_name for a new one."
+        )
+    model.load_state_dict(weights)
+
+
+def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a module with nothing shared: safetensors refuses tensors that share memory."""
+    return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temp.write_text(text, encoding="utf-8")
+    temp.replace(path)
+
+
+def fsync(path: Path) -> None:
+    """Force a file or folder to the physical disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def discard(path: Path) -> None:
+    """Remove what an unfinished write left, if the disk allows it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # the reason for which the write failed; whoever calls this reports that one
+        return
+
+
+def _info(header: Mapping[str, str], path: Path) -> PolicyInfo:
+    def number(name: str, kind: Any) -> Any:
+        return kind(header[name]) if name in header else None
+
+    try:
+        return PolicyInfo(
+            version=number("version", int) or 0,
+            epoch=number("epoch", int) or 0,
+            is_final=header.get("is_final") == "1",
+            published_s=number("published_s", float),
+            format=number("loxodon_format", int),
+            loxodon=header.get("loxodon"),
+            spaces=header.get("spaces"),
+            gin=header.get("gin"),
+            types=header.get("types"),
+            max_seq_len=number("max_seq_len", int),
+        )
+    except ValueError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path} is not a readable safetensors file ({error}). Fix: delete it or use another one."
+    )

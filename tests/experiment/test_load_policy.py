@@ -1,0 +1,356 @@
+"""Policies that act by themselves: from a file alone, like in the experiment they came from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from loxodon.envs import EnvSpec, make_vector_env, resolve_env
+from loxodon.experiment import Experiment, load_policy
+from loxodon.experiment.config import load_config
+
+TINY = """
+Experiment.run_name = 'tiny'
+Experiment.ckpt_base_dir = {folder!r}
+Experiment.max_seq_len = 12
+Experiment.dataset = @DiskTrajDataset()
+Experiment.tstep_encoder_type = @FFTstepEncoder
+Experiment.traj_encoder_type = @small/{encoder}
+Experiment.agent_type = @Agent
+Experiment.val_timesteps_per_epoch = 4
+Experiment.make_train_env = {env}
+Experiment.make_val_env = {env}
+Experiment.sample_actions_val = False
+Experiment.parallel_actors = 3
+Experiment.env_mode = 'sync'
+Experiment.dloader_workers = 0
+Experiment.verbose = False
+Experiment.epochs = 1
+Experiment.train_timesteps_per_epoch = 15
+Experiment.train_batches_per_epoch = 1
+Experiment.batch_size = 2
+Experiment.log_to_tensorboard = False
+Experiment.seed = 3
+FFTstepEncoder.d_hidden = %WIDTH
+FFTstepEncoder.d_output = 8
+Agent.num_critics = 2
+Actor.d_hidden = 8
+CriticEnsemble.d_hidden = 8
+WIDTH = 8
+"""
+ENCODERS = {
+    "GRUTrajEncoder": "small/GRUTrajEncoder.d_hidden = 9\nsmall/GRUTrajEncoder.d_output = 7\n",
+    "TransformerTrajEncoder": "small/TransformerTrajEncoder.d_model = 8\nTransformerTrajEncoder.d_ff = 16\n"
+    "TransformerTrajEncoder.n_heads = 2\nTransformerTrajEncoder.n_layers = 2\n",
+}
+
+
+class TiltedEnv(gym.Env[Any, Any]):
+    """Nested observations that start elsewhere than at zero, and actions with bounds of their own."""
+
+    observation_space = spaces.Dict(
+        {
+            "where": spaces.Tuple([spaces.Discrete(4, start=2), spaces.Box(-1, 1, (2,), np.float64)]),
+            "words": spaces.Text(5),
+        }
+    )
+    action_space = spaces.Box(np.array([[0.0, -4.0]]), np.array([[1.0, 8.0]]), dtype=np.float64)
+
+    def _obs(self) -> Any:
+        return {"where": (2 + self.t % 4, self.np_random.uniform(-1, 1, 2)), "words": "hello"}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.t += 1
+        return self._obs(), float(action.sum()), self.t == 5, False, {}
+
+
+class ShiftedEnv(gym.Env[Any, Any]):
+    """Actions that start at 5."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.standard_normal(2).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.t += 1
+        return self.np_random.standard_normal(2).astype(np.float32), float(action), False, self.t == 4, {}
+
+
+@pytest.fixture(autouse=True)
+def _no_configuration() -> Iterator[None]:
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+def trained(folder: Path, env: Any, encoder: str = "GRUTrajEncoder", **changes: Any) -> Experiment:
+    """A run that was configured by gin and has finished."""
+    path = folder / "tiny.gin"
+    shown = env if isinstance(env, str) else "'CartPole-v1'"
+    horizon = "TMazePassive.horizon = 5\n" if "TMaze" in shown else ""
+    text = TINY.format(folder=str(folder), env=shown, encoder=encoder)
+    path.write_text(text + ENCODERS[encoder] + horizon)
+    load_config([str(path)])
+    if isinstance(env, EnvSpec) and env.target is TiltedEnv:
+        gin.bind_parameter("FFTstepEncoder.specify_obs_keys", ["where/0", "where/1"])
+    given = {} if isinstance(env, str) else {"make_train_env": env, "make_val_env": env}
+    exp = Experiment(**given, **changes)
+    exp.start()
+    exp.learn()
+    exp.close()
+    return exp
+
+
+def with_opinions(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.ndarray]:
+    """Publish large random weights, since what has hardly been trained acts the same everywhere.
+
+    Returns what they do in the experiment.
+    """
+    for seed in range(20):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for param in exp.policy.parameters():
+                param.normal_()
+        actions = recorded(exp, spec, timesteps)
+        if len(np.unique(actions)) > 1:
+            break
+    exp.write_latest_policy()
+    return actions
+
+
+def recorded(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.ndarray]:
+    """What the envs were given while the experiment interacted greedily, (N, ...) per step."""
+    envs = make_vector_env([spec] * 3, "sync")
+    torch.manual_seed(5)
+    steps: list[np.ndarray] = []
+    step = envs.step
+
+    def noting(actions: Any) -> Any:
+        steps.append(np.array(actions))
+        return step(actions)
+
+    envs.step = noting  # type: ignore[method-assign]
+    exp.interact(envs, timesteps)
+    envs.close()
+    return steps
+
+
+def acted(policy: Any, spec: EnvSpec, timesteps: int) -> list[list[Any]]:
+    """The policy's own actions in raw environments that are reset as soon as they end."""
+    torch.manual_seed(5)
+    seed = int(torch.randint(2**31 - 1, ()))
+    envs = [spec.build_raw() for _ in range(3)]
+    obs = [env.reset(seed=seed + i)[0] for i, env in enumerate(envs)]
+    policy.reset(num_envs=3)
+    space = envs[0].observation_space
+    actions = policy.act(stacked(space, obs))
+    history = []
+    for _ in range(timesteps):
+        history.append(list(actions))
+        results = [env.step(action) for env, action in zip(envs, actions, strict=True)]
+        ended = np.array([r[2] or r[3] for r in results])
+        obs = [env.reset()[0] if e else r[0] for env, r, e in zip(envs, results, ended, strict=True)]
+        rewards = np.array([r[1] for r in results])
+        actions = policy.act(stacked(space, obs), rewards, is_first=ended)
+    return history
+
+
+def stacked(space: Any, obs: list[Any]) -> Any:
+    """Observations of N envs as vector environments give them."""
+    if isinstance(space, spaces.Dict):
+        return {key: stacked(child, [o[key] for o in obs]) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(stacked(child, [o[i] for o in obs]) for i, child in enumerate(space.spaces))
+    return np.stack([np.asarray(o) for o in obs])
+
+
+@pytest.mark.parametrize("encoder", list(ENCODERS))
+@pytest.mark.parametrize("env", ["'CartPole-v1'", "@TMazePassive"])
+def test_a_loaded_policy_acts_as_the_experiment_does(tmp_path: Path, env: str, encoder: str) -> None:
+    exp = trained(tmp_path, env, encoder)
+    spec = resolve_env(exp.make_val_env)  # type: ignore[arg-type]
+    expected = with_opinions(exp, spec, 40)
+    gin.clear_config()
+    policy = load_policy(exp.run_dir / "ckpts" / "latest" / "policy.safetensors")
+    assert np.array_equal(np.array(acted(policy, spec, 40)), np.array(expected))
+    assert len(np.unique(expected)) > 1
+
+
+def test_nested_observations_and_scaled_actions(tmp_path: Path) -> None:
+    spec = EnvSpec(TiltedEnv)
+    exp = trained(tmp_path, spec)
+    expected = with_opinions(exp, spec, 12)
+    policy = load_policy(exp.run_dir / "ckpts" / "latest" / "policy.safetensors")
+    actions = np.array(acted(policy, spec, 12))  # the env itself checks that they are within its bounds
+    assert actions.shape == (12, 3, 1, 2)
+    assert actions.dtype == np.float64
+    scaled = (actions.reshape(12, 3, 2) - [0.5, 2.0]) / [0.5, 6.0]
+    np.testing.assert_allclose(scaled, np.array(expected), atol=1e-5)
+
+
+def test_a_single_environment_needs_no_axis(tmp_path: Path) -> None:
+    exp = trained(tmp_path, EnvSpec(ShiftedEnv))
+    policy = load_policy(exp.run_dir)
+    many = load_policy(exp.run_dir)
+    env = ShiftedEnv()
+    for _ in range(2):
+        obs, _ = env.reset(seed=1)
+        policy.reset()
+        many.reset(num_envs=2)
+        action, over = policy.act(obs), False
+        actions = many.act(np.stack([obs, obs]))
+        while not over:
+            assert action in (5, 6, 7)
+            assert actions.tolist() == [action, action]
+            obs, reward, terminated, truncated, _ = env.step(action)
+            over = terminated or truncated
+            action = policy.act(obs, reward)
+            actions = many.act(np.stack([obs, obs]), [reward, reward])
+
+
+def test_an_episode_that_begins_forgets_what_was_before(tmp_path: Path) -> None:
+    policy = load_policy(trained(tmp_path, EnvSpec(ShiftedEnv)).run_dir)
+    rng = np.random.default_rng(0)
+    obs = rng.standard_normal((6, 1, 2)).astype(np.float32)
+
+    def probs(start: int, is_first: Any) -> Any:
+        policy.reset(num_envs=1)
+        for i in range(start, 3):
+            policy.act(obs[i], [9.0] if i > start else None)
+        policy.act(obs[3], [9.0] if start < 3 else None, is_first)
+        return policy._hidden
+
+    assert torch.equal(probs(0, [True]), probs(3, None))
+    assert not torch.equal(probs(0, [False]), probs(3, None))
+
+
+def test_gin_is_the_same_before_and_after(tmp_path: Path) -> None:
+    exp = trained(tmp_path, "'CartPole-v1'")
+    gin.bind_parameter("FFTstepEncoder.d_hidden", 77)
+    thing = object()
+    gin.bind_parameter("Actor.d_hidden", thing)  # has no text, and is kept all the same
+    texts = gin.config_str(), gin.operative_config_str()
+    gin.finalize() if not gin.config_is_locked() else None
+    policy = load_policy(exp.run_dir)
+    assert policy.agent.tstep_encoder.state_dict().keys() == exp.policy.tstep_encoder.state_dict().keys()
+    assert (gin.config_str(), gin.operative_config_str()) == texts
+    assert gin.query_parameter("Actor.d_hidden") is thing
+    assert gin.config_is_locked()
+
+
+def test_random_numbers_of_the_process_are_left_alone(tmp_path: Path) -> None:
+    exp = trained(tmp_path, "'CartPole-v1'")
+    state = torch.get_rng_state()
+    load_policy(exp.run_dir)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_best_goes_before_latest_and_every_kind_of_path_works(tmp_path: Path) -> None:
+    exp = trained(tmp_path, "'CartPole-v1'", val_timesteps_per_epoch=60)
+    ckpts = exp.run_dir / "ckpts"
+    marked = load_policy(exp.run_dir)
+    assert marked.info == load_policy(ckpts / "best" / "policy.safetensors").info
+    assert load_policy(ckpts / "training_states" / "tiny_epoch_0").info.epoch == 0
+    assert load_policy(ckpts / "policy_weights" / "policy_epoch_0.safetensors").info.epoch == 0
+    (ckpts / "best" / "policy.safetensors").unlink()
+    assert load_policy(exp.run_dir).info.is_final
+    assert load_policy(ckpts).info.is_final
+
+
+def test_sampling_draws_from_the_policy(tmp_path: Path) -> None:
+    policy = load_policy(trained(tmp_path, EnvSpec(ShiftedEnv)).run_dir, sample=True)
+    policy.reset(num_envs=64)
+    assert len(set(policy.act(np.zeros((64, 2), np.float32)).tolist())) > 1
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    exp = trained(tmp_path, EnvSpec(ShiftedEnv))
+    policy = load_policy(exp.run_dir)
+    policy.reset(num_envs=1)
+    with pytest.raises(ValueError, match=r"shape \(2, 2\), but must have \(1, 2\).*Fix: call reset"):
+        policy.act(np.zeros((2, 2), np.float32))
+    with pytest.raises(ValueError, match=r"no usable 'observation'.*Fix:"):
+        policy.act({"wrong": 1})
+    policy.act(np.zeros((1, 2), np.float32))
+    with pytest.raises(ValueError, match=r"got no rewards.*Fix:"):
+        policy.act(np.zeros((1, 2), np.float32))
+    with pytest.raises(ValueError, match=r"rewards has shape \(3,\).*Fix:"):
+        policy.act(np.zeros((1, 2), np.float32), np.zeros(3))
+    with pytest.raises(FileNotFoundError, match=r"no policy at.*Fix:"):
+        load_policy(tmp_path / "nothing")
+
+
+def changed_header(path: Path, **changes: str | None) -> Path:
+    """A copy of a policy file with other entries in its header; None leaves one out."""
+    with safe_open(path, framework="pt") as file:
+        header = {**file.metadata(), **changes}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    copy = path.with_name("changed.safetensors")
+    save_file(tensors, copy, metadata={k: v for k, v in header.items() if v is not None})
+    return copy
+
+
+def test_files_that_say_too_little_or_are_of_another_format_are_refused(tmp_path: Path) -> None:
+    path = trained(tmp_path, "'CartPole-v1'").run_dir / "ckpts" / "latest" / "policy.safetensors"
+    with pytest.raises(ValueError, match=r"has policy format 99 .*Fix:"):
+        load_policy(changed_header(path, loxodon_format="99"))
+    with pytest.raises(ValueError, match=r"has policy format None .*Fix:"):
+        load_policy(changed_header(path, loxodon_format=None))
+    with pytest.raises(ValueError, match=r"cannot be built: .*NotThere.*Fix: import the modules"):
+        load_policy(changed_header(path, gin="Agent.actor_type = @NotThere"))
+    types = '{"agent_type": "no_such_module:Gone"}'
+    with pytest.raises(ImportError, match=r"'Gone' of the module 'no_such_module'.*Fix:"):
+        load_policy(changed_header(path, gin="", types=types))
+    with pytest.raises(ValueError, match=r"agent_type has no name to import it by. Fix:"):
+        load_policy(changed_header(path, gin="", types="{}"))
+
+
+def test_environments_of_the_config_need_not_be_installed(tmp_path: Path) -> None:
+    path = trained(tmp_path, "'CartPole-v1'").run_dir / "ckpts" / "latest" / "policy.safetensors"
+    with safe_open(path, framework="pt") as file:
+        text = file.metadata()["gin"]
+    text = f"import not_installed_here\n{text}\nnot_installed_here.Env.horizon = 5\n"
+    load_policy(changed_header(path, gin=text + "Experiment.make_train_env = @not_installed_here.Env\n"))
+
+
+@pytest.mark.slow
+def test_another_process_needs_nothing_but_the_file(tmp_path: Path) -> None:
+    exp = trained(tmp_path, "'CartPole-v1'", encoder="TransformerTrajEncoder")
+    path = exp.run_dir / "ckpts" / "latest" / "policy.safetensors"
+    moved = tmp_path / "alone.safetensors"
+    path.rename(moved)
+    code = (
+        "import numpy as np, gymnasium as gym, loxodon.experiment as le\n"
+        f"policy = le.load_policy({str(moved)!r})\n"
+        "env = gym.make('CartPole-v1')\n"
+        "obs, _ = env.reset(seed=0)\n"
+        "print(env.action_space.contains(np.int64(policy.act(obs))))\n"
+    )
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ)
+    assert done.stdout == "True\n"
