@@ -16,8 +16,6 @@ logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # between looks at a dataset that is not ready yet
 _REMIND_S = 30.0
 _SHOW_LOSS_EVERY_S = 0.3
-_AGREE_EVERY_S = 1.0
-_MAX_PERIOD = 1000  # updates
 
 
 def train(exp: Experiment) -> None:
