@@ -1,0 +1,6 @@
+"""Many processes, one run: heartbeats, the learner's lock, and the pace between learner and actors."""
+
+from .heartbeat import ENDED_STATES, STATES, Heartbeat
+from .reading import Beat, StatusReader, read_heartbeats
+
+__all__ = ["ENDED_STATES", "STATES", "Beat", "Heartbeat", "StatusReader", "read_heartbeats"]
