@@ -47,7 +47,7 @@ class Heartbeat:
         self._writer = _Writer(run_dir, role, rank, period_s)
         self.path = self._writer.path
         self._writer.thread.start()
-        self._finalizer = weakref.finalize(self, self._writer.end, "stopped", None)
+        self._finalizer = weakref.finalize(self, self._writer.end)
 
     @property
     def process_id(self) -> str:
@@ -65,16 +65,14 @@ class Heartbeat:
     def put(self, **figures: Any) -> None:
         """Tell new figures; they are written with the next beat. Names are those of `Beat`.
 
-        Known: epoch, env_steps, gradient_steps, policy_version, buffer_files, spaces_digest.
+        Known: epoch, env_steps, gradient_steps, policy_version, buffer, buffer_files, spaces_digest.
         """
         self._writer.figures.update(figures)
 
     def close(self, state: str | None = None, note: str | None = None) -> None:
-        """Write the last state ("stopped" if none is given and none was told); later calls do nothing."""
+        """Write the last state: the given one, else the one told if it is an end, else "stopped"."""
         if self._finalizer.detach() is not None:
-            figures = self._writer.figures
-            has_ended = figures["state"] in ENDED_STATES
-            self._writer.end(state or (figures["state"] if has_ended else "stopped"), note or figures["note"])
+            self._writer.end(state, note)
 
 
 class _Writer:
@@ -105,6 +103,7 @@ class _Writer:
             "env_steps": 0,
             "gradient_steps": 0,
             "policy_version": 0,
+            "buffer": None,
             "buffer_files": None,
             "spaces_digest": None,
         }
@@ -124,11 +123,14 @@ class _Writer:
             self.wake.clear()
         self.write()
 
-    def end(self, state: str, note: str | None) -> None:
-        """Write this state and end the thread; in a forked child, do nothing."""
+    def end(self, state: str | None = None, note: str | None = None) -> None:
+        """Write the last state and end the thread; in a forked child, do nothing."""
         if os.getpid() != self.pid:
             return
-        self.figures.update(state=state, note=_one_line(note))
+        if state is None and self.figures["state"] not in ENDED_STATES:
+            state = "stopped"
+        if state is not None:
+            self.figures.update(state=state, note=_one_line(note))
         self.is_closing = True
         self.closing.set()
         self.wake.set()

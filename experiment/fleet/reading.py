@@ -27,6 +27,7 @@ class Beat:
         state: one of STATES. note: what it waits for, or its last error.
         env_steps: that it collected (with role "both", those of the whole run up to it).
         policy_version: it acts with, or has published.
+        buffer: folder with the trajectories (`.../buffer`). buffer_files: how many it has seen there.
         life: "alive"; "ended" after it said so; "dead" if it went without a word.
         modified: unix seconds, by the clock of the file system.
     """
@@ -47,6 +48,7 @@ class Beat:
     gradient_steps: int
     updates_per_s: float
     policy_version: int
+    buffer: str | None
     buffer_files: int | None
     loxodon: str | None
     spaces_digest: str | None
@@ -160,7 +162,7 @@ def _parse(text: bytes, path: Path, modified: float) -> dict[str, Any] | None:
             **{name: float(raw[name]) for name in ("started", "time")},
             **{name: int(raw.get(name) or 0) for name in _COUNTS},
             **{name: float(raw.get(name) or 0.0) for name in ("env_steps_per_s", "updates_per_s")},
-            **{name: raw.get(name) for name in ("note", "buffer_files", "loxodon", "spaces_digest")},
+            **{name: raw.get(name) for name in _OPTIONAL},
             "machine": str(raw.get("machine")),
             "process_start": raw.get("process_start"),
         }
@@ -172,3 +174,4 @@ def _parse(text: bytes, path: Path, modified: float) -> dict[str, Any] | None:
 
 
 _COUNTS = ("rank", "epoch", "env_steps", "gradient_steps", "policy_version")
+_OPTIONAL = ("note", "buffer", "buffer_files", "loxodon", "spaces_digest")
