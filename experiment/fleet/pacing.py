@@ -26,7 +26,10 @@ _logger = logging.getLogger("loxodon")
 
 def make_membership(exp: Experiment) -> Membership:
     """Nothing is written and nobody is refused before `joining`."""
-    ratio = None if exp.replay_ratio is None else Ratio(exp.replay_ratio, exp.replay_ratio_tolerance)
+    ratio = None
+    if exp.replay_ratio is not None:
+        epoch_updates = exp.train_batches_per_epoch // exp.batches_per_update
+        ratio = Ratio(exp.replay_ratio, exp.replay_ratio_tolerance, epoch_updates)
     fleet = Membership(exp.run_dir, exp.run_name, exp.mode, exp.accelerator.process_index, ratio)
     fleet.steps_count_for = exp.accelerator.num_processes if exp.mode == "both" else 1
     return fleet

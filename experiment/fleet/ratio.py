@@ -1,12 +1,14 @@
 """Gradient updates per collected env step, kept between processes that only share a folder.
 
 Everybody counts for himself: an actor its env steps, the learner its updates; both are published in
-heartbeats and only grow. With U updates and S env steps since training began, ratio R and tolerance e,
+heartbeats and only grow. With U updates and S env steps since training began, ratio R, tolerance e and E
+updates per epoch,
 
-    the learner waits while  U > R S (1 + e),      actors wait while  U < R S (1 - e).
+    the learner waits while  U > R S + e max(R S, E),      actors wait while  U < R S - e max(R S, E).
 
-Both at once would need U > U, so with equal knowledge one of them always goes on. Their knowledge may be
-old, but while both wait, nothing changes, and after one heartbeat it is equal. So there is no deadlock, in
+(Relative to one epoch at first: a share of next to nothing would make them wait for each other after every
+step.) Both at once would need U > U, so with equal knowledge one of them always goes on. Their knowledge may
+be old, but while both wait, nothing changes, and after one heartbeat it is equal. So there is no deadlock, in
 whatever order they start; what may happen is that one waits for processes that are gone, and it says so.
 
 The env steps of an actor are a number that belongs to a random process name, and tallies are merged by taking
@@ -34,19 +36,26 @@ _logger = logging.getLogger("loxodon")
 
 @dataclass(frozen=True)
 class Ratio:
-    """The update-to-data ratio and how far off it may be, as a share of it."""
+    """The update-to-data ratio and how far off it may be.
+
+    tolerance: share of the updates made so far, but at least of epoch_updates.
+    """
 
     value: float
     tolerance: float
+    epoch_updates: int
 
     def updates_allowed(self, env_steps: int, updates: int) -> int:
         """How many more updates may begin; 0 if the learner has to wait."""
-        most = self.value * env_steps * (1 + self.tolerance)
+        due = self.value * env_steps
+        most = due + self.tolerance * max(due, self.epoch_updates)
         return 0 if updates > most else int(most) - updates + 1
 
-    def actors_are_ahead(self, env_steps: int, updates: int) -> bool:
-        """True if actors have to wait."""
-        return updates < self.value * env_steps * (1 - self.tolerance)
+    def env_steps_allowed(self, env_steps: int, updates: int) -> int:
+        """How many more env steps all actors together may take; 0 if they have to wait."""
+        slack = self.tolerance * self.epoch_updates
+        most = max(updates / (1 - self.tolerance), updates + slack) / self.value
+        return 0 if env_steps > most else int(most) - env_steps + 1
 
     def updates_due(self, env_steps: int, updates: int) -> int:
         """Updates that are missing to the ratio itself."""
@@ -192,22 +201,28 @@ class Throttle:
         self.run_dir, self.ratio, self.process_id = run_dir, ratio, process_id
         self.reader = StatusReader(run_dir)
         self.learner: Beat | None = None
+        self.is_waiting = False
 
-    def must_wait(self, own_env_steps: int) -> bool:
-        """True if env steps are far ahead of updates. own_env_steps: of this process.
+    def env_steps_allowed(self, own_env_steps: int) -> int | None:
+        """How many env steps this process may take before the next look; None for any number.
+
+        0 means that env steps are far ahead of updates. What is left is shared by the actors at work, so it
+        does not matter how fast one is between two looks. own_env_steps: of this process.
 
         Before the learner began to count, and after it has finished, nobody waits. A learner that is dead is
         waited for: it will be started again, and has fallen behind enough.
         """
         tally = read_tally(self.run_dir)
         if tally is None or tally.began_at is None:
-            return False
+            return None
         beats = self.reader.read()
         self.learner = next((beat for beat in beats if beat.id == tally.learner), None)
         if self.learner is None or self.learner.state == "finished":
-            return False
+            return None
         tally.take_beats(beats)
         tally.take([(self.process_id, own_env_steps)])
         collected_by_learner = self.learner.env_steps if self.learner.role == "both" else 0
         env_steps = tally.env_steps + collected_by_learner - tally.began_at[0]
-        return self.ratio.actors_are_ahead(env_steps, self.learner.gradient_steps - tally.began_at[1])
+        left = self.ratio.env_steps_allowed(env_steps, self.learner.gradient_steps - tally.began_at[1])
+        others = [b for b in beats if b.role == "actor" and b.is_alive and b.id != self.process_id]
+        return min(left, max(1, left // (1 + len(others))))
