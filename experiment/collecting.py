@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from .fleet import pacing
 from .processes import gather, merge_episodes
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ def collect(exp: Experiment) -> dict[str, float]:
         exp.restart_train_envs(exp.epoch)
     exp.policy.eval()
     loaded = exp.loaded_policy
-    collector.set_policy_version(exp.policy_version if loaded is None else loaded.version)
+    version = exp.policy_version if loaded is None else loaded.version
+    collector.set_policy_version(version)
+    exp.fleet.put(policy_version=version)
+    exp.fleet.state("collecting")
     start_s = time.perf_counter()
     taken = collector.collect(exp.train_timesteps_per_epoch)
     collector.wait()
@@ -33,6 +37,7 @@ def collect(exp: Experiment) -> dict[str, float]:
     exp.env_steps += taken
     metrics = merge_episodes(collector.histories, exp.accelerator).summary("collect")
     collector.histories.clear()
+    metrics |= pacing.actor_figures(exp)
     exp.log({**metrics, "time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s})
     if "collect/return" in metrics:
         exp.view.show(exp.epoch, "collecting", {"return": metrics["collect/return"]})

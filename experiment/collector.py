@@ -72,6 +72,7 @@ class Collector:
         sample: True samples actions, False takes the most likely ones.
         should_stop: asked after each vector step; True ends the call early.
         cast: makes the autocast context of the forward pass.
+        on_env_steps: told the env steps taken, all envs together, after each vector step; it may sleep.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class Collector:
         *,
         should_stop: Callable[[], bool] | None = None,
         cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        on_env_steps: Callable[[int], None] | None = None,
     ) -> None:
         self.envs, self.agent, self.device = envs, agent, device
         self.exploration, self.sink, self.histories, self.sample = exploration, sink, histories, sample
-        self.should_stop, self.cast = should_stop, cast
+        self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
         self.num_envs: int = envs.num_envs
         self._rows = np.arange(self.num_envs)
         self._is_async = hasattr(envs, "step_async")
@@ -218,7 +220,10 @@ class Collector:
         if np.count_nonzero(fresh):  # a third of what any() takes
             self._begin_episodes(state, fresh, obs, rl2s, time_idxs)
         state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs
-        return self.num_envs if ignored is None else int((~ignored).sum())
+        num_taken = self.num_envs if ignored is None else int((~ignored).sum())
+        if self.on_env_steps is not None:
+            self.on_env_steps(num_taken)
+        return num_taken
 
     def _begin_episodes(
         self, state: RolloutState, fresh: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray

@@ -24,6 +24,7 @@ from .collector import Collector, Histories
 from .console import ConsoleView
 from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
+from .fleet import WatchedFile, pacing
 from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
 from .metadata import check_policy, policy_facts
@@ -53,7 +54,9 @@ class Experiment(Settings):
         self.accelerator = building.make_accelerator(self.mixed_precision)
         self.run_seed = building.agree_on_seed(self.seed, self.accelerator)
         self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
+        self.fleet = pacing.make_membership(self)
         self.loaded_policy: PolicyInfo | None = None
+        self.loaded_policy_time_s = 0.0  # unix time of its file
         self.best_score: float | None = None
         self.is_finished = False  # nothing is left to do after the last epoch
         self.last_val_metrics: dict[str, float] = {}
@@ -85,14 +88,15 @@ class Experiment(Settings):
 
     def start(self) -> None:
         """Build everything, in dependency order."""
-        building.seed_process(self)
-        self.init_dsets()
-        self.init_envs()
-        self.init_dloaders()
-        self.init_model()
-        self.init_checkpoints()
-        self.init_logger()
-        restore_if_asked(self)
+        with self.fleet.joining():
+            building.seed_process(self)
+            self.init_dsets()
+            self.init_envs()
+            self.init_dloaders()
+            self.init_model()
+            self.init_checkpoints()
+            self.init_logger()
+            restore_if_asked(self)
         self.view.say(self.summary())
 
     def init_dsets(self) -> None:
@@ -154,6 +158,7 @@ class Experiment(Settings):
             facts=lambda: policy_facts(self),
         )
         self.checkpoints.make_folders(clean=self.mode != "collect")
+        self.latest = WatchedFile(self.checkpoints.latest_path, self.checkpoints.policy_info)
 
     def init_logger(self) -> None:
         """Prepare metric files and store the config."""
@@ -174,7 +179,8 @@ class Experiment(Settings):
 
         On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit(0).
         """
-        return loop.run_epochs(self)
+        with self.fleet.reporting():
+            return loop.run_epochs(self)
 
     def restart_train_envs(self, epoch: int) -> None:
         """Begin fresh episodes in all training environments, seeded by the run's seed and `epoch`."""
@@ -294,19 +300,19 @@ class Experiment(Settings):
         if self.accelerator.is_main_process:
             info = PolicyInfo(self.policy_version, self.epoch, is_final)
             self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
+        self.fleet.put(policy_version=self.policy_version)
 
     def read_latest_policy(self) -> PolicyInfo | None:
         """Load the published weights if they are newer than what was loaded; None if there are none yet.
 
         Raises: ValueError if they are for another environment or of another format.
         """
-        path = self.checkpoints.latest_path
-        info = self.checkpoints.policy_info(path)
+        info, path = self.latest.poll(), self.checkpoints.latest_path
         if info is not None and info != self.loaded_policy:
             check_policy(self, info, path)
             info, weights = read_policy(path)
             fit_weights(self.policy, weights, path)
-            self.loaded_policy = info
+            self.loaded_policy, self.loaded_policy_time_s = info, self.latest.modified_s
         return info
 
     def delete_buffer_from_disk(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from . import resume
 from .console import ConsoleView
+from .fleet import pacing
 from .processes import any_process, explained_loss_of_contact
 from .signals import StopRequest
 from .training import stop_agreed, train
@@ -24,6 +25,7 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
     first = exp.epoch
     if first >= exp.epochs and not collects_only and exp.is_finished:
         logger.info("All %d epochs are done already. Raise Experiment.epochs to go on.", exp.epochs)
+        exp.fleet.end("finished")
         return exp.last_val_metrics
     exp.is_finished = False
     shows = exp.verbose and exp.accelerator.is_main_process
@@ -33,6 +35,7 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
         StopRequest() as exp.stop,
         ConsoleView(shows, None if collects_only else exp.epochs, first) as exp.view,
     ):
+        pacing.begin(exp)
         if exp.mode == "learn":
             exp.write_latest_policy()
         for epoch in itertools.count(first) if collects_only else range(first, exp.epochs):
@@ -44,10 +47,10 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
             if is_final:
                 break
             if not collects_only and exp.epoch < exp.epochs:
+                if exp.always_save_latest or exp.mode == "learn":
+                    exp.write_latest_policy()  # before the checkpoint, which keeps the version
                 if exp.ckpt_interval is not None and exp.epoch % exp.ckpt_interval == 0:
                     exp.save_checkpoint()
-                if exp.always_save_latest or exp.mode == "learn":
-                    exp.write_latest_policy()
         _finish(exp)
     return exp.last_val_metrics
 
@@ -74,6 +77,7 @@ def _run_epoch(exp: Experiment) -> bool:
     learner is done.
     """
     is_final = False
+    pacing.begin_epoch(exp)
     if exp.always_load_latest or exp.mode == "collect":
         exp.accelerator.wait_for_everyone()  # the main process may still be writing it
         is_final = any_process(_follow_latest(exp), exp.accelerator)
@@ -122,6 +126,7 @@ def _follow_latest(exp: Experiment) -> bool:
 def _stop(exp: Experiment) -> None:
     """Store what there is, say how to go on, and exit."""
     name = exp.stop.signal_name or "a signal to another process"
+    exp.fleet.ending = "stopped", f"by {name}"
     if exp.mode == "collect":
         exp.close()
         line = (
@@ -146,6 +151,7 @@ def _finish(exp: Experiment) -> None:
     if exp.collector is not None:
         exp.collector.flush()
     if exp.mode == "collect":
+        exp.fleet.end("finished")
         return
     if exp.evaluate_at_end and exp.val_timesteps_per_epoch > 0:
         exp.evaluate_val()
@@ -155,3 +161,4 @@ def _finish(exp: Experiment) -> None:
     exp.save_checkpoint()
     if exp.always_save_latest or exp.mode == "learn":
         exp.write_latest_policy(is_final=True)
+    exp.fleet.end("finished")

@@ -66,6 +66,11 @@ class Settings:
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
         artifact_store: where checkpoints and the best policy go too, such as FolderStore; None for nowhere.
         restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
+        replay_ratio: gradient updates per collected env step, all collecting processes together; None for
+            whatever comes. Learner and actors wait for each other when they are further off than
+            replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
+            sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
+            training may begin.
     """
 
     run_name: str
@@ -134,3 +139,5 @@ class Settings:
     keep_every_epochs: int | None = None
     artifact_store: Callable[[], ArtifactStore] | None = None
     restore_from: str | None = None
+    replay_ratio: float | None = None
+    replay_ratio_tolerance: float = 0.1
