@@ -1,0 +1,1 @@
+"""Many processes, one run: supervised actors, launchers, heartbeats."""
