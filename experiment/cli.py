@@ -45,22 +45,25 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(CONFIG_ERROR)
 
 
-def main(argv: Sequence[str] | None = None, *, pool: MakePool | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None, *, pool: MakePool | None = None, program: str | None = None
+) -> int:
     """Run what the command line asks for; returns the exit status, 2 for a wrong config.
 
     Args:
         argv: its words; None for those that this program was started with.
         pool: makes what runs the actors of `--actors`; None for processes on this machine.
+        program: what to write before the words in a command for the user; None for this script.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    args = _parse(words)
+    args = parse(words)
     leash.attach()
-    program = commands.this_program() if argv is None else commands.library_program()
-    pool = pool or functools.partial(local_pool, program=program)
+    own_program = commands.this_program() if argv is None else commands.library_program()
+    pool = pool or functools.partial(local_pool, program=own_program)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     logging.getLogger("loxodon").setLevel(logging.INFO)
     try:
-        config = load_config(args.config, _overrides(args))
+        config = load_config(args.config, overrides(args))
         for warning in config.warnings:
             _say(f"warning: {warning}", error=True)
         if args.print_config or args.check:
@@ -68,7 +71,7 @@ def main(argv: Sequence[str] | None = None, *, pool: MakePool | None = None) -> 
         if args.check:
             _say(_built(dry_run, config))
         if not (args.check or args.print_config):
-            return _run(config, args, words, pool)
+            return _run(config, args, words, pool, program)
     except ConfigError as error:
         _say(f"config error: {error}", error=True)
         return CONFIG_ERROR
@@ -78,7 +81,7 @@ def main(argv: Sequence[str] | None = None, *, pool: MakePool | None = None) -> 
     return 0
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog=_program(),
         description="Run a gin-configured experiment.",
@@ -119,7 +122,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
+def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Overrides, then options, which win; each with the text to show in errors."""
     found = [(text, text) for text in args.overrides]
     if args.mode is not None:
@@ -175,7 +178,13 @@ def _start(config: LoadedConfig, resumes: bool) -> Experiment:
     return exp
 
 
-def _run(config: LoadedConfig, args: argparse.Namespace, words: Sequence[str], pool: MakePool) -> int:
+def _run(
+    config: LoadedConfig,
+    args: argparse.Namespace,
+    words: Sequence[str],
+    pool: MakePool,
+    program: str | None,
+) -> int:
     """Build, resume if asked, train, and say what came out."""
     exp: Experiment = _built(lambda loaded: _start(loaded, args.resume), config)
     if args.actors is not None and exp.accelerator.is_main_process:
@@ -193,11 +202,11 @@ def _run(config: LoadedConfig, args: argparse.Namespace, words: Sequence[str], p
         raise
     exp.close()
     if exp.accelerator.is_main_process:
-        _say(closing_words(exp, metrics, words))
+        _say(closing_words(exp, metrics, words, program or _program()))
     return 0
 
 
-def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str]) -> str:
+def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
     """Final figures, the run folder and commands to try next."""
     lines = []
     for name, value in metrics.items():
@@ -215,8 +224,8 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str]) 
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
         lines += [
-            "try another seed    " + _command([*fresh, "--seed", str(seed), "--run-name", name]),
-            "train it further    " + _command([*kept, "--resume", *_longer(exp)]),
+            "try another seed    " + _command(program, [*fresh, "--seed", str(seed), "--run-name", name]),
+            "train it further    " + _command(program, [*kept, "--resume", *_longer(exp)]),
         ]
     return "\n".join(lines)
 
@@ -231,8 +240,8 @@ def _program() -> str:
     return sys.argv[0] if sys.argv[0].endswith(".py") else "examples/run.py"
 
 
-def _command(words: Sequence[str]) -> str:
-    return f"python {_program()} {shlex.join(words)}"
+def _command(program: str, words: Sequence[str]) -> str:
+    return f"python {program} {shlex.join(words)}"
 
 
 def _say(text: str, *, error: bool = False) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -42,3 +44,21 @@ def supervise(exp: Experiment, command: Sequence[str], num_processes: int, name:
         may_start=lambda: exp.epoch >= exp.start_collecting_at_epoch,
         name=name,
     )
+
+
+def elsewhere(exp: Experiment, words: Sequence[str], num_actors: int) -> AbstractContextManager[Any]:
+    """Actors that something else starts and ends."""
+    return contextlib.nullcontext()
+
+
+def ray_pool(
+    exp: Experiment, words: Sequence[str], num_actors: int, *, options: Sequence[str]
+) -> ActorSupervisor:
+    """Actors on a Ray cluster, kept there by a process of its own.
+
+    So the learner itself imports nothing of Ray, whose threads and a learner that forks would not go together.
+    options: for ray_pool.py.
+    """
+    own = ["--log-folder", str((exp.run_dir / "logs" / "actors").absolute()), "--actors", str(num_actors)]
+    module = [sys.executable, "-m", f"{__package__}.ray_pool"]
+    return supervise(exp, [*module, *options, *own, "--", *actor_words(words, exp)], 1, "ray_pool")
