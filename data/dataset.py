@@ -102,6 +102,11 @@ class RLDataset(ABC):
         return True
 
     @property
+    def newest_time_s(self) -> float | None:
+        """Unix time of the newest trajectory, as of the last refresh; None if that is not known."""
+        return None
+
+    @property
     def takes_priorities(self) -> bool:
         """True if windows are drawn by priorities, which `update_priorities` sets."""
         return False

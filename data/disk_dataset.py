@@ -144,6 +144,10 @@ class DiskTrajDataset(RLDataset):
         self._require_buffer()
         return len(self._store.files)
 
+    @property
+    def newest_time_s(self) -> float | None:
+        return max((file.unix_time for file in self._store.fifo.files.values()), default=None)
+
     def refresh(self) -> None:
         """List the folders again; files that were opened and are gone are let go of."""
         self._require_buffer()
@@ -200,19 +204,18 @@ class DiskTrajDataset(RLDataset):
         self.refresh()
         store = self._store
         store.measure_sizes()
-        num_deleted = 0
+        doomed: list[TrajectoryFile] = []
         if self.has_edit_rights:
             self._take_lock()
             doomed = self._beyond_limits()
             store.delete(doomed)
-            num_deleted = len(doomed)
             store.fifo.remove_stale_temporaries()
         store.check_broken_share()
         return {
             "fifo_files": float(len(store.fifo.files)),
             "protected_files": float(len(store.protected.files)),
             "total_files": float(self.num_files),
-            "deleted_files": float(num_deleted),
+            "deleted_files": float(len(doomed)),
             "disk_gb": store.sizes.total / 1e9,
             **self.metrics(),
         }

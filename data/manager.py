@@ -1,4 +1,4 @@
-"""One managing process per dataset folder: a lock that dies with its process, and a note of who holds it."""
+"""One process per folder and office: a lock that dies with its process, and a note of who holds it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,29 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
-LOCK_NAME, NOTE_NAME = "manager.lock", "manager.json"
 _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _logger = logging.getLogger("loxodon")
+
+
+@dataclass(frozen=True)
+class Office:
+    """What a lock is for: its files are `<name>.lock` and `<name>.json`.
+
+    The error says "<holder> <does> <folder> already: <why>. Fix: <mend>".
+    """
+
+    name: str
+    does: str
+    why: str
+    mend: str
+
+
+MANAGER = Office(
+    "manager",
+    "manages",
+    "it deletes old trajectories there, and only one process at a time may",
+    "end that process, or set Experiment.has_dset_edit_rights = False in this one.",
+)
 
 
 @dataclass
@@ -32,32 +52,33 @@ class _Held:
     num_users: int = 0
 
 
-_held: dict[str, _Held] = {}  # by folder; a second descriptor of one lock file would end the lock on closing
+_held: dict[Path, _Held] = {}  # by lock file; closing a second descriptor of one would end the lock
 _has_warned = False
 
 
-class ManagerLock:
-    """The right to delete and move the files of one folder, for as long as this object lives.
+class FolderLock:
+    """An office that one process at a time has in a folder, for as long as this object lives.
 
     A process may take it several times. Forked children do not inherit it. The kernel gives it back when the
     process ends, however that happens.
 
     Args:
-        folder: existing folder; `manager.lock` and `manager.json` (pid, host, run and time) appear in it.
+        folder: existing folder; the lock and a note (pid, host, run and time) appear in it.
         run_name: what to call this process in the note.
+        office: names of the two files, and what to say.
 
     Raises:
         ValueError: If another process has it; the text names that process.
         OSError: If the lock file cannot be opened.
     """
 
-    def __init__(self, folder: Path, run_name: str) -> None:
-        key = str(folder.resolve())
+    def __init__(self, folder: Path, run_name: str, office: Office) -> None:
+        key = folder.resolve() / f"{office.name}.lock"
         held = _held.get(key)
         if held is None or held.pid != os.getpid():
-            held = _held[key] = _Held(_acquire(folder), os.getpid())
+            held = _held[key] = _Held(_acquire(folder, office), os.getpid())
             if held.descriptor is not None:
-                _write_note(folder, run_name)
+                _write_note(folder / f"{office.name}.json", run_name)
         held.num_users += 1
         self._finalizer = weakref.finalize(self, _let_go, key, held)
 
@@ -66,30 +87,36 @@ class ManagerLock:
         self._finalizer()
 
 
-def _acquire(folder: Path) -> int | None:
+class ManagerLock(FolderLock):
+    """The right to delete and move the trajectories of one folder; see FolderLock."""
+
+    def __init__(self, folder: Path, run_name: str) -> None:
+        super().__init__(folder, run_name, MANAGER)
+
+
+def _acquire(folder: Path, office: Office) -> int | None:
     """Lock the folder and return the descriptor that holds the lock, or None if there are no locks."""
     if fcntl is None:
-        _warn_without_locks(folder)
+        _warn_without_locks(folder, office)
         return None
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(folder / f"{office.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
         if error.errno in _NOT_SUPPORTED:
-            _warn_without_locks(folder)
+            _warn_without_locks(folder, office)
             return None
         if error.errno in (errno.EACCES, errno.EAGAIN):
+            holder = _describe_holder(folder / f"{office.name}.json")
             raise ValueError(
-                f"{_describe_holder(folder)} manages {folder} already: it deletes old trajectories there, "
-                "and only one process at a time may. Fix: end that process, or set "
-                "Experiment.has_dset_edit_rights = False in this one."
+                f"{holder} {office.does} {folder} already: {office.why}. Fix: {office.mend}"
             ) from None
         raise
     return descriptor
 
 
-def _let_go(key: str, held: _Held) -> None:
+def _let_go(key: Path, held: _Held) -> None:
     """Release the lock if its last user is gone; a forked child has nothing to release."""
     if held.pid != os.getpid():
         return
@@ -100,37 +127,38 @@ def _let_go(key: str, held: _Held) -> None:
         del _held[key]
     if held.descriptor is not None:
         with contextlib.suppress(OSError):  # the folder may be gone
-            Path(key, NOTE_NAME).unlink()
+            key.with_suffix(".json").unlink()
         os.close(held.descriptor)
 
 
-def _write_note(folder: Path, run_name: str) -> None:
+def _write_note(path: Path, run_name: str) -> None:
     note = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "run_name": run_name,
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    temporary = folder / f"{NOTE_NAME}.tmp"
+    temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / NOTE_NAME)
+    temporary.replace(path)
 
 
-def _describe_holder(folder: Path) -> str:
+def _describe_holder(path: Path) -> str:
     """Say who holds the lock, as far as the note tells."""
     try:
-        note = json.loads((folder / NOTE_NAME).read_text(encoding="utf-8"))
+        note = json.loads(path.read_text(encoding="utf-8"))
         return f"Process {note['pid']} on {note['host']} (run {note['run_name']!r}, since {note['since']})"
     except (OSError, ValueError, KeyError, TypeError):  # being written at this moment, or removed by somebody
         return "Another process"
 
 
-def _warn_without_locks(folder: Path) -> None:
+def _warn_without_locks(folder: Path, office: Office) -> None:
     global _has_warned  # noqa: PLW0603 - once per process, whatever the number of datasets
     if not _has_warned:
         _logger.warning(
-            "The file system of %s has no locks, so nothing stops a second process from managing it. "
-            "Fix: give edit rights (Experiment.has_dset_edit_rights) to one process only.",
+            "The file system of %s has no locks, so nothing stops a second process that %s the same. "
+            "Fix: start one such process only (Experiment.has_dset_edit_rights, Experiment.mode).",
             folder,
+            office.does,
         )
     _has_warned = True

@@ -228,6 +228,7 @@ def _make_collector(
         exp.sample_actions,
         should_stop=lambda: exp.stop.requested(),  # noqa: PLW0108 - learn() puts another object there
         cast=exp.caster,
+        on_env_steps=exp.fleet.on_env_steps,
     )
 
 
@@ -326,3 +327,4 @@ def close(exp: Experiment) -> None:
             envs.close()
     exp.train_envs = exp.val_envs = None
     exp.metric_logger.close()
+    exp.fleet.leave()

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from . import building
+from .fleet import pacing
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -24,7 +25,10 @@ def collect(exp: Experiment) -> dict[str, float]:
         exp.restart_train_envs(exp.epoch)
     exp.policy.eval()
     loaded = exp.loaded_policy
-    collector.set_policy_version(exp.policy_version if loaded is None else loaded.version)
+    version = exp.policy_version if loaded is None else loaded.version
+    collector.set_policy_version(version)
+    exp.fleet.put(policy_version=version)
+    exp.fleet.state("collecting")
     start_s = time.perf_counter()
     taken = collector.collect(exp.train_timesteps_per_epoch)
     collector.wait()
@@ -32,6 +36,7 @@ def collect(exp: Experiment) -> dict[str, float]:
     exp.env_steps += taken * exp.accelerator.num_processes
     metrics = building.average_over_processes(collector.histories.summary("collect"), exp.accelerator)
     collector.histories.clear()
+    metrics |= pacing.actor_figures(exp)
     exp.log({**metrics, "time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s})
     if "collect/return" in metrics:
         exp.view.show(exp.epoch, "collecting", {"return": metrics["collect/return"]})

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from ..agents import BaseAgent
-from ..envs import ExplorationWrapper, ReturnHistory, SpecialMetricHistory
+from ..envs import ExplorationWrapper, ReturnHistory, SpecialMetricHistory, is_text
 from .sink import Arrays, Sink
 
 
@@ -72,6 +72,7 @@ class Collector:
         sample: True samples actions, False takes the most likely ones.
         should_stop: asked after each vector step; True ends the call early.
         cast: makes the autocast context of the forward pass.
+        on_env_steps: told the env steps taken, all envs together, after each vector step; it may sleep.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class Collector:
         *,
         should_stop: Callable[[], bool] | None = None,
         cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        on_env_steps: Callable[[int], None] | None = None,
     ) -> None:
         self.envs, self.agent, self.device = envs, agent, device
         self.exploration, self.sink, self.histories, self.sample = exploration, sink, histories, sample
-        self.should_stop, self.cast = should_stop, cast
+        self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
         self.num_envs: int = envs.num_envs
         self._rows = np.arange(self.num_envs)
         self._is_async = hasattr(envs, "step_async")
@@ -98,6 +100,8 @@ class Collector:
         self.action_dim = (
             int(space.n) if isinstance(space, spaces.Discrete) else int((space.shape or (0,))[0])
         )
+        # Neither tensors nor files of plain arrays can hold texts.
+        self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
         self.state: RolloutState | None = None
 
     def restart(self, seed: int | None) -> None:
@@ -108,7 +112,7 @@ class Collector:
         self.histories.returns.restart()
         obs, _ = self.envs.reset(seed=seed)
         self.state = RolloutState(
-            obs=_numbers(obs),
+            obs=self._numbers(obs),
             rl2s=np.zeros((self.num_envs, 1 + self.action_dim), dtype=np.float32),
             time_idxs=np.zeros((self.num_envs, 1), dtype=np.int64),
             env_names=list(self.envs.env_names),
@@ -203,7 +207,7 @@ class Collector:
         obs, rewards, terminated, truncated, infos = (
             self.envs.step_wait() if self._is_async else self.envs.step(actions)
         )
-        obs, ended, ignored = _numbers(obs), terminated | truncated, infos.get("_ignore")
+        obs, ended, ignored = self._numbers(obs), terminated | truncated, infos.get("_ignore")
         fresh = ended if ignored is None else ended | ignored
         self._count(rewards, ended, ignored, state.env_names, infos, quota)
         # New arrays every step: the hidden state may still refer to the previous ones.
@@ -216,7 +220,10 @@ class Collector:
         if np.count_nonzero(fresh):  # a third of what any() takes
             self._begin_episodes(state, fresh, obs, rl2s, time_idxs)
         state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs
-        return self.num_envs if ignored is None else int((~ignored).sum())
+        num_taken = self.num_envs if ignored is None else int((~ignored).sum())
+        if self.on_env_steps is not None:
+            self.on_env_steps(num_taken)
+        return num_taken
 
     def _begin_episodes(
         self, state: RolloutState, fresh: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray
@@ -230,6 +237,10 @@ class Collector:
             self.exploration.on_episode_end(fresh)
         if self.sink is not None:
             self.sink.begin(np.flatnonzero(fresh), obs, rl2s, time_idxs, state.env_names)
+
+    def _numbers(self, obs: Arrays) -> Arrays:
+        """The observations without texts."""
+        return obs if len(obs) == len(self._keys) else {key: obs[key] for key in self._keys}
 
     def _rl2s(self, rewards: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """(N, 1+A) float32: rewards, then actions, discrete ones as one-hot."""
@@ -284,13 +295,6 @@ def episode_shares(episodes: int, num_envs: int) -> np.ndarray:
     shares = np.full(num_envs, episodes // num_envs, dtype=np.int64)
     shares[: episodes % num_envs] += 1
     return shares
-
-
-def _numbers(obs: Arrays) -> Arrays:
-    """The observations without texts, which neither tensors nor files of plain arrays can hold."""
-    if any(value.dtype.hasobject for value in obs.values()):
-        return {key: value for key, value in obs.items() if not value.dtype.hasobject}
-    return obs
 
 
 def _true_next_obs(obs: Arrays, infos: dict[str, Any], ended: np.ndarray) -> Arrays:

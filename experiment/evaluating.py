@@ -61,6 +61,7 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     """Evaluate, log, and keep the best policy; see Experiment.evaluate_val."""
     if exp.val_envs is None:
         exp.val_envs = building.make_envs(exp, exp.make_val_env)
+    exp.fleet.state("evaluating")
     start_s = time.perf_counter()
     seed = building.stream_seed(exp, "val", exp.epoch)
     metrics = exp.evaluator.evaluate(exp.val_envs, exp.val_timesteps_per_epoch, seed=seed)

@@ -21,6 +21,7 @@ from .checkpoints import CheckpointManager, PolicyInfo, load_weights
 from .collector import Collector, Histories
 from .console import ConsoleView
 from .evaluator import Evaluator
+from .fleet import WatchedFile, pacing
 from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
 from .overlap import OverlappedCollector
@@ -47,7 +48,9 @@ class Experiment(Settings):
         self.accelerator = building.make_accelerator(self.mixed_precision)
         self.run_seed = building.agree_on_seed(self.seed, self.accelerator)
         self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
+        self.fleet = pacing.make_membership(self)
         self.loaded_policy: PolicyInfo | None = None
+        self.loaded_policy_time_s = 0.0  # unix time of its file
         self.best_score: float | None = None
         self.last_val_metrics: dict[str, float] = {}
         self.stop = StopRequest()
@@ -77,13 +80,14 @@ class Experiment(Settings):
 
     def start(self) -> None:
         """Build everything, in dependency order."""
-        building.seed_process(self)
-        self.init_dsets()
-        self.init_envs()
-        self.init_dloaders()
-        self.init_model()
-        self.init_checkpoints()
-        self.init_logger()
+        with self.fleet.joining():
+            building.seed_process(self)
+            self.init_dsets()
+            self.init_envs()
+            self.init_dloaders()
+            self.init_model()
+            self.init_checkpoints()
+            self.init_logger()
         self.view.say(self.summary())
 
     def init_dsets(self) -> None:
@@ -144,6 +148,7 @@ class Experiment(Settings):
             num_ranks=self.accelerator.num_processes,
         )
         self.checkpoints.make_folders(clean=self.mode != "collect")
+        self.latest = WatchedFile(self.checkpoints.latest_path, self.checkpoints.policy_info)
 
     def init_logger(self) -> None:
         """Prepare metric files and store the config."""
@@ -163,7 +168,8 @@ class Experiment(Settings):
 
         On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit(0).
         """
-        return loop.run_epochs(self)
+        with self.fleet.reporting():
+            return loop.run_epochs(self)
 
     def restart_train_envs(self, epoch: int) -> None:
         """Begin fresh episodes in all training environments, seeded by the run's seed and `epoch`."""
@@ -283,13 +289,14 @@ class Experiment(Settings):
         if self.accelerator.is_main_process:
             info = PolicyInfo(self.policy_version, self.epoch, is_final)
             self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
+        self.fleet.put(policy_version=self.policy_version)
 
     def read_latest_policy(self) -> PolicyInfo | None:
         """Load the published weights if they are newer than what was loaded; None if there are none yet."""
-        info = self.checkpoints.policy_info(self.checkpoints.latest_path)
+        info = self.latest.poll()
         if info is not None and info != self.loaded_policy:
             load_weights(self.policy, self.checkpoints.latest_path)
-            self.loaded_policy = info
+            self.loaded_policy, self.loaded_policy_time_s = info, self.latest.modified_s
         return info
 
     def delete_buffer_from_disk(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import resume
 from .console import ConsoleView
+from .fleet import pacing
 from .signals import StopRequest
 from .training import stop_agreed, train
 
@@ -24,6 +25,7 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
     first = exp.epoch
     if first >= exp.epochs and not collects_only:
         logger.info("All %d epochs are done already. Raise Experiment.epochs to go on.", exp.epochs)
+        exp.fleet.end("finished")
         return exp.last_val_metrics
     shows = exp.verbose and exp.accelerator.is_main_process
     _begin_new_run(exp)
@@ -32,6 +34,7 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
         ConsoleView(shows, None if collects_only else exp.epochs, first) as exp.view,
         contextlib.ExitStack() as stack,
     ):
+        pacing.begin(exp)
         if exp.mode == "learn":
             exp.write_latest_policy()
         if exp.actors is not None:
@@ -45,10 +48,10 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
             if is_final:
                 break
             if not collects_only and exp.epoch < exp.epochs:
+                if exp.always_save_latest or exp.mode == "learn":
+                    exp.write_latest_policy()  # before the checkpoint, which keeps the version
                 if exp.ckpt_interval is not None and exp.epoch % exp.ckpt_interval == 0:
                     exp.save_checkpoint()
-                if exp.always_save_latest or exp.mode == "learn":
-                    exp.write_latest_policy()
         _finish(exp)
     return exp.last_val_metrics
 
@@ -76,6 +79,7 @@ def _run_epoch(exp: Experiment) -> bool:
     learner is done.
     """
     is_final = False
+    pacing.begin_epoch(exp)
     if exp.always_load_latest or exp.mode == "collect":
         is_final = _follow_latest(exp)
     if exp.val_timesteps_per_epoch > 0 and exp.val_interval is not None and exp.epoch % exp.val_interval == 0:
@@ -123,6 +127,7 @@ def _follow_latest(exp: Experiment) -> bool:
 def _stop(exp: Experiment) -> None:
     """Store what there is, say how to go on, and exit."""
     name = exp.stop.signal_name or "a signal to another process"
+    exp.fleet.ending = "stopped", f"by {name}"
     if exp.mode == "collect":
         exp.close()
         line = (
@@ -144,9 +149,11 @@ def _finish(exp: Experiment) -> None:
     if exp.collector is not None:
         exp.collector.flush()
     if exp.mode == "collect":
+        exp.fleet.end("finished")
         return
     if exp.evaluate_at_end and exp.val_timesteps_per_epoch > 0:
         exp.evaluate_val()
     exp.save_checkpoint()
     if exp.always_save_latest or exp.mode == "learn":
         exp.write_latest_policy(is_final=True)
+    exp.fleet.end("finished")

@@ -29,6 +29,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "best_score": exp.best_score,
             "dataset": exp.dataset.state_dict(),
             "logs": exp.metric_logger.state_dict(),
+            "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
         },
         rank_tensors=torch_rng_state(),
         rank_values={
@@ -83,6 +84,8 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     exp.accelerator.wait_for_everyone()
     exp.dataset.load_state_dict(shared["dataset"])
     exp.metric_logger.load_state_dict(shared["logs"])
+    if exp.fleet.ledger is not None and shared.get("fleet") is not None:
+        exp.fleet.ledger.load_state_dict(shared["fleet"])
     if exp.run_seed != int(shared["seed"]):
         exp.run_seed = int(shared["seed"])
         exp.init_dloaders()

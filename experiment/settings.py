@@ -62,6 +62,10 @@ class Settings:
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
         async_env_workers: worker processes of "async" envs; None for one per CPU core.
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
+        replay_ratio: gradient updates per collected env step, all collecting processes together; None for
+            whatever comes. Learner and actors wait for each other when they are further off than
+            replay_ratio_tolerance, a share of the ratio. In mode "both" it sets the number of updates of each
+            epoch instead of train_batches_per_epoch. Counting begins when training may begin.
     """
 
     run_name: str
@@ -127,3 +131,5 @@ class Settings:
     overlap_sampling: bool = True
     async_env_workers: int | None = None
     compile_acting: bool = False
+    replay_ratio: float | None = None
+    replay_ratio_tolerance: float = 0.1

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .fleet import pacing
+
 if TYPE_CHECKING:
     from .experiment import Experiment
 
@@ -25,9 +27,12 @@ def train(exp: Experiment) -> None:
         return
     if not _await_data(exp):
         return
+    exp.fleet.state("learning")
+    if not (num_batches := pacing.plan_batches(exp)):
+        return
     exp.policy.train()
-    start_s = time.perf_counter()
-    sums, num_updates = _run_updates(exp)
+    start_s, lag = time.perf_counter(), pacing.PolicyLag(exp.policy_version)
+    sums, num_updates = _run_updates(exp, num_batches, lag)
     if not num_updates:
         return
     means = {name: float(total) / num_updates for name, total in sums.items()}
@@ -35,7 +40,8 @@ def train(exp: Experiment) -> None:
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
     losses = {f"train/{name}": value for name, value in means.items()}
     sampling = {f"dataset/{name}": value for name, value in exp.loader.metrics().items()}
-    exp.log({**losses, "train/updates": num_updates, **speed, **sampling})
+    pace = {**lag.figures(), **pacing.ratio_figures(exp)}
+    exp.log({**losses, "train/updates": num_updates, **pace, **speed, **sampling})
     exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
     if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16":
         raise ValueError(
@@ -46,22 +52,26 @@ def train(exp: Experiment) -> None:
         )
 
 
-def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
+def _run_updates(exp: Experiment, num_batches: int, lag: pacing.PolicyLag) -> tuple[dict[str, Any], int]:
     """The updates of one epoch; returns the sums of their losses (scalar tensors) and their number."""
     sums: dict[str, Any] = {"loss": 0.0, "actor_loss": 0.0, "critic_loss": 0.0}
     num_updates, micro_batches = 0, []
     shown_s = time.perf_counter()
-    last = exp.train_batches_per_epoch - 1
+    last = num_batches - 1
     # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
     seen = exp.epoch * exp.train_batches_per_epoch
-    for i, batch in enumerate(exp.loader.epoch(exp.epoch, exp.train_batches_per_epoch)):
+    for i, batch in enumerate(exp.loader.epoch(exp.epoch, num_batches)):
         micro_batches.append(batch)
+        lag.add(batch)
         if len(micro_batches) < exp.batches_per_update and i < last:
             continue
+        if not pacing.await_actors(exp, stop_agreed):
+            break
         logs = any((seen + i - j) % exp.log_interval == 0 for j in range(len(micro_batches)))
         metrics = exp.train_step(micro_batches, with_metrics=logs)
         micro_batches = []
         num_updates += 1
+        exp.fleet.put(gradient_steps=exp.learner.gradient_steps)
         sums = {name: total + metrics[name] for name, total in sums.items()}
         if logs:
             exp.log(metrics, "train-update")
@@ -75,7 +85,11 @@ def _run_updates(exp: Experiment) -> tuple[dict[str, Any], int]:
 
 def _log_dataset(exp: Experiment) -> None:
     exp.accelerator.wait_for_everyone()
-    exp.log(exp.dataset.on_end_of_collection(), "dataset")
+    figures = exp.dataset.on_end_of_collection()
+    exp.fleet.put(buffer_files=figures.get("total_files"))
+    if exp.mode == "learn" and (newest_s := exp.dataset.newest_time_s) is not None:
+        figures["newest_age_s"] = max(0.0, time.time() - newest_s)
+    exp.log(figures, "dataset")
     exp.accelerator.wait_for_everyone()
 
 
@@ -89,6 +103,7 @@ def _await_data(exp: Experiment) -> bool:
             return False
         if stop_agreed(exp):
             return False
+        exp.fleet.state("waiting", "for trajectories to train on")
         if time.monotonic() - reminded_s > _REMIND_S:
             reminded_s = time.monotonic()
             exp.view.say(

@@ -63,6 +63,7 @@ def check_settings(experiment: Experiment) -> None:
         value = getattr(experiment, name)
         if value is not None:
             _check_number(name, value, "None or a whole number of at least 1", 1, whole=True)
+    _check_ratio(experiment)
     if experiment.traj_save_len < experiment.max_seq_len:
         raise ValueError(
             f"Experiment.traj_save_len is {experiment.traj_save_len:g}, shorter than max_seq_len = "
@@ -73,6 +74,19 @@ def check_settings(experiment: Experiment) -> None:
         raise ValueError(
             f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters "
             "without '/'. Fix: set Experiment.run_name = 'my-run'."
+        )
+
+
+def _check_ratio(experiment: Experiment) -> None:
+    ratio, tolerance = experiment.replay_ratio, experiment.replay_ratio_tolerance
+    if ratio is not None:
+        _check_number("replay_ratio", ratio, "None or a number above 0", 1e-300, whole=False)
+    allowed = "a number of at least 0 and below 1"
+    _check_number("replay_ratio_tolerance", tolerance, allowed, 0, whole=False)
+    if tolerance >= 1:
+        raise ValueError(
+            f"Experiment.replay_ratio_tolerance is {tolerance!r}, but must be {allowed}: it is a share of "
+            "replay_ratio. Fix: set Experiment.replay_ratio_tolerance, e.g. 0.1."
         )
 
 
