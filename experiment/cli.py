@@ -17,7 +17,7 @@ from .dry_run import dry_run
 from .experiment import Experiment
 from .fleet import commands, leash
 from .fleet.commands import without
-from .fleet.pools import MakePool, local_pool
+from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
 from .gin_check.errors import near_matches
 from .gin_check.presets import preset_names
 from .plots import can_plot, plot_run
@@ -153,9 +153,11 @@ def _built(build: Any, config: LoadedConfig) -> Any:
         raise mistake from None
 
 
-def _start(config: LoadedConfig, resumes: bool) -> Experiment:
+def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     """Build the experiment, after a look at its run folder: what to resume must be there."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    if has_actors:
+        keep_pace_of_preset(exp)
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.mode == "collect":
         if resumes:
@@ -186,7 +188,7 @@ def _run(
     program: str | None,
 ) -> int:
     """Build, resume if asked, train, and say what came out."""
-    exp: Experiment = _built(lambda loaded: _start(loaded, args.resume), config)
+    exp: Experiment = _built(lambda loaded: _start(loaded, args.resume, args.actors is not None), config)
     if args.actors is not None and exp.accelerator.is_main_process:
         exp.actors = pool(exp, words, args.actors)
     try:

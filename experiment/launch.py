@@ -23,7 +23,7 @@ from .config import load_config
 from .experiment import Experiment
 from .fleet.commands import actor_words
 from .fleet.extras import require
-from .fleet.pools import ray_pool
+from .fleet.pools import keep_pace_of_preset, ray_pool
 from .fleet.slurm import SlurmOptions, submit
 
 
@@ -81,6 +81,7 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
         return cli.CONFIG_ERROR
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
+    keep_pace_of_preset(exp)
     pairs: list[tuple[str, Any]] = [tuple(text.split("=", 1)) for text in args.slurm_set]  # type: ignore[misc]
     options = SlurmOptions(
         cluster=args.slurm_cluster,

@@ -61,6 +61,7 @@ def actor_words(words: Sequence[str], run: Settings, *, num_per_machine: int = 1
         num_per_machine: how many actors share a machine.
     """
     own: dict[str, Any] = {"val_interval": None, "evaluate_at_end": False, "start_collecting_at_epoch": 0}
+    own["replay_ratio"] = run.replay_ratio
     kept = without(words, "--actors", "--mode", "--resume", "Experiment.mode", *_named(own))
     defaults: dict[str, Any] = {"torch_threads": 1}
     if run.async_env_workers is None and num_per_machine > 1:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import gin
+
+from . import pacing
 from .commands import actor_environment, actor_words
 from .supervisor import ActorSupervisor
 
@@ -17,6 +20,36 @@ if TYPE_CHECKING:
 
 # (experiment, words of its command line, number of actors) -> context in which the actors run
 MakePool = Callable[["Experiment", Sequence[str], int], AbstractContextManager[Any]]
+
+
+def keep_pace_of_preset(exp: Experiment) -> None:
+    """Unless the config sets replay_ratio: as many updates per env step as an epoch of mode "both" has.
+
+    So a preset learns the same with actors, however fast they are. Without a phase of both in one epoch
+    (start_collecting_at_epoch) there is nothing to compare.
+
+    Raises: ValueError if an epoch collects nothing.
+    """
+    env_steps = exp.parallel_actors * exp.train_timesteps_per_epoch * exp.accelerator.num_processes
+    if not env_steps:
+        raise ValueError(
+            "Experiment.train_timesteps_per_epoch is 0, so actors would collect nothing. "
+            "Fix: set it to a positive number, or leave out --actors."
+        )
+    updates = exp.train_batches_per_epoch // exp.batches_per_update
+    if _is_bound("Experiment.replay_ratio") or not updates or exp.start_collecting_at_epoch:
+        return
+    exp.replay_ratio = updates / env_steps
+    exp.fleet = pacing.make_membership(exp)
+
+
+def _is_bound(name: str) -> bool:
+    """Whether the config sets this parameter, be it to None."""
+    try:
+        gin.query_parameter(name)
+    except ValueError:
+        return False
+    return True
 
 
 def local_pool(

@@ -55,7 +55,7 @@ def test_check_with_actors_builds_as_usual(tiny: Any, capsys: pytest.CaptureFixt
 
 
 def settings(**changes: Any) -> Any:
-    return SimpleNamespace(**{"async_env_workers": None, **changes})
+    return SimpleNamespace(**{"async_env_workers": None, "replay_ratio": None, **changes})
 
 
 def test_an_actor_gets_the_words_of_its_learner() -> None:
@@ -68,6 +68,7 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
         "Experiment.val_interval=None",
         "Experiment.evaluate_at_end=False",
         "Experiment.start_collecting_at_epoch=0",
+        "Experiment.replay_ratio=None",
         "Experiment.torch_threads=1",
     ]
 
