@@ -24,6 +24,7 @@ ENDED_STATES = ("stopped", "failed", "finished")
 ROLES = ("both", "learner", "actor")
 STATUS_FOLDER = "status"
 FORMAT = 1
+PERIOD_S = 2.0  # between two writes
 _RATE_OVER_S = 10.0  # speeds are means over this long
 _MIN_GAP_S = 0.05  # between two writes, however often the state changes
 _CLOSE_TIMEOUT_S = 5.0  # a file system that hangs must not keep a finished process
@@ -43,7 +44,7 @@ class Heartbeat:
         period_s: between two writes.
     """
 
-    def __init__(self, run_dir: Path, role: str, *, rank: int = 0, period_s: float = 2.0) -> None:
+    def __init__(self, run_dir: Path, role: str, *, rank: int = 0, period_s: float = PERIOD_S) -> None:
         self._writer = _Writer(run_dir, role, rank, period_s)
         self.path = self._writer.path
         self._writer.thread.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...data.manager import FolderLock, Office
-from .heartbeat import Heartbeat
+from .heartbeat import PERIOD_S, Heartbeat
 from .ratio import Ledger, Ratio, Throttle
 
 LEARNER = Office(
@@ -21,7 +21,7 @@ LEARNER = Office(
     "end that process, or choose another name with --run-name (Experiment.run_name); --mode collect "
     "processes may be as many as you like.",
 )
-PERIOD_S, CONTROL_PERIOD_S = 2.0, 0.4  # of heartbeats; the second where others steer by them
+CONTROL_PERIOD_S = 0.4  # of heartbeats that others steer by
 LOOK_EVERY_S = 0.5  # between an actor's looks at the learner
 POLL_S = 0.1  # while it waits
 _logger = logging.getLogger("loxodon")

@@ -86,11 +86,14 @@ class StatusReader:
 
     Args:
         run_dir: folder of the run.
+
+    Attributes:
+        machine: name of this machine, as in `Beat.machine`.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = Path(run_dir) / STATUS_FOLDER
-        self._machine = machine_id()
+        self.machine = machine_id()
         self._seen: dict[str, _Seen] = {}
 
     def read(self) -> list[Beat]:
@@ -122,7 +125,7 @@ class StatusReader:
     def _life(self, fields: dict[str, Any], seen: _Seen, newest: float, now_s: float) -> str:
         if fields["state"] in ENDED_STATES:
             return "ended"
-        if fields["machine"] == self._machine:
+        if fields["machine"] == self.machine:
             start = process_start(fields["pid"])
             return "alive" if start is not None and start == fields["process_start"] else "dead"
         if seen.changed_s is not None:

@@ -1,0 +1,207 @@
+"""What is known of a run from its folder alone: its processes, totals, trajectories and checkpoints."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...data.files import parse_name
+from .ratio import Tally, read_tally
+from .reading import Beat, StatusReader
+
+_FOLDERS = ("ckpts", "status", "buffer", "logs")
+_DISPUTED_S = 24 * 3600.0  # a process of another machine that was silent for longer is not waited for
+_COLUMNS = (
+    *("role", "host", "pid", "state", "since", "epoch"),
+    *("steps", "steps/s", "updates/s", "policy", "behind"),
+)
+_NUM_LEFT = 4  # columns of words; the others are numbers
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Trajectories on disk. newest_s: unix seconds in the newest file's name; None without files."""
+
+    folder: Path
+    num_fifo: int
+    num_protected: int
+    num_bytes: int
+    newest_s: float | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run at one moment. env_steps: of all processes that ever collected for it."""
+
+    run_dir: Path
+    beats: Sequence[Beat]
+    env_steps: int
+    learner: Beat | None
+    replay_ratio: float | None
+    buffer: Buffer
+    checkpoint_epochs: Sequence[int]
+
+    @property
+    def num_alive(self) -> int:
+        """Processes at work."""
+        return sum(beat.is_alive for beat in self.beats)
+
+    def behind(self, beat: Beat) -> int | None:
+        """How many policy versions an actor at work is behind; None for others."""
+        if beat.role != "actor" or self.learner is None or not beat.is_alive:
+            return None
+        return max(0, self.learner.policy_version - beat.policy_version)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, for programs."""
+        now, buffer = time.time(), self.buffer
+        hidden = ("path", "machine", "process_start", "modified")
+        return {
+            "run_dir": str(self.run_dir),
+            "time": now,
+            "alive": self.num_alive,
+            "env_steps": self.env_steps,
+            "env_steps_per_s": sum(beat.env_steps_per_s for beat in self.beats if beat.is_alive),
+            "gradient_steps": 0 if self.learner is None else self.learner.gradient_steps,
+            "policy_version": None if self.learner is None else self.learner.policy_version,
+            "replay_ratio": self.replay_ratio,
+            "processes": [
+                {
+                    **{name: value for name, value in vars(beat).items() if name not in hidden},
+                    "versions_behind": self.behind(beat),
+                }
+                for beat in self.beats
+            ],
+            "buffer": {
+                "folder": str(buffer.folder),
+                "fifo_files": buffer.num_fifo,
+                "protected_files": buffer.num_protected,
+                "bytes": buffer.num_bytes,
+                "newest_age_s": None if buffer.newest_s is None else now - buffer.newest_s,
+            },
+            "checkpoint_epochs": list(self.checkpoint_epochs),
+        }
+
+    def as_text(self) -> str:
+        """A table and some lines, for people."""
+        now, facts = time.time(), self.as_json()
+        rows = [_COLUMNS, *(_row(beat, self.behind(beat), now) for beat in self.beats)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+        lines = [f"run {self.run_dir}: {self.num_alive} of {len(self.beats)} processes at work"]
+        for i, row in enumerate(rows):
+            left = [text.ljust(width) for text, width in zip(row[:_NUM_LEFT], widths, strict=False)]
+            right = [text.rjust(w) for text, w in zip(row[_NUM_LEFT:], widths[_NUM_LEFT:], strict=True)]
+            lines.append("  ".join([*left, *right]).rstrip())
+            if i and (note := self.beats[i - 1].note):
+                lines.append(f"    {note}")
+        buffer, ratio = facts["buffer"], self.replay_ratio
+        newest = buffer["newest_age_s"]
+        epochs = self.checkpoint_epochs
+        texts = {
+            "env steps": f"{self.env_steps:,} ({facts['env_steps_per_s']:,.0f}/s)",
+            "updates": f"{facts['gradient_steps']:,}"
+            + ("" if ratio is None else f", {ratio:.4g} per env step since training began"),
+            "buffer": f"{buffer['fifo_files']:,} + {buffer['protected_files']:,} protected files, "
+            f"{buffer['bytes'] / 1e6:,.1f} MB in {buffer['folder']}",
+            "newest": "no trajectory" if newest is None else f"trajectory is {_duration(newest)} old",
+            "checkpoints": f"epochs {', '.join(map(str, epochs[-8:]))}" if epochs else "none",
+        }
+        return "\n".join([*lines, *(f"{name:>11}  {text}" for name, text in texts.items())])
+
+
+def overview(run_dir: Path, reader: StatusReader | None = None) -> Overview:
+    """Look at a run.
+
+    Args:
+        run_dir: its folder.
+        reader: of earlier looks, if there were any: it knows whose heartbeat goes on.
+
+    Raises:
+        FileNotFoundError: If the folder is missing or no run's.
+    """
+    if not any((run_dir / name).is_dir() for name in _FOLDERS):
+        what = "holds no run" if run_dir.is_dir() else "does not exist"
+        raise FileNotFoundError(
+            f"{run_dir} {what}: a run's folder has {', '.join(f'{name}/' for name in _FOLDERS)}. "
+            "Fix: give <ckpt_base_dir>/<run_name>."
+        )
+    beats = (reader or StatusReader(run_dir)).read()
+    tally = read_tally(run_dir) or Tally()
+    tally.take_beats(beats)
+    learners = [beat for beat in beats if beat.role != "actor" and beat.rank == 0]
+    named = [beat for beat in learners if beat.id == tally.learner] or learners[-1:]
+    learner = named[0] if named else None
+    both_steps = learner.env_steps if learner is not None and learner.role == "both" else 0
+    env_steps, ratio = tally.env_steps + both_steps, None
+    if tally.began_at is not None and learner is not None and env_steps > tally.began_at[0]:
+        ratio = (learner.gradient_steps - tally.began_at[1]) / (env_steps - tally.began_at[0])
+    folders = [Path(beat.buffer) for beat in beats if beat.buffer]
+    folder = next((path for path in reversed(folders) if path.is_dir()), run_dir / "buffer")
+    return Overview(run_dir, beats, env_steps, learner, ratio, _look_at(folder), _epochs(run_dir))
+
+
+def are_disputed(beats: Sequence[Beat]) -> bool:
+    """True if a process of another machine looks dead by clocks alone, which may be wrong."""
+    own = StatusReader(Path()).machine
+    now = time.time()
+    return any(b.life == "dead" and b.machine != own and now - b.modified < _DISPUTED_S for b in beats)
+
+
+def _look_at(folder: Path) -> Buffer:
+    counts, num_bytes, newest = {"fifo": 0, "protected": 0}, 0, None
+    for part in counts:
+        try:
+            with os.scandir(folder / part) as entries:
+                for entry in entries:
+                    name = parse_name(entry.name)
+                    if name is None:
+                        continue
+                    counts[part] += 1
+                    newest = max(newest or name.unix_time, name.unix_time)
+                    try:
+                        num_bytes += entry.stat().st_size
+                    except OSError:  # deleted at this moment
+                        continue
+        except OSError:  # not there, or not ours to read
+            continue
+    return Buffer(folder, counts["fifo"], counts["protected"], num_bytes, newest)
+
+
+def _epochs(run_dir: Path) -> list[int]:
+    """Epochs with a complete checkpoint, ascending."""
+    found = []
+    for marker in (run_dir / "ckpts" / "training_states").glob("*_epoch_*/COMPLETE"):
+        number = marker.parent.name.rpartition("_epoch_")[2]
+        found += [int(number)] if number.isdigit() else []
+    return sorted(found)
+
+
+def _row(beat: Beat, behind: int | None, now: float) -> tuple[str, ...]:
+    learns, collects = beat.role != "actor", beat.role != "learner"
+    is_alive = beat.is_alive
+    return (
+        beat.role if beat.rank == 0 else f"{beat.role} {beat.rank}",
+        beat.host,
+        str(beat.pid),
+        beat.state if beat.life != "dead" else "dead",
+        _duration(now - beat.started if is_alive else now - beat.modified) + ("" if is_alive else " ago"),
+        str(beat.epoch),
+        f"{beat.env_steps:,}" if collects else "",
+        f"{beat.env_steps_per_s:,.0f}" if collects and is_alive else "",
+        f"{beat.updates_per_s:,.1f}" if learns and is_alive else "",
+        str(beat.policy_version),
+        "" if behind is None else str(behind),
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Two figures are enough: 12 s, 3 min, 5.1 h, 2.0 d."""
+    seconds = max(0.0, seconds)
+    for limit, unit, name in ((100.0, 1.0, "s"), (6000.0, 60.0, "min"), (48 * 3600.0, 3600.0, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.1f} h" if name == "h" else f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86400.0:.1f} d"

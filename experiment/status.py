@@ -1,0 +1,62 @@
+"""`python -m loxodon.experiment.status RUN_DIR`: who works on a run, how fast, and what there is of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .fleet.heartbeat import PERIOD_S
+from .fleet.overview import Overview, are_disputed, overview
+from .fleet.reading import StatusReader
+
+NO_RUN, NOBODY = 2, 3
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the status of a run; returns the exit status: 2 if it is no run, 3 if nobody is at work."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loxodon.experiment.status",
+        description="Who works on a run, how fast, and what there is of it.",
+        epilog="Exit status: 0 if a process is at work, 3 if none is, 2 if the folder holds no run.",
+    )
+    parser.add_argument("run_dir", type=Path, help="<ckpt_base_dir>/<run_name>")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object (with --watch: one per line)"
+    )
+    parser.add_argument("--watch", action="store_true", help="look again every two seconds until Ctrl-C")
+    args = parser.parse_args(argv)
+    run_dir = args.run_dir.expanduser()
+    reader = StatusReader(run_dir)
+    try:
+        view = overview(run_dir, reader)
+        if are_disputed(view.beats):  # clocks of other machines may be wrong; a second heartbeat is not
+            time.sleep(2 * PERIOD_S + 1)
+            view = overview(run_dir, reader)
+        _show(view, as_json=args.json, clears=False)
+        while args.watch:
+            time.sleep(PERIOD_S)
+            view = overview(run_dir, reader)
+            _show(view, as_json=args.json, clears=sys.stdout.isatty())
+    except FileNotFoundError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return NO_RUN
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # `| head` has seen enough
+        sys.stderr.close()
+    return 0 if view.num_alive else NOBODY
+
+
+def _show(view: Overview, *, as_json: bool, clears: bool) -> None:
+    text = json.dumps(view.as_json()) if as_json else view.as_text()
+    sys.stdout.write((_CLEAR if clears and not as_json else "") + text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
