@@ -82,6 +82,7 @@ def main(
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The options of these words; ends the process if they are wrong."""
     parser = _Parser(
         prog=_program(),
         description="Run a gin-configured experiment.",

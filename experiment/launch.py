@@ -1,4 +1,4 @@
-"""Start a learner and its actors: python -m loxodon.experiment.launch --backend slurm --actors 8 --config x.gin.
+"""Start learner and actors: python -m loxodon.experiment.launch --backend slurm --actors 8 --config x.gin.
 
   local  processes on this machine; the same as examples/run.py --actors N
   slurm  one job for the learner and an array of jobs for the actors, through submitit
@@ -19,7 +19,7 @@ from typing import Any
 import gin
 
 from . import cli
-from .config import load_config
+from .config import ConfigError, load_config
 from .experiment import Experiment
 from .fleet.commands import actor_words
 from .fleet.extras import require
@@ -58,14 +58,31 @@ def _parser() -> argparse.ArgumentParser:
     add("--backend", choices=("local", "slurm", "ray"), default="local", help="where the processes run")
     add("--actors", type=int, required=True, metavar="N", help="number of actor processes")
     add("--slurm-partition", metavar="NAME", help="default: the cluster's")
-    add("--slurm-minutes", type=int, default=24 * 60, metavar="N", help="time limit per job; queued again after it")
+    add(
+        "--slurm-minutes",
+        type=int,
+        default=24 * 60,
+        metavar="N",
+        help="time limit per job; queued again after it",
+    )
     add("--slurm-learner-gpus", type=int, default=1, metavar="N")
     add("--slurm-actor-gpus", type=int, default=0, metavar="N")
     add("--slurm-learner-cpus", type=int, default=8, metavar="N")
     add("--slurm-actor-cpus", type=int, default=1, metavar="N")
-    add("--slurm-set", action="append", default=[], metavar="NAME=VALUE", help="e.g. slurm_account=lab; repeatable")
+    add(
+        "--slurm-set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="e.g. slurm_account=lab; repeatable",
+    )
     add("--slurm-cluster", choices=("slurm", "local"), default="slurm", help="local: try it on this machine")
-    add("--ray-address", default="auto", metavar="HOST:PORT", help="auto: the running cluster; local: a new one here")
+    add(
+        "--ray-address",
+        default="auto",
+        metavar="HOST:PORT",
+        help="auto: the running cluster; local: a new one here",
+    )
     add("--ray-cpus", type=float, default=1.0, metavar="N", help="CPUs per actor")
     add("--ray-gpus", type=float, default=0.0, metavar="N", help="GPUs per actor")
     return parser
@@ -76,13 +93,13 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
     parsed = cli.parse(words)
     try:
         load_config(parsed.config, cli.overrides(parsed))
-    except cli.ConfigError as error:
+    except ConfigError as error:
         sys.stderr.write(f"config error: {error}\n")
         return cli.CONFIG_ERROR
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
     keep_pace_of_preset(exp)
-    pairs: list[tuple[str, Any]] = [tuple(text.split("=", 1)) for text in args.slurm_set]  # type: ignore[misc]
+    pairs: list[tuple[str, Any]] = [tuple(text.split("=", 1)) for text in args.slurm_set]
     options = SlurmOptions(
         cluster=args.slurm_cluster,
         partition=args.slurm_partition,

@@ -76,7 +76,7 @@ def _named(settings: Iterable[str]) -> list[str]:
 
 
 def actor_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an actor: leashed, unbuffered, with one BLAS thread, and no rank of its learner's."""
+    """The environment of an actor: leashed, unbuffered, one BLAS thread, and no rank of its learner's."""
     kept = {
         name: value
         for name, value in environment.items()

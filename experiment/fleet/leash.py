@@ -1,7 +1,7 @@
 """A leash: processes that end when the one that started them is gone, however it ended.
 
-The starting process keeps the writing end of a pipe whose reading end is the standard input of its children.
-The kernel closes it with the process, also after kill -9, and the children read an end of file. This works on
+The starting process keeps the writing end of a pipe whose reading end is its children's standard input. The
+kernel closes it with the process, also after kill -9, and the children read an end of file. This works on
 every POSIX system; Linux's parent-death signal would also fire when merely the starting *thread* ends.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +59,8 @@ class Membership:
         self._lock: FolderLock | None = None
         self._heartbeat: Heartbeat | None = None
         self._throttle: Throttle | None = None
-        self._look_at_s = 0.0
+        self.warm_up, self.slack = math.inf, 0  # of an actor; see Throttle
+        self._look_at_s = self._look_at_steps = 0.0
         self._has_said = False
 
     @contextlib.contextmanager
@@ -125,7 +127,8 @@ class Membership:
         if self._heartbeat is None:
             return
         self._heartbeat.put(env_steps=self.env_steps)
-        if self._throttle is not None and time.monotonic() >= self._look_at_s:
+        is_time = time.monotonic() >= self._look_at_s or self.env_steps >= self._look_at_steps
+        if self._throttle is not None and is_time:
             self._await_learner(self._throttle)
 
     def _await_learner(self, throttle: Throttle) -> None:
@@ -137,6 +140,7 @@ class Membership:
                 time.sleep(POLL_S)
         end_s = time.monotonic()
         self._look_at_s = end_s + LOOK_EVERY_S
+        self._look_at_steps = self.env_steps + max(throttle.room, 0.0)
         if end_s - start_s >= LOOK_EVERY_S:
             self.waited_s += end_s - start_s
             self.state("collecting")
@@ -158,7 +162,9 @@ class Membership:
         heartbeat = Heartbeat(self.run_dir, self.role, rank=self.rank, period_s=period_s)
         if self.role == "actor":
             if self.ratio is not None:
-                self._throttle = Throttle(self.run_dir, self.ratio, heartbeat.process_id)
+                self._throttle = Throttle(
+                    self.run_dir, self.ratio, heartbeat.process_id, warm_up=self.warm_up, slack=self.slack
+                )
         elif self.rank == 0:
             self.ledger = Ledger(self.run_dir, self.ratio, heartbeat.process_id)
         return heartbeat

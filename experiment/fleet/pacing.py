@@ -29,6 +29,8 @@ def make_membership(exp: Experiment) -> Membership:
     ratio = None if exp.replay_ratio is None else Ratio(exp.replay_ratio, exp.replay_ratio_tolerance)
     fleet = Membership(exp.run_dir, exp.run_name, exp.mode, exp.accelerator.process_index, ratio)
     fleet.steps_count_for = exp.accelerator.num_processes if exp.mode == "both" else 1
+    fleet.slack = exp.parallel_actors * exp.train_timesteps_per_epoch  # as far as mode "both" is ahead
+    fleet.warm_up = fleet.slack * (exp.start_learning_at_epoch + 1)
     return fleet
 
 
@@ -72,6 +74,13 @@ def count(exp: Experiment) -> int:
         exp.env_steps = max(exp.env_steps, counted)
         return counted
     return exp.env_steps + counted
+
+
+def is_warm(exp: Experiment) -> bool:
+    """Whether actors have collected as much as mode "both" has when it begins to train."""
+    if exp.replay_ratio is None:
+        return True
+    return _from_main(exp, lambda: _main_is_warm(exp))
 
 
 def plan_batches(exp: Experiment) -> int:
@@ -178,6 +187,12 @@ def _allowance(exp: Experiment) -> int:
     assert ledger is not None
     assert ledger.ratio is not None
     return ledger.ratio.updates_allowed(*ledger.since_began(count(exp), exp.learner.gradient_steps))
+
+
+def _main_is_warm(exp: Experiment) -> bool:
+    ledger = exp.fleet.ledger
+    assert ledger is not None
+    return ledger.tally.began_at is not None or count(exp) - ledger.counted_before >= exp.fleet.warm_up
 
 
 def _begin_training(exp: Experiment) -> int:

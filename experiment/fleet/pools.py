@@ -60,7 +60,9 @@ def local_pool(
     return supervise(exp, command, num_actors)
 
 
-def supervise(exp: Experiment, command: Sequence[str], num_processes: int, name: str = "actor") -> ActorSupervisor:
+def supervise(
+    exp: Experiment, command: Sequence[str], num_processes: int, name: str = "actor"
+) -> ActorSupervisor:
     """Processes that live and end with `exp.learn()`, and end it when none of them can go on."""
 
     def end_run() -> None:
@@ -89,7 +91,7 @@ def ray_pool(
 ) -> ActorSupervisor:
     """Actors on a Ray cluster, kept there by a process of its own.
 
-    So the learner itself imports nothing of Ray, whose threads and a learner that forks would not go together.
+    So the learner imports nothing of Ray, whose threads and a learner that forks would not go together.
     options: for ray_pool.py.
     """
     own = ["--log-folder", str((exp.run_dir / "logs" / "actors").absolute()), "--actors", str(num_actors)]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ from typing import Any
 from .heartbeat import STATUS_FOLDER
 from .reading import TOTALS_NAME, Beat, StatusReader
 
+NOT_ENOUGH_DATA = "for trajectories to train on"  # note of a learner that cannot begin
 FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are folded into the totals
 _logger = logging.getLogger("loxodon")
 
@@ -47,6 +49,11 @@ class Ratio:
     def actors_are_ahead(self, env_steps: int, updates: int) -> bool:
         """True if actors have to wait."""
         return updates < self.value * env_steps * (1 - self.tolerance)
+
+    def most_env_steps(self, updates: int) -> float:
+        """Env steps beyond which actors have to wait."""
+        share = self.value * (1 - self.tolerance)
+        return updates / share if share > 0 else math.inf
 
     def updates_due(self, env_steps: int, updates: int) -> int:
         """Updates that are missing to the ratio itself."""
@@ -114,13 +121,14 @@ class Ledger:
         self.ratio, self.run_dir = ratio, run_dir
         self.reader, self.tally = StatusReader(run_dir), Tally(process_id)
         self.beats: list[Beat] = []
+        self.counted_before = 0  # env steps of the time before this learner
         self._is_written = True
 
     def begin(self) -> None:
         """Take over what earlier learners counted and become the learner that actors look at."""
         if (earlier := read_tally(self.run_dir)) is not None:
             self.tally.take(earlier.counts.items())
-        self.count()
+        self.counted_before = self.count()
         self.write()
 
     def count(self) -> int:
@@ -186,9 +194,17 @@ class Throttle:
         run_dir: folder of the run.
         ratio: as the learner's.
         process_id: name of this process.
+        warm_up: env steps that all actors of this time take before training begins.
+        slack: env steps that they may be ahead beyond the tolerance, which is little in the beginning.
+
+    Attributes:
+        room: env steps that this actor may take before it has to look again.
     """
 
-    def __init__(self, run_dir: Path, ratio: Ratio, process_id: str) -> None:
+    def __init__(
+        self, run_dir: Path, ratio: Ratio, process_id: str, *, warm_up: float = math.inf, slack: int = 0
+    ) -> None:
+        self.warm_up, self.slack, self.room = warm_up, slack, math.inf
         self.run_dir, self.ratio, self.process_id = run_dir, ratio, process_id
         self.reader = StatusReader(run_dir)
         self.learner: Beat | None = None
@@ -196,18 +212,29 @@ class Throttle:
     def must_wait(self, own_env_steps: int) -> bool:
         """True if env steps are far ahead of updates. own_env_steps: of this process.
 
-        Before the learner began to count, and after it has finished, nobody waits. A learner that is dead is
+        Before training, actors wait once they have taken `warm_up` steps, unless the learner lacks data all
+        the same. Before there is a learner, and after it has finished, nobody waits. A learner that is dead is
         waited for: it will be started again, and has fallen behind enough.
         """
-        tally = read_tally(self.run_dir)
-        if tally is None or tally.began_at is None:
+        tally, self.room = read_tally(self.run_dir), math.inf
+        if tally is None:
             return False
         beats = self.reader.read()
         self.learner = next((beat for beat in beats if beat.id == tally.learner), None)
         if self.learner is None or self.learner.state == "finished":
             return False
+        living = [beat for beat in beats if beat.role == "actor" and beat.is_alive]
+        others = [beat for beat in living if beat.id != self.process_id]
+        if tally.began_at is None:
+            if self.learner.note == NOT_ENOUGH_DATA:
+                return False
+            taken = own_env_steps + sum(beat.env_steps for beat in others)
+            self.room = (self.warm_up - taken) / (1 + len(others))
+            return self.room <= 0
         tally.take_beats(beats)
         tally.take([(self.process_id, own_env_steps)])
         collected_by_learner = self.learner.env_steps if self.learner.role == "both" else 0
         env_steps = tally.env_steps + collected_by_learner - tally.began_at[0]
-        return self.ratio.actors_are_ahead(env_steps, self.learner.gradient_steps - tally.began_at[1])
+        most = self.ratio.most_env_steps(self.learner.gradient_steps - tally.began_at[1]) + self.slack
+        self.room = (most - env_steps) / (1 + len(others))
+        return env_steps > most

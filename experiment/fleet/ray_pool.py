@@ -91,7 +91,11 @@ def keep(args: argparse.Namespace) -> int:
     """Keep the actors until this process is told to end; returns its exit status."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read when Ray is imported or a local cluster begins
     ray = require("ray", "ray")
-    ray.init(address=args.address, log_to_driver=False, include_dashboard=False if args.address == "local" else None)
+    ray.init(
+        address=args.address,
+        log_to_driver=False,
+        include_dashboard=False if args.address == "local" else None,
+    )
     remote = ray.remote(Host).options(
         num_cpus=args.cpus_per_actor, num_gpus=args.gpus_per_actor, max_restarts=-1, max_task_retries=0
     )

@@ -13,7 +13,6 @@ from typing import Any
 from ..checkpoints import CheckpointManager
 from .extras import require
 
-
 PROGRAM = "-m loxodon.experiment.launch --backend slurm"
 
 
@@ -41,8 +40,8 @@ class SlurmOptions:
 class Job:
     """What a job runs: the command line of the library, with these words.
 
-    Slurm's warning before a job is preempted or runs into its time limit ends it as SIGTERM would; the learner
-    saves a checkpoint, and the job, queued again, goes on from there.
+    Slurm's warning before a job is preempted or runs into its time limit ends it as SIGTERM would; the
+    learner saves a checkpoint, and the job, queued again, goes on from there.
 
     Attributes:
         words: arguments; of an actor or a learner.

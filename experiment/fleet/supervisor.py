@@ -1,8 +1,8 @@
 """Actors beside the learner: started, watched, restarted and ended.
 
-A thread of the learner's process looks after them. The other way round, a parent that watches the learner too,
-would have to pass on signals, exit statuses and the terminal, and would be one more process that can die; here
-the learner is the process that was started, and everything that ends it ends the actors (see leash.py).
+A thread of the learner's process looks after them. The other way round, a parent that watches the learner
+too, would have to pass on signals, exit statuses and the terminal, and would be one more process that can
+die; here the learner is the process that was started, and what ends it ends the actors (see leash.py).
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class ActorSupervisor:
                 for actor in self._actors:
                     self._look_after(actor)
         except OSError as error:  # a full disk, or a program that is gone
-            self._fail(f"An actor could not be started: {error}. Fix: make sure that {self.command[0]} can run.")
+            self._fail(
+                f"An actor could not be started: {error}. Fix: make sure that {self.command[0]} can run."
+            )
 
     def _look_after(self, actor: _Actor) -> None:
         if actor.is_given_up:
@@ -195,8 +197,8 @@ class ActorSupervisor:
             return
         times = "once" if status == CONFIG_ERROR else f"{actor.num_failures} times in a row"
         self._fail(
-            f"No actor is left: {death}, {times} before {self.patience.healthy_s:g} s. The end of {actor.log}:"
-            f"\n{_tail(actor.log, actor.log_start)}\n"
+            f"No actor is left: {death}, {times} before {self.patience.healthy_s:g} s. "
+            f"The end of {actor.log}:\n{_tail(actor.log, actor.log_start)}\n"
             "Fix: mend what the log says, then run the same command with --resume."
         )
 

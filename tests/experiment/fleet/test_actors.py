@@ -28,7 +28,10 @@ LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.
     ("words", "part"),
     [
         (["--actors", "0"], "--actors is 0, but must be at least 1. Fix: e.g. --actors 2."),
-        (["--actors", "2", "--mode", "collect"], "does not go with --mode collect. Fix: leave one of the two"),
+        (
+            ["--actors", "2", "--mode", "collect"],
+            "does not go with --mode collect. Fix: leave one of the two",
+        ),
         (["--actors", "2", "--mode", "both"], "does not go with --mode both. Fix: leave one of the two out"),
         (["--actors", "two"], "invalid int value: 'two'. Fix: "),
     ],
@@ -59,7 +62,19 @@ def settings(**changes: Any) -> Any:
 
 
 def test_an_actor_gets_the_words_of_its_learner() -> None:
-    words = ["--config", "a.gin", "A.b=1", "--actors=4", "--resume", "--seed", "3", "--mode", "learn", "--run-name", "x"]
+    words = [
+        "--config",
+        "a.gin",
+        "A.b=1",
+        "--actors=4",
+        "--resume",
+        "--seed",
+        "3",
+        "--mode",
+        "learn",
+        "--run-name",
+        "x",
+    ]
     words += ["Experiment.val_interval=5", "Experiment.mode=learn"]
     made = actor_words(words, settings())
     assert made[:8] == ["--config", "a.gin", "A.b=1", "--seed", "3", "--run-name", "x", "--mode"]
@@ -148,7 +163,9 @@ def test_a_killed_actor_comes_back_and_a_stopped_learner_leaves_nobody(tiny: Any
         assert "Stopped by SIGTERM in epoch" in output()
     assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_1.log").read_text()
     first = [tiny.records(name)[0]["collect/return"] for name in tiny.actors() if tiny.records(name)]
-    assert len({str(tiny.records(name)[:5]) for name in tiny.actors()}) == len(first) == 3  # each its own luck
+    assert (
+        len({str(tiny.records(name)[:5]) for name in tiny.actors()}) == len(first) == 3
+    )  # each its own luck
 
 
 @pytest.mark.slow
@@ -181,7 +198,9 @@ def test_actors_that_cannot_work_end_the_run_with_their_error(tiny: Any) -> None
         "    def __init__(self, *args):\n        raise ValueError('no luck today. Fix: none')\n"
     )
     Path("tiny.gin").write_text(
-        "import broken\n" + Path("tiny.gin").read_text() + "Experiment.exploration_wrapper_type = @BrokenNoise\n"
+        "import broken\n"
+        + Path("tiny.gin").read_text()
+        + "Experiment.exploration_wrapper_type = @BrokenNoise\n"
     )
     os.environ["PYTHONPATH"] = f"{Path.cwd()}:{(before := os.environ.get('PYTHONPATH', ''))}"
     try:

@@ -56,7 +56,9 @@ def test_an_optional_package_that_is_broken_itself_is_not_called_missing(
 @pytest.mark.slow
 def test_nothing_optional_is_imported_unless_used(tmp_path: Path) -> None:
     code = "import sys, loxodon.experiment.launch; print({'ray', 'submitit'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert done.stdout == "set()\n"
 
 
@@ -96,7 +98,9 @@ def test_what_is_asked_of_slurm(tmp_path: Path) -> None:
         made.append(FakeExecutor(**settings))
         return made[0]
 
-    options = SlurmOptions(partition="fast", minutes=30, learner_gpus=2, actor_cpus=3, more={"slurm_account": "lab"})
+    options = SlurmOptions(
+        partition="fast", minutes=30, learner_gpus=2, actor_cpus=3, more={"slurm_account": "lab"}
+    )
     jobs = submit(["--actors", "2"], ["--mode", "collect"], 2, tmp_path / "run", options, make)
     assert [job.job_id for job in jobs] == [1, 2, 3]
     (learner, for_learner), (actor, for_actor), _ = made[0].jobs
@@ -120,7 +124,10 @@ def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> Non
     again = learner.checkpoint().function
     assert again.words == ["--actors", "1", "--resume"]
     assert again.checkpoint().function.words == ["--actors", "1", "--resume"]
-    assert Job(["--mode", "collect"], run_dir, tmp_path, None).checkpoint().function.words == ["--mode", "collect"]
+    assert Job(["--mode", "collect"], run_dir, tmp_path, None).checkpoint().function.words == [
+        "--mode",
+        "collect",
+    ]
 
 
 @pytest.mark.slow
@@ -128,7 +135,10 @@ def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> Non
 def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--backend", "slurm", "--slurm-cluster", "local", "--slurm-learner-gpus", "0", *WORDS]
     done = subprocess.run(
-        [sys.executable, "-m", "loxodon.experiment.launch", *words], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "loxodon.experiment.launch", *words],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = re.fullmatch(
         r"learner  job (\d+)\nactors   jobs (\d+) (\d+)\nlogs     runs/tiny/logs/slurm/<job>/\n"
