@@ -19,7 +19,7 @@ GRACE_S = 10.0  # from being asked to end to being killed
 
 
 class Leash:
-    """The starting process's side. Children get `read_end` as standard input and ENV_NAME in their environment.
+    """The starting process's side. Children get `read_end` as standard input and ENV_NAME as a variable.
 
     Forked workers of this process (which would otherwise keep the pipe open after its death) let go of it.
     """
