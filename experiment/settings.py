@@ -64,8 +64,9 @@ class Settings:
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
         replay_ratio: gradient updates per collected env step, all collecting processes together; None for
             whatever comes. Learner and actors wait for each other when they are further off than
-            replay_ratio_tolerance, a share of the ratio. In mode "both" it sets the number of updates of each
-            epoch instead of train_batches_per_epoch. Counting begins when training may begin.
+            replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
+            sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
+            training may begin.
     """
 
     run_name: str

@@ -24,7 +24,8 @@ LEARNER = Office(
 )
 CONTROL_PERIOD_S = 0.4  # of heartbeats that others steer by
 LOOK_EVERY_S = 0.5  # between an actor's looks at the learner
-POLL_S = 0.1  # while it waits
+LOOK_GAP_S = 0.05  # at least, between two of them
+POLL_S = 0.2  # while it waits
 _logger = logging.getLogger("loxodon")
 
 
@@ -59,9 +60,9 @@ class Membership:
         self._lock: FolderLock | None = None
         self._heartbeat: Heartbeat | None = None
         self._throttle: Throttle | None = None
-        self.warm_up, self.slack = math.inf, 0  # of an actor; see Throttle
-        self._look_at_s = self._look_at_steps = 0.0
+        self._look_at_s, self._steps_left = 0.0, 0.0
         self._has_said = False
+        self.warm_up: int | None = None  # env steps before training; see Throttle
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
@@ -127,26 +128,30 @@ class Membership:
         if self._heartbeat is None:
             return
         self._heartbeat.put(env_steps=self.env_steps)
-        is_time = time.monotonic() >= self._look_at_s or self.env_steps >= self._look_at_steps
-        if self._throttle is not None and is_time:
-            self._await_learner(self._throttle)
+        if self._throttle is not None:
+            self._steps_left -= num_steps
+            if self._steps_left < 1 or time.monotonic() >= self._look_at_s:
+                self._look(self._throttle)
 
-    def _await_learner(self, throttle: Throttle) -> None:
+    def _look(self, throttle: Throttle) -> None:
+        """See how many steps may be taken until the next look; wait while it is none."""
         start_s = time.monotonic()
-        while throttle.must_wait(self.env_steps) and not self.should_stop() and not self.is_over():
+        if (early_s := self._look_at_s - LOOK_EVERY_S + LOOK_GAP_S - start_s) > 0:
+            time.sleep(early_s)  # close to the limit, few steps are allowed at a time
+        while (allowed := throttle.env_steps_allowed(self.env_steps)) == 0:
+            if self.should_stop() or self.is_over():
+                break
             self._tell_of_waiting(throttle)
-            until = time.monotonic() + LOOK_EVERY_S
-            while time.monotonic() < until and not self.should_stop():
-                time.sleep(POLL_S)
-        end_s = time.monotonic()
-        self._look_at_s = end_s + LOOK_EVERY_S
-        self._look_at_steps = self.env_steps + max(throttle.room, 0.0)
-        if end_s - start_s >= LOOK_EVERY_S:
-            self.waited_s += end_s - start_s
+            time.sleep(POLL_S)
+        if allowed == 0 or throttle.is_waiting:
+            self.waited_s += time.monotonic() - start_s
+            throttle.is_waiting = False
             self.state("collecting")
+        self._steps_left = math.inf if allowed is None else allowed
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
 
     def _tell_of_waiting(self, throttle: Throttle) -> None:
-        learner = throttle.learner
+        learner, throttle.is_waiting = throttle.learner, True
         is_gone = learner is not None and not learner.is_alive
         note = "for the learner, which is not running" if is_gone else "for the learner's updates"
         self.state("waiting", note)
@@ -162,9 +167,7 @@ class Membership:
         heartbeat = Heartbeat(self.run_dir, self.role, rank=self.rank, period_s=period_s)
         if self.role == "actor":
             if self.ratio is not None:
-                self._throttle = Throttle(
-                    self.run_dir, self.ratio, heartbeat.process_id, warm_up=self.warm_up, slack=self.slack
-                )
+                self._throttle = Throttle(self.run_dir, self.ratio, heartbeat.process_id, self.warm_up)
         elif self.rank == 0:
             self.ledger = Ledger(self.run_dir, self.ratio, heartbeat.process_id)
         return heartbeat

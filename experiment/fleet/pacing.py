@@ -26,11 +26,14 @@ _logger = logging.getLogger("loxodon")
 
 def make_membership(exp: Experiment) -> Membership:
     """Nothing is written and nobody is refused before `joining`."""
-    ratio = None if exp.replay_ratio is None else Ratio(exp.replay_ratio, exp.replay_ratio_tolerance)
+    ratio = None
+    if exp.replay_ratio is not None:
+        epoch_updates = exp.train_batches_per_epoch // exp.batches_per_update
+        ratio = Ratio(exp.replay_ratio, exp.replay_ratio_tolerance, epoch_updates)
     fleet = Membership(exp.run_dir, exp.run_name, exp.mode, exp.accelerator.process_index, ratio)
     fleet.steps_count_for = exp.accelerator.num_processes if exp.mode == "both" else 1
-    fleet.slack = exp.parallel_actors * exp.train_timesteps_per_epoch  # as far as mode "both" is ahead
-    fleet.warm_up = fleet.slack * (exp.start_learning_at_epoch + 1)
+    steps_per_epoch = exp.parallel_actors * exp.train_timesteps_per_epoch
+    fleet.warm_up = steps_per_epoch * (exp.start_learning_at_epoch + 1)
     return fleet
 
 
@@ -192,7 +195,10 @@ def _allowance(exp: Experiment) -> int:
 def _main_is_warm(exp: Experiment) -> bool:
     ledger = exp.fleet.ledger
     assert ledger is not None
-    return ledger.tally.began_at is not None or count(exp) - ledger.counted_before >= exp.fleet.warm_up
+    count(exp)
+    # The same sum as the actors look at, so that they do not wait for each other.
+    collected = sum(beat.env_steps for beat in ledger.beats if beat.role == "actor" and beat.is_alive)
+    return ledger.tally.began_at is not None or collected >= (exp.fleet.warm_up or 0)
 
 
 def _begin_training(exp: Experiment) -> int:

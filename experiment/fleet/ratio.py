@@ -1,12 +1,14 @@
 """Gradient updates per collected env step, kept between processes that only share a folder.
 
 Everybody counts for himself: an actor its env steps, the learner its updates; both are published in
-heartbeats and only grow. With U updates and S env steps since training began, ratio R and tolerance e,
+heartbeats and only grow. With U updates and S env steps since training began, ratio R, tolerance e and E
+updates per epoch,
 
-    the learner waits while  U > R S (1 + e),      actors wait while  U < R S (1 - e).
+    the learner waits while  U > R S + e max(R S, E),      actors wait while  U < R S - e max(R S, E).
 
-Both at once would need U > U, so with equal knowledge one of them always goes on. Their knowledge may be
-old, but while both wait, nothing changes, and after one heartbeat it is equal. So there is no deadlock, in
+(Relative to one epoch at first: a share of next to nothing would make them wait for each other after every
+step.) Both at once would need U > U, so with equal knowledge one of them always goes on. Their knowledge may
+be old, but while both wait, nothing changes, and after one heartbeat it is equal. So there is no deadlock, in
 whatever order they start; what may happen is that one waits for processes that are gone, and it says so.
 
 The env steps of an actor are a number that belongs to a random process name, and tallies are merged by taking
@@ -18,7 +20,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Iterable
@@ -36,24 +37,26 @@ _logger = logging.getLogger("loxodon")
 
 @dataclass(frozen=True)
 class Ratio:
-    """The update-to-data ratio and how far off it may be, as a share of it."""
+    """The update-to-data ratio and how far off it may be.
+
+    tolerance: share of the updates made so far, but at least of epoch_updates.
+    """
 
     value: float
     tolerance: float
+    epoch_updates: int
 
     def updates_allowed(self, env_steps: int, updates: int) -> int:
         """How many more updates may begin; 0 if the learner has to wait."""
-        most = self.value * env_steps * (1 + self.tolerance)
+        due = self.value * env_steps
+        most = due + self.tolerance * max(due, self.epoch_updates)
         return 0 if updates > most else int(most) - updates + 1
 
-    def actors_are_ahead(self, env_steps: int, updates: int) -> bool:
-        """True if actors have to wait."""
-        return updates < self.value * env_steps * (1 - self.tolerance)
-
-    def most_env_steps(self, updates: int) -> float:
-        """Env steps beyond which actors have to wait."""
-        share = self.value * (1 - self.tolerance)
-        return updates / share if share > 0 else math.inf
+    def env_steps_allowed(self, env_steps: int, updates: int) -> int:
+        """How many more env steps all actors together may take; 0 if they have to wait."""
+        slack = self.tolerance * self.epoch_updates
+        most = max(updates / (1 - self.tolerance), updates + slack) / self.value
+        return 0 if env_steps > most else int(most) - env_steps + 1
 
     def updates_due(self, env_steps: int, updates: int) -> int:
         """Updates that are missing to the ratio itself."""
@@ -121,14 +124,13 @@ class Ledger:
         self.ratio, self.run_dir = ratio, run_dir
         self.reader, self.tally = StatusReader(run_dir), Tally(process_id)
         self.beats: list[Beat] = []
-        self.counted_before = 0  # env steps of the time before this learner
         self._is_written = True
 
     def begin(self) -> None:
         """Take over what earlier learners counted and become the learner that actors look at."""
         if (earlier := read_tally(self.run_dir)) is not None:
             self.tally.take(earlier.counts.items())
-        self.counted_before = self.count()
+        self.count()
         self.write()
 
     def count(self) -> int:
@@ -194,47 +196,41 @@ class Throttle:
         run_dir: folder of the run.
         ratio: as the learner's.
         process_id: name of this process.
-        warm_up: env steps that all actors of this time take before training begins.
-        slack: env steps that they may be ahead beyond the tolerance, which is little in the beginning.
-
-    Attributes:
-        room: env steps that this actor may take before it has to look again.
+        warm_up: env steps that all actors of this time take before training begins; None for any number.
     """
 
-    def __init__(
-        self, run_dir: Path, ratio: Ratio, process_id: str, *, warm_up: float = math.inf, slack: int = 0
-    ) -> None:
-        self.warm_up, self.slack, self.room = warm_up, slack, math.inf
-        self.run_dir, self.ratio, self.process_id = run_dir, ratio, process_id
+    def __init__(self, run_dir: Path, ratio: Ratio, process_id: str, warm_up: int | None = None) -> None:
+        self.run_dir, self.ratio, self.process_id, self.warm_up = run_dir, ratio, process_id, warm_up
         self.reader = StatusReader(run_dir)
         self.learner: Beat | None = None
+        self.is_waiting = False
 
-    def must_wait(self, own_env_steps: int) -> bool:
-        """True if env steps are far ahead of updates. own_env_steps: of this process.
+    def env_steps_allowed(self, own_env_steps: int) -> int | None:
+        """How many env steps this process may take before the next look; None for any number.
+
+        0 means that env steps are far ahead of updates. What is left is shared by the actors at work, so it
+        does not matter how fast one is between two looks. own_env_steps: of this process.
 
         Before training, actors wait once they have taken `warm_up` steps, unless the learner lacks data all
-        the same. Before there is a learner, and after it has finished, nobody waits. A learner that is dead is
+        the same. Before there is a learner, and after it has finished, nobody waits. One that is dead is
         waited for: it will be started again, and has fallen behind enough.
         """
-        tally, self.room = read_tally(self.run_dir), math.inf
+        tally = read_tally(self.run_dir)
         if tally is None:
-            return False
+            return None
         beats = self.reader.read()
         self.learner = next((beat for beat in beats if beat.id == tally.learner), None)
         if self.learner is None or self.learner.state == "finished":
-            return False
-        living = [beat for beat in beats if beat.role == "actor" and beat.is_alive]
-        others = [beat for beat in living if beat.id != self.process_id]
+            return None
+        others = [b for b in beats if b.role == "actor" and b.is_alive and b.id != self.process_id]
         if tally.began_at is None:
-            if self.learner.note == NOT_ENOUGH_DATA:
-                return False
-            taken = own_env_steps + sum(beat.env_steps for beat in others)
-            self.room = (self.warm_up - taken) / (1 + len(others))
-            return self.room <= 0
+            if self.warm_up is None or self.learner.note == NOT_ENOUGH_DATA:
+                return None
+            left = max(0, self.warm_up - own_env_steps - sum(beat.env_steps for beat in others))
+            return min(left, max(1, left // (1 + len(others))))
         tally.take_beats(beats)
         tally.take([(self.process_id, own_env_steps)])
         collected_by_learner = self.learner.env_steps if self.learner.role == "both" else 0
         env_steps = tally.env_steps + collected_by_learner - tally.began_at[0]
-        most = self.ratio.most_env_steps(self.learner.gradient_steps - tally.began_at[1]) + self.slack
-        self.room = (most - env_steps) / (1 + len(others))
-        return env_steps > most
+        left = self.ratio.env_steps_allowed(env_steps, self.learner.gradient_steps - tally.began_at[1])
+        return min(left, max(1, left // (1 + len(others))))

@@ -1,0 +1,155 @@
+"""Learner and actors as real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loxodon.experiment.fleet import Beat, read_heartbeats
+
+from .fakes import make_experiment
+from .test_resume import finish, launch, metrics, wait_for
+
+RATIO = 0.05  # 20 env steps per update
+QUIET: dict[str, Any] = {"val_timesteps_per_epoch": 0, "ckpt_interval": 1}
+PACED: dict[str, Any] = {
+    **QUIET,
+    "replay_ratio": RATIO,
+    "train_batches_per_epoch": 100,
+    "keep_checkpoints": 2,
+}
+
+
+def beats_of(run_dir: Path, role: str) -> list[Beat]:
+    return [beat for beat in read_heartbeats(run_dir) if beat.role == role]
+
+
+def learner_state(run_dir: Path) -> str | None:
+    found = beats_of(run_dir, "learner")
+    return found[-1].state if found else None
+
+
+def last_ratio(run_dir: Path) -> float:
+    return float([r["train/replay_ratio"] for r in metrics(run_dir) if "train/replay_ratio" in r][-1])
+
+
+def stop(process: subprocess.Popen[str]) -> str:
+    process.send_signal(signal.SIGTERM)
+    return finish(process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["learner", "actors"])
+def test_the_ratio_holds_and_all_end_in_either_order_of_starting(tmp_path: Path, first: str) -> None:
+    run_dir = tmp_path / "tiny"
+    actors: list[subprocess.Popen[str]] = []
+    learner = launch(tmp_path, mode="learn", epochs=10, **PACED) if first == "learner" else None
+    actors = [launch(tmp_path, mode="collect", seed=seed, **PACED) for seed in (1, 2)]
+    wait_for(lambda: all(b.env_steps > 500 for b in beats_of(run_dir, "actor")), actors[0])
+    learner = learner or launch(tmp_path, mode="learn", epochs=10, **PACED)
+    text = finish(learner)
+    assert learner.returncode == 0, text
+    for actor in actors:  # they notice that it has finished, wherever they wait
+        text = finish(actor)
+        assert actor.returncode == 0, text
+    assert 0.8 * RATIO < last_ratio(run_dir) < 1.2 * RATIO
+    assert {beat.state for beat in read_heartbeats(run_dir)} == {"finished"}
+    records = metrics(run_dir)
+    assert records[-1]["env_steps"] >= sum(r.get("train/updates", 0) for r in records) / RATIO / 1.2
+    assert any("train/policy_lag" in r for r in records)
+    assert any("dataset/newest_age_s" in r for r in records)
+    actor_log = next((run_dir / "logs").glob("metrics_collect_*.jsonl")).read_text()
+    for name in ("policy/version", "policy/age_s", "policy/versions_behind"):
+        assert name in actor_log
+
+
+@pytest.mark.slow
+def test_the_ratio_survives_the_death_of_an_actor_and_of_the_learner(tmp_path: Path) -> None:
+    run_dir = tmp_path / "tiny"
+    learner = launch(tmp_path, mode="learn", epochs=10_000, **PACED)
+    actors = [launch(tmp_path, mode="collect", seed=seed, **PACED) for seed in (1, 2)]
+    wait_for((run_dir / "ckpts/training_states/tiny_epoch_2/COMPLETE").exists, learner)
+    actors[0].kill()
+    finish(actors[0])
+    updates = beats_of(run_dir, "learner")[0].gradient_steps
+    wait_for(lambda: beats_of(run_dir, "learner")[0].gradient_steps > updates + 20, learner)
+    assert [beat.life for beat in beats_of(run_dir, "actor")].count("dead") == 1
+    actors[1].kill()  # nobody collects any more: the learner waits
+    finish(actors[1])
+    wait_for(lambda: learner_state(run_dir) == "waiting", learner)
+    waiting = beats_of(run_dir, "learner")[0].gradient_steps
+    actors = [launch(tmp_path, mode="collect", seed=3, **PACED)]
+    wait_for(lambda: beats_of(run_dir, "learner")[0].gradient_steps > waiting + 4, learner)
+    learner.kill()
+    finish(learner)
+    wait_for(lambda: beats_of(run_dir, "actor")[-1].state == "waiting", actors[0])
+    stands_at = beats_of(run_dir, "actor")[-1].env_steps
+    time.sleep(1.0)
+    assert beats_of(run_dir, "actor")[-1].env_steps == stands_at
+    learner = launch(tmp_path, "--resume", mode="learn", epochs=10_000, **PACED)
+    wait_for(lambda: beats_of(run_dir, "actor")[-1].env_steps > stands_at + 1000, learner)
+    assert "Stopped by SIGTERM" in stop(learner)
+    assert "Stopped by SIGTERM" in stop(actors[0])  # it waits for the learner
+    assert 0.8 * RATIO < last_ratio(run_dir) < 1.2 * RATIO
+    counted = json.loads((run_dir / "status/totals.json").read_text())["counts"]
+    told = {beat.id: beat.env_steps for beat in beats_of(run_dir, "actor")}
+    assert counted.keys() <= told.keys()  # each process once
+    assert len(told) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), [("learn", "learn"), ("learn", "both"), ("both", "learn")])
+def test_a_second_learner_is_refused_before_it_writes_anything(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    run_dir = tmp_path / "tiny"
+    learner = launch(tmp_path, mode=first, epochs=10_000, **QUIET)
+    wait_for((run_dir / "ckpts/config.txt").exists, learner)
+    time.sleep(0.2)
+    before = {
+        path for path in run_dir.rglob("*") if "metrics" not in path.name and "buffer" not in path.parts
+    }
+    note = json.loads((run_dir / "learner.json").read_text())
+    text = finish(launch(tmp_path, mode=second, **QUIET))
+    assert (
+        f"Process {learner.pid} on {note['host']} (run 'tiny', since {note['since']}) trains {run_dir}"
+        in text
+    )
+    assert "--mode collect" in text
+    assert "manages" not in text
+    if first == "learn":
+        after = {p for p in run_dir.rglob("*") if "metrics" not in p.name and "buffer" not in p.parts}
+        assert {path for path in after - before if not path.name.startswith(".")} == set()
+    learner.kill()  # the lock goes with its process
+    finish(learner)
+    exp = make_experiment(tmp_path, mode=second, **QUIET)
+    exp.start()
+    exp.close()
+    assert not (run_dir / "learner.json").exists()
+
+
+@pytest.mark.slow
+def test_status_of_a_run_at_work(tmp_path: Path) -> None:
+    run_dir = tmp_path / "tiny"
+    both = launch(tmp_path, mode="both", epochs=10_000, **QUIET)
+    wait_for((run_dir / "ckpts/training_states/tiny_epoch_1/COMPLETE").exists, both)
+    command = [sys.executable, "-m", "loxodon.experiment.status", str(run_dir)]
+    shown = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    facts = json.loads(shown.stdout)
+    assert facts["alive"] == 1
+    assert facts["processes"][0]["pid"] == both.pid
+    assert facts["env_steps"] > 0
+    assert facts["buffer"]["fifo_files"] > 0
+    assert 1 in facts["checkpoint_epochs"]
+    both.kill()
+    finish(both)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert " dead " in done.stdout
