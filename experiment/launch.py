@@ -30,7 +30,7 @@ from .fleet.slurm import SlurmOptions, submit
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
-    args, words = _parser().parse_known_args(given)
+    args, words = parser().parse_known_args(given)
     words = [*words, "--actors", str(args.actors)]
     try:
         if args.backend == "slurm":
@@ -48,13 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.main(words, program="-m loxodon.experiment.launch")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options of this command; others are passed on."""
+    made = argparse.ArgumentParser(
         prog="python -m loxodon.experiment.launch",
         description="Start a learner and its actors. Other arguments are those of examples/run.py.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    add = made.add_argument
     add("--backend", choices=("local", "slurm", "ray"), default="local", help="where the processes run")
     add("--actors", type=int, required=True, metavar="N", help="number of actor processes")
     add("--slurm-partition", metavar="NAME", help="default: the cluster's")
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--ray-cpus", type=float, default=1.0, metavar="N", help="CPUs per actor")
     add("--ray-gpus", type=float, default=0.0, metavar="N", help="GPUs per actor")
-    return parser
+    return made
 
 
 def _submit(args: argparse.Namespace, words: list[str]) -> int:
