@@ -16,6 +16,8 @@ CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 ENVS = ["popgym>=1.0.6"]
 PLOTS = ["matplotlib>=3.8"]
 MINARI = ["minari[hdf5]>=0.5.3", "pillow>=10"]  # minari reads images with pillow, but does not ask for it
+SLURM = ["submitit>=1.5"]
+RAY = ["ray>=2.30"]
 DEV = [
     "build",
     "hypothesis>=6.100",
@@ -47,7 +49,7 @@ setup(
         "torch>=2.5",
         "wandb>=0.17",
     ],
-    extras_require={"envs": ENVS, "minari": MINARI, "plots": PLOTS, "dev": DEV},
+    extras_require={"envs": ENVS, "minari": MINARI, "plots": PLOTS, "ray": RAY, "slurm": SLURM, "dev": DEV},
     # Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
     packages=[f"loxodon.{p}" for top in LAYERS for p in (top, *(f"{top}.{s}" for s in find_packages(top)))],
     package_dir={f"loxodon.{top}": top for top in LAYERS},

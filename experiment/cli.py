@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import shlex
 import sys
@@ -14,11 +15,15 @@ from .checkpoints import CheckpointManager
 from .config import ConfigError, LoadedConfig, check_all_used, explain_build_error, load_config
 from .dry_run import dry_run
 from .experiment import Experiment
+from .fleet import commands, leash
+from .fleet.commands import without
+from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
 from .gin_check.errors import near_matches
 from .gin_check.presets import preset_names
 from .plots import can_plot, plot_run
 
 CONFIG_ERROR, INTERRUPTED = 2, 130  # exit statuses, as argparse and shells use them
+ACTORS_FAILED = 1
 _BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
@@ -40,14 +45,25 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(CONFIG_ERROR)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; returns the exit status, 2 for a wrong config."""
+def main(
+    argv: Sequence[str] | None = None, *, pool: MakePool | None = None, program: str | None = None
+) -> int:
+    """Run what the command line asks for; returns the exit status, 2 for a wrong config.
+
+    Args:
+        argv: its words; None for those that this program was started with.
+        pool: makes what runs the actors of `--actors`; None for processes on this machine.
+        program: what to write before the words in a command for the user; None for this script.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
-    args = _parse(words)
+    args = parse(words)
+    leash.attach()
+    own_program = commands.this_program() if argv is None else commands.library_program()
+    pool = pool or functools.partial(local_pool, program=own_program)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     logging.getLogger("loxodon").setLevel(logging.INFO)
     try:
-        config = load_config(args.config, _overrides(args))
+        config = load_config(args.config, overrides(args))
         for warning in config.warnings:
             _say(f"warning: {warning}", error=True)
         if args.print_config or args.check:
@@ -55,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.check:
             _say(_built(dry_run, config))
         if not (args.check or args.print_config):
-            return _run(config, args, words)
+            return _run(config, args, words, pool, program)
     except ConfigError as error:
         _say(f"config error: {error}", error=True)
         return CONFIG_ERROR
@@ -65,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The options of these words; ends the process if they are wrong."""
     parser = _Parser(
         prog=_program(),
         description="Run a gin-configured experiment.",
@@ -82,6 +99,12 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )
     add("overrides", nargs="*", metavar="Name.param=value", help="gin bindings on top of the files")
     add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
+    add(
+        "--actors",
+        metavar="N",
+        type=int,
+        help="learn here, beside N collecting processes that this one starts, restarts and ends",
+    )
     add("--run-name", metavar="NAME", help="sets Experiment.run_name")
     add("--seed", metavar="N", type=int, help="sets Experiment.seed")
     add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
@@ -90,14 +113,23 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_intermixed_args(words)
     if not args.config:
         parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(preset_names())}")
+    if args.actors is not None and args.actors < 1:
+        parser.error(f"--actors is {args.actors}, but must be at least 1. Fix: e.g. --actors 2")
+    if args.actors is not None and args.mode in ("both", "collect"):
+        parser.error(
+            f"--actors makes this process the learner, so it does not go with --mode {args.mode}. "
+            "Fix: leave one of the two out"
+        )
     return args
 
 
-def _overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
+def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Overrides, then options, which win; each with the text to show in errors."""
     found = [(text, text) for text in args.overrides]
     if args.mode is not None:
         found.append((f"Experiment.mode='{args.mode}'", f"--mode {args.mode}"))
+    elif args.actors is not None:
+        found.append(("Experiment.mode='learn'", f"--actors {args.actors}"))
     if args.run_name is not None:
         found.append((f"Experiment.run_name={args.run_name!r}", f"--run-name {args.run_name}"))
     if args.seed is not None:
@@ -122,9 +154,11 @@ def _built(build: Any, config: LoadedConfig) -> Any:
         raise mistake from None
 
 
-def _start(config: LoadedConfig, resumes: bool) -> Experiment:
+def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     """Build the experiment, after a look at its run folder: what to resume must be there."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    if has_actors:
+        keep_pace_of_preset(exp)
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.mode == "collect":
         if resumes:
@@ -148,12 +182,23 @@ def _start(config: LoadedConfig, resumes: bool) -> Experiment:
     return exp
 
 
-def _run(config: LoadedConfig, args: argparse.Namespace, words: Sequence[str]) -> int:
+def _run(
+    config: LoadedConfig,
+    args: argparse.Namespace,
+    words: Sequence[str],
+    pool: MakePool,
+    program: str | None,
+) -> int:
     """Build, resume if asked, train, and say what came out."""
-    exp: Experiment = _built(lambda loaded: _start(loaded, args.resume), config)
+    exp: Experiment = _built(lambda loaded: _start(loaded, args.resume, args.actors is not None), config)
+    if args.actors is not None and exp.accelerator.is_main_process:
+        exp.actors = pool(exp, words, args.actors)
     try:
         metrics = exp.learn()
-    except SystemExit:  # stopped by a signal; everything is stored and closed
+    except SystemExit:  # stopped by a signal, or because no actor is left; everything is stored and closed
+        if failure := getattr(exp.actors, "failure", None):
+            _say(f"error: {failure}", error=True)
+            return ACTORS_FAILED
         raise
     except Exception:
         with contextlib.suppress(OSError):  # a full disk is what is being reported already
@@ -161,11 +206,11 @@ def _run(config: LoadedConfig, args: argparse.Namespace, words: Sequence[str]) -
         raise
     exp.close()
     if exp.accelerator.is_main_process:
-        _say(closing_words(exp, metrics, words))
+        _say(closing_words(exp, metrics, words, program or _program()))
     return 0
 
 
-def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str]) -> str:
+def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
     """Final figures, the run folder and commands to try next."""
     lines = []
     for name, value in metrics.items():
@@ -178,13 +223,13 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str]) 
         with contextlib.suppress(ValueError):  # a run without any figure has no curves
             lines.append(f"learning curves     {plot_run(exp.run_dir)}")
     if exp.mode != "collect":
-        kept = _without(words, "--resume", "Experiment.epochs", "Experiment.stop_at_val_return")
-        fresh = _without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
+        kept = without(words, "--resume", "Experiment.epochs", "Experiment.stop_at_val_return")
+        fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
         lines += [
-            "try another seed    " + _command([*fresh, "--seed", str(seed), "--run-name", name]),
-            "train it further    " + _command([*kept, "--resume", *_longer(exp)]),
+            "try another seed    " + _command(program, [*fresh, "--seed", str(seed), "--run-name", name]),
+            "train it further    " + _command(program, [*kept, "--resume", *_longer(exp)]),
         ]
     return "\n".join(lines)
 
@@ -195,25 +240,12 @@ def _longer(exp: Any) -> list[str]:
     return [f"Experiment.epochs={2 * exp.epochs}", *unlimited]
 
 
-def _without(words: Sequence[str], *names: str) -> list[str]:
-    """The words without these options (and the word after, except after --resume) and overrides."""
-    kept, is_value = [], False
-    for word in words:
-        if is_value:
-            is_value = False
-        elif word in names:
-            is_value = word != "--resume"
-        elif word.partition("=")[0] not in names:
-            kept.append(word)
-    return kept
-
-
 def _program() -> str:
     return sys.argv[0] if sys.argv[0].endswith(".py") else "examples/run.py"
 
 
-def _command(words: Sequence[str]) -> str:
-    return f"python {_program()} {shlex.join(words)}"
+def _command(program: str, words: Sequence[str]) -> str:
+    return f"python {program} {shlex.join(words)}"
 
 
 def _say(text: str, *, error: bool = False) -> None:

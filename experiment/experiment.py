@@ -61,6 +61,7 @@ class Experiment(Settings):
         self.is_finished = False  # nothing is left to do after the last epoch
         self.last_val_metrics: dict[str, float] = {}
         self.stop = StopRequest()
+        self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
         self.view = ConsoleView(self.verbose and self.accelerator.is_main_process, None)
         self.obs_space: spaces.Dict
         self.action_space: spaces.Discrete | spaces.Box

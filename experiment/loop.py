@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from typing import TYPE_CHECKING
@@ -34,10 +35,13 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
         explained_loss_of_contact(exp.accelerator),
         StopRequest() as exp.stop,
         ConsoleView(shows, None if collects_only else exp.epochs, first) as exp.view,
+        contextlib.ExitStack() as stack,
     ):
         pacing.begin(exp)
         if exp.mode == "learn":
             exp.write_latest_policy()
+        if exp.actors is not None:
+            stack.enter_context(exp.actors)
         for epoch in itertools.count(first) if collects_only else range(first, exp.epochs):
             exp.epoch = epoch
             is_final = _run_epoch(exp)
@@ -57,7 +61,8 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
 
 def _begin_new_run(exp: Experiment) -> None:
     """Do not train a run that starts from scratch on what an earlier run of its name has collected."""
-    from_scratch = exp.mode == "both" and exp.env_steps == 0 and exp.start_collecting_at_epoch == 0
+    is_new = exp.env_steps == 0 if exp.mode == "both" else exp.actors is not None and exp.policy_version == 0
+    from_scratch = is_new and exp.start_collecting_at_epoch == 0
     if from_scratch and exp.has_dset_edit_rights and exp.accelerator.is_main_process:
         num_files = exp.dataset.begin_new_run()
         if num_files:

@@ -31,6 +31,10 @@ class StopRequest:
         """True once a signal asked this process to stop."""
         return self.signal_name is not None
 
+    def ask(self, who: str) -> None:
+        """Ask this process to stop, as a signal would, on behalf of `who`."""
+        self.signal_name = self.signal_name or who
+
     def __enter__(self) -> StopRequest:
         self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .fleet import pacing
+from .fleet.ratio import NOT_ENOUGH_DATA
 from .processes import StopWatch, any_process, merge_metrics
 
 if TYPE_CHECKING:
@@ -99,21 +100,22 @@ def _await_data(exp: Experiment) -> bool:
     """True when the dataset is ready. A learner waits for collectors; other modes go on without training."""
     _log_dataset(exp)
     reminded_s = -math.inf
-    while any_process(not exp.dataset.ready_for_training, exp.accelerator):
+    while True:
+        is_warm = exp.mode != "learn" or pacing.is_warm(exp)
+        if not any_process(not (is_warm and exp.dataset.ready_for_training), exp.accelerator):
+            return True
         if exp.mode != "learn":
             logger.info("epoch %d: not enough trajectories to train on yet", exp.epoch)
             return False
         if stop_agreed(exp):
             return False
-        exp.fleet.state("waiting", "for trajectories to train on")
+        exp.fleet.state("waiting", NOT_ENOUGH_DATA if is_warm else "for the first env steps of actors")
         if time.monotonic() - reminded_s > _REMIND_S:
             reminded_s = time.monotonic()
-            exp.view.say(
-                f"Waiting for trajectories in {exp.dataset.save_new_trajs_to} (start --mode collect)."
-            )
+            hint = "" if exp.actors is not None else " (start --mode collect)"
+            exp.view.say(f"Waiting for trajectories in {exp.dataset.save_new_trajs_to}{hint}.")
         time.sleep(_POLL_S)
         exp.dataset.refresh()
-    return True
 
 
 def stop_agreed(exp: Experiment) -> bool:

@@ -62,6 +62,7 @@ class Membership:
         self._throttle: Throttle | None = None
         self._look_at_s, self._steps_left = 0.0, 0.0
         self._has_said = False
+        self.warm_up: int | None = None  # env steps before training; see Throttle
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
@@ -166,7 +167,7 @@ class Membership:
         heartbeat = Heartbeat(self.run_dir, self.role, rank=self.rank, period_s=period_s)
         if self.role == "actor":
             if self.ratio is not None:
-                self._throttle = Throttle(self.run_dir, self.ratio, heartbeat.process_id)
+                self._throttle = Throttle(self.run_dir, self.ratio, heartbeat.process_id, self.warm_up)
         elif self.rank == 0:
             self.ledger = Ledger(self.run_dir, self.ratio, heartbeat.process_id)
         return heartbeat

@@ -32,6 +32,8 @@ def make_membership(exp: Experiment) -> Membership:
         ratio = Ratio(exp.replay_ratio, exp.replay_ratio_tolerance, epoch_updates)
     fleet = Membership(exp.run_dir, exp.run_name, exp.mode, exp.accelerator.process_index, ratio)
     fleet.steps_count_for = exp.accelerator.num_processes if exp.mode == "both" else 1
+    steps_per_epoch = exp.parallel_actors * exp.train_timesteps_per_epoch
+    fleet.warm_up = steps_per_epoch * (exp.start_learning_at_epoch + 1)
     return fleet
 
 
@@ -75,6 +77,13 @@ def count(exp: Experiment) -> int:
         exp.env_steps = max(exp.env_steps, counted)
         return counted
     return exp.env_steps + counted
+
+
+def is_warm(exp: Experiment) -> bool:
+    """Whether actors have collected as much as mode "both" has when it begins to train."""
+    if exp.replay_ratio is None:
+        return True
+    return _from_main(exp, lambda: _main_is_warm(exp))
 
 
 def plan_batches(exp: Experiment) -> int:
@@ -181,6 +190,15 @@ def _allowance(exp: Experiment) -> int:
     assert ledger is not None
     assert ledger.ratio is not None
     return ledger.ratio.updates_allowed(*ledger.since_began(count(exp), exp.learner.gradient_steps))
+
+
+def _main_is_warm(exp: Experiment) -> bool:
+    ledger = exp.fleet.ledger
+    assert ledger is not None
+    count(exp)
+    # The same sum as the actors look at, so that they do not wait for each other.
+    collected = sum(beat.env_steps for beat in ledger.beats if beat.role == "actor" and beat.is_alive)
+    return ledger.tally.began_at is not None or collected >= (exp.fleet.warm_up or 0)
 
 
 def _begin_training(exp: Experiment) -> int:

@@ -30,6 +30,7 @@ from typing import Any
 from .heartbeat import STATUS_FOLDER
 from .reading import TOTALS_NAME, Beat, StatusReader
 
+NOT_ENOUGH_DATA = "for trajectories to train on"  # note of a learner that cannot begin
 FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are folded into the totals
 _logger = logging.getLogger("loxodon")
 
@@ -195,10 +196,11 @@ class Throttle:
         run_dir: folder of the run.
         ratio: as the learner's.
         process_id: name of this process.
+        warm_up: env steps that all actors of this time take before training begins; None for any number.
     """
 
-    def __init__(self, run_dir: Path, ratio: Ratio, process_id: str) -> None:
-        self.run_dir, self.ratio, self.process_id = run_dir, ratio, process_id
+    def __init__(self, run_dir: Path, ratio: Ratio, process_id: str, warm_up: int | None = None) -> None:
+        self.run_dir, self.ratio, self.process_id, self.warm_up = run_dir, ratio, process_id, warm_up
         self.reader = StatusReader(run_dir)
         self.learner: Beat | None = None
         self.is_waiting = False
@@ -209,20 +211,26 @@ class Throttle:
         0 means that env steps are far ahead of updates. What is left is shared by the actors at work, so it
         does not matter how fast one is between two looks. own_env_steps: of this process.
 
-        Before the learner began to count, and after it has finished, nobody waits. A learner that is dead is
+        Before training, actors wait once they have taken `warm_up` steps, unless the learner lacks data all
+        the same. Before there is a learner, and after it has finished, nobody waits. One that is dead is
         waited for: it will be started again, and has fallen behind enough.
         """
         tally = read_tally(self.run_dir)
-        if tally is None or tally.began_at is None:
+        if tally is None:
             return None
         beats = self.reader.read()
         self.learner = next((beat for beat in beats if beat.id == tally.learner), None)
         if self.learner is None or self.learner.state == "finished":
             return None
+        others = [b for b in beats if b.role == "actor" and b.is_alive and b.id != self.process_id]
+        if tally.began_at is None:
+            if self.warm_up is None or self.learner.note == NOT_ENOUGH_DATA:
+                return None
+            left = max(0, self.warm_up - own_env_steps - sum(beat.env_steps for beat in others))
+            return min(left, max(1, left // (1 + len(others))))
         tally.take_beats(beats)
         tally.take([(self.process_id, own_env_steps)])
         collected_by_learner = self.learner.env_steps if self.learner.role == "both" else 0
         env_steps = tally.env_steps + collected_by_learner - tally.began_at[0]
         left = self.ratio.env_steps_allowed(env_steps, self.learner.gradient_steps - tally.began_at[1])
-        others = [b for b in beats if b.role == "actor" and b.is_alive and b.id != self.process_id]
         return min(left, max(1, left // (1 + len(others))))

@@ -173,7 +173,7 @@ def test_closing_words_name_commands_that_differ_from_this_one() -> None:
         "Experiment.epochs=10",
         "B.c=d e",
     ]
-    lines = closing_words(exp, {"val/success": 1.0, "val/return": 0.5}, words).splitlines()
+    lines = closing_words(exp, {"val/success": 1.0, "val/return": 0.5}, words, "a.py").splitlines()
     assert lines[:3] == [
         "final success rate  1.000",
         "final mean return   0.500",

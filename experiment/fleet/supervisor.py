@@ -1,0 +1,246 @@
+"""Actors beside the learner: started, watched, restarted and ended.
+
+A thread of the learner's process looks after them. The other way round, a parent that watches the learner
+too, would have to pass on signals, exit statuses and the terminal, and would be one more process that can
+die; here the learner is the process that was started, and what ends it ends the actors (see leash.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from . import leash
+
+CONFIG_ERROR = 2  # exit status of a wrong config, which trying again does not mend
+_KEPT_LOGS = 5  # of earlier runs, per actor
+_TAIL_LINES, _TAIL_BYTES = 15, 6000
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When to try again, and when to give up. Durations in seconds.
+
+    first_wait_s, longest_wait_s: before a restart; doubles with every death within `healthy_s` of the start.
+    healthy_s: an actor that has lived so long counts as sound again.
+    num_failures: an actor that fails as often in a row, each time before `healthy_s`, is given up. Being
+        killed or told to end from outside is no failure of the actor.
+    """
+
+    first_wait_s: float = 1.0
+    longest_wait_s: float = 60.0
+    healthy_s: float = 60.0
+    num_failures: int = 5
+    poll_s: float = 0.1
+    grace_s: float = leash.GRACE_S
+
+
+@dataclass
+class _Actor:
+    """One actor, and how it has fared."""
+
+    index: int
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    start_s: float = 0.0  # monotonic; of the running process, or of the next one
+    num_starts: int = 0
+    num_short_lives: int = 0  # in a row
+    num_failures: int = 0  # in a row
+    log_start: int = 0  # bytes, where the log of the running process begins
+    is_given_up: bool = False
+
+
+@dataclass
+class ActorSupervisor:
+    """Context manager: inside it, `num_actors` processes run `command`.
+
+    Args:
+        command: program and arguments, the same for every actor.
+        num_actors: how many.
+        first_index: number of the first one. name: what they are called in logs and lines.
+        log_folder: gets `<name>_<i>.log`; those of earlier runs are kept as `<name>_<i>.1.log`, the newest,
+            to `<name>_<i>.5.log`.
+        environment: of the actors.
+        say: prints a line.
+        should_stop: asked all the time; when True, the actors are told to end.
+        may_start: asked all the time; the actors are started once it is True.
+        on_failure: called (by the watching thread) when no actor is left to go on with.
+        patience: when to try again and when to give up.
+
+    Attributes:
+        failure: why no actor is left, with the end of a log; None while all is well.
+    """
+
+    command: Sequence[str]
+    num_actors: int
+    log_folder: Path
+    environment: Mapping[str, str]
+    say: Callable[[str], None]
+    should_stop: Callable[[], bool]
+    on_failure: Callable[[], None]
+    may_start: Callable[[], bool] = lambda: True
+    first_index: int = 0
+    name: str = "actor"
+    patience: Patience = field(default_factory=Patience)
+    failure: str | None = field(default=None, init=False)
+
+    def __enter__(self) -> ActorSupervisor:
+        self.log_folder.mkdir(parents=True, exist_ok=True)
+        self._actors = [
+            _Actor(i, self.log_folder / f"{self.name}_{i}.log")
+            for i in range(self.first_index, self.first_index + self.num_actors)
+        ]
+        for actor in self._actors:
+            _keep_old_logs(actor.log)
+        self._leash = leash.Leash()
+        self._asked_to_end_s: float | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="actor-supervisor", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Tell the actors to end, wait, and kill those that do not."""
+        self._is_over.set()
+        try:
+            self._thread.join()
+            self._tell_to_end()
+            for process in self._living():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(self._deadline_s() - time.monotonic(), 0.0))
+        finally:  # also when a second Ctrl-C ends the waiting
+            for actor in self._actors:
+                if actor.process is not None:
+                    leash.kill_group(actor.process.pid)
+                    actor.process.wait()
+            self._leash.close()
+
+    # ---- the watching thread ----
+
+    def _watch(self) -> None:
+        try:
+            while not self._is_over.wait(self.patience.poll_s):
+                if self.should_stop():
+                    self._tell_to_end()
+                    return
+                for actor in self._actors:
+                    self._look_after(actor)
+        except OSError as error:  # a full disk, or a program that is gone
+            self._fail(
+                f"An actor could not be started: {error}. Fix: make sure that {self.command[0]} can run."
+            )
+
+    def _look_after(self, actor: _Actor) -> None:
+        if actor.is_given_up:
+            return
+        if actor.process is None:
+            if time.monotonic() >= actor.start_s and self.may_start():
+                self._start(actor)
+            return
+        status = actor.process.poll()
+        if status is not None:
+            leash.kill_group(actor.process.pid)  # its environment workers
+            actor.process = None
+            self._mourn(actor, status)
+
+    def _start(self, actor: _Actor) -> None:
+        actor.num_starts += 1
+        with actor.log.open("ab") as log:
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            log.write(f"==== start {actor.num_starts} of {self.name} {actor.index}, {now} ====\n".encode())
+            log.flush()
+            actor.log_start = log.tell()
+            actor.process = subprocess.Popen(
+                self.command,
+                stdin=self._leash.read_end,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(self.environment),
+                start_new_session=True,  # Ctrl-C is for the learner, which tells the actors
+            )
+        actor.start_s = time.monotonic()
+        again = f" again (start {actor.num_starts})" if actor.num_starts > 1 else ""
+        self.say(f"{self.name} {actor.index} started{again}: process {actor.process.pid}, log {actor.log}")
+
+    def _mourn(self, actor: _Actor, status: int) -> None:
+        """Decide whether and when a dead actor is started again."""
+        lived_s = time.monotonic() - actor.start_s
+        was_short = lived_s < self.patience.healthy_s
+        is_failure = status not in (0, -signal.SIGTERM, -signal.SIGKILL)
+        actor.num_short_lives = actor.num_short_lives + 1 if was_short else 0
+        actor.num_failures = (actor.num_failures if was_short else 0) + int(is_failure and was_short)
+        death = f"{self.name} {actor.index} {_describe(status)} after {lived_s:.0f} s"
+        if status == CONFIG_ERROR or actor.num_failures >= self.patience.num_failures:
+            self._give_up(actor, death, status)
+            return
+        doublings = min(max(actor.num_short_lives - 1, 0), 30)
+        wait_s = min(self.patience.first_wait_s * 2**doublings, self.patience.longest_wait_s)
+        actor.start_s = time.monotonic() + wait_s
+        self.say(f"{death}; starting it again in {wait_s:g} s, log {actor.log}")
+
+    def _give_up(self, actor: _Actor, death: str, status: int) -> None:
+        actor.is_given_up = True
+        num_left = sum(not other.is_given_up for other in self._actors)
+        if num_left:
+            self.say(f"{death} and is given up; {num_left} more go on. Its log: {actor.log}")
+            return
+        times = "once" if status == CONFIG_ERROR else f"{actor.num_failures} times in a row"
+        self._fail(
+            f"No actor is left: {death}, {times} before {self.patience.healthy_s:g} s. "
+            f"The end of {actor.log}:\n{_tail(actor.log, actor.log_start)}\n"
+            "Fix: mend what the log says, then run the same command with --resume."
+        )
+
+    def _fail(self, text: str) -> None:
+        self.failure = text
+        self.on_failure()
+
+    # ---- ending ----
+
+    def _living(self) -> list[subprocess.Popen[bytes]]:
+        processes = [actor.process for actor in self._actors if actor.process is not None]
+        return [process for process in processes if process.poll() is None]
+
+    def _tell_to_end(self) -> None:
+        if self._asked_to_end_s is None:
+            self._asked_to_end_s = time.monotonic()
+            for process in self._living():
+                process.terminate()
+
+    def _deadline_s(self) -> float:
+        return (self._asked_to_end_s or 0.0) + self.patience.grace_s
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"was killed by {name}"
+
+
+def _keep_old_logs(path: Path) -> None:
+    """actor_0.log becomes actor_0.1.log, that becomes actor_0.2.log, and so on; the oldest goes."""
+    names = [path, *(path.with_suffix(f".{i}.log") for i in range(1, _KEPT_LOGS + 1))]
+    for older, newer in reversed(list(zip(names[1:], names, strict=False))):
+        if newer.exists():
+            os.replace(newer, older)  # noqa: PTH105 - overwrites
+
+
+def _tail(log: Path, start: int) -> str:
+    """The last lines that a log has from byte `start` on, indented."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - _TAIL_BYTES))
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]) or "    (nothing was printed)"

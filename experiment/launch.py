@@ -1,0 +1,128 @@
+"""Start learner and actors: python -m loxodon.experiment.launch --backend slurm --actors 8 --config x.gin.
+
+  local  processes on this machine; the same as examples/run.py --actors N
+  slurm  one job for the learner and an array of jobs for the actors, through submitit
+  ray    the learner here, the actors on a Ray cluster
+All machines see the run folder (Experiment.ckpt_base_dir) and the working directory at the same paths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from . import cli
+from .config import ConfigError, load_config
+from .experiment import Experiment
+from .fleet.commands import actor_words
+from .fleet.extras import require
+from .fleet.pools import keep_pace_of_preset, ray_pool
+from .fleet.slurm import SlurmOptions, submit
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; returns the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    args, words = parser().parse_known_args(given)
+    words = [*words, "--actors", str(args.actors)]
+    try:
+        if args.backend == "slurm":
+            return _submit(args, words)
+        if args.backend == "ray":
+            require("ray", "ray")
+            options = ["--address", args.ray_address]
+            options += ["--cpus-per-actor", str(args.ray_cpus), "--gpus-per-actor", str(args.ray_gpus)]
+            program = f"-m loxodon.experiment.launch --backend ray {shlex.join(options[:2])}"
+            program = program.replace("--address", "--ray-address")
+            return cli.main(words, pool=functools.partial(ray_pool, options=options), program=program)
+    except ImportError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return cli.CONFIG_ERROR
+    return cli.main(words, program="-m loxodon.experiment.launch")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of this command; others are passed on."""
+    made = argparse.ArgumentParser(
+        prog="python -m loxodon.experiment.launch",
+        description="Start a learner and its actors. Other arguments are those of examples/run.py.",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--backend", choices=("local", "slurm", "ray"), default="local", help="where the processes run")
+    add("--actors", type=int, required=True, metavar="N", help="number of actor processes")
+    add("--slurm-partition", metavar="NAME", help="default: the cluster's")
+    add(
+        "--slurm-minutes",
+        type=int,
+        default=24 * 60,
+        metavar="N",
+        help="time limit per job; queued again after it",
+    )
+    add("--slurm-learner-gpus", type=int, default=1, metavar="N")
+    add("--slurm-actor-gpus", type=int, default=0, metavar="N")
+    add("--slurm-learner-cpus", type=int, default=8, metavar="N")
+    add("--slurm-actor-cpus", type=int, default=1, metavar="N")
+    add(
+        "--slurm-set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="e.g. slurm_account=lab; repeatable",
+    )
+    add("--slurm-cluster", choices=("slurm", "local"), default="slurm", help="local: try it on this machine")
+    add(
+        "--ray-address",
+        default="auto",
+        metavar="HOST:PORT",
+        help="auto: the running cluster; local: a new one here",
+    )
+    add("--ray-cpus", type=float, default=1.0, metavar="N", help="CPUs per actor")
+    add("--ray-gpus", type=float, default=0.0, metavar="N", help="GPUs per actor")
+    return made
+
+
+def _submit(args: argparse.Namespace, words: list[str]) -> int:
+    """Submit the jobs and say how to watch and end them."""
+    parsed = cli.parse(words)
+    try:
+        load_config(parsed.config, cli.overrides(parsed))
+    except ConfigError as error:
+        sys.stderr.write(f"config error: {error}\n")
+        return cli.CONFIG_ERROR
+    gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
+    exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
+    keep_pace_of_preset(exp)
+    pairs: list[tuple[str, Any]] = [tuple(text.split("=", 1)) for text in args.slurm_set]
+    options = SlurmOptions(
+        cluster=args.slurm_cluster,
+        partition=args.slurm_partition,
+        minutes=args.slurm_minutes,
+        learner_gpus=args.slurm_learner_gpus,
+        actor_gpus=args.slurm_actor_gpus,
+        learner_cpus=args.slurm_learner_cpus,
+        actor_cpus=args.slurm_actor_cpus,
+        more=dict(pairs),
+    )
+    jobs = submit(words, actor_words(words, exp), args.actors, exp.run_dir, options)
+    ids = [str(job.job_id) for job in jobs]
+    stop = "scancel" if args.slurm_cluster == "slurm" else "kill"
+    run_dir = shlex.quote(str(exp.run_dir))
+    sys.stdout.write(
+        f"learner  job {ids[0]}\nactors   jobs {' '.join(ids[1:])}\n"
+        f"logs     {Path(run_dir, 'logs', 'slurm')}/<job>/\n"
+        f"watch    python -m loxodon.experiment.status {run_dir}\n"
+        f"stop     {stop} {' '.join(ids)}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

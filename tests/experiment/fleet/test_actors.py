@@ -1,0 +1,216 @@
+"""`--actors N`: a learner and its actors as a user starts them, and as they are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loxodon.experiment.cli import main
+from loxodon.experiment.fleet.commands import actor_environment, actor_words, without
+
+SCRIPT = Path(__file__).parents[3] / "examples" / "run.py"
+LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.ckpt_interval=None"]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--actors", "0"], "--actors is 0, but must be at least 1. Fix: e.g. --actors 2."),
+        (
+            ["--actors", "2", "--mode", "collect"],
+            "does not go with --mode collect. Fix: leave one of the two",
+        ),
+        (["--actors", "2", "--mode", "both"], "does not go with --mode both. Fix: leave one of the two out"),
+        (["--actors", "two"], "invalid int value: 'two'. Fix: "),
+    ],
+)
+def test_wrong_command_lines(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--config", "tmaze", *words])
+    assert stopped.value.code == 2
+    assert part in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_config_shows_where_the_mode_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", "tiny.gin", "--actors", "2", "--print-config"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "Experiment.mode" in line]
+    assert line.split("#")[0].strip() == "Experiment.mode = 'learn'"
+    assert "`--actors 2`" in line
+
+
+def test_check_with_actors_builds_as_usual(tiny: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", "tiny.gin", "--actors", "2", "--check"]) == 0
+    assert "check passed" in capsys.readouterr().out
+    assert not tiny.run_dir.exists()
+
+
+def settings(**changes: Any) -> Any:
+    return SimpleNamespace(**{"async_env_workers": None, "replay_ratio": None, **changes})
+
+
+def test_an_actor_gets_the_words_of_its_learner() -> None:
+    words = [
+        "--config",
+        "a.gin",
+        "A.b=1",
+        "--actors=4",
+        "--resume",
+        "--seed",
+        "3",
+        "--mode",
+        "learn",
+        "--run-name",
+        "x",
+    ]
+    words += ["Experiment.val_interval=5", "Experiment.mode=learn"]
+    made = actor_words(words, settings())
+    assert made[:8] == ["--config", "a.gin", "A.b=1", "--seed", "3", "--run-name", "x", "--mode"]
+    assert made[8:] == [
+        "collect",
+        "Experiment.val_interval=None",
+        "Experiment.evaluate_at_end=False",
+        "Experiment.start_collecting_at_epoch=0",
+        "Experiment.replay_ratio=None",
+        "Experiment.torch_threads=1",
+    ]
+
+
+def test_threads_and_workers_of_actors_can_be_chosen() -> None:
+    assert "Experiment.torch_threads=1" not in actor_words(["Experiment.torch_threads=3"], settings())
+    shared = actor_words([], settings(), num_per_machine=10_000)
+    assert "Experiment.async_env_workers=1" in shared
+    for chosen in (settings(async_env_workers=7), settings()):
+        alone = actor_words([], chosen, num_per_machine=10_000 if chosen.async_env_workers else 1)
+        assert not any("async_env_workers" in word for word in alone)
+
+
+def test_options_and_overrides_are_taken_out_with_their_values() -> None:
+    words = ["--config", "a", "--seed", "1", "--seed=2", "--resume", "A.b=1", "A.bc=1"]
+    assert without(words, "--seed", "--resume", "A.b") == ["--config", "a", "A.bc=1"]
+
+
+def test_actors_do_not_take_themselves_for_ranks_of_the_learner() -> None:
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a", "ACCELERATE_USE_FSDP": "1"}
+    kept = {"ACCELERATE_USE_CPU": "1", "PATH": "p", "OMP_NUM_THREADS": "2"}
+    made = actor_environment({**launched, **kept})
+    assert kept.items() <= made.items()
+    assert not launched.keys() & made.keys()
+    assert actor_environment({})["OMP_NUM_THREADS"] == "1"
+
+
+# ---- real processes ----
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@contextmanager
+def running(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+    """examples/run.py with these words, and what it has printed so far; killed in the end."""
+    output = Path("output.txt")
+    command = [sys.executable, str(SCRIPT), "--config", "tiny.gin", *words]
+    with output.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield process, output.read_text
+    finally:
+        process.kill()
+        process.wait()
+
+
+def actor_pids(text: str) -> list[int]:
+    return [int(pid) for pid in re.findall(r"started.*: process (\d+)", text)]
+
+
+@pytest.mark.slow
+def test_a_killed_actor_comes_back_and_a_stopped_learner_leaves_nobody(tiny: Any) -> None:
+    with running("--actors", "2", "--seed", "1", *LONG) as (learner, output):
+        wait_for(lambda: len(tiny.actors()) == 2)
+        os.kill(actor_pids(output())[0], signal.SIGKILL)
+        wait_for(lambda: len(tiny.actors()) == 3)  # the new one collects
+        assert "actor 0 was killed by SIGKILL" in output()
+        wait_for(lambda: any("train/loss" in record for record in tiny.records()))
+        pids = actor_pids(output())
+        assert len(pids) == 3
+        learner.terminate()
+        start_s = time.monotonic()
+        assert learner.wait(20.0) == 0
+        assert time.monotonic() - start_s < 10.0
+        assert not any(is_alive(pid) for pid in pids)
+        assert "Stopped by SIGTERM in epoch" in output()
+    assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_1.log").read_text()
+    first = [tiny.records(name)[0]["collect/return"] for name in tiny.actors() if tiny.records(name)]
+    assert (
+        len({str(tiny.records(name)[:5]) for name in tiny.actors()}) == len(first) == 3
+    )  # each its own luck
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_its_actors_and_a_new_one_begins_with_its_own_data(tiny: Any) -> None:
+    for num_runs in (1, 2):
+        with running("--actors", "1") as (learner, output):
+            assert learner.wait(60.0) == 0
+        assert "run folder" in output()
+        assert not any(is_alive(pid) for pid in actor_pids(output()))
+        assert len(list((tiny.run_dir / "logs/actors").glob("actor_0*.log"))) == num_runs
+    assert "trajectories of an earlier run named 'tiny' were moved to buffer/superseded/" in output()
+    assert list((tiny.run_dir / "buffer/superseded").iterdir())
+
+
+@pytest.mark.slow
+def test_actors_end_with_a_learner_that_is_killed(tiny: Any) -> None:
+    with running("--actors", "1", *LONG) as (learner, output):
+        wait_for(tiny.actors)
+        learner.kill()
+        learner.wait()
+        wait_for(lambda: not any(is_alive(pid) for pid in actor_pids(output())), timeout_s=10.0)
+    assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_0.log").read_text()
+
+
+@pytest.mark.slow
+def test_actors_that_cannot_work_end_the_run_with_their_error(tiny: Any) -> None:
+    """The learner does not evaluate here, so the wrapper that only actors build fails in them alone."""
+    Path("broken.py").write_text(
+        "import gin\n@gin.configurable\nclass BrokenNoise:\n"
+        "    def __init__(self, *args):\n        raise ValueError('no luck today. Fix: none')\n"
+    )
+    Path("tiny.gin").write_text(
+        "import broken\n"
+        + Path("tiny.gin").read_text()
+        + "Experiment.exploration_wrapper_type = @BrokenNoise\n"
+    )
+    os.environ["PYTHONPATH"] = f"{Path.cwd()}:{(before := os.environ.get('PYTHONPATH', ''))}"
+    try:
+        with running("--actors", "1", *LONG) as (learner, output):
+            assert learner.wait(60.0) == 1
+    finally:
+        os.environ["PYTHONPATH"] = before
+    text = output()
+    assert "error: No actor is left: actor 0 ended with exit status 2" in text
+    assert "no luck today" in text
+    assert "Fix: mend what the log says, then run the same command with --resume" in text
+    assert "saved" in text
+    assert tiny.actors() == []

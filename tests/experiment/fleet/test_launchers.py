@@ -1,0 +1,192 @@
+"""The launchers for more machines, on one: submitit's local executor and a Ray cluster of this machine."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loxodon.experiment import launch
+from loxodon.experiment.fleet.extras import require
+from loxodon.experiment.fleet.slurm import Job, SlurmOptions, policy_time, submit
+
+WORDS = ["--actors", "2", "--config", "tiny.gin", "--seed", "3"]
+
+
+def has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def wait_until(condition: Any, timeout_s: float = 90.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(("backend", "package"), [("slurm", "submitit"), ("ray", "ray")])
+def test_a_missing_package_is_named_with_the_line_that_installs_it(
+    tiny: Any, backend: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert launch.main(["--backend", backend, *WORDS]) == 2
+    error = capsys.readouterr().err
+    assert f"needs {package}, which is not installed. Fix: pip install 'loxodon[{backend}]'" in error
+    assert not tiny.run_dir.exists()
+
+
+def test_an_optional_package_that_is_broken_itself_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_a_package.py").write_text("import nothing_of_this_name")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
+        require("half_a_package", "slurm")
+
+
+@pytest.mark.slow
+def test_nothing_optional_is_imported_unless_used(tmp_path: Path) -> None:
+    code = "import sys, loxodon.experiment.launch; print({'ray', 'submitit'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_wrong_config_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["--backend", "slurm", *WORDS, "Experiment.epoch=3"]) == 2
+    assert "Did you mean 'epochs'?" in capsys.readouterr().err
+
+
+# ---- Slurm ----
+
+
+class FakeExecutor:
+    """Takes jobs and settings and does nothing with them."""
+
+    def __init__(self, folder: Path, cluster: str) -> None:
+        self.settings: dict[str, Any] = {"folder": folder, "cluster": cluster}
+        self.jobs: list[tuple[Job, dict[str, Any]]] = []
+        self.num_batches = 0
+
+    def update_parameters(self, **settings: Any) -> None:
+        self.settings = {**self.settings, **settings}
+
+    def submit(self, job: Job) -> Any:
+        self.jobs.append((job, self.settings))
+        return SimpleNamespace(job_id=len(self.jobs))
+
+    def batch(self) -> Any:
+        self.num_batches += 1
+        return __import__("contextlib").nullcontext()
+
+
+def test_what_is_asked_of_slurm(tmp_path: Path) -> None:
+    made: list[FakeExecutor] = []
+
+    def make(**settings: Any) -> FakeExecutor:
+        made.append(FakeExecutor(**settings))
+        return made[0]
+
+    options = SlurmOptions(
+        partition="fast", minutes=30, learner_gpus=2, actor_cpus=3, more={"slurm_account": "lab"}
+    )
+    jobs = submit(["--actors", "2"], ["--mode", "collect"], 2, tmp_path / "run", options, make)
+    assert [job.job_id for job in jobs] == [1, 2, 3]
+    (learner, for_learner), (actor, for_actor), _ = made[0].jobs
+    assert (learner.words, actor.words) == (["--actors", "2"], ["--mode", "collect"])
+    both = {"slurm_partition": "fast", "timeout_min": 30, "slurm_account": "lab", "cluster": "slurm"}
+    assert both.items() <= for_learner.items()
+    assert both.items() <= for_actor.items()
+    assert (for_learner["gpus_per_node"], for_actor["gpus_per_node"]) == (2, 0)
+    assert (for_learner["cpus_per_task"], for_actor["cpus_per_task"]) == (8, 3)
+    assert made[0].num_batches == 1
+
+
+@pytest.mark.skipif(not has("submitit"), reason="needs submitit")
+def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    learner = Job(["--actors", "1"], run_dir, tmp_path, None)
+    assert learner.checkpoint().function.words == ["--actors", "1"]
+    folder = run_dir / "ckpts" / "training_states" / "run_epoch_3"
+    folder.mkdir(parents=True)
+    (folder / "COMPLETE").touch()
+    again = learner.checkpoint().function
+    assert again.words == ["--actors", "1", "--resume"]
+    assert again.checkpoint().function.words == ["--actors", "1", "--resume"]
+    assert Job(["--mode", "collect"], run_dir, tmp_path, None).checkpoint().function.words == [
+        "--mode",
+        "collect",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has("submitit"), reason="needs submitit")
+def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--backend", "slurm", "--slurm-cluster", "local", "--slurm-learner-gpus", "0", *WORDS]
+    done = subprocess.run(
+        [sys.executable, "-m", "loxodon.experiment.launch", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.fullmatch(
+        r"learner  job (\d+)\nactors   jobs (\d+) (\d+)\nlogs     runs/tiny/logs/slurm/<job>/\n"
+        r"watch    python -m loxodon.experiment.status runs/tiny\nstop     kill \1 \2 \3\n",
+        done.stdout,
+    )
+    assert found, done.stdout
+    results = [tiny.run_dir / "logs" / "slurm" / job / f"{job}_0_result.pkl" for job in found.groups()]
+    wait_until(lambda: all(path.exists() for path in results))
+    tiny.assert_it_has_trained(updates=8, num_actors=2)
+    log = (results[0].parent / f"{found[1]}_0_log.out").read_text()
+    assert "python -m loxodon.experiment.launch --backend slurm --config tiny.gin" in log
+    # An actor whose turn comes only now has nothing left to do.
+    late = Job(["--mode", "collect", "--config", "tiny.gin"], tiny.run_dir, Path.cwd(), None)
+    assert late() == 0
+    assert len(tiny.actors()) == 2
+    assert policy_time(tiny.run_dir) is not None
+
+
+# ---- Ray ----
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has("ray"), reason="needs ray")
+def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
+    words = ["--backend", "ray", "--ray-address", "local", "--ray-cpus", "0.1", *WORDS, "Experiment.epochs=4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "loxodon.experiment.launch", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert max(record["gradient_steps"] for record in tiny.records()) == 16
+    assert tiny.actors()
+    keeper = (tiny.run_dir / "logs/actors/ray_pool_0.log").read_text()
+    assert "actor 0 started: process" in keeper
+    assert "usage stats" not in keeper.lower()
+    assert "--backend ray --ray-address local --config tiny.gin" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has("ray"), reason="needs ray")
+def test_ray_reports_nothing_home() -> None:
+    code = (
+        "import os; os.environ['RAY_USAGE_STATS_ENABLED'] = '0'; from ray._common.usage import usage_lib; "
+        "print(usage_lib.usage_stats_enabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,220 @@
+"""Actors that die, hang and are left behind; here they are scripts of a few lines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loxodon.experiment.fleet.commands import actor_environment
+from loxodon.experiment.fleet.supervisor import ActorSupervisor, Patience
+
+FAST = Patience(first_wait_s=0.01, longest_wait_s=0.05, num_failures=3, poll_s=0.005, grace_s=5.0)
+LEASHED = "from loxodon.experiment.fleet import leash; leash.attach(); "
+FOREVER = "import time; print('at work', flush=True); time.sleep(60)"
+
+
+class Fleet:
+    """A supervisor and what it said and asked for."""
+
+    def __init__(self, folder: Path, code: str, num_actors: int = 1, **changes: Any) -> None:
+        self.lines: list[str] = []
+        self.is_stopping = False
+        self.has_failed = False
+        settings: dict[str, Any] = {
+            "say": self.lines.append,
+            "should_stop": lambda: self.is_stopping,
+            "on_failure": lambda: setattr(self, "has_failed", True),
+            "patience": FAST,
+            **changes,
+        }
+        command = [sys.executable, "-c", code]
+        self.supervisor = ActorSupervisor(
+            command, num_actors, folder, actor_environment(os.environ), **settings
+        )
+
+    def pids(self) -> list[int]:
+        return [int(line.split("process ")[1].split(",")[0]) for line in self.lines if "started" in line]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies, which nobody waits for in a container, count as gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_actors_that_keep_failing_are_given_up_with_the_end_of_their_log(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "print('the cause'); raise SystemExit(3)", num_actors=2)
+    with fleet.supervisor:
+        wait_for(lambda: fleet.has_failed)
+    failure = str(fleet.supervisor.failure)
+    assert "No actor is left: actor " in failure
+    assert "ended with exit status 3" in failure
+    assert "3 times in a row" in failure
+    assert "    the cause\n" in failure
+    assert "Fix: mend what the log says" in failure
+    assert len(fleet.pids()) == 6
+    assert sum("given up; 1 more go on" in line for line in fleet.lines) == 1
+    assert (tmp_path / "actor_0.log").read_text().count("==== start ") == 3
+
+
+def test_the_wait_before_a_restart_doubles_up_to_a_limit(tmp_path: Path) -> None:
+    patience = Patience(first_wait_s=0.01, longest_wait_s=0.04, num_failures=6, poll_s=0.005)
+    fleet = Fleet(tmp_path, "raise SystemExit(1)", patience=patience)
+    with fleet.supervisor:
+        wait_for(lambda: fleet.has_failed)
+    waits = [line.split("again in ")[1].split(" s")[0] for line in fleet.lines if "again in" in line]
+    assert waits == ["0.01", "0.02", "0.04", "0.04", "0.04"]
+
+
+def test_an_actor_that_lived_long_enough_starts_from_the_first_wait(tmp_path: Path) -> None:
+    patience = Patience(first_wait_s=0.01, num_failures=2, poll_s=0.005, healthy_s=0.0)
+    fleet = Fleet(tmp_path, "raise SystemExit(1)", patience=patience)
+    with fleet.supervisor:
+        wait_for(lambda: len(fleet.pids()) >= 4)
+    waits = {line.split("again in ")[1].split(",")[0] for line in fleet.lines if "again in" in line}
+    assert waits == {"0.01 s"}
+    assert not fleet.has_failed
+
+
+def test_a_wrong_config_is_not_tried_again(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "raise SystemExit(2)")
+    with fleet.supervisor:
+        wait_for(lambda: fleet.has_failed)
+    assert len(fleet.pids()) == 1
+
+
+def test_a_killed_actor_is_restarted_however_often(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, FOREVER)
+    with fleet.supervisor:
+        for number in range(1, 6):
+            wait_for(lambda number=number: len(fleet.pids()) == number)  # type: ignore[misc]
+            os.kill(fleet.pids()[-1], signal.SIGKILL)
+        wait_for(lambda: len(fleet.pids()) == 6)
+    assert sum("was killed by SIGKILL" in line for line in fleet.lines) == 5
+    assert not fleet.has_failed
+    assert not any(is_alive(pid) for pid in fleet.pids())
+
+
+def test_a_program_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.supervisor.command = ["no-such-program"]
+    with fleet.supervisor:
+        wait_for(lambda: fleet.has_failed)
+    assert "could not be started" in str(fleet.supervisor.failure)
+    assert "Fix: make sure that no-such-program" in str(fleet.supervisor.failure)
+
+
+def test_logs_of_earlier_runs_are_kept(tmp_path: Path) -> None:
+    for _ in range(7):
+        fleet = Fleet(tmp_path, FOREVER)
+        with fleet.supervisor:
+            wait_for(lambda pids=fleet.pids: bool(pids()))  # type: ignore[misc]
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == [*(f"actor_0.{i}.log" for i in range(1, 6)), "actor_0.log"]
+
+
+def test_actors_start_when_they_may(tmp_path: Path) -> None:
+    allowed: list[bool] = []
+    fleet = Fleet(tmp_path, FOREVER, may_start=lambda: bool(allowed))
+    with fleet.supervisor:
+        time.sleep(0.1)
+        assert fleet.pids() == []
+        allowed.append(True)
+        wait_for(lambda: len(fleet.pids()) == 1)
+
+
+def test_actors_are_told_at_once_when_the_run_is_to_stop(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, FOREVER, num_actors=2)
+    with fleet.supervisor:
+        wait_for(lambda: len(fleet.pids()) == 2)
+        fleet.is_stopping = True
+        wait_for(lambda: not any(is_alive(pid) for pid in fleet.pids()))
+        time.sleep(0.1)
+    assert len(fleet.pids()) == 2
+
+
+def test_an_actor_that_ignores_the_request_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    code = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    patience = Patience(poll_s=0.005, grace_s=0.2)
+    fleet = Fleet(tmp_path, code, patience=patience)
+    log = tmp_path / "actor_0.log"
+    with fleet.supervisor:
+        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
+        start_s = time.monotonic()
+    assert time.monotonic() - start_s < 3.0
+    grandchild = int(log.read_text().splitlines()[1])
+    wait_for(lambda: not is_alive(fleet.pids()[0]) and not is_alive(grandchild))
+
+
+def test_an_exception_in_the_learner_ends_the_actors(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, FOREVER)
+
+    def learn() -> None:
+        with fleet.supervisor:
+            wait_for(lambda: len(fleet.pids()) == 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        learn()
+    assert not is_alive(fleet.pids()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_forked_worker", [False, True])
+def test_actors_end_when_the_learner_is_killed(tmp_path: Path, has_forked_worker: bool) -> None:
+    """A forked worker of the learner that outlives it must not hold the actors."""
+    learner = f"""
+        import multiprocessing, os, sys, time
+        from pathlib import Path
+        from loxodon.experiment.fleet.commands import actor_environment
+        from loxodon.experiment.fleet.supervisor import ActorSupervisor
+        code = {LEASHED + FOREVER!r}
+        def say(line): print(line, flush=True)
+        settings = dict(say=say, should_stop=lambda: False, on_failure=lambda: None)
+        command, folder = [sys.executable, "-c", code], Path({str(tmp_path)!r})
+        with ActorSupervisor(command, 1, folder, actor_environment(os.environ), **settings):
+            if {has_forked_worker}:
+                multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)).start()
+            time.sleep(60)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(learner)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        actor = int(process.stdout.readline().split("process ")[1].split(",")[0])
+        wait_for(lambda: "at work" in (tmp_path / "actor_0.log").read_text())
+        process.kill()
+        process.wait()
+        wait_for(lambda: not is_alive(actor), timeout_s=10.0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
