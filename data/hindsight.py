@@ -135,20 +135,21 @@ class HindsightRelabeler(Relabeler):
         return traj if new_goals is None else self.with_goals(traj, new_goals)
 
     def with_goals(self, traj: Trajectory, goals: Array) -> Trajectory:
-        """Return the trajectory that the same actions give under other goals, (k, D)."""
-        num_steps = len(traj)
-        old_times = self._reach_times(traj.obs[self.achieved_key], self.goals_of(traj))
-        new_times = self._reach_times(traj.obs[self.achieved_key], goals)
-        is_complete = len(new_times) == len(goals)
-        if is_complete:
-            num_steps = new_times[-1]
+        """Return the trajectory that the same actions give under other goals, (k, D).
+
+        One that had reached all its goals, and now does not, looks like cut off by a time limit.
+        """
+        achieved, old_goals = traj.obs[self.achieved_key], self.goals_of(traj)
+        old_times, new_times = self._reach_times(achieved, old_goals), self._reach_times(achieved, goals)
+        was_complete, is_complete = len(old_times) == len(old_goals), len(new_times) == len(goals)
+        num_steps = new_times[-1] if is_complete else len(traj)
         cut = traj.slice(0, num_steps)
         was_reached, is_reached = _mark(old_times, num_steps), _mark(new_times, num_steps)
         rews = self.edit_rewards(cut, was_reached, is_reached)
         rl2s, dones = cut.rl2s.copy(), cut.dones.copy()
         rl2s[1:, :1] = rews
-        if is_complete:
-            dones[-1] = True
+        if was_complete or is_complete:
+            dones[-1] = is_complete
         shown = self.show_goals(goals, _count(is_reached)).reshape(cut.obs[self.goals_key].shape)
         obs = {**cut.obs, self.goals_key: shown.astype(traj.obs[self.goals_key].dtype, copy=False)}
         return dataclasses.replace(cut, obs=obs, rl2s=rl2s, rews=rews, dones=dones)
@@ -161,11 +162,10 @@ class HindsightRelabeler(Relabeler):
         times: list[int] = []
         now = 0
         for goal in goals:
-            hits = self.is_reached(achieved[now + 1 :], goal)
-            first = int(hits.argmax()) if len(hits) else 0
-            if not len(hits) or not hits[first]:
+            hits = np.flatnonzero(self.is_reached(achieved[now + 1 :], goal))
+            if not len(hits):
                 break
-            now += 1 + first
+            now += 1 + int(hits[0])
             times.append(now)
         return times
 

@@ -18,6 +18,7 @@ from .trajectory import Array, Trajectory
 
 _NO_LIMIT = np.iinfo(np.int64).max
 _FIRST_CAPACITY = 128  # timesteps
+_PER_TRANSITION = ("actions", "rews", "dones")
 
 
 class WritingClock:
@@ -44,8 +45,12 @@ class WritingClock:
 
 
 class _Piece(NamedTuple):
-    traj: Trajectory
-    traj_id: str
+    """One finished piece on its way to the thread: rows of the columns, and what its file is named after."""
+
+    arrays: dict[str, Array]
+    env_name: str
+    policy_version: int | None
+    number: int
     unix_time: float
 
 
@@ -292,31 +297,36 @@ class TrajectoryWriter:
             self._next_full = min(self._next_full, self._now + min(limits.tolist(), default=_NO_LIMIT))
 
     def _cut(self, row: int) -> _Piece:
-        """Copy the running piece of one environment out of the columns and give it an id and a time."""
+        """Copy the running piece of one environment out of the columns; all else is left to the thread."""
         columns, start, stop = self._columns, int(self._starts[row]), self._now
-        traj = Trajectory(
-            obs={key: columns[f"obs/{key}"][start : stop + 1, row].copy() for key in self._obs_keys},
-            rl2s=columns["rl2s"][start : stop + 1, row].copy(),
-            time_idxs=columns["time_idxs"][start : stop + 1, row].copy(),
-            actions=columns["actions"][start:stop, row].copy(),
-            rews=columns["rews"][start:stop, row].copy(),
-            dones=columns["dones"][start:stop, row].copy(),
-            env_name=self._env_names[row],
-            policy_version=self.policy_version,
-        )
-        label = f"{self._seed} {self._actor_id} {self._num_pieces}".encode()
+        arrays = {
+            name: column[start : stop if name in _PER_TRANSITION else stop + 1, row].copy()
+            for name, column in columns.items()
+        }
         self._num_pieces += 1
-        traj_id = hashlib.blake2b(label, digest_size=4).hexdigest()
-        return _Piece(traj, traj_id, self._clock.now_us() / 1e6)
+        number, time_us = self._num_pieces - 1, self._clock.now_us()
+        return _Piece(arrays, self._env_names[row], self.policy_version, number, time_us / 1e6)
 
     def _submit(self, pieces: list[_Piece]) -> None:
         if pieces or self._queue.has_failed:
             self._queue.submit(pieces)
 
     def _save(self, piece: _Piece) -> None:
-        save_trajectory(
-            self.folder, piece.traj, save_as=self._save_as, traj_id=piece.traj_id, unix_time=piece.unix_time
+        arrays = dict(piece.arrays)
+        obs = {key: arrays.pop(f"obs/{key}") for key in self._obs_keys}
+        traj = Trajectory(
+            obs=obs,
+            rl2s=arrays["rl2s"],
+            time_idxs=arrays["time_idxs"],
+            actions=arrays["actions"],
+            rews=arrays["rews"],
+            dones=arrays["dones"],
+            env_name=piece.env_name,
+            policy_version=piece.policy_version,
         )
+        label = f"{self._seed} {self._actor_id} {piece.number}".encode()
+        traj_id = hashlib.blake2b(label, digest_size=4).hexdigest()
+        save_trajectory(self.folder, traj, save_as=self._save_as, traj_id=traj_id, unix_time=piece.unix_time)
 
     def _explain(self, error: Exception, num_pending: int) -> Exception:
         if not isinstance(error, OSError):

@@ -157,11 +157,12 @@ class EpsilonGreedy(ExplorationWrapper):
         super().__init__(action_space, num_envs, seed, randomize_eps)
         _check_schedule("EpsilonGreedy", action_space, steps_anneal, eps_start=eps_start, eps_end=eps_end)
         self.eps_start, self.eps_end, self.steps_anneal = eps_start, eps_end, steps_anneal
+        self._levels = np.empty(num_envs)
 
     def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
         """The same level for all, eps_start + (eps_end - eps_start) * calls / steps_anneal, clamped."""
-        level = _anneal(self.eps_start, self.eps_end, self.num_calls / self.steps_anneal)
-        return np.full(self.num_envs, level)
+        self._levels.fill(_anneal(self.eps_start, self.eps_end, self.num_calls / self.steps_anneal))
+        return self._levels
 
 
 @gin.configurable(denylist=_CODE_SUPPLIED)

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from ..agents import BaseAgent
-from ..envs import ExplorationWrapper, ReturnHistory, SpecialMetricHistory
+from ..envs import ExplorationWrapper, ReturnHistory, SpecialMetricHistory, is_text
 from .sink import Arrays, Sink
 
 
@@ -98,6 +98,8 @@ class Collector:
         self.action_dim = (
             int(space.n) if isinstance(space, spaces.Discrete) else int((space.shape or (0,))[0])
         )
+        # Neither tensors nor files of plain arrays can hold texts.
+        self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
         self.state: RolloutState | None = None
 
     def restart(self, seed: int | None) -> None:
@@ -108,7 +110,7 @@ class Collector:
         self.histories.returns.restart()
         obs, _ = self.envs.reset(seed=seed)
         self.state = RolloutState(
-            obs=_numbers(obs),
+            obs=self._numbers(obs),
             rl2s=np.zeros((self.num_envs, 1 + self.action_dim), dtype=np.float32),
             time_idxs=np.zeros((self.num_envs, 1), dtype=np.int64),
             env_names=list(self.envs.env_names),
@@ -203,7 +205,7 @@ class Collector:
         obs, rewards, terminated, truncated, infos = (
             self.envs.step_wait() if self._is_async else self.envs.step(actions)
         )
-        obs, ended, ignored = _numbers(obs), terminated | truncated, infos.get("_ignore")
+        obs, ended, ignored = self._numbers(obs), terminated | truncated, infos.get("_ignore")
         fresh = ended if ignored is None else ended | ignored
         self._count(rewards, ended, ignored, state.env_names, infos, quota)
         # New arrays every step: the hidden state may still refer to the previous ones.
@@ -230,6 +232,10 @@ class Collector:
             self.exploration.on_episode_end(fresh)
         if self.sink is not None:
             self.sink.begin(np.flatnonzero(fresh), obs, rl2s, time_idxs, state.env_names)
+
+    def _numbers(self, obs: Arrays) -> Arrays:
+        """The observations without texts."""
+        return obs if len(obs) == len(self._keys) else {key: obs[key] for key in self._keys}
 
     def _rl2s(self, rewards: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """(N, 1+A) float32: rewards, then actions, discrete ones as one-hot."""
@@ -284,13 +290,6 @@ def episode_shares(episodes: int, num_envs: int) -> np.ndarray:
     shares = np.full(num_envs, episodes // num_envs, dtype=np.int64)
     shares[: episodes % num_envs] += 1
     return shares
-
-
-def _numbers(obs: Arrays) -> Arrays:
-    """The observations without texts, which neither tensors nor files of plain arrays can hold."""
-    if any(value.dtype.hasobject for value in obs.values()):
-        return {key: value for key, value in obs.items() if not value.dtype.hasobject}
-    return obs
 
 
 def _true_next_obs(obs: Arrays, infos: dict[str, Any], ended: np.ndarray) -> Arrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loxodon.data import HindsightRelabeler, NoOpRelabeler, Trajectory
+from loxodon.data import DiskTrajDataset, HindsightRelabeler, NoOpRelabeler, Trajectory, save_trajectory
 from loxodon.envs import MazeRunner
 
 ARRAYS = ("rl2s", "time_idxs", "actions", "rews", "dones")
@@ -186,6 +187,12 @@ def test_its_own_goals_change_nothing() -> None:
     assert_same(relabeler.with_goals(traj, relabeler.goals_of(traj)), traj)
 
 
+def test_a_success_under_goals_that_it_missed_is_an_episode_cut_off() -> None:
+    traj = walk(LINE, [0.2, 0.5], reached_at=(2, 5))
+    relabelled = HindsightRelabeler().with_goals(traj, np.array([[0.2], [FAR]], np.float32))
+    assert_same(relabelled, walk(LINE, [0.2, FAR], reached_at=(2,)))
+
+
 def test_other_rewards_and_other_endings_stay() -> None:
     costs = np.full((5, 1), -0.25, np.float32)
     costs[1] += 1
@@ -217,6 +224,37 @@ def test_the_form_of_actions_does_not_matter_and_nothing_is_written_to(actions: 
     assert relabelled.actions.dtype == actions.dtype
     for name, value in arrays_of(traj).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("save_as", ["npz", "npz-compressed", "traj"])
+def test_windows_of_stored_episodes_are_relabelled(save_as: str, tmp_path: Path) -> None:
+    env, rng, episodes = MazeRunner(7, 2, 30), np.random.default_rng(0), {}
+    dataset = DiskTrajDataset(relabeler=HindsightRelabeler(strategy="final"))
+    dataset.configure(
+        max_seq_len=30,
+        padded_sampling="none",
+        has_edit_rights=True,
+        default_root=str(tmp_path),
+        default_name="d",
+    )
+    folder = dataset.save_new_trajs_to
+    assert folder is not None
+    for seed in range(5):
+        traj = play(env, seed, rng.integers(5, size=30))
+        episodes[traj.obs["sensors"][:2].tobytes()] = seed, traj
+        save_trajectory(folder, traj, save_as=save_as, traj_id=f"{seed:08x}", unix_time=1e9 + seed)
+    dataset.refresh()
+    try:
+        for _ in range(40):
+            window = dataset.sample_random_trajectory(rng)  # long enough for the whole episode
+            seed, traj = episodes[window.obs["sensors"][:2].tobytes()]
+            played = play(env, seed, traj.actions[:, 0], window.obs["goals"][0])
+            assert played.dones[-1]
+            actions = window.actions if window.actions.shape[1] == 1 else window.actions.argmax(1)[:, None]
+            np.testing.assert_array_equal(actions, played.actions)
+            assert_same(dataclasses.replace(window, actions=played.actions), played)
+    finally:
+        dataset.close()
 
 
 def test_the_share_that_is_relabelled() -> None:
