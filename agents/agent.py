@@ -228,7 +228,6 @@ class Agent(BaseAgent):
     def after_update(self) -> None:
         """Move running statistics, then the target networks by tau."""
         super().after_update()
-        self.popart.commit()
         for online, target in ((self.actor, self.target_actor), (self.critics, self.target_critics)):
             torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), self.tau)
 

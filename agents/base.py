@@ -12,14 +12,24 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from ..data import Batch
-from ..nets import Categorical, PolicyDistribution, RunningNorm, TanhGaussian, TrajEncoder, TstepEncoder
+from ..nets import (
+    Categorical,
+    PolicyDistribution,
+    RunningStatistics,
+    TanhGaussian,
+    TrajEncoder,
+    TstepEncoder,
+    sum_over_processes,
+)
 
 
 @dataclass(frozen=True)
 class LossTerms:
     """Losses before any mean, so that masks can be edited and micro-batches weighted.
 
-    actor: (B, L, G, 1) float. critic: (B, L, C, G, 1) float. metrics: scalar tensors by name.
+    actor: (B, L, G, 1) float. critic: (B, L, C, G, 1) float. metrics: scalar tensors by name; of several
+    processes the mean is reported, weighted by real timesteps, and of names that end in `_min` or `_max` the
+    extreme.
     """
 
     actor: Tensor
@@ -120,7 +130,8 @@ class BaseAgent(nn.Module, ABC):
         return [p for p in self.parameters() if p.requires_grad]
 
     def after_update(self) -> None:
-        """Once per optimizer step, after it: let running statistics move."""
-        for module in self.modules():
-            if isinstance(module, RunningNorm):
-                module.commit()
+        """Once per optimizer step, after it, in all training processes: let running statistics move."""
+        statistics = [module for module in self.modules() if isinstance(module, RunningStatistics)]
+        sum_over_processes(statistics)
+        for module in statistics:
+            module.commit()

@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import gin
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from gymnasium import spaces
 
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
@@ -34,13 +35,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loxodon")
 _NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode
+_LONGEST_WAIT = timedelta(minutes=30)  # of a process for another one that evaluates or writes a checkpoint
 
 
 def make_accelerator(mixed_precision: str) -> Accelerator:
     """Accelerate's view of devices and processes. Accumulation is the learner's own, so it is off here."""
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed_precision:
         AcceleratorState._reset_state()  # an earlier Experiment of this process had another precision
-    return Accelerator(mixed_precision=mixed_precision)
+    waits = InitProcessGroupKwargs(timeout=_LONGEST_WAIT)
+    accelerator = Accelerator(mixed_precision=mixed_precision, kwargs_handlers=[waits])
+    if not accelerator.is_main_process:
+        logger.setLevel(logging.WARNING)
+    asked_for_more = {"MASTER_PORT", "ACCELERATE_USE_CPU"} <= os.environ.keys() and "RANK" not in os.environ
+    if asked_for_more and accelerator.num_processes == 1:
+        logger.warning(
+            "The launcher was asked for several processes but has started only this one, as "
+            "`accelerate launch --cpu` does without MPI. Fix: ACCELERATE_USE_CPU=true accelerate launch "
+            "--multi_gpu --num_processes 2 ... starts two on the CPU."
+        )
+    return accelerator
 
 
 def agree_on_seed(seed: int | None, accelerator: Accelerator) -> int:
@@ -63,7 +76,8 @@ def seed_process(exp: Experiment) -> None:
     """Seed the global generators; every process builds the same weights."""
     if exp.seed is None:
         logger.info("Experiment.seed was not set; this run uses seed %d", exp.run_seed)
-    torch.use_deterministic_algorithms(exp.deterministic)
+    if exp.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports much
+        torch.use_deterministic_algorithms(exp.deterministic)
     seed_global_generators(derive_seed(exp.run_seed, "model"))
 
 
@@ -264,11 +278,13 @@ def build_logger(exp: Experiment) -> MetricLogger:
         "job_type": exp.mode,
         "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed},
     }
+    uses_wandb = exp.accelerator.is_main_process and (exp.log_to_wandb or exp.artifacts.needs_wandb)
     return MetricLogger(
         exp.run_dir,
         file_name=f"metrics_collect_{platform.node()}_{os.getpid()}.jsonl" if collects else "metrics.jsonl",
         tensorboard=exp.log_to_tensorboard and not collects,
-        wandb=wandb if exp.log_to_wandb and exp.accelerator.is_main_process else None,
+        wandb=wandb if uses_wandb else None,
+        wandb_metrics=exp.log_to_wandb,
     )
 
 
@@ -284,32 +300,25 @@ def store_config(exp: Experiment) -> None:
     write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
 
 
-def average_over_processes(metrics: dict[str, float], accelerator: Accelerator) -> dict[str, float]:
-    """Mean of each figure over the processes that have it."""
-    if accelerator.num_processes == 1:
-        return metrics
-    every: list[dict[str, float]] = gather_object([metrics])
-    names = sorted({name for one in every for name in one})
-    return {name: float(np.mean([one[name] for one in every if name in one])) for name in names}
-
-
 def summarize(exp: Experiment) -> str:
     """A few lines on what runs where."""
     num_params = sum(p.numel() for p in exp.policy.trainable_params())
     envs = f"{exp.parallel_actors} x {exp.env_mode}" if exp.train_envs is not None else "none for training"
     observations = ", ".join(f"{key} {space}" for key, space in exp.obs_space.spaces.items())
     updates = exp.train_batches_per_epoch // exp.batches_per_update
+    processes = exp.accelerator.num_processes
+    num_steps = processes * exp.parallel_actors * exp.train_timesteps_per_epoch
+    num_sequences = processes * exp.batch_size * exp.batches_per_update
     lines = {
         "run": f"{exp.run_dir} (mode {exp.mode}, seed {exp.run_seed})",
-        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, "
-        f"{exp.accelerator.num_processes} process(es)",
+        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {processes} process(es)",
         "environments": envs,
         "observations": observations,
         "actions": str(exp.action_space),
         "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, "
         f"sequences up to {exp.max_seq_len} steps",
-        "epoch": f"{exp.parallel_actors * exp.train_timesteps_per_epoch:,} env steps, {updates:,} updates of "
-        f"{exp.batch_size * exp.batches_per_update} sequences; {exp.epochs} epochs",
+        "epoch": f"{num_steps:,} env steps, {updates:,} updates of {num_sequences} sequences; "
+        f"{exp.epochs} epochs",
         "dataset": f"{type(exp.dataset).__name__} {exp.dataset.save_new_trajs_to or ''}".rstrip(),
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
@@ -325,4 +334,5 @@ def close(exp: Experiment) -> None:
         if envs is not None:
             envs.close()
     exp.train_envs = exp.val_envs = None
+    exp.artifacts.close(exp.stop.requested())
     exp.metric_logger.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from . import building
+from .processes import gather, merge_episodes
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -29,8 +29,9 @@ def collect(exp: Experiment) -> dict[str, float]:
     taken = collector.collect(exp.train_timesteps_per_epoch)
     collector.wait()
     elapsed_s = time.perf_counter() - start_s
-    exp.env_steps += taken * exp.accelerator.num_processes
-    metrics = building.average_over_processes(collector.histories.summary("collect"), exp.accelerator)
+    taken = sum(gather(taken, exp.accelerator))  # all processes; a stopped one took fewer
+    exp.env_steps += taken
+    metrics = merge_episodes(collector.histories, exp.accelerator).summary("collect")
     collector.histories.clear()
     exp.log({**metrics, "time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s})
     if "collect/return" in metrics:

@@ -39,6 +39,8 @@ def _redirect(config: LoadedConfig, folder: str) -> None:
         "ckpt_base_dir": folder,
         "mode": "both",
         "log_to_wandb": False,
+        "artifact_store": None,
+        "restore_from": None,
         "verbose": False,
         "train_timesteps_per_epoch": _FEW_STEPS,
         "val_timesteps_per_epoch": _FEW_STEPS,

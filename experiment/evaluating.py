@@ -12,6 +12,7 @@ import torch
 from . import building
 from .collector import Collector, Histories
 from .policy_files import PolicyInfo
+from .processes import any_process
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -64,7 +65,8 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     start_s = time.perf_counter()
     seed = building.stream_seed(exp, "val", exp.epoch)
     metrics = exp.evaluator.evaluate(exp.val_envs, exp.val_timesteps_per_epoch, seed=seed)
-    if exp.stop.requested():  # cut short: the figures would favour short episodes
+    # Cut short, the figures would favour short episodes.
+    if any_process(exp.stop.requested(), exp.accelerator):
         return {}
     named = {f"val/{name}": value for name, value in metrics.items()}
     exp.last_val_metrics = named
@@ -78,6 +80,7 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
             if exp.accelerator.is_main_process:
                 info = PolicyInfo(exp.policy_version, exp.epoch, False)
                 exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
+                exp.artifacts.store_best(exp)
     return named
 
 

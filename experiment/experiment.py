@@ -17,6 +17,8 @@ from torch import Tensor
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch
 from . import building, collecting, evaluating, loop, resume
+from .artifacts.publishing import Publisher
+from .artifacts.restoring import restore_if_asked
 from .checkpoints import CheckpointManager
 from .collector import Collector, Histories
 from .console import ConsoleView
@@ -27,6 +29,7 @@ from .logs import MetricLogger
 from .metadata import check_policy, policy_facts
 from .overlap import OverlappedCollector
 from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
+from .processes import merge_episodes
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .validate import check_settings
@@ -89,6 +92,7 @@ class Experiment(Settings):
         self.init_model()
         self.init_checkpoints()
         self.init_logger()
+        restore_if_asked(self)
         self.view.say(self.summary())
 
     def init_dsets(self) -> None:
@@ -153,6 +157,7 @@ class Experiment(Settings):
 
     def init_logger(self) -> None:
         """Prepare metric files and store the config."""
+        self.artifacts = Publisher(self)
         self.metric_logger: MetricLogger = building.build_logger(self)
         building.store_config(self)
 
@@ -242,8 +247,8 @@ class Experiment(Settings):
         return context
 
     def policy_metrics(self, histories: Histories) -> dict[str, float]:
-        """Hook: figures of a rollout, averaged over processes; empty when no episode ended."""
-        return building.average_over_processes(histories.summary(""), self.accelerator)
+        """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""
+        return merge_episodes(histories, self.accelerator).summary("")
 
     def x_axis_metrics(self) -> dict[str, int]:
         """What every record carries: where the run stands."""

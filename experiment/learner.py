@@ -12,13 +12,16 @@ import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch
+from .processes import merge_metrics
 
 EditMask = Callable[[Batch, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
 _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
+_LOSSES, _COUNTS = ("loss", "actor_loss", "critic_loss"), ("batch_timesteps", "batch_places")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class LossWeights:
     """What belongs to one micro-batch: which timesteps count, and how many count in the whole update.
 
     Masks are (B, L, 1) bool, True where the loss counts. Counts are float scalars over all micro-batches of
-    the update (and the mean over processes, because gradients are averaged over processes).
+    the update, and the mean over processes, because gradients are averaged over processes.
     """
 
     actor_mask: Tensor
@@ -104,6 +107,10 @@ def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
 class Learner:
     """Holds the optimizer side of an agent and applies updates.
 
+    Processes that train together take the same steps: each update is that of one process with all their
+    batches. What the losses draw at random (critic subsets, sampled actions, dropout) each process draws for
+    itself, just as it is drawn anew for each of several micro-batches.
+
     Args:
         agent: the agent itself; targets and statistics move in its `after_update`.
         model: what is called for the loss: the agent as Accelerate prepared it.
@@ -137,13 +144,20 @@ class Learner:
         self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip
         self.gradient_steps = 0
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._is_new = True
+        if isinstance(model, DistributedDataParallel):
+            # Buffers are statistics that the agent merges; DDP would replace them by those of one process
+            # before every forward pass. Set here, since its constructor's flag has changed its name.
+            model.broadcast_buffers = False
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
     def update(self, micro_batches: Sequence[Batch], with_metrics: bool = False) -> dict[str, Tensor]:
-        """One optimizer step on all micro-batches together; returns scalar tensors on the device.
+        """One optimizer step on all micro-batches together; returns scalar tensors.
 
-        Equals one step on a single batch that holds all their sequences.
+        Equals one step on a single batch that holds all their sequences, those of all processes. Figures are
+        of this process's share (the losses of all processes have the update's loss as their mean), or with
+        `with_metrics` of all processes together.
         """
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
         weights = self._weigh(batches)
@@ -155,6 +169,8 @@ class Learner:
                 self.accelerator.backward(result.total)
             self._report(batch, weight, result)
             results.append(result)
+        if self._is_new:
+            self._check_gradients()
         grad_norm = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps)
         for group in self.optimizer.param_groups:
@@ -170,8 +186,21 @@ class Learner:
             "critic_loss": torch.stack([r.critic.detach() for r in results]).sum(),
         }
         if with_metrics:
-            metrics |= self._details(batches, results[-1].metrics, grad_norm)
+            metrics = self._with_details(metrics | results[-1].metrics, batches, grad_norm)
         return metrics
+
+    def _check_gradients(self) -> None:
+        """After the first backward pass: processes wait for the gradient of every parameter."""
+        self._is_new = False
+        if self.accelerator.num_processes == 1:
+            return
+        idle = [name for name, p in self.agent.named_parameters() if p.requires_grad and p.grad is None]
+        if idle:
+            raise ValueError(
+                f"The loss does not depend on these parameters: {', '.join(idle)}. One process can train so, "
+                "several cannot, because they wait for each other's gradients of all parameters. Fix: switch "
+                "off what has no weight in the loss, or freeze these with requires_grad_(False)."
+            )
 
     def _report(self, batch: Batch, weights: LossWeights, result: LossResult) -> None:
         """Tell the dataset how badly the critics predict each sequence of a batch."""
@@ -184,30 +213,38 @@ class Learner:
                 "DiskTrajDataset.priority_exponent = None."
             )
         priorities = sequence_priorities(result.squared_errors, weights.critic_mask)
-        self.report_priorities(batch.sources.cpu().numpy(), priorities.cpu().numpy())
+        # Every process draws by priorities, so every one hears of all sequences.
+        sources, priorities = self.accelerator.gather((batch.sources, priorities))
+        self.report_priorities(sources.cpu().numpy(), priorities.cpu().numpy())
 
     def _weigh(self, batches: Sequence[Batch]) -> list[LossWeights]:
         masks = [(self.edit_actor_mask(b, b.mask), self.edit_critic_mask(b, b.mask)) for b in batches]
         counts = torch.stack([torch.stack([a.sum(), c.sum()]) for a, c in masks]).sum(0).float()
-        if self.accelerator.num_processes > 1:
-            counts = self.accelerator.reduce(counts, reduction="mean")
-        counts = _at_least_one(counts)
+        if (processes := self.accelerator.num_processes) > 1:
+            counts = _at_least_one(self.accelerator.reduce(counts, reduction="sum")) / processes
+        else:
+            counts = _at_least_one(counts)
         return [LossWeights(a, c, counts[0], counts[1]) for a, c in masks]
 
-    def _details(
-        self, batches: Sequence[Batch], metrics: dict[str, Tensor], grad_norm: Tensor | None
+    def _with_details(
+        self, metrics: dict[str, Tensor], batches: Sequence[Batch], grad_norm: Tensor | None
     ) -> dict[str, Tensor]:
-        real = torch.stack([b.mask.sum() for b in batches]).sum()
-        steps = sum(b.mask.numel() for b in batches)
-        details = {
-            "learning_rate": torch.tensor(self.optimizer.param_groups[0]["lr"]),
-            "batch_timesteps": real,
-            "batch_padded_share": 1.0 - real / steps,
-            "sequence_length": torch.tensor(max(b.mask.shape[1] for b in batches)),
-        }
+        """The figures of all processes. The agent's own are of the last micro-batch, and weigh so."""
+        details = {k: v.detach() for k, v in metrics.items() if v.numel() == 1}
+        details["batch_timesteps"] = torch.stack([b.mask.sum() for b in batches]).sum()
+        details["batch_places"] = torch.tensor(sum(b.mask.numel() for b in batches))
+        details["sequence_length_max"] = torch.tensor(max(b.mask.shape[1] for b in batches))
+        if self.accelerator.num_processes > 1:
+            own = {name: value.item() for name, value in details.items()}
+            weight = batches[-1].mask.sum().item()
+            merged = merge_metrics(own, weight, self.accelerator, sums=_COUNTS, shares=_LOSSES)
+            details = {name: torch.tensor(value) for name, value in merged.items()}
+        details["batch_padded_share"] = 1.0 - details["batch_timesteps"] / details.pop("batch_places")
+        details["sequence_length"] = details.pop("sequence_length_max")
+        details["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
         if grad_norm is not None:
             details["grad_norm"] = grad_norm.detach()
-        return {**{k: v.detach() for k, v in metrics.items() if v.numel() == 1}, **details}
+        return details
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and loss scaler; tensors and plain values only, so that a safe load can read it back."""

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .wandb_run import WandbRun
+
 logger = logging.getLogger("loxodon")
 
 
@@ -36,6 +38,7 @@ class MetricLogger:
         file_name: name of the JSONL file in `logs/`.
         tensorboard: False never writes TensorBoard files; True writes them when tensorboard is installed.
         wandb: arguments of `wandb.init`, or None to leave Weights & Biases alone.
+        wandb_metrics: False keeps the figures from Weights & Biases, whose run is then there for artifacts.
     """
 
     def __init__(
@@ -45,14 +48,16 @@ class MetricLogger:
         file_name: str = "metrics.jsonl",
         tensorboard: bool = True,
         wandb: dict[str, Any] | None = None,
+        wandb_metrics: bool = True,
     ) -> None:
         self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
-        self._wants_tensorboard, self._wandb_args = tensorboard, wandb
+        self._wants_tensorboard, self._wandb_metrics = tensorboard, wandb_metrics
+        self._wandb = None if wandb is None else WandbRun(run_dir, wandb)
         self._resume_at: int | None = None
-        self._wandb_id: str | None = None
+        self._wandb_id: str | None = None  # of an earlier process, kept even if this one does not use wandb
+        self._num_records = 0  # logged so far by this run, by earlier processes too
         self._is_open = False
         self._tensorboard: Any = None
-        self._wandb: Any = None
 
     def log(self, metrics: dict[str, Any], axes: dict[str, Any]) -> None:
         """Append one record of `axes` (epoch, env_steps, ...) and `metrics`; none without metrics."""
@@ -67,8 +72,21 @@ class MetricLogger:
         if self._tensorboard is not None:
             for key, number in numbers.items():
                 self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
-        if self._wandb is not None:
-            self._wandb.log({**numbers, **axes})
+        if self._wandb is not None and self._wandb_metrics:
+            self._wandb.log({**numbers, **axes}, self._num_records)
+        self._num_records += 1
+
+    def start_wandb(self) -> Any:
+        """The run of Weights & Biases; it is started if that has not happened.
+
+        Raises: ValueError when Weights & Biases is not in use.
+        """
+        if self._wandb is None:
+            raise ValueError(
+                "This run does not use Weights & Biases. Fix: set Experiment.log_to_wandb = True, or "
+                "Experiment.artifact_store = @WandbStore."
+            )
+        return self._wandb.start()
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,35 +95,36 @@ class MetricLogger:
                 _set_aside(self.path)
             else:
                 os.truncate(self.path, min(self._resume_at, self.path.stat().st_size))
+        # On another machine than before the file is missing, and its records still count.
+        self._num_records = max(self._num_records, _count_lines(self.path))
         self._is_open = True
         if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))
-        if self._wandb_args is not None:
-            self._wandb = self._start_wandb(self._wandb_args)
-
-    def _start_wandb(self, arguments: dict[str, Any]) -> Any:
-        import wandb
-
-        folder = self.run_dir / "wandb_logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        run = wandb.init(dir=str(folder), id=self._wandb_id, resume="allow", **arguments)
-        self._wandb_id = run.id
-        for axis in ("epoch", "env_steps", "gradient_steps"):
-            run.define_metric(axis)
-        run.define_metric("*", step_metric="env_steps")
-        return run
+        if self._wandb is not None and self._wandb_metrics:
+            self._wandb.start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Size of the JSONL file and the wandb run, so that a resumed run continues both."""
+        """Where the JSONL file and the wandb run stand, so that a resumed run continues both."""
         size = self.path.stat().st_size if self._is_open else (self._resume_at or 0)
-        return {"metrics_bytes": size, "wandb_id": self._wandb_id}
+        wandb_id = self._wandb_id if self._wandb is None else self._wandb.id
+        return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": wandb_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the records that were there when the state was saved; later ones are dropped."""
         self.close()
         self._resume_at, self._wandb_id = int(state["metrics_bytes"]), state.get("wandb_id")
+        self._num_records = int(state.get("num_records", 0))
+        if self._wandb is not None:
+            self._wandb.id = self._wandb_id
+
+    def begin_anew(self) -> None:
+        """Take back `load_state_dict`: what is logged from now on belongs to a run of its own."""
+        self.close()
+        self._resume_at, self._wandb_id, self._num_records = None, None, 0
+        if self._wandb is not None:
+            self._wandb.id = None
 
     def close(self) -> None:
         """Close everything; a later `log` continues it."""
@@ -116,7 +135,13 @@ class MetricLogger:
             self._tensorboard = None
         if self._wandb is not None:
             self._wandb.finish()
-            self._wandb = None
+
+
+def _count_lines(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def _set_aside(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from . import resume
 from .console import ConsoleView
+from .processes import any_process, explained_loss_of_contact
 from .signals import StopRequest
 from .training import stop_agreed, train
 
@@ -28,6 +29,7 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
     shows = exp.verbose and exp.accelerator.is_main_process
     _begin_new_run(exp)
     with (
+        explained_loss_of_contact(exp.accelerator),
         StopRequest() as exp.stop,
         ConsoleView(shows, None if collects_only else exp.epochs, first) as exp.view,
     ):
@@ -73,18 +75,19 @@ def _run_epoch(exp: Experiment) -> bool:
     """
     is_final = False
     if exp.always_load_latest or exp.mode == "collect":
-        is_final = _follow_latest(exp)
+        exp.accelerator.wait_for_everyone()  # the main process may still be writing it
+        is_final = any_process(_follow_latest(exp), exp.accelerator)
     if exp.val_timesteps_per_epoch > 0 and exp.val_interval is not None and exp.epoch % exp.val_interval == 0:
         exp.view.show(exp.epoch, "evaluating", {})
         exp.evaluate_val()
         if _is_good_enough(exp):
             return True
-    if exp.stop.requested():
+    if stop_agreed(exp):
         return is_final
     if exp.collector is not None and exp.epoch >= exp.start_collecting_at_epoch:
         exp.view.show(exp.epoch, "collecting", {})
         exp.collect_new_training_data()
-    if exp.mode != "collect" and not exp.stop.requested():
+    if exp.mode != "collect" and not stop_agreed(exp):
         train(exp)
     exp.view.show(exp.epoch + 1, "done", {})
     return is_final

@@ -66,6 +66,7 @@ def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) 
     folder = None
     if exp.accelerator.is_main_process:
         folder = exp.checkpoints.commit(epoch, exp.policy, state)
+        exp.artifacts.store_state(exp, folder, epoch)
         if not exp.checkpoints.config_path.exists():  # somebody deleted the folder
             building.store_config(exp)
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)

@@ -11,6 +11,7 @@ from ..agents import BaseAgent
 from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
+from .artifacts import ArtifactStore
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 
@@ -63,6 +64,8 @@ class Settings:
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
         async_env_workers: worker processes of "async" envs; None for one per CPU core.
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
+        artifact_store: where checkpoints and the best policy go too, such as FolderStore; None for nowhere.
+        restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
     """
 
     run_name: str
@@ -129,3 +132,5 @@ class Settings:
     async_env_workers: int | None = None
     compile_acting: bool = False
     keep_every_epochs: int | None = None
+    artifact_store: Callable[[], ArtifactStore] | None = None
+    restore_from: str | None = None

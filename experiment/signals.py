@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ECHO_S = 1.0
 
 
 class StopRequest:
     """Context manager: the first SIGINT or SIGTERM inside sets `requested`, a second SIGINT aborts at once.
 
+    Ctrl-C reaches a process under a launcher twice, from the terminal and from the launcher, which passes it
+    on; so one that follows within a second counts as the same.
     Outside the main thread it does nothing, because Python lets only that thread handle signals.
     """
 
@@ -21,6 +25,7 @@ class StopRequest:
         self.signal_name: str | None = None
         self._previous: dict[int, Any] = {}
         self._pid = os.getpid()
+        self._first_s = 0.0
 
     def requested(self) -> bool:
         """True once a signal asked this process to stop."""
@@ -45,6 +50,12 @@ class StopRequest:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGTERM)
             return
-        if self.signal_name is not None and signum == signal.SIGINT:
+        if self.signal_name is not None and signum == signal.SIGINT and not self._is_echo():
             raise KeyboardInterrupt("second SIGINT: stopped without saving")
+        if self.signal_name is None:
+            self._first_s = time.monotonic()
         self.signal_name = signal.Signals(signum).name
+
+    def _is_echo(self) -> bool:
+        """True if this is a launcher that passes on what the terminal has sent already."""
+        return "LOCAL_RANK" in os.environ and time.monotonic() - self._first_s < _ECHO_S

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
+from .artifacts.restoring import check_artifact_settings
+
 if TYPE_CHECKING:
     from .experiment import Experiment
 
@@ -75,6 +77,7 @@ def check_settings(experiment: Experiment) -> None:
             f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters "
             "without '/'. Fix: set Experiment.run_name = 'my-run'."
         )
+    check_artifact_settings(experiment.run_name, experiment.artifact_store, experiment.restore_from)
 
 
 def _check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:

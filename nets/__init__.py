@@ -9,7 +9,7 @@ if __name__ == "nets":
 from .distributions import Categorical, PolicyDistribution, TanhGaussian
 from .heads import Actor, CriticEnsemble
 from .mlp import MLP
-from .normalization import PopArt, RunningNorm
+from .normalization import PopArt, RunningNorm, RunningStatistics, sum_over_processes
 from .recurrent import GRUTrajEncoder
 from .traj_encoders import FFTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
@@ -26,8 +26,10 @@ __all__ = [
     "PolicyDistribution",
     "PopArt",
     "RunningNorm",
+    "RunningStatistics",
     "TanhGaussian",
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "sum_over_processes",
 ]

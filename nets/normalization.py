@@ -2,16 +2,53 @@
 
 Both modules only *gather* while batches pass through them and move their statistics in `commit()`, once per
 optimizer step. So every micro-batch of an accumulated update is normalised alike, and k micro-batches
-give the gradients of one batch k times as large.
+give the gradients of one batch k times as large. Between the two, `sum_over_processes` adds up what
+processes that train together have gathered, so that all of them keep the same statistics: those of one
+process that saw all the data.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 
-class RunningNorm(nn.Module):
+class RunningStatistics(nn.Module, ABC):
+    """Something that is gathered from batches and moves once per update."""
+
+    @abstractmethod
+    def pending_sums(self) -> Tensor:
+        """What was gathered since the last commit, (S,) float64; those of several processes add up."""
+
+    @abstractmethod
+    def set_pending_sums(self, sums: Tensor) -> None:
+        """Replace what was gathered by what `sums` (S,) float64 stand for."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Merge what was gathered since the last commit into the statistics in use."""
+
+
+@torch.no_grad()
+def sum_over_processes(modules: Sequence[RunningStatistics]) -> None:
+    """Give all processes that train together the sum of what they have gathered, in a single message.
+
+    All of them have to call this at the same update. Without torch.distributed nothing happens.
+    """
+    alone = not (distributed.is_available() and distributed.is_initialized())
+    if alone or distributed.get_world_size() == 1 or not modules:
+        return
+    parts = [module.pending_sums() for module in modules]
+    sums = torch.cat(parts)
+    distributed.all_reduce(sums)
+    for module, part in zip(modules, torch.split(sums, [len(part) for part in parts]), strict=True):
+        module.set_pending_sums(part)
+
+
+class RunningNorm(RunningStatistics):
     """Shift and scale every feature by its running mean and standard deviation.
 
     Statistics are merged with the parallel-variance formula of Chan et al. 1979 over real timesteps only; the
@@ -60,9 +97,20 @@ class RunningNorm(nn.Module):
         self.pending_mean += delta * (n / total)
         self.pending_count.copy_(total)
 
+    def pending_sums(self) -> Tensor:
+        # Float64, as the mean square minus the squared mean would lose the variance of features far from 0.
+        n, mean = self.pending_count.double(), self.pending_mean.double()
+        return torch.cat([n[None], n * mean, self.pending_m2.double() + n * mean.square()])
+
+    def set_pending_sums(self, sums: Tensor) -> None:
+        n, (total, squares) = sums[0], sums[1:].view(2, -1)
+        mean = total / n.clamp(min=1.0)
+        self.pending_count.copy_(n)
+        self.pending_mean.copy_(mean)
+        self.pending_m2.copy_((squares - n * mean.square()).clamp(min=0.0))
+
     @torch.no_grad()
     def commit(self) -> None:
-        """Merge what was gathered since the last commit into the statistics in use."""
         n = self.pending_count
         if n == 0:
             return
@@ -77,7 +125,7 @@ class RunningNorm(nn.Module):
             pending.zero_()
 
 
-class PopArt(nn.Module):
+class PopArt(RunningStatistics):
     """Keep value targets at unit scale without disturbing what the critics already predict.
 
     A critic's raw output x is read as `normalized = w x + b` and as `value = sigma (w x + b) + mu`; when the
@@ -129,16 +177,24 @@ class PopArt(nn.Module):
     @torch.no_grad()
     def gather(self, targets: Tensor, mask: Tensor) -> None:
         """Add targets (B, L, G, 1) where mask (B, L, 1) bool is True to the pending sums."""
+        if not self.enabled:
+            return
         rows = targets[mask.squeeze(-1)]
         self.pending[0] += rows.shape[0]
         self.pending[1] += rows.sum(0)
         self.pending[2] += rows.square().sum(0)
 
+    def pending_sums(self) -> Tensor:
+        return self.pending.double().flatten()
+
+    def set_pending_sums(self, sums: Tensor) -> None:
+        self.pending.copy_(sums.view_as(self.pending))
+
     @torch.no_grad()
     def commit(self) -> None:
         """Move mu, nu (bias-corrected exponential averages) and correct w, b."""
         n, total, squares = self.pending
-        if not self.enabled or n[0] == 0:
+        if n[0] == 0:
             return
         old_mu, old_sigma = self.mu.clone(), self.sigma
         self.updates += 1

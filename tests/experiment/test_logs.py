@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,41 +81,103 @@ def test_tensorboard_files_are_written_where_it_is_installed(tmp_path: Path) -> 
 
 
 class FakeWandb:
-    """Stands for the wandb module and for its run."""
+    """Stands for the wandb module and for its run; like wandb it takes no step twice."""
 
-    id = "abc"
-
-    def __init__(self) -> None:
+    def __init__(self, step: int = 0) -> None:
+        self.id = "abc"
         self.arguments: dict[str, Any] = {}
         self.records: list[dict[str, Any]] = []
+        self.axes: dict[str, str | None] = {}
         self.is_finished = False
+        self.step, self.resumed = step, step > 0
 
     def init(self, **arguments: Any) -> FakeWandb:
         self.arguments = arguments
         return self
 
-    def define_metric(self, *args: Any, **kwargs: Any) -> None:
-        pass
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.axes[name] = step_metric
 
-    def log(self, record: dict[str, Any]) -> None:
+    def log(self, record: dict[str, Any], step: int, commit: bool) -> None:
+        assert step >= self.step
+        assert commit
         self.records.append(record)
+        self.step = step + 1
 
     def finish(self) -> None:
         self.is_finished = True
 
 
-def test_wandb_gets_numbers_and_axes_and_is_continued_by_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = FakeWandb()
-    monkeypatch.setitem(__import__("sys").modules, "wandb", fake)
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    module = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_gets_numbers_and_axes_and_is_continued_by_its_id(tmp_path: Path, fake: FakeWandb) -> None:
     logger = MetricLogger(tmp_path, tensorboard=False, wandb={"project": "p", "name": "run"})
     logger.log({"val/return": 1.0, "text": "x"}, AXES)
     assert fake.arguments["project"] == "p"
     assert fake.records == [{"val/return": 1.0, **AXES}]
+    assert fake.axes == {"epoch": None, "env_steps": None, "gradient_steps": None, "*": "env_steps"}
     again = MetricLogger(tmp_path, tensorboard=False, wandb={"project": "p"})
     again.load_state_dict(logger.state_dict())
     again.log({"a": 1}, AXES)
     assert fake.arguments["id"] == "abc"
     again.close()
     assert fake.is_finished
+
+
+def test_wandb_is_not_told_again_what_a_killed_process_has_told_it(tmp_path: Path, fake: FakeWandb) -> None:
+    first = MetricLogger(tmp_path, tensorboard=False, wandb={})
+    first.log({"a": 0}, AXES)
+    state = first.state_dict()
+    first.log({"a": 1}, AXES)
+    first.log({"a": 2}, AXES)
+    second = MetricLogger(tmp_path, tensorboard=False, wandb={})
+    second.load_state_dict(state)
+    for value in (1, 2, 3):
+        second.log({"a": value}, AXES)
+    assert [record["a"] for record in fake.records] == [0, 1, 2, 3]
+    assert [record["a"] for record in lines(second)] == [0, 1, 2, 3]
+
+
+def test_a_new_run_does_not_leave_out_what_the_run_before_has_sent(tmp_path: Path, fake: FakeWandb) -> None:
+    for run_id in ("one", "two"):
+        fake.id, fake.step = run_id, 0
+        logger = MetricLogger(tmp_path, tensorboard=False, wandb={})
+        logger.log({"a": run_id == "two"}, AXES)
+        logger.close()
+    assert len(fake.records) == 2
+
+
+def test_on_another_machine_wandb_goes_on_where_its_server_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeWandb(step=5)  # two records after the checkpoint, which has three
+    monkeypatch.setitem(sys.modules, "wandb", server)
+    logger = MetricLogger(tmp_path, tensorboard=False, wandb={})
+    logger.load_state_dict({"metrics_bytes": 120, "num_records": 3, "wandb_id": "abc"})
+    for value in (3, 4, 5, 6):
+        logger.log({"a": value}, AXES)
+    assert [record["a"] for record in server.records] == [5, 6]
+
+
+def test_wandb_for_artifacts_alone_gets_no_figures(tmp_path: Path, fake: FakeWandb) -> None:
+    logger = MetricLogger(tmp_path, tensorboard=False, wandb={}, wandb_metrics=False)
+    logger.log({"a": 1}, AXES)
+    assert fake.arguments == {}
+    assert logger.start_wandb() is fake
+    logger.log({"a": 2}, AXES)
+    assert fake.records == []
+
+
+def test_the_id_survives_a_process_without_wandb(tmp_path: Path) -> None:
+    logger = MetricLogger(tmp_path, tensorboard=False)
+    logger.load_state_dict({"metrics_bytes": 0, "wandb_id": "abc"})
+    assert logger.state_dict()["wandb_id"] == "abc"
+    logger.begin_anew()
+    assert logger.state_dict()["wandb_id"] is None
+    with pytest.raises(ValueError, match=r"does not use Weights & Biases.*Fix: set Experiment.log_to_wandb"):
+        logger.start_wandb()

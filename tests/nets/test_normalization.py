@@ -95,3 +95,18 @@ def test_popart_ignores_masked_targets_and_disabled_is_identity() -> None:
     gathered(off, 5.0, 9.0)
     for same in (off.normalize(x), off.normalized(x), off.value(x)):
         torch.testing.assert_close(same, x)
+
+
+def test_sums_of_two_processes_are_the_statistics_of_all_rows() -> None:
+    torch.manual_seed(0)
+    rows = 1000.0 + torch.randn(60, 2) * torch.tensor([1e-1, 3.0])  # far from 0, where float32 would not do
+    whole, parts = RunningNorm(2), [RunningNorm(2) for _ in range(3)]
+    whole.gather(rows)
+    for part, share in zip(parts, rows.split([40, 20, 0]), strict=True):
+        part.gather(share)
+    parts[2].set_pending_sums(sum(part.pending_sums() for part in parts))
+    whole.commit()
+    parts[2].commit()
+    assert parts[2].count.item() == 60
+    torch.testing.assert_close(parts[2].mean, whole.mean)
+    torch.testing.assert_close(parts[2].var, whole.var, rtol=1e-3, atol=0)

@@ -1,0 +1,148 @@
+"""What processes that train together tell each other: decisions, figures and finished episodes.
+
+Every function here has to be called by all of them, in the same order; with one process it costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from .collector import Histories
+
+T = TypeVar("T")
+_ASK_EVERY_S = 1.0
+_MAX_UPDATES_UNASKED = 1000
+_TRANSPORTS = re.compile("gloo|nccl", re.IGNORECASE)  # their errors bear their names
+
+
+def gather(item: T, accelerator: Accelerator) -> list[T]:
+    """The items of all processes, by rank; they are pickled on the way."""
+    return [item] if accelerator.num_processes == 1 else list(gather_object([item]))
+
+
+def any_process(flag: bool, accelerator: Accelerator) -> bool:
+    """True in all processes if `flag` is True in any."""
+    return flag if accelerator.num_processes == 1 else _sum([float(flag)], accelerator)[0] > 0
+
+
+def merge_episodes(histories: Histories, accelerator: Accelerator) -> Histories:
+    """The finished episodes of all processes: each weighs the same in means and quantiles."""
+    if accelerator.num_processes == 1:
+        return histories
+    returns, specials = histories.returns, histories.specials
+    own = (
+        dict(returns.returns),
+        dict(returns.lengths),
+        {metric: dict(groups) for metric, groups in specials.values.items()},
+    )
+    merged = Histories.create(num_envs=1)
+    for other_returns, other_lengths, other_specials in gather(own, accelerator):
+        for name, values in other_returns.items():
+            merged.returns.returns[name] += values
+            merged.returns.lengths[name] += other_lengths[name]
+        for metric, groups in other_specials.items():
+            for name, numbers in groups.items():
+                merged.specials.values[metric][name] += numbers
+    return merged
+
+
+def merge_metrics(
+    metrics: Mapping[str, float],
+    weight: float,
+    accelerator: Accelerator,
+    *,
+    sums: tuple[str, ...] = (),
+    shares: tuple[str, ...] = (),
+) -> dict[str, float]:
+    """One figure of each name for all processes together.
+
+    Args:
+        metrics: of this process. Names that end in `_min` or `_max` give the extreme, all others a mean.
+        weight: of this process in these means, such as its real timesteps.
+        accelerator: of the run.
+        sums: names that are added up instead.
+        shares: names of which every process weighs the same.
+    """
+    every = gather((dict(metrics), weight), accelerator)
+    merged = {}
+    for name in {name: None for one, _ in every for name in one}:  # a set would lose the order
+        values = [(float(one[name]), w) for one, w in every if name in one]
+        numbers = [value for value, _ in values]
+        if name in sums:
+            merged[name] = sum(numbers)
+        elif name.endswith(("_min", "_max")):
+            merged[name] = min(numbers) if name.endswith("_min") else max(numbers)
+        else:
+            merged[name] = _mean([(value, 1.0) for value in numbers] if name in shares else values)
+    return merged
+
+
+class StopWatch:
+    """Tells during training whether any process was asked to stop, and tells all of them at the same update.
+
+    One process looks after every update. Several ask each other about once a second, after a number of
+    updates that follows from how long the last ones took in all processes.
+    """
+
+    def __init__(self, requested: Callable[[], bool], accelerator: Accelerator) -> None:
+        self._requested, self._accelerator = requested, accelerator
+        self._num_updates, self._ask_after, self._start_s = 0, 1, time.monotonic()
+
+    def after_update(self) -> bool:
+        """True if training should end here."""
+        if self._accelerator.num_processes == 1:
+            return self._requested()
+        self._num_updates += 1
+        if self._num_updates < self._ask_after:
+            return False
+        own = [float(self._requested()), time.monotonic() - self._start_s]
+        stops, elapsed_s = _sum(own, self._accelerator)
+        update_s = elapsed_s / self._accelerator.num_processes / self._num_updates
+        self._ask_after = max(1, min(int(_ASK_EVERY_S / max(update_s, 1e-6)), _MAX_UPDATES_UNASKED))
+        self._num_updates, self._start_s = 0, time.monotonic()
+        return stops > 0
+
+
+@contextlib.contextmanager
+def explained_loss_of_contact(accelerator: Accelerator) -> Iterator[None]:
+    """Say in plain words that another process is gone, when a message to it fails.
+
+    Raises: RuntimeError instead of the transport's own error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if accelerator.num_processes == 1 or not _is_loss_of_contact(error):
+            raise
+        raise RuntimeError(
+            f"Training process {accelerator.process_index} of {accelerator.num_processes} lost contact with "
+            "another one, which has ended or does not answer; if that one failed, its own error is in the "
+            "output too. Fix: start the same command with --resume; it goes on from the newest complete "
+            "checkpoint."
+        ) from error
+
+
+def _mean(values: list[tuple[float, float]]) -> float:
+    """Weighted mean of (value, weight); without any weight a plain one."""
+    counted = [(value, weight) for value, weight in values if weight > 0] or [(v, 1.0) for v, _ in values]
+    return sum(value * weight for value, weight in counted) / sum(weight for _, weight in counted)
+
+
+def _is_loss_of_contact(error: RuntimeError) -> bool:
+    kinds = getattr(torch.distributed, "DistError", ())
+    return isinstance(error, kinds) or _TRANSPORTS.search(str(error)) is not None
+
+
+def _sum(values: list[float], accelerator: Accelerator) -> list[float]:
+    sums: list[float] = accelerator.reduce(
+        torch.tensor(values, device=accelerator.device), reduction="sum"
+    ).tolist()
+    return sums

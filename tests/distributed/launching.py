@@ -1,0 +1,148 @@
+"""Starts processes that train together on this machine's CPU, and finds them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+ROOT = Path(__file__).resolve().parents[2]
+_BOOTSTRAP = """
+import sys, types
+package = types.ModuleType("tests")
+package.__path__ = [{tests!r}]
+sys.modules["tests"] = package  # whatever else on this machine is called so
+from tests.distributed import scenarios
+scenarios.main({name!r}, {folder!r})
+"""
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_scenario(name: str, folder: Path, num_processes: int = 2, timeout_s: float = 90.0) -> None:
+    """Run a function of scenarios.py in several processes; it fails if one of them does."""
+    code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), name=name, folder=str(folder))
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **ON_CPU}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_processes))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(num_processes)
+    ]
+    try:
+        texts = [process.communicate(timeout=timeout_s)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * num_processes, "\n".join(texts)
+
+
+class Run:
+    """Processes of one run through the front door, ended when the test ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._started = folder, list[subprocess.Popen[str]]()
+
+    def learn(self, *words: str, num_processes: int = 2) -> subprocess.Popen[str]:
+        """The learners, under `accelerate launch`."""
+        launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(num_processes)]
+        quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        port = ["--main_process_port", str(free_port())]
+        return self._start([*launcher, *quiet, *port, *self._command("learn"), *words])
+
+    def collect(self) -> subprocess.Popen[str]:
+        """A collecting process."""
+        return self._start(self._command("collect"))
+
+    def _command(self, mode: str) -> list[str]:
+        settings = [f"Experiment.ckpt_base_dir='{self.folder}'", "Experiment.run_name='pair'", *SETTINGS]
+        return [str(ROOT / "examples" / "run.py"), "--config", "tmaze", "--mode", mode, *settings]
+
+    def _start(self, words: list[str]) -> subprocess.Popen[str]:
+        name = f"out_{len(self._started)}.txt"
+        with (self.folder / name).open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                env={**os.environ, **ON_CPU},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def text(self, process: subprocess.Popen[str]) -> str:
+        """What a process and its children have printed so far."""
+        return (self.folder / f"out_{self._started.index(process)}.txt").read_text()
+
+    def wait_for(
+        self, condition: Callable[[], object], *alive: subprocess.Popen[str], limit_s: float = 60
+    ) -> None:
+        """Return once the condition holds; fails when time is up or one of `alive` has ended."""
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            for process in alive:
+                assert process.poll() is None, self.text(process)
+            assert time.monotonic() < deadline, "\n".join(map(self.text, self._started))
+            time.sleep(0.05)
+
+    def end_of(self, process: subprocess.Popen[str], limit_s: float) -> int:
+        """Exit status of a process that ends within the limit."""
+        self.wait_for(lambda: process.poll() is not None, limit_s=limit_s)
+        return int(process.returncode)
+
+    def close(self) -> None:
+        """End what is left."""
+        for process in self._started:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            process.wait()
+
+
+def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
+    """Process id of one of the launcher's training processes."""
+    for child in psutil.Process(launcher.pid).children():
+        if child.environ().get("RANK") == str(rank):
+            return int(child.pid)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+SETTINGS = (
+    "HORIZON=5",
+    "Experiment.max_seq_len=6",
+    "Experiment.env_mode='sync'",
+    "Experiment.parallel_actors=2",
+    "Experiment.torch_threads=1",
+    "Experiment.val_timesteps_per_epoch=0",
+    "Experiment.train_timesteps_per_epoch=12",
+    "Experiment.train_batches_per_epoch=10",
+    "Experiment.start_learning_at_epoch=0",
+    "Experiment.log_to_tensorboard=False",
+    "Experiment.verbose=True",
+    "Experiment.dloader_workers=0",
+    "Experiment.ckpt_interval=None",
+    "Experiment.epochs=100_000",
+    "Experiment.seed=3",
+)

@@ -1,0 +1,252 @@
+"""What the processes of a test do; run by launching.run_scenario, and for comparison in the test itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from gymnasium import spaces
+from torch import distributed
+
+from loxodon.agents import Agent
+from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch
+from loxodon.envs import EnvSpec
+from loxodon.experiment import Experiment
+from loxodon.experiment.collector import Histories
+from loxodon.experiment.learner import make_optimizer
+from loxodon.experiment.processes import StopWatch, any_process, merge_episodes, merge_metrics
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian
+
+from ..experiment.fakes import CountingEnv, make_experiment
+
+LENGTHS = (3, 8, 1, 5, 7, 2, 8, 4)
+NUM_UPDATES = 5
+
+
+class PushingEnv(CountingEnv):
+    """As its base, with two continuous actions."""
+
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def make_trajectory(length: int, seed: int, is_discrete: bool) -> Trajectory:
+    rng = np.random.default_rng(seed)
+    actions = rng.integers(3, size=(length, 1)) if is_discrete else rng.uniform(-0.9, 0.9, (length, 2))
+    width = 3 if is_discrete else 2
+    return Trajectory(
+        # far from zero, where sums of squares in float32 would lose the variance
+        obs={"observation": (500.0 + 3.0 * rng.standard_normal((length + 1, 2))).astype(np.float32)},
+        rl2s=rng.standard_normal((length + 1, 1 + width)).astype(np.float32),
+        time_idxs=np.arange(length + 1)[:, None],
+        actions=actions if is_discrete else actions.astype(np.float32),
+        rews=rng.standard_normal((length, 1)).astype(np.float32),
+        dones=rng.random((length, 1)) < 0.2,
+    )
+
+
+def make_learning(folder: Path, is_discrete: bool = True, **changes: Any) -> Experiment:
+    """An experiment with a real agent whose losses draw nothing at random, and no environments."""
+    agent = partial(
+        Agent, num_critics=3, num_critics_td=3, training_discounts=(0.9,), tau=0.1, popart_beta=0.1
+    )
+    settings: dict[str, Any] = {
+        "agent_type": changes.pop("agent_type", agent),
+        "tstep_encoder_type": partial(FFTstepEncoder, d_hidden=16, d_output=8),
+        "traj_encoder_type": partial(GRUTrajEncoder, d_hidden=8, d_output=8),
+        "make_train_env": EnvSpec(CountingEnv if is_discrete else PushingEnv),
+        "val_timesteps_per_epoch": 0,
+        "train_timesteps_per_epoch": 0,
+        "mode": "learn",
+        "grad_clip": 0.5,
+        "learning_rate": 1e-3,
+    }
+    exp = make_experiment(folder, **{**settings, **changes})
+    exp.start()
+    return exp
+
+
+def share(batches_per_update: int, update: int, rank: int, world: int, is_discrete: bool) -> list[Batch]:
+    """The micro-batches of one process; those of all processes together are the same for every world."""
+    trajs = [make_trajectory(n, 100 * update + i, is_discrete) for i, n in enumerate(LENGTHS)]
+    own = trajs[rank * len(trajs) // world : (rank + 1) * len(trajs) // world]
+    size = len(own) // batches_per_update
+    return [pad_batch(own[i : i + size]) for i in range(0, len(own), size)]
+
+
+def train(folder: Path, is_discrete: bool, batches_per_update: int) -> dict[str, Any]:
+    """Gradients of the first update, everything after five, and the figures on the way."""
+    exp = make_learning(folder, is_discrete)
+    rank, world = exp.accelerator.process_index, exp.accelerator.num_processes
+    clip, gradients = exp.accelerator.clip_grad_norm_, []
+
+    def spy(params: Any, limit: float) -> Any:
+        gradients.append([p.grad.clone() for p in params])
+        return clip(params, limit)
+
+    logs, rates = [], []
+    with (
+        mock.patch.object(exp.accelerator, "clip_grad_norm_", spy),
+        mock.patch.object(TanhGaussian, "sample", TanhGaussian.mode),
+    ):
+        exp.policy.train()
+        for update in range(NUM_UPDATES):
+            batches = share(batches_per_update, update, rank, world, is_discrete)
+            metrics = exp.train_step(batches, with_metrics=True)
+            logs.append({name: float(value) for name, value in metrics.items()})
+            rates.append(exp.optimizer.param_groups[0]["lr"])
+    state = {name: value.clone() for name, value in exp.policy.state_dict().items()}
+    exp.close()
+    return {"gradients": gradients[0], "state": state, "logs": logs, "rates": rates}
+
+
+def updates(folder: Path) -> dict[str, Any]:
+    """All forms of training."""
+    return {
+        f"{is_discrete}-{batches}": train(folder / f"run-{is_discrete}-{batches}", is_discrete, batches)
+        for is_discrete in (True, False)
+        for batches in (1, 2)
+    }
+
+
+def _skipped(folder: Path, rank: int) -> dict[str, Any]:
+    """A gradient that overflows in one process and one micro-batch only, with a scaler as for fp16."""
+    exp = make_learning(folder / "skipped")
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    exp.accelerator.scaler = scaler
+    plain = make_optimizer(exp.policy.trainable_params(), learning_rate=1e-3, l2_coeff=0.0, fused=False)
+    plain.param_groups[0]["initial_lr"] = 1e-3
+    exp.learner.optimizer = AcceleratedOptimizer(plain, scaler=scaler)
+    backward = exp.accelerator.backward
+    overflows = [rank == 1, False, False, False]
+
+    def spoilt(loss: torch.Tensor) -> None:
+        backward(loss * torch.inf if overflows.pop(0) else loss)
+
+    exp.accelerator.backward = spoilt
+    exp.policy.train()
+    counts, norm = [], exp.policy.tstep_encoder.input_norm
+    for _ in range(2):
+        exp.train_step(share(2, 0, rank, 2, True))
+        counts.append((exp.learner.gradient_steps, float(norm.count), scaler.get_scale()))
+    return {"counts": counts, "state": exp.policy.state_dict()}
+
+
+def _empty(folder: Path, rank: int) -> dict[str, Any]:
+    """A single timestep counts, in one process."""
+    exp = make_learning(folder / "empty", grad_clip=1e9)
+    exp.learner.edit_actor_mask = exp.learner.edit_critic_mask = lambda _, mask: (
+        mask & (torch.arange(mask.numel()).view(mask.shape) == (0 if rank == 0 else -1))
+    )
+    exp.policy.train()
+    metrics = exp.train_step(share(1, 0, rank, 2, True), with_metrics=True)
+    return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
+
+
+def _unused(folder: Path, rank: int) -> str:
+    exp = make_learning(folder / "unused", agent_type=partial(Agent, online_coeff=0.0, offline_coeff=0.0))
+    try:
+        exp.train_step(share(1, 0, rank, 2, True))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def _episodes(exp: Experiment, rank: int) -> dict[str, float]:
+    """Process 0 has ended three episodes, process 1 one, of two envs."""
+    own = Histories.create(1)
+    for value in [1.0, 2.0, 3.0] if rank == 0 else [9.0]:
+        own.returns.add_step(np.array([value]), np.array([True]), ["a"])
+        own.specials.add("a", "success", value > 2.5)
+    if rank == 1:
+        own.returns.add_step(np.array([50.0]), np.array([True]), ["b"])
+    return merge_episodes(own, exp.accelerator).summary("collect")
+
+
+def _stops(exp: Experiment, rank: int) -> int:
+    """At which update the processes stop when one of them is asked before its fourth."""
+    count = 0
+    watch = StopWatch(lambda: rank == 1 and count >= 4, exp.accelerator)
+    while not watch.after_update():
+        count += 1
+        torch.ones(1).sum()
+    return count
+
+
+def _windows(folder: Path) -> dict[str, Any]:
+    """Windows that this process draws from a folder both share, and what it may do to the folder."""
+    exp = make_learning(
+        folder / "windows", dataset=DiskTrajDataset(str(folder), "data", priority_exponent=1.0)
+    )
+    exp.dataset.refresh()
+    drawn = [batch for batch in exp.loader.epoch(0, 3)]
+    reported: list[tuple[Any, Any]] = []
+    exp.learner.report_priorities = lambda sources, priorities: reported.append((sources, priorities))
+    exp.train_step(drawn[:1])
+    result = {
+        "drawn": torch.cat([batch.obs["observation"][:, 0, 0] for batch in drawn]),
+        "may_delete": exp.dataset.has_edit_rights,
+        "sources": drawn[0].sources,
+        "reported": [(torch.as_tensor(s), torch.as_tensor(p)) for s, p in reported],
+    }
+    exp.close()
+    return result
+
+
+def agreements(folder: Path) -> dict[str, Any]:
+    """All the rest that processes have to agree on."""
+    exp = make_learning(folder / "any")
+    rank = exp.accelerator.process_index
+    own = {"q": float(rank), "q_max": float(rank), "q_min": float(rank), "n": 1.0 + rank, "loss": float(rank)}
+    return {
+        "skipped": _skipped(folder, rank),
+        "empty": _empty(folder, rank),
+        "metrics": merge_metrics(own, 3.0 - 2 * rank, exp.accelerator, sums=("n",), shares=("loss",)),
+        "any": [any_process(rank == 1, exp.accelerator), any_process(False, exp.accelerator)],
+        "episodes": _episodes(exp, rank),
+        "stops": _stops(exp, rank),
+        "windows": _windows(folder),
+        "unused": _unused(folder, rank),  # last: its processes no longer wait for the same things
+    }
+
+
+def _stopped_in(phase: str, folder: Path) -> dict[str, Any]:
+    """A run of both modes in which one process is told to stop in the second epoch's `phase`."""
+    exp = make_experiment(folder / phase, epochs=50, ckpt_interval=None, train_timesteps_per_epoch=7)
+    exp.start()
+    owner, name = {
+        "evaluating": (exp.evaluator, "evaluate"),
+        "collecting": (exp.collector, "collect"),
+        "learning": (exp.learner, "update"),
+    }[phase]
+    work = getattr(owner, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if exp.epoch == 1 and exp.accelerator.process_index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return work(*args, **kwargs)
+
+    setattr(owner, name, interrupted)
+    try:
+        exp.learn()
+    except SystemExit as stopped:
+        return {"code": stopped.code, "saved": exp.checkpoints.complete_epochs(), "env_steps": exp.env_steps}
+    return {"code": None}
+
+
+def stops(folder: Path) -> dict[str, Any]:
+    """Runs that one process was told to stop, at different moments."""
+    return {phase: _stopped_in(phase, folder) for phase in ("evaluating", "collecting", "learning")}
+
+
+def main(name: str, folder: str) -> None:
+    """Run a scenario in this process and keep what it returns as `<name>_<rank>.pt`."""
+    result = {"updates": updates, "agreements": agreements, "stops": stops}[name](Path(folder))
+    torch.save(result, Path(folder) / f"{name}_{os.environ['RANK']}.pt")
+    distributed.destroy_process_group()
