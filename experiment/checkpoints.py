@@ -192,23 +192,13 @@ class CheckpointManager:
             if keep_every is None or (epoch + 1) % keep_every != 0:
                 shutil.rmtree(self.state_dir(epoch), ignore_errors=True)
 
-    def metadata(self, folder: Path) -> dict[str, Any]:
-        """What a checkpoint's run was made with; empty in checkpoints without it.
+    def read(self, folder: Path) -> TrainingState:
+        """All of a complete checkpoint except the weights, which are in its `model.safetensors`.
 
-        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged.
+        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged or the
+        number of processes differs.
         """
         self._require_intact(folder)
-        path = folder / "metadata.json"
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return found
-
-    def read(self, folder: Path, model: nn.Module) -> TrainingState:
-        """Load the model's weights in place and return the rest of a complete checkpoint.
-
-        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged, the
-        weights do not fit or the number of processes differs.
-        """
-        metadata = self.metadata(folder)
         own = folder / f"rank_{self.rank}.json"
         if not own.exists() or (folder / f"rank_{self.num_ranks}.json").exists():
             saved = len(list(folder.glob("rank_*.json")))
@@ -216,11 +206,14 @@ class CheckpointManager:
                 f"The checkpoint {folder} was saved by {saved} process(es), this run has {self.num_ranks}. "
                 f"Fix: launch {saved} process(es), or load the weights only (resume_training_state=False)."
             )
-        trainer = load_tree(folder / "trainer.safetensors")
-        rank_tensors = load_tree(own.with_suffix(".safetensors"))
-        shared, rank_values = json.loads((folder / "state.json").read_text()), json.loads(own.read_text())
-        load_weights(model, folder / "model.safetensors")
-        return TrainingState(trainer, shared, rank_tensors, rank_values, metadata)
+        about = folder / "metadata.json"
+        return TrainingState(
+            trainer=load_tree(folder / "trainer.safetensors"),
+            shared=json.loads((folder / "state.json").read_text()),
+            rank_tensors=load_tree(own.with_suffix(".safetensors")),
+            rank_values=json.loads(own.read_text()),
+            metadata=json.loads(about.read_text()) if about.exists() else {},
+        )
 
     def _require_intact(self, folder: Path) -> None:
         if not (folder / MARKER).exists():

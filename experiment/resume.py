@@ -11,6 +11,7 @@ from accelerate.utils import broadcast_object_list
 from . import building
 from .checkpoints import TrainingState
 from .metadata import check_metadata, describe_run
+from .policy_files import load_weights
 from .rng import host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
 
 if TYPE_CHECKING:
@@ -96,8 +97,10 @@ def load(exp: Experiment, folder: Path) -> None:
 
     Raises: FileNotFoundError if it is missing or incomplete; ValueError if it is damaged or does not fit.
     """
-    check_metadata(exp, exp.checkpoints.metadata(folder), f"The checkpoint {folder}")
-    restore(exp, exp.checkpoints.read(folder, exp.policy))
+    state = exp.checkpoints.read(folder)
+    check_metadata(exp, state.metadata, f"The checkpoint {folder}")
+    load_weights(exp.policy, folder / "model.safetensors")
+    restore(exp, state)
 
 
 def restore(exp: Experiment, state: TrainingState) -> None:

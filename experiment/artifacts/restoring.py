@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 from .. import resume
 from ..checkpoints import MARKER
 from ..metadata import check_metadata
+from ..policy_files import load_weights
 from .publishing import POLICY_FILE, STATE_FOLDER
 from .store import ArtifactStore, check_name, find_artifact
 
@@ -120,8 +121,9 @@ def find_files(path: Path) -> Path:
 
 def _branch_off(exp: Experiment, folder: Path) -> None:
     """Go on from another run's training state with this run's own data, metrics and best score."""
-    check_metadata(exp, exp.checkpoints.metadata(folder), f"The training state {exp.restore_from}")
-    state = exp.checkpoints.read(folder, exp.policy)
+    state = exp.checkpoints.read(folder)
+    check_metadata(exp, state.metadata, f"The training state {exp.restore_from}")
+    load_weights(exp.policy, folder / "model.safetensors")
     state.shared.update(
         dataset=exp.dataset.state_dict(),
         logs=exp.metric_logger.state_dict(),

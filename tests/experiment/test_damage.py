@@ -155,6 +155,14 @@ def test_a_read_only_folder_is_one_clear_error(tmp_path: Path) -> None:
     exp.checkpoints.states_dir.chmod(0o700)
 
 
+def test_a_file_in_the_place_of_the_folder_is_one_clear_error(tmp_path: Path) -> None:
+    exp = started(tmp_path)
+    exp.checkpoints.states_dir.rmdir()
+    exp.checkpoints.states_dir.touch()
+    with pytest.raises(OSError, match=r"epoch 0 could not be written to .*states.*Fix:"):
+        exp.save_checkpoint()
+
+
 def test_a_policy_that_cannot_be_published_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

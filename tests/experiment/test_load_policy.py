@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -335,6 +336,15 @@ def test_environments_of_the_config_need_not_be_installed(tmp_path: Path) -> Non
         text = file.metadata()["gin"]
     text = f"import not_installed_here\n{text}\nnot_installed_here.Env.horizon = 5\n"
     load_policy(changed_header(path, gin=text + "Experiment.make_train_env = @not_installed_here.Env\n"))
+
+
+def test_the_sample_of_the_docs_runs(tmp_path: Path) -> None:
+    exp = trained(tmp_path, "'CartPole-v1'")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    (sample,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    defined: dict[str, Any] = {}
+    exec(sample.replace("runs/my-run", str(exp.run_dir)), defined)
+    assert defined["over"]
 
 
 @pytest.mark.slow
