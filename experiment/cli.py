@@ -22,8 +22,7 @@ from .gin_check.errors import near_matches
 from .gin_check.presets import preset_names
 from .plots import can_plot, plot_run
 
-CONFIG_ERROR, INTERRUPTED = 2, 130  # exit statuses, as argparse and shells use them
-ACTORS_FAILED = 1
+FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
 _BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
@@ -78,6 +77,11 @@ def main(
     except KeyboardInterrupt:
         _say("interrupted", error=True)
         return INTERRUPTED
+    except Exception as error:
+        if "Fix:" not in str(error):
+            raise
+        _say(f"error: {error}", error=True)  # says all there is to know; where it was raised is no news
+        return FAILED
     return 0
 
 
@@ -198,7 +202,7 @@ def _run(
     except SystemExit:  # stopped by a signal, or because no actor is left; everything is stored and closed
         if failure := getattr(exp.actors, "failure", None):
             _say(f"error: {failure}", error=True)
-            return ACTORS_FAILED
+            return FAILED
         raise
     except Exception:
         with contextlib.suppress(OSError):  # a full disk is what is being reported already

@@ -257,7 +257,11 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what state_dict returned."""
+        chosen = [(group["initial_lr"], group["weight_decay"]) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        # Moments and counts are state, these two are settings: the ones of this run hold.
+        for group, (learning_rate, l2_coeff) in zip(self.optimizer.param_groups, chosen, strict=True):
+            group["initial_lr"], group["weight_decay"] = learning_rate, l2_coeff
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.gradient_steps = int(state["gradient_steps"])

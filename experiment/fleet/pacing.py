@@ -56,7 +56,7 @@ def begin(exp: Experiment) -> None:
     )
     fleet.state("waiting", "to begin")
     if fleet.ledger is not None:
-        fleet.ledger.begin()
+        fleet.ledger.begin(anew=exp.epoch == 0 and exp.learner.gradient_steps == 0)
 
 
 def begin_epoch(exp: Experiment) -> None:

@@ -18,6 +18,7 @@ learner's `totals.json`, or restored from a checkpoint, and an actor that starts
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -126,10 +127,22 @@ class Ledger:
         self.beats: list[Beat] = []
         self._is_written = True
 
-    def begin(self) -> None:
-        """Take over what earlier learners counted and become the learner that actors look at."""
-        if (earlier := read_tally(self.run_dir)) is not None:
+    def begin(self, *, anew: bool = False) -> None:
+        """Take over what earlier learners counted and become the learner that actors look at.
+
+        anew: this learner begins a run of a name that was used before; env steps of processes that are gone
+            are not counted.
+        """
+        earlier = read_tally(self.run_dir)
+        if earlier is not None and not anew:
             self.tally.take(earlier.counts.items())
+        elif earlier is not None:
+            for beat in self.reader.read():
+                if not beat.is_alive:
+                    with contextlib.suppress(
+                        OSError
+                    ):  # a folder that cannot be written to is told of elsewhere
+                        beat.path.unlink(missing_ok=True)
         self.count()
         self.write()
 

@@ -183,3 +183,15 @@ def test_micro_batches_count_as_one_update(tmp_path: Path) -> None:
 def test_wrong_ratios_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make_experiment(tmp_path, **changes)
+
+
+def test_a_run_that_begins_anew_counts_the_actors_at_work_only(tmp_path: Path) -> None:
+    earlier = Ledger(tmp_path, None, "earlier")
+    write_beat(tmp_path, "killed", age_s=2 * DAY_S, env_steps=30)
+    earlier.begin(anew=True)
+    assert earlier.count() == 30  # the first learner of the run; this actor was there before it
+    write_beat(tmp_path, "new", env_steps=7)
+    again = Ledger(tmp_path, None, "again")
+    again.begin(anew=True)
+    assert again.count() == 7
+    assert {beat.id for beat in read_heartbeats(tmp_path)} == {"new"}

@@ -89,6 +89,17 @@ def test_files_of_other_spaces_are_set_aside_and_training_goes_on(tmp_path: Path
     assert any(record.get("dataset/padded_fraction") is not None for record in records)
 
 
+def test_a_resumed_run_takes_its_own_learning_rate(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path, learning_rate=1e-2, l2_coeff=1e-3))
+    resumed = make_experiment(tmp_path, learning_rate=5e-3, l2_coeff=0.0, epochs=3, lr_warmup_steps=1)
+    resumed.start()
+    resumed.load_checkpoint()
+    resumed.learn()
+    resumed.close()
+    (group,) = resumed.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (5e-3, 0.0)
+
+
 def test_the_layout_of_spaces_leaves_texts_out() -> None:
     obs = spaces.Dict({"position": spaces.Box(-1, 1, (2,), np.float32), "cell": spaces.Discrete(7)})
     mission = spaces.Dict({**obs.spaces, "mission": spaces.Text(9)})

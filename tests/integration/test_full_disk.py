@@ -48,8 +48,9 @@ def test_a_full_disk_ends_the_run_with_one_error_and_loses_no_finished_file(tmp_
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode not in (0, 99), done.stderr
-    errors = [line for line in done.stderr.splitlines() if line.startswith("OSError: ")]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
+    assert "Traceback" not in done.stderr
     assert "A finished trajectory could not be written" in errors[0]
     assert "No space left on device" in errors[0]
     assert "Fix: make space" in errors[0]
