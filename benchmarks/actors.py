@@ -4,7 +4,7 @@
 
 The T-maze preset until it is solved: in one process (mode "both"), with `--actors 2`, and with `--actors 2`
 whose environments are slowed so that actors alone are 4 and 32 times slower. With `--actors` the ratio of
-updates to env steps is that of the preset, so the curves over env steps should not depend on the actors' speed.
+updates to env steps is that of the preset, so curves over env steps should not depend on the actors' speed.
 """
 
 from __future__ import annotations
