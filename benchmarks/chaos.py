@@ -160,7 +160,7 @@ def run_once(rounds: int, epochs: int, seed: int) -> dict[str, Any]:
         for member in members:
             member.start()
         for _ in range(rounds):
-            time.sleep(rng.uniform(0.5, 5.0))
+            time.sleep(rng.uniform(0.5, 4.0))
             victim = rng.choice(members)
             kills[victim.mode] += victim.kill()
             victim.start()
@@ -198,7 +198,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--epochs", type=int, default=400)
+    parser.add_argument("--epochs", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     imports_s = import_seconds()
