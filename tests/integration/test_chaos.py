@@ -1,4 +1,4 @@
-"""A learner and two actors that are killed at random lose nothing; benchmarks/chaos.py does it fifty times."""
+"""A learner and two actors are killed at random and lose nothing; benchmarks/chaos.py does it fifty times."""
 
 from __future__ import annotations
 
