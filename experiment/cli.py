@@ -180,7 +180,13 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
             error=True,
         )
     exp.start()
-    check_all_used(config)
+    try:
+        check_all_used(config)
+    except ConfigError as error:
+        if exp.mode != "collect":
+            raise
+        # An actor has the learner's config and builds less of it: no environments to evaluate in, for one.
+        _say(f"warning: {error}", error=True)
     if resumes and exp.mode != "collect":
         exp.view.say(f"Resuming at epoch {exp.load_checkpoint()}.")
     return exp

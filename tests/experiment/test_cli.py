@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import gin
 import pytest
 
+from loxodon.envs import TMazePassive
+from loxodon.experiment import Experiment
 from loxodon.experiment.cli import closing_words, main
 
 TINY = """
@@ -196,3 +198,23 @@ def test_the_script_runs_from_anywhere() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "Did you mean 'Agent'?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@gin.configurable
+class ShortMaze(TMazePassive):
+    """Gives the length itself, so that a binding of it has no effect."""
+
+    def __init__(self) -> None:
+        super().__init__(horizon=3)
+
+
+@pytest.mark.parametrize(("mode", "status", "kind"), [("collect", 0, "warning"), ("both", 2, "config error")])
+def test_an_actor_may_have_settings_that_only_the_learner_uses(
+    mode: str, status: int, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Experiment, "learn", lambda self: {})
+    unevaluated = ["Experiment.val_interval=None", "Experiment.evaluate_at_end=False"]
+    words = ["--config", "tiny.gin", "--mode", mode, "Experiment.make_train_env=@ShortMaze", *unevaluated]
+    assert main(words) == status
+    assert f"{kind}: tiny.gin:" in (errors := capsys.readouterr().err)
+    assert "TMazePassive.horizon = 3 has no effect" in errors
