@@ -28,13 +28,18 @@ class ExplorationWrapper(ABC):
         seed: of the noise.
         randomize_eps: multiply each environment's noise level by a number drawn uniformly from [0, 1) per
             episode.
+
+    Attributes:
+        num_calls: vector steps so far, which schedules go by.
+        steps_per_call: vector steps that a call counts as; as many as there are processes that explore alike,
+            so that a schedule takes as many env steps whatever their number.
     """
 
     def __init__(
         self, action_space: PolicyActionSpace, num_envs: int, seed: int, randomize_eps: bool = True
     ) -> None:
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
-        self.num_calls = 0
+        self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._multipliers = self._episode_rng.random(num_envs) if randomize_eps else np.ones(num_envs)
         self._draw_block()
@@ -63,7 +68,7 @@ class ExplorationWrapper(ABC):
             self._draw_block()
         step, eps = self._block_step, self.current_eps(episode_timesteps)
         self._block_step += 1
-        self.num_calls += 1
+        self.num_calls += self.steps_per_call
         if self._thresholds is not None:
             noisy = np.where(self._thresholds[step] < eps, self._noise[step], actions)
         else:

@@ -237,6 +237,7 @@ def _make_collector(
     if exp.exploration_wrapper_type is not None:
         seed = stream_seed(exp, "exploration", *names)
         exploration = exp.exploration_wrapper_type(exp.action_space, envs.num_envs, seed)
+        exploration.steps_per_call = exp.actor_processes
     if folder is not None:
         writer = make_writer(exp, folder, envs.num_envs, *names, clock=clock)
     return Collector(

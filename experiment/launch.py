@@ -111,7 +111,8 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
         actor_cpus=args.slurm_actor_cpus,
         more=dict(pairs),
     )
-    jobs = submit(words, actor_words(words, exp), args.actors, exp.run_dir, options)
+    own_words = actor_words(words, exp, num_actors=args.actors)
+    jobs = submit(words, own_words, args.actors, exp.run_dir, options)
     ids = [str(job.job_id) for job in jobs]
     stop = "scancel" if args.slurm_cluster == "slurm" else "kill"
     run_dir = shlex.quote(str(exp.run_dir))

@@ -66,6 +66,7 @@ class Settings:
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
         artifact_store: where checkpoints and the best policy go too, such as FolderStore; None for nowhere.
         restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
+        actor_processes: collecting processes, which share schedules of exploration; set by --actors.
         replay_ratio: gradient updates per collected env step, all collecting processes together; None for
             whatever comes. Learner and actors wait for each other when they are further off than
             replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
@@ -139,5 +140,6 @@ class Settings:
     keep_every_epochs: int | None = None
     artifact_store: Callable[[], ArtifactStore] | None = None
     restore_from: str | None = None
+    actor_processes: int = 1
     replay_ratio: float | None = None
     replay_ratio_tolerance: float = 0.1

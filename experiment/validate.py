@@ -20,6 +20,7 @@ _CHOICES = {
 _LOWEST = {
     "max_seq_len": 1,
     "parallel_actors": 1,
+    "actor_processes": 1,
     "batch_size": 1,
     "batches_per_update": 1,
     "log_interval": 1,

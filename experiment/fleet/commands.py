@@ -49,7 +49,9 @@ def without(words: Sequence[str], *names: str) -> list[str]:
     return kept
 
 
-def actor_words(words: Sequence[str], run: Settings, *, num_per_machine: int = 1) -> list[str]:
+def actor_words(
+    words: Sequence[str], run: Settings, *, num_actors: int, num_per_machine: int = 1
+) -> list[str]:
     """The arguments of an actor of a learner started with `words`.
 
     The same config, overrides, run name and seed; but it only collects, and leaves evaluation to the learner.
@@ -58,10 +60,11 @@ def actor_words(words: Sequence[str], run: Settings, *, num_per_machine: int = 1
     Args:
         words: arguments of the learner.
         run: its settings.
+        num_actors: how many actors the run has.
         num_per_machine: how many actors share a machine.
     """
     own: dict[str, Any] = {"val_interval": None, "evaluate_at_end": False, "start_collecting_at_epoch": 0}
-    own["replay_ratio"] = run.replay_ratio
+    own["replay_ratio"], own["actor_processes"] = run.replay_ratio, num_actors
     kept = without(words, "--actors", "--mode", "--resume", "Experiment.mode", *_named(own))
     defaults: dict[str, Any] = {"torch_threads": 1}
     if run.async_env_workers is None and num_per_machine > 1:

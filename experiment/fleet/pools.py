@@ -56,7 +56,7 @@ def local_pool(
     exp: Experiment, words: Sequence[str], num_actors: int, *, program: Sequence[str]
 ) -> ActorSupervisor:
     """Actors that are processes of this machine."""
-    command = [*program, *actor_words(words, exp, num_per_machine=num_actors)]
+    command = [*program, *actor_words(words, exp, num_actors=num_actors, num_per_machine=num_actors)]
     return supervise(exp, command, num_actors)
 
 
@@ -96,4 +96,5 @@ def ray_pool(
     """
     own = ["--log-folder", str((exp.run_dir / "logs" / "actors").absolute()), "--actors", str(num_actors)]
     module = [sys.executable, "-m", f"{__package__}.ray_pool"]
-    return supervise(exp, [*module, *options, *own, "--", *actor_words(words, exp)], 1, "ray_pool")
+    command = [*module, *options, *own, "--", *actor_words(words, exp, num_actors=num_actors)]
+    return supervise(exp, command, 1, "ray_pool")

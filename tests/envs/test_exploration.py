@@ -125,3 +125,11 @@ def test_gin_sets_the_schedule_but_not_what_code_supplies() -> None:
     assert EpsilonGreedy(DISCRETE, 2, 0).eps_end == 0.3
     with pytest.raises(ValueError, match="num_envs"):
         gin.parse_config("EpsilonGreedy.num_envs = 3")
+
+
+def test_a_call_may_count_for_several_processes_that_explore_alike() -> None:
+    noise = EpsilonGreedy(DISCRETE, 6, 0, eps_start=1.0, eps_end=0.0, steps_anneal=100, randomize_eps=False)
+    noise.steps_per_call = 4
+    for _ in range(10):
+        noise.add_exploration_noise(np.zeros(6, int), ZEROS)
+    np.testing.assert_allclose(noise.current_eps(ZEROS), 0.6)

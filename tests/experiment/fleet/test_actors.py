@@ -76,7 +76,7 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
         "x",
     ]
     words += ["Experiment.val_interval=5", "Experiment.mode=learn"]
-    made = actor_words(words, settings())
+    made = actor_words(words, settings(), num_actors=2)
     assert made[:8] == ["--config", "a.gin", "A.b=1", "--seed", "3", "--run-name", "x", "--mode"]
     assert made[8:] == [
         "collect",
@@ -84,16 +84,19 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
         "Experiment.evaluate_at_end=False",
         "Experiment.start_collecting_at_epoch=0",
         "Experiment.replay_ratio=None",
+        "Experiment.actor_processes=2",
         "Experiment.torch_threads=1",
     ]
 
 
 def test_threads_and_workers_of_actors_can_be_chosen() -> None:
-    assert "Experiment.torch_threads=1" not in actor_words(["Experiment.torch_threads=3"], settings())
-    shared = actor_words([], settings(), num_per_machine=10_000)
+    own_threads = actor_words(["Experiment.torch_threads=3"], settings(), num_actors=1)
+    assert "Experiment.torch_threads=1" not in own_threads
+    shared = actor_words([], settings(), num_actors=10_000, num_per_machine=10_000)
     assert "Experiment.async_env_workers=1" in shared
     for chosen in (settings(async_env_workers=7), settings()):
-        alone = actor_words([], chosen, num_per_machine=10_000 if chosen.async_env_workers else 1)
+        num_sharing = 10_000 if chosen.async_env_workers else 1
+        alone = actor_words([], chosen, num_actors=10_000, num_per_machine=num_sharing)
         assert not any("async_env_workers" in word for word in alone)
 
 
