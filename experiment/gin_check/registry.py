@@ -10,7 +10,7 @@ import inspect
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -221,15 +221,24 @@ def mentioned(configurable: Configurable) -> list[Configurable]:
     visited = {id(configurable.wrapped)}
     while queue:
         for function in _functions_in(queue.pop(), package):
-            for name in _names_in(function.__code__):
-                found.update({c.selector: c for c in by_name.get(name, ())})
-                thing = function.__globals__.get(name)
+            names = list(_names_in(function.__code__))
+            found.update({c.selector: c for name in names for c in by_name.get(name, ())})
+            for thing in _things_named(names, function.__globals__):
                 is_helper = isinstance(thing, (type, types.FunctionType)) and find_object(thing) is None
                 if is_helper and id(thing) not in visited and _package(thing) == package:
                     visited.add(id(thing))
                     queue.append(thing)
     found.pop(configurable.selector, None)
     return list(found.values())
+
+
+def _things_named(names: Sequence[str], variables: Mapping[str, Any]) -> Iterator[Any]:
+    """What global names refer to, and what the same names refer to in modules among it: `module.function`."""
+    things = [variables[name] for name in names if name in variables]
+    yield from things
+    for module in things:
+        if isinstance(module, types.ModuleType):
+            yield from (vars(module)[name] for name in names if name in vars(module))
 
 
 def _package(thing: Any) -> str:

@@ -369,3 +369,9 @@ def test_errors_of_a_constructor_lead_to_the_line_that_caused_them() -> None:
     text = explain_build_error(caught.value, config)
     assert text == "a.gin:4: layers is 0, but must be at least 1. Fix: raise it."
     assert explain_build_error(ValueError("shapes differ"), config) is None
+
+
+def test_a_setting_of_what_the_experiment_builds_through_its_modules_is_known() -> None:
+    load_config(["tmaze"], ["BatchLoader.pool_batches=1"])
+    with pytest.raises(ConfigError, match=r"Did you mean 'pool_batches'"):
+        load_config(["tmaze"], ["BatchLoader.pool_batchs=1"])
