@@ -89,8 +89,17 @@ def test_the_ratio_survives_the_death_of_an_actor_and_of_the_learner(tmp_path: P
     wait_for(lambda: beats_of(run_dir, "learner")[0].gradient_steps > waiting + 4, learner)
     learner.kill()
     finish(learner)
-    wait_for(lambda: beats_of(run_dir, "actor")[-1].state == "waiting", actors[0])
-    stands_at = beats_of(run_dir, "actor")[-1].env_steps
+    # What the learner told last allows some steps yet, also to an actor that is waiting at this moment.
+    steps_seen: list[int] = []
+
+    def stands_still() -> bool:
+        time.sleep(1.0)
+        steps_seen.append(beats_of(run_dir, "actor")[-1].env_steps)
+        return len(steps_seen) > 1 and steps_seen[-1] == steps_seen[-2]
+
+    wait_for(stands_still, actors[0])
+    assert beats_of(run_dir, "actor")[-1].state == "waiting"
+    stands_at = steps_seen[-1]
     time.sleep(1.0)
     assert beats_of(run_dir, "actor")[-1].env_steps == stands_at
     learner = launch(tmp_path, "--resume", mode="learn", epochs=10_000, **PACED)
