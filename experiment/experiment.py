@@ -56,7 +56,6 @@ class Experiment(Settings):
         self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
         self.fleet = pacing.make_membership(self)
         self.loaded_policy: PolicyInfo | None = None
-        self.loaded_policy_time_s = 0.0  # unix time of its file
         self.best_score: float | None = None
         self.is_finished = False  # nothing is left to do after the last epoch
         self.last_val_metrics: dict[str, float] = {}
@@ -313,7 +312,7 @@ class Experiment(Settings):
             check_policy(self, info, path)
             info, weights = read_policy(path)
             fit_weights(self.policy, weights, path)
-            self.loaded_policy, self.loaded_policy_time_s = info, self.latest.modified_s
+            self.loaded_policy = info
         return info
 
     def delete_buffer_from_disk(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import math
 import time
@@ -171,8 +170,3 @@ class Membership:
         elif self.rank == 0:
             self.ledger = Ledger(self.run_dir, self.ratio, heartbeat.process_id)
         return heartbeat
-
-
-def digest_of(spaces: Any) -> str:
-    """Short name of observation and action spaces: processes of one run should have the same."""
-    return hashlib.blake2b(repr(spaces).encode(), digest_size=6).hexdigest()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from .membership import Membership, digest_of
+from .membership import Membership
 from .ratio import Ratio
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def begin(exp: Experiment) -> None:
         env_steps=fleet.env_steps,
         gradient_steps=exp.learner.gradient_steps,
         policy_version=exp.policy_version,
-        spaces_digest=digest_of((exp.obs_space, exp.action_space)),
+        spaces_digest=exp.env_spaces.digest(),
         buffer=None if buffer is None else str(buffer.parent.absolute()),
     )
     fleet.state("waiting", "to begin")
@@ -125,7 +125,7 @@ def actor_figures(exp: Experiment) -> dict[str, float]:
     if loaded is None:
         return {}
     newest = exp.latest.poll() or loaded
-    published_s = getattr(loaded, "published_s", None) or exp.loaded_policy_time_s
+    published_s = loaded.published_s or exp.latest.modified_s
     waited_s, exp.fleet.waited_s = exp.fleet.waited_s, 0.0
     throttled = {"time/wait_for_learner_s": waited_s} if exp.replay_ratio is not None else {}
     return {
