@@ -1,6 +1,6 @@
 """Trajectories as arrays: files, the background writer, datasets and padded batches.
 
-Importing this package does not import torch; `Batch`, `pad_batch` and `BatchLoader` do so on first use.
+Importing this package does not import torch; `Batch`, `pad_batch`, `BatchLoader` and `RolloutBatch` do so on first use.
 """
 
 from __future__ import annotations
@@ -38,8 +38,14 @@ from .writer import TrajectoryWriter, WritingClock
 if TYPE_CHECKING:
     from .batch import Batch, pad_batch
     from .loader import BatchLoader
+    from .rollout import RolloutBatch
 
-_NEEDS_TORCH = {"Batch": "batch", "pad_batch": "batch", "BatchLoader": "loader"}
+_NEEDS_TORCH = {
+    "Batch": "batch",
+    "pad_batch": "batch",
+    "BatchLoader": "loader",
+    "RolloutBatch": "rollout",
+}
 
 __all__ = [
     "FILE_FORMATS",
@@ -56,6 +62,7 @@ __all__ = [
     "NoOpRelabeler",
     "RLDataset",
     "Relabeler",
+    "RolloutBatch",
     "StoredTrajectory",
     "Trajectory",
     "TrajectoryReader",
