@@ -1,6 +1,7 @@
 """Trajectories as arrays: files, the background writer, datasets and padded batches.
 
-Importing this package does not import torch; `Batch`, `pad_batch`, `BatchLoader` and `RolloutBatch` do so on first use.
+Importing this package does not import torch; `Batch`, `pad_batch`, `BatchLoader` and `RolloutBatch` do so on
+first use.
 """
 
 from __future__ import annotations

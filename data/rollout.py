@@ -1,4 +1,4 @@
-"""Sequences of an on-policy rollout as tensors: what crosses from the rollout buffer to an on-policy agent."""
+"""Sequences of an on-policy rollout as tensors: what crosses from rollout buffer to agent."""
 
 from __future__ import annotations
 
