@@ -9,7 +9,14 @@ if __name__ == "nets":
 from .distributions import Categorical, PolicyDistribution, TanhGaussian
 from .heads import Actor, CriticEnsemble
 from .mlp import MLP
-from .normalization import PopArt, RunningNorm, RunningStatistics, sum_over_processes
+from .normalization import (
+    PopArt,
+    RunningNorm,
+    RunningStatistics,
+    ValueNorm,
+    sum_over_processes,
+    summed_over_processes,
+)
 from .recurrent import GRUTrajEncoder
 from .traj_encoders import FFTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
@@ -31,5 +38,7 @@ __all__ = [
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "ValueNorm",
     "sum_over_processes",
+    "summed_over_processes",
 ]
