@@ -68,7 +68,7 @@ class RewardNormalizer:
         for reward, is_end, is_step in zip(kept, ended, mask, strict=True):
             carried = torch.where(is_step, self.gamma * carried + reward, carried)
             sums.append(carried)
-            carried = carried.masked_fill(is_end & is_step, 0.0)
+            carried = carried.masked_fill(is_end, 0.0)
         self._accumulators = carried
         return torch.stack(sums)
 
