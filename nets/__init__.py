@@ -9,9 +9,16 @@ if __name__ == "nets":
 from .distributions import Categorical, PolicyDistribution, TanhGaussian
 from .heads import Actor, CriticEnsemble
 from .mlp import MLP
-from .normalization import PopArt, RunningNorm, RunningStatistics, sum_over_processes
-from .recurrent import GRUTrajEncoder
-from .traj_encoders import FFTrajEncoder, TrajEncoder
+from .normalization import (
+    PopArt,
+    RunningNorm,
+    RunningStatistics,
+    ValueNorm,
+    sum_over_processes,
+    summed_over_processes,
+)
+from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
+from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
 from .tstep_encoders import FFTstepEncoder, TstepEncoder
 
@@ -23,6 +30,8 @@ __all__ = [
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
+    "IdentityTrajEncoder",
+    "LSTMTrajEncoder",
     "PolicyDistribution",
     "PopArt",
     "RunningNorm",
@@ -31,5 +40,7 @@ __all__ = [
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "ValueNorm",
     "sum_over_processes",
+    "summed_over_processes",
 ]
