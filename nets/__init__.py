@@ -17,8 +17,8 @@ from .normalization import (
     sum_over_processes,
     summed_over_processes,
 )
-from .recurrent import GRUTrajEncoder
-from .traj_encoders import FFTrajEncoder, TrajEncoder
+from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
+from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
 from .tstep_encoders import FFTstepEncoder, TstepEncoder
 
@@ -30,6 +30,8 @@ __all__ = [
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
+    "IdentityTrajEncoder",
+    "LSTMTrajEncoder",
     "PolicyDistribution",
     "PopArt",
     "RunningNorm",
