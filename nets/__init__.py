@@ -6,9 +6,9 @@ if __name__ == "nets":
         "Fix: pip install -e ."
     )
 
-from .distributions import Categorical, PolicyDistribution, TanhGaussian
-from .heads import Actor, CriticEnsemble
-from .mlp import MLP
+from .distributions import Categorical, Gaussian, PolicyDistribution, TanhGaussian
+from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .mlp import MLP, orthogonal_init
 from .normalization import PopArt, RunningNorm, RunningStatistics, sum_over_processes
 from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
 from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
@@ -23,9 +23,11 @@ __all__ = [
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
+    "Gaussian",
     "IdentityTrajEncoder",
     "LSTMTrajEncoder",
     "PolicyDistribution",
+    "PolicyHead",
     "PopArt",
     "RunningNorm",
     "RunningStatistics",
@@ -33,5 +35,7 @@ __all__ = [
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "ValueHead",
+    "orthogonal_init",
     "sum_over_processes",
 ]
