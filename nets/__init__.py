@@ -6,9 +6,9 @@ if __name__ == "nets":
         "Fix: pip install -e ."
     )
 
-from .distributions import Categorical, PolicyDistribution, TanhGaussian
-from .heads import Actor, CriticEnsemble
-from .mlp import MLP
+from .distributions import Categorical, Gaussian, PolicyDistribution, TanhGaussian
+from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .mlp import MLP, orthogonal_init
 from .normalization import (
     PopArt,
     RunningNorm,
@@ -30,9 +30,11 @@ __all__ = [
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
+    "Gaussian",
     "IdentityTrajEncoder",
     "LSTMTrajEncoder",
     "PolicyDistribution",
+    "PolicyHead",
     "PopArt",
     "RunningNorm",
     "RunningStatistics",
@@ -40,7 +42,9 @@ __all__ = [
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "ValueHead",
     "ValueNorm",
+    "orthogonal_init",
     "sum_over_processes",
     "summed_over_processes",
 ]

@@ -43,7 +43,9 @@ def test_settings_that_are_no_numbers_are_refused(wrong: float) -> None:
 
 def test_schedules_are_bound_in_gin() -> None:
     with gin.unlock_config():
-        gin.parse_config("PPOLoss.clip_eps = @LinearSchedule()\nLinearSchedule.start = 0.4\nLinearSchedule.end = 0")
+        gin.parse_config(
+            "PPOLoss.clip_eps = @LinearSchedule()\nLinearSchedule.start = 0.4\nLinearSchedule.end = 0"
+        )
     try:
         loss = PPOLoss()
         loss.set_progress(0.5)
