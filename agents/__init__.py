@@ -13,6 +13,7 @@ from .filters import binary_filter, exp_filter, leaky_relu_filter
 from .gae import GAE, gae
 from .objectives import masked_mean, n_step_targets
 from .on_policy import ActOutput, Evaluation, OnPolicyAgent
+from .ppo import PPOAgent
 from .ppo_loss import PPOLoss
 from .rewards import RewardNormalizer
 from .schedules import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule, value_at
@@ -29,6 +30,7 @@ __all__ = [
     "LinearSchedule",
     "LossTerms",
     "OnPolicyAgent",
+    "PPOAgent",
     "PPOLoss",
     "RewardNormalizer",
     "Schedule",

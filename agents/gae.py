@@ -85,6 +85,4 @@ class GAE:
         """Advantages and returns, (T, N) float32 each; arguments as in `gae`."""
         if not self.time_limit_bootstrap:
             terminated = ended
-        return gae(
-            rewards, values, next_values, terminated, ended, mask, discount=self.gamma, lam=self.lam
-        )
+        return gae(rewards, values, next_values, terminated, ended, mask, discount=self.gamma, lam=self.lam)

@@ -93,7 +93,10 @@ class PPOAgent(OnPolicyAgent):
         if not share_encoder:
             self.critic_tstep_encoder = tstep_encoder_type(critic_space, 1 + self.action_dim)
             self.critic_traj_encoder = traj_encoder_type(self.critic_tstep_encoder.emb_dim, max_seq_len)
-        width, critic_width = self.traj_encoder.emb_dim, (self.critic_traj_encoder or self.traj_encoder).emb_dim
+        width, critic_width = (
+            self.traj_encoder.emb_dim,
+            (self.critic_traj_encoder or self.traj_encoder).emb_dim,
+        )
         self.policy_head = policy_head_type(width, self.action_dim, self.distribution)
         self.value_head = value_head_type(critic_width)
         self.loss = loss_type()

@@ -125,8 +125,8 @@ class PPOLoss(nn.Module):
             loss = -torch.minimum(gain, clipped)
         elif kl is None:
             raise ValueError(
-                "The policy's distribution has no closed-form KL divergence, but PPOLoss.kind='kl_penalty' needs "
-                "one. Fix: bind PPOLoss.kind = 'clip', or implement the distribution's kl()."
+                "No KL divergence was given, but PPOLoss.kind = 'kl_penalty' needs one. "
+                "Fix: hand it to PPOLoss.actor, or bind PPOLoss.kind = 'clip'."
             )
         else:
             loss = self.beta * kl.float() - gain

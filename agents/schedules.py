@@ -32,9 +32,7 @@ class LinearSchedule:
     Raises: ValueError for `until` outside (0, 1].
     """
 
-    def __init__(
-        self, start: float = gin.REQUIRED, end: float = gin.REQUIRED, until: float = 1.0
-    ) -> None:
+    def __init__(self, start: float = gin.REQUIRED, end: float = gin.REQUIRED, until: float = 1.0) -> None:
         _check_until("LinearSchedule", until)
         self.start, self.end, self.until = float(start), float(end), until
 
@@ -51,9 +49,7 @@ class CosineSchedule:
     Raises: ValueError for `until` outside (0, 1].
     """
 
-    def __init__(
-        self, start: float = gin.REQUIRED, end: float = gin.REQUIRED, until: float = 1.0
-    ) -> None:
+    def __init__(self, start: float = gin.REQUIRED, end: float = gin.REQUIRED, until: float = 1.0) -> None:
         _check_until("CosineSchedule", until)
         self.start, self.end, self.until = float(start), float(end), until
 
