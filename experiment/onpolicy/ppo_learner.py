@@ -358,7 +358,6 @@ class PPOLearner:
             if self.reward_normalizer is None
             else self.reward_normalizer.state_dict(),
             "lr_adapter": None if self.lr_adapter is None else self.lr_adapter.state_dict(),
-            "agent": self.agent.loss_state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -369,7 +368,6 @@ class PPOLearner:
         if self.lr_adapter is not None and state["lr_adapter"] is not None:
             self.lr_adapter.load_state_dict(state["lr_adapter"])
             self.learner.lr_scale = self.lr_adapter.scale
-        self.agent.load_loss_state_dict(state["agent"])
 
 
 class _Means:
