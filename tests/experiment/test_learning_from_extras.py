@@ -17,12 +17,16 @@ from .fakes import make_experiment, run
 from .test_learner import make_trajectory
 
 
-def weights_after_learning(folder: Path, *, extra_files: range) -> list[torch.Tensor]:
+def weights_after_learning(
+    folder: Path, *, extra_files: range = range(0), first_seed: int = 0
+) -> list[torch.Tensor]:
     """Train on twelve trajectories, of which some have extras."""
     protected = folder / "tiny" / "buffer" / "protected"
     protected.mkdir(parents=True)
     for number in range(12):
-        traj = dataclasses.replace(make_trajectory(4 + number, seed=number), policy_version=number)
+        traj = dataclasses.replace(
+            make_trajectory(4 + number, seed=first_seed + number), policy_version=number
+        )
         if number in extra_files:
             rows = np.full((len(traj), 1), float(number), np.float32)
             traj = dataclasses.replace(traj, extras={"log_probs": rows, "samples": rows.repeat(3, 1)})
@@ -49,3 +53,5 @@ def test_learning_is_the_same_with_and_without_extras_in_the_files(tmp_path: Pat
     for one, other, third in zip(plain, mixed, full, strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, third)
+    others = weights_after_learning(tmp_path / "others", first_seed=100)
+    assert not all(map(torch.equal, plain, others))  # the trajectories do matter
