@@ -108,7 +108,9 @@ def gin_settings(settings: Settings) -> dict[str, Any]:
         "PPOLoss.clip_eps": settings.clip_eps,
         "PPOLoss.value_clip": None,
         "PPOLoss.entropy_coef": settings.entropy_coef,
-        "PPOAgent.value_norm": settings.normalize,
+        "AdvantageNorm.mode": "batch",
+        "PPOAgent.share_encoder": settings.lstm > 0,
+        "PPOAgent.value_norm": "running" if settings.normalize else "none",
         "FFTstepEncoder.normalize_inputs": settings.normalize,
     }
 
