@@ -5,7 +5,8 @@
 
 The peers are installed into a virtual environment of their own (--venv), as constraints.txt says. Every run
 is a process: examples/run.py for Loxodon, peers/*.py for the others, all from the same `Settings`. The rate
-is that of the whole training, collecting and learning, without imports, making environments and evaluations.
+is that of the whole training, collecting and learning, without imports, making environments and evaluations;
+ours from time/collect_s and time/learn_s, which leaves out logs and checkpoints, as the peers write none.
 Returns are of greedy policies in separate environments, at least 20 episodes each. Every peer is run with
 --threads torch threads and with one, and its faster one counts. A full run also writes
 benchmarks/results/peers_ppo.json.
