@@ -168,7 +168,9 @@ class RolloutTensors:
         return following
 
     def places(self, pieces: Pieces, *, tails: bool = False) -> Places:
-        """Where everything of some pieces stands. tails: add what followed a piece's last step."""
+        """Where everything of some pieces stands. tails: add what followed a piece's last step, unless
+        it terminated the episode.
+        """
         lengths = pieces.prefixes + pieces.lengths
         place = np.arange(int(lengths.max()) + int(tails))
         steps = pieces.firsts[:, None] - pieces.prefixes[:, None] + place
@@ -177,9 +179,10 @@ class RolloutTensors:
         inside = np.where(place < lengths[:, None], STEP, PADDING)
         kinds = np.where(place < pieces.prefixes[:, None], CONTEXT, inside).astype(np.int8)
         if tails:
-            rows, lasts = np.arange(len(pieces)), pieces.firsts + pieces.lengths - 1
-            timesteps[rows, lengths] = self.successors[lasts, pieces.envs]
-            kinds[rows, lengths] = TAIL
+            lasts = pieces.firsts + pieces.lengths - 1
+            rows = np.flatnonzero(~self.rollout.steps["terminated"][lasts, pieces.envs])
+            timesteps[rows, lengths[rows]] = self.successors[lasts[rows], pieces.envs[rows]]
+            kinds[rows, lengths[rows]] = TAIL
         timesteps[kinds == PADDING] = 0
         steps[kinds != STEP] = 0
         is_fresh, states = pieces.starts == _FRESH, None

@@ -52,6 +52,7 @@ def make_agent(
     max_seq_len: int = 8,
     is_discrete: bool = True,
     seed: int = 0,
+    normalize_inputs: bool = False,
     **kwargs: Any,
 ) -> PPOAgent:
     """A small agent whose policy differs clearly from state to state."""
@@ -60,7 +61,9 @@ def make_agent(
     agent = PPOAgent(
         spaces.Dict({"observation": env.observation_space}),
         env.action_space,
-        lambda *args: FFTstepEncoder(*args, n_layers=1, d_hidden=16, d_output=16),
+        lambda *args: FFTstepEncoder(
+            *args, n_layers=1, d_hidden=16, d_output=16, normalize_inputs=normalize_inputs
+        ),
         traj_type,
         max_seq_len,
         **kwargs,
