@@ -78,7 +78,7 @@ class AdvantageNorm:
         if mean is None or var is None:
             return kept.float()
         std = max(var**0.5, self.ema_min_std if self.mode == "ema" else _MIN_STD)
-        normalized = (kept - mean) / std
+        normalized: Tensor = (kept - mean) / std
         if self.mode == "ema":
             normalized = normalized.clamp(-self.ema_clip, self.ema_clip)
         return normalized.masked_fill(~mask, 0.0).float()
