@@ -47,8 +47,8 @@ class PPOAgent(OnPolicyAgent):
         traj_encoder_type: see BaseAgent.
         max_seq_len: see BaseAgent.
         share_encoder: one sequence model for both; otherwise the value function gets one of its own.
-        actor_obs_keys: observations that the policy sees; None: all. Only with encoders of their own.
-        critic_obs_keys: observations that the value function sees; None: all. Only with encoders of their own.
+        actor_obs_keys: observations that the policy sees; None: all. Only without share_encoder.
+        critic_obs_keys: observations that the value function sees; None: all. Only without share_encoder.
         value_norm: "none"; "running" has the value function predict returns at unit scale; "popart" does too,
             and keeps its values when that scale moves.
         value_norm_window: timesteps after which older returns fade from that scale.
@@ -281,8 +281,8 @@ class _Evaluated:
             value = getattr(batch, name)
             if value is None:
                 raise ValueError(
-                    f"The rollout batch has no {name}, but the losses need them. Fix: put what agent.evaluate() "
-                    "and GAE return into the batch first, as PPOLearner does."
+                    f"The rollout batch has no {name}, but the losses need them. "
+                    "Fix: put what agent.evaluate() and GAE return into the batch first, as PPOLearner does."
                 )
             found[name] = value.masked_fill(~batch.mask, 0.0)
         self.log_probs, self.values, self.params = found["log_probs"], found["values"], found["params"]

@@ -59,13 +59,12 @@ def inputs(rows: int, length: int, width: int, seed: int = 1) -> dict[str, Any]:
 
 @torch.no_grad()
 def collect(
-    agent: PPOAgent, rows: int = 3, length: int = 6, *, hidden: Any = None, seed: int = 1
+    agent: PPOAgent, rows: int = 3, length: int = 6, *, after: ActOutput | None = None, seed: int = 1
 ) -> tuple[RolloutBatch, list[ActOutput]]:
-    """A rollout of random observations, with what the agent found when it acted."""
+    """A rollout of random observations, with what the agent found when it acted; it may go on from another."""
     steps, given = [], inputs(rows, length, agent.action_dim, seed)
-    start = None if hidden is None else agent.export_hidden_state(hidden)
-    if hidden is None:
-        hidden = agent.init_hidden_state(rows, torch.device("cpu"))
+    hidden = agent.init_hidden_state(rows, torch.device("cpu")) if after is None else after.hidden_state
+    start = None if after is None else agent.export_hidden_state(hidden)
     for t in range(length):
         hidden = agent.reset_hidden_state(hidden, given["resets"][:, t])
         obs = {key: x[:, t] for key, x in given["obs"].items()}
