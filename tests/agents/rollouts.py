@@ -61,7 +61,7 @@ def inputs(rows: int, length: int, width: int, seed: int = 1) -> dict[str, Any]:
 def collect(
     agent: PPOAgent, rows: int = 3, length: int = 6, *, after: ActOutput | None = None, seed: int = 1
 ) -> tuple[RolloutBatch, list[ActOutput]]:
-    """A rollout of random observations, with what the agent found when it acted; it may go on from another."""
+    """A rollout of random observations, and what the agent found when it acted; may go on from another."""
     steps, given = [], inputs(rows, length, agent.action_dim, seed)
     hidden = agent.init_hidden_state(rows, torch.device("cpu")) if after is None else after.hidden_state
     start = None if after is None else agent.export_hidden_state(hidden)
