@@ -6,7 +6,14 @@ if __name__ == "nets":
         "Fix: pip install -e ."
     )
 
-from .distributions import Categorical, PolicyDistribution, TanhGaussian
+from .distributions import (
+    Categorical,
+    DistributionType,
+    MultiCategorical,
+    MultiCategoricalType,
+    PolicyDistribution,
+    TanhGaussian,
+)
 from .heads import Actor, CriticEnsemble
 from .mlp import MLP
 from .normalization import PopArt, RunningNorm, RunningStatistics, sum_over_processes
@@ -20,9 +27,12 @@ __all__ = [
     "Actor",
     "Categorical",
     "CriticEnsemble",
+    "DistributionType",
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
+    "MultiCategorical",
+    "MultiCategoricalType",
     "PolicyDistribution",
     "PopArt",
     "RunningNorm",

@@ -8,7 +8,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from .distributions import PolicyDistribution
+from .distributions import DistributionType, PolicyDistribution
 from .mlp import MLP, activation_fn, require_positive
 
 
@@ -25,7 +25,7 @@ class Actor(nn.Module):
         state_dim: int,
         action_dim: int,
         num_discounts: int,
-        distribution: type[PolicyDistribution],
+        distribution: DistributionType,
         *,
         n_layers: int = 2,
         d_hidden: int = 256,
