@@ -65,14 +65,13 @@ class BaseAgent(nn.Module, ABC):
             self.action_dim, self.distribution = int(action_space.n), Categorical
         elif isinstance(action_space, spaces.MultiDiscrete) and len(action_space.shape) == 1:
             self.action_dim = int(action_space.nvec.sum())
-            self.distribution = MultiCategorical.for_nvec(action_space.nvec)
+            self.distribution = MultiCategorical.for_nvec(action_space.nvec.tolist())
         elif isinstance(action_space, spaces.Box) and len(action_space.shape) == 1:
             self.action_dim, self.distribution = int(action_space.shape[0]), TanhGaussian
         else:
             raise ValueError(
-                f"The action space is {action_space}, but agents act in Discrete, or flat MultiDiscrete or Box "
-                "spaces. "
-                "Fix: wrap the environment in loxodon.envs.SequenceEnv."
+                f"The action space is {action_space}, but agents act in Discrete and flat MultiDiscrete or "
+                "Box spaces. Fix: wrap the environment in loxodon.envs.SequenceEnv."
             )
         self.is_discrete = self.distribution.is_discrete
         self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)

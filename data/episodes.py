@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from .action_forms import factor_indices, factor_rows
 from .trajectory import Array, Trajectory
 
 
@@ -19,7 +21,7 @@ def split_episodes(
     truncated: Array,
     *,
     next_obs: Array | Mapping[str, Array] | None = None,
-    num_actions: int | None = None,
+    num_actions: int | Sequence[int] | None = None,
     env_name: str = "offline",
 ) -> list[Trajectory]:
     """Cut flat arrays of consecutive steps, as offline data sets hold them, into one trajectory per episode.
@@ -35,12 +37,13 @@ def split_episodes(
 
     Args:
         obs: (S, ...) or a dict of such arrays; alone, its key is "observation".
-        actions: (S,) or (S, 1) integers if discrete, else (S, A) floats in [-1, 1].
+        actions: (S,) or (S, 1) integers if discrete, (S, K) if MultiDiscrete, else (S, A) floats in [-1, 1].
         rews: (S,) or (S, 1), environment units.
         terminated: (S,) or (S, 1), True where the environment reached an end ("terminals").
         truncated: (S,) or (S, 1), True where a time limit cut the episode ("timeouts").
         next_obs: like obs, what followed each action, before any reset.
-        num_actions: number of discrete actions; None takes the largest index plus one.
+        num_actions: number of discrete actions; None takes the largest index plus one. K numbers in a
+            sequence mean MultiDiscrete actions.
         env_name: name of the environment.
 
     Returns: the trajectories in order; episodes without a transition are left out.
@@ -50,7 +53,13 @@ def split_episodes(
     """
     columns = _as_columns(obs)
     following = {} if next_obs is None else _as_columns(next_obs)
-    actions, rows = _action_rows(np.asarray(actions), num_actions)
+    actions, nvec = np.asarray(actions), None
+    if isinstance(num_actions, Sequence):
+        nvec = tuple(num_actions)
+        actions = factor_indices(actions, nvec)
+        rows = factor_rows(actions, nvec).astype(np.float32)
+    else:
+        actions, rows = _action_rows(actions, num_actions)
     rews = np.asarray(rews, np.float32).reshape(-1, 1)
     ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
     _check_columns(columns, following, actions=actions, rews=rews, terminated=ends, truncated=cuts)
@@ -62,13 +71,12 @@ def split_episodes(
         start = stop
         if span.start < span.stop:
             seen = {k: _with_last(v, following.get(k), span, repeats) for k, v in columns.items()}
-            trajs.append(_episode(seen, actions[span], rows[span], rews[span], ends[span, None], env_name))
+            trajs.append(_episode(seen, actions[span], rows[span], rews[span], ends[span, None]))
+            trajs[-1] = dataclasses.replace(trajs[-1], env_name=env_name, nvec=nvec)
     return trajs
 
 
-def _episode(
-    obs: dict[str, Array], actions: Array, rows: Array, rews: Array, dones: Array, env_name: str
-) -> Trajectory:
+def _episode(obs: dict[str, Array], actions: Array, rows: Array, rews: Array, dones: Array) -> Trajectory:
     rl2s = np.zeros((len(rews) + 1, 1 + rows.shape[1]), np.float32)
     rl2s[1:, :1], rl2s[1:, 1:] = rews, rows
     return Trajectory(
@@ -78,7 +86,6 @@ def _episode(
         actions=actions,
         rews=rews,
         dones=dones,
-        env_name=env_name,
     )
 
 

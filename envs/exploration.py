@@ -134,7 +134,7 @@ def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: fl
         if not 0.0 <= level <= top:
             raise ValueError(
                 f"{name}.{argument} is {level}, but must lie in [0, {top}] for {action_space}. "
-                f"Fix: set {name}.{argument} to a probability (discrete actions) or a standard deviation (Box)."
+                f"Fix: set {name}.{argument} to a probability (discrete) or a standard deviation (Box)."
             )
 
 

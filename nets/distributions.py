@@ -40,7 +40,7 @@ class PolicyDistribution(ABC):
         """(..., A) float32, the greedy action."""
 
     def act(self, sample: bool) -> Tensor:
-        """What an environment is given: (...,) or (..., K) int64 indices if discrete, else (..., A) float32."""
+        """What an environment is given: int64 (...,) or (..., K) if discrete, else (..., A) float32."""
         action = self.sample() if sample else self.mode()
         return action.argmax(-1) if self.is_discrete else action
 
@@ -137,8 +137,8 @@ class MultiCategorical(PolicyDistribution):
         """(..., A) -> (..., K, M)."""
         most = max(self.nvec)
         if min(self.nvec) == most:
-            return side_by_side.unflatten(-1, (len(self.nvec), most))
-        parts = side_by_side.split(self.nvec, dim=-1)
+            return torch.unflatten(side_by_side, -1, (len(self.nvec), most))
+        parts = torch.split(side_by_side, list(self.nvec), dim=-1)
         return torch.stack([F.pad(part, (0, most - part.shape[-1]), value=fill) for part in parts], dim=-2)
 
     def _side_by_side(self, by_factor: Tensor) -> Tensor:
@@ -180,9 +180,9 @@ class MultiCategorical(PolicyDistribution):
 class DistributionType(Protocol):
     """What turns parameters into a distribution: a class of them, or a MultiCategoricalType."""
 
-    is_discrete: ClassVar[bool]
+    is_discrete: bool
 
-    def __call__(self, params: Tensor) -> PolicyDistribution: ...
+    def __call__(self, params: Tensor, /) -> PolicyDistribution: ...
 
     def num_params(self, action_dim: int) -> int: ...
 
@@ -197,14 +197,12 @@ class MultiCategoricalType:
     Raises: ValueError for a temperature that is not above 0.
     """
 
-    is_discrete: ClassVar[bool] = True
-
     def __init__(self, nvec: Sequence[int], *, temperature: float = 1.0) -> None:
         if not temperature > 0:
             raise ValueError(
                 f"MultiCategoricalType.temperature is {temperature}, but must be above 0. Fix: 1.0 is usual."
             )
-        self.nvec, self.temperature = tuple(int(n) for n in nvec), temperature
+        self.nvec, self.temperature, self.is_discrete = tuple(nvec), temperature, True
 
     def __call__(self, params: Tensor) -> MultiCategorical:
         """(..., sum(nvec)) logits -> the distribution."""

@@ -133,7 +133,7 @@ def test_actions_outside_the_bounds_are_clipped_and_fixed_ones_are_zero() -> Non
     ("obs", "action", "error", "match"),
     [
         (spaces.Text(5), spaces.Discrete(2), TypeError, "no fixed array form.*Fix:"),
-        (spaces.Discrete(2), spaces.MultiBinary(3), TypeError, "allowed are Discrete and Box"),
+        (spaces.Discrete(2), spaces.Text(3), TypeError, "allowed are Discrete, MultiDiscrete, MultiB"),
         (spaces.Discrete(2), spaces.Box(0, 9, (1,), np.int64), TypeError, "Box with a float dtype"),
         (spaces.Discrete(2), spaces.Box(0, np.inf, (1,)), ValueError, "infinite bounds.*Fix:"),
     ],
