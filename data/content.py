@@ -171,7 +171,7 @@ def _convert_factors(actions: Array, num_actions: int, nvec: tuple[int, ...]) ->
             return actions.astype(_FLOAT32 if actions.dtype.kind == "f" else _UINT8, copy=False)
     raise FormatError(
         f"actions are {actions.dtype}{list(actions.shape)} and rl2s has room for {num_actions} action "
-        f"columns, but {NVEC} is {list(nvec)}, so they must be (T, {sum(nvec)}) rows or (T, {len(nvec)}) indices"
+        f"columns, but {NVEC} is {list(nvec)}: allowed are (T, {sum(nvec)}) rows and (T, {len(nvec)}) indices"
     )
 
 

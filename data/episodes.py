@@ -53,13 +53,8 @@ def split_episodes(
     """
     columns = _as_columns(obs)
     following = {} if next_obs is None else _as_columns(next_obs)
-    actions, nvec = np.asarray(actions), None
-    if isinstance(num_actions, Sequence):
-        nvec = tuple(num_actions)
-        actions = factor_indices(actions, nvec)
-        rows = factor_rows(actions, nvec).astype(np.float32)
-    else:
-        actions, rows = _action_rows(actions, num_actions)
+    nvec = tuple(num_actions) if isinstance(num_actions, Sequence) else None
+    actions, rows = _action_rows(np.asarray(actions), num_actions)
     rews = np.asarray(rews, np.float32).reshape(-1, 1)
     ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
     _check_columns(columns, following, actions=actions, rews=rews, terminated=ends, truncated=cuts)
@@ -122,8 +117,13 @@ def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
     return {key: np.asarray(value) for key, value in columns.items()}
 
 
-def _action_rows(actions: Array, num_actions: int | None) -> tuple[Array, npt.NDArray[np.float32]]:
+def _action_rows(
+    actions: Array, num_actions: int | Sequence[int] | None
+) -> tuple[Array, npt.NDArray[np.float32]]:
     """Return actions as a trajectory stores them, and as rows (S, A) for rl2s."""
+    if isinstance(num_actions, Sequence):
+        indices = factor_indices(actions, num_actions)
+        return indices, factor_rows(indices, num_actions).astype(np.float32)
     if actions.dtype.kind not in "iu":
         rows = actions.reshape(len(actions), -1).astype(np.float32)
         if not np.abs(rows).max(initial=0.0) <= 1.0:
