@@ -92,7 +92,7 @@ def test_other_factors_of_equal_width_do_not_fit() -> None:
 
 def test_indices_out_of_range_are_refused(tmp_path: Path) -> None:
     traj = make(3)
-    wrong = dataclasses.replace(traj, actions=traj.actions + [0, 3])
+    wrong = dataclasses.replace(traj, actions=traj.actions + np.array([0, 3]))
     with pytest.raises(ValueError, match=r"Discrete actions range.*2 \+ 3 actions.*Fix"):
         pad_batch([wrong])
     with pytest.raises(ValueError, match=r"none of factors of 2, 3. Fix: store indices \(T, 2\)"):

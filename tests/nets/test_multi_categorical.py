@@ -52,10 +52,9 @@ def test_samples_follow_the_probabilities_of_the_pairs() -> None:
     params = torch.tensor([0.0, 1.0, 0.5, -1.0, 2.0])
     p, q = (f.probs for f in references(params, nvec))
     policy = MultiCategorical(params.expand(20_000, 5), nvec)
-    for indices in (policy.act(sample=True), policy.sample().split(nvec, dim=-1)):
-        if isinstance(indices, tuple):
-            assert all(part.sum(-1).eq(1).all() for part in indices)
-            indices = torch.stack([part.argmax(-1) for part in indices], dim=-1)
+    parts = policy.sample().split(nvec, dim=-1)
+    assert all(part.sum(-1).eq(1).all() for part in parts)
+    for indices in (policy.act(sample=True), torch.stack([part.argmax(-1) for part in parts], dim=-1)):
         for i, j in product(range(2), range(3)):
             share = ((indices[:, 0] == i) & (indices[:, 1] == j)).float().mean()
             assert abs(share - p[i] * q[j]) < 0.015

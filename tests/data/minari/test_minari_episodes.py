@@ -130,6 +130,22 @@ def test_actions_outside_the_bounds_are_clipped_and_fixed_ones_are_zero() -> Non
 
 
 @pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete(np.array([[2, 3]]), start=np.array([[5, 1]])), spaces.MultiBinary(3)]
+)
+def test_actions_of_several_factors_there_and_back(space: Any) -> None:
+    codec = EpisodeCodec(spaces.Box(-1, 1, (1,)), space).actions
+    space.seed(0)
+    actions = np.stack([space.sample() for _ in range(20)])
+    indices, rows = codec.from_env(actions)
+    assert indices.min() == 0
+    assert rows.shape == (20, sum(codec.nvec or ()))
+    for stored in (indices, rows, rows.astype(np.uint8)):
+        np.testing.assert_array_equal(codec.to_env(stored), actions)
+    with pytest.raises(ValueError, match=r"none of factors of .*Fix"):
+        codec.from_env(actions + 7)
+
+
+@pytest.mark.parametrize(
     ("obs", "action", "error", "match"),
     [
         (spaces.Text(5), spaces.Discrete(2), TypeError, "no fixed array form.*Fix:"),
