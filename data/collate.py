@@ -106,10 +106,8 @@ def _fill(arrays: Arrays, trajs: Sequence[Trajectory], lengths: list[int], layou
             out[:] = [UNKNOWN if version is None else version for version in versions]
         else:
             _copy(out, [getattr(traj, field) for traj in trajs], pads)
-    if any(traj.nvec != layout.nvec for traj in trajs):
-        raise ValueError("a window has actions of other factors")
-    if any(len(traj.obs) != num_keys for traj in trajs):
-        raise KeyError("a window has observations that the batch lacks")
+    if any(len(traj.obs) != num_keys or traj.nvec != layout.nvec for traj in trajs):
+        raise KeyError("a window has observations or factors of actions that the batch lacks")
 
 
 def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:

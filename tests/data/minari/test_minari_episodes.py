@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from loxodon.data import MinariDataset, Trajectory, load_trajectory
+from loxodon.data import MinariDataset, Trajectory, load_trajectory, split_episodes
 from loxodon.data.minari import import_episodes, open_minari
 from loxodon.data.minari_episodes import EpisodeCodec, guess_spaces
 from loxodon.envs import SequenceEnv
@@ -143,6 +143,15 @@ def test_actions_of_several_factors_there_and_back(space: Any) -> None:
         np.testing.assert_array_equal(codec.to_env(stored), actions)
     with pytest.raises(ValueError, match=r"none of factors of .*Fix"):
         codec.from_env(actions + 7)
+
+
+def test_spaces_of_an_unknown_environment_have_the_factors_of_the_file() -> None:
+    obs, ends = np.zeros((3, 1), np.float32), np.array([False, False, True])
+    actions = np.array([[0, 2], [1, 1], [1, 0]])
+    (traj,) = split_episodes(obs, actions, np.ones(3), ends, 0 * ends, num_actions=[2, 3])
+    assert guess_spaces(traj)[1] == spaces.MultiDiscrete([2, 3])
+    columns = EpisodeCodec(*guess_spaces(traj)).to_columns(traj)
+    np.testing.assert_array_equal(columns["actions"], actions)
 
 
 @pytest.mark.parametrize(
