@@ -66,7 +66,7 @@ class PPOAgent(OnPolicyAgent):
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         obs_space: spaces.Dict,
-        action_space: Any,
+        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
         tstep_encoder_type: Callable[..., TstepEncoder],
         traj_encoder_type: Callable[..., TrajEncoder],
         max_seq_len: int,
@@ -198,7 +198,7 @@ class PPOAgent(OnPolicyAgent):
     def _env_actions(self, samples: Tensor) -> Tensor:
         """(N, A) one-hot or real samples -> what the envs take."""
         if isinstance(self.action_space, spaces.MultiDiscrete):
-            factors = samples.split([int(n) for n in self.action_space.nvec], dim=-1)
+            factors = torch.split(samples, self.action_space.nvec.tolist(), dim=-1)
             return torch.stack([factor.argmax(-1) for factor in factors], dim=-1)
         return samples.argmax(-1) if self.is_discrete else samples.clamp(-1.0, 1.0)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .compressed import BlockStore, parse_block_index
-from .content import FileContent
+from .content import NVEC, FileContent
 from .errors import FormatError
 from .trajectory import Array
 
@@ -67,7 +67,7 @@ def read_npz(buffer: Any, path: str) -> FileContent:
     for member in members:
         name = member.name.removesuffix(".npy")
         index = parse_block_index(member.extra) if member.method == _DEFLATED else None
-        if name == POLICY_VERSION:
+        if name in (POLICY_VERSION, NVEC):
             index = None
         content.is_buffer_used |= member.method == _STORED or index is not None
         if member.method == _STORED:

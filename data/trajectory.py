@@ -49,7 +49,8 @@ class Trajectory:
             scaled to [-1, 1]); zeros at the first timestep of an episode.
         time_idxs: (T+1, 1) int64, index within the episode, also in a window that starts in mid-episode.
         actions: one of three forms: (T, 1) int64 indices of discrete actions; (T, A) uint8 one-hot rows of
-            discrete actions; (T, A) float32, continuous in [-1, 1] or one-hot rows.
+            discrete actions; (T, A) float32, continuous in [-1, 1] or one-hot rows. With `nvec`, (T, K) int64
+            indices of all factors, or (T, A) rows of their one-hots side by side.
         rews: (T, 1) float32, environment units.
         dones: (T, 1) bool, True where the environment terminated on arriving at timestep i+1 (not where it
             was cut off by a time limit).
@@ -57,6 +58,8 @@ class Trajectory:
         policy_version: number of the policy that acted last in it, None if unknown.
         source: what DiskTrajDataset.update_priorities calls the file that a window was drawn from, -1 if no
             priorities are kept for it.
+        nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
+            None for other actions.
 
     Raises:
         ValueError: If there is no transition, or the lengths of the arrays contradict each other.
@@ -71,6 +74,7 @@ class Trajectory:
     env_name: str = "env"
     policy_version: int | None = None
     source: int = -1
+    nvec: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Compare the lengths of all arrays with that of the rewards."""
@@ -104,7 +108,7 @@ class Trajectory:
     def layout(self) -> Layout:
         """What its timesteps look like."""
         obs = {key: (value.shape[1:], value.dtype) for key, value in self.obs.items()}
-        return Layout(obs, self.rl2s.shape[1] - 1)
+        return Layout(obs, self.rl2s.shape[1] - 1, self.nvec)
 
     def slice(self, start: int, stop: int) -> Trajectory:
         """Return transitions start (inclusive) to stop (exclusive) as views; nothing is copied or changed.
@@ -131,6 +135,7 @@ class Trajectory:
             env_name=self.env_name,
             policy_version=self.policy_version,
             source=self.source,
+            nvec=self.nvec,
         )
         return window
 

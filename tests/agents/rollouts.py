@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.nn import functional as F
 
 from loxodon.agents import ActOutput, PPOAgent
 from loxodon.data import RolloutBatch
@@ -22,6 +23,7 @@ OBS = spaces.Dict(
     }
 )
 DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
+MULTI = spaces.MultiDiscrete([2, 3])
 
 tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
 ENCODERS: dict[str, Any] = {
@@ -77,8 +79,11 @@ def collect(
 
 def stored_actions(agent: PPOAgent, step: ActOutput) -> Tensor:
     """What a rollout batch keeps of an action, (N, A) float32."""
+    if isinstance(agent.action_space, spaces.MultiDiscrete):
+        sizes = agent.action_space.nvec.tolist()
+        return torch.cat([F.one_hot(step.actions[:, k], n) for k, n in enumerate(sizes)], dim=-1).float()
     if agent.is_discrete:
-        return torch.nn.functional.one_hot(step.actions, agent.action_dim).float()
+        return F.one_hot(step.actions, agent.action_dim).float()
     return step.extras.get("samples", step.actions)
 
 

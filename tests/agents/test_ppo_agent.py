@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from torch import nn
 
 from loxodon.agents import ActOutput, Agent, PPOAgent
 from loxodon.nets import Categorical, Gaussian, TanhGaussian
 
-from .rollouts import BOX, DISCRETE, ENCODERS, OBS, collect, make_agent, stacked, tstep
+from .rollouts import BOX, DISCRETE, ENCODERS, MULTI, OBS, collect, make_agent, stacked, tstep
 
 SEPARATE = {"share_encoder": False}
 ASYMMETRIC = {"share_encoder": False, "actor_obs_keys": ["observation"]}
@@ -23,7 +21,7 @@ ASYMMETRIC = {"share_encoder": False, "actor_obs_keys": ["observation"]}
 # --- acting and evaluating -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multi", "box"])
 @pytest.mark.parametrize("kwargs", [{}, SEPARATE, ASYMMETRIC], ids=["shared", "separate", "asymmetric"])
 @pytest.mark.parametrize("encoder", sorted(ENCODERS))
 def test_evaluating_reproduces_acting(encoder: str, kwargs: dict[str, Any], space: Any) -> None:
@@ -98,6 +96,13 @@ def test_squashed_actions_are_the_samples() -> None:
     assert torch.allclose(agent.evaluate(batch).log_probs, stacked(steps, "log_probs"), atol=1e-4)
 
 
+def test_several_discrete_choices_at_once() -> None:
+    _, steps = collect(make_agent(MULTI), rows=50)
+    actions = torch.stack([step.actions for step in steps])
+    assert actions.dtype == torch.int64
+    assert actions.amax((0, 1)).tolist() == [1, 2]
+
+
 def test_distributions_by_space() -> None:
     state = torch.zeros(1, 16)
     assert isinstance(make_agent(DISCRETE).policy(state), Categorical)
@@ -108,7 +113,7 @@ def test_distributions_by_space() -> None:
 @pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
 def test_actions_without_values_are_the_same(kwargs: dict[str, Any]) -> None:
     """`get_actions` serves evaluation and loaded policies."""
-    for space in (DISCRETE, BOX):
+    for space in (DISCRETE, MULTI, BOX):
         agent = make_agent(space, **kwargs)
         batch, _ = collect(agent, length=1)
         hidden = agent.init_hidden_state(3, torch.device("cpu"))
@@ -189,18 +194,3 @@ def test_compiled_acting_keeps_its_results(kwargs: dict[str, Any]) -> None:
 def test_settings_that_do_not_fit_are_refused(kwargs: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         PPOAgent(OBS, DISCRETE, tstep, ENCODERS["gru"], 16, **kwargs)
-
-
-def test_several_discrete_choices_at_once() -> None:
-    try:
-        agent = make_agent(spaces.MultiDiscrete(np.array([2, 3])))
-    except ValueError:
-        pytest.skip("needs MultiDiscrete action spaces")
-    _, steps = collect_multi(agent)
-    assert steps.actions.shape == (3, 2)
-
-
-def collect_multi(agent: PPOAgent) -> tuple[None, ActOutput]:
-    hidden = agent.init_hidden_state(3, torch.device("cpu"))
-    obs = {key: torch.zeros(3, *OBS[key].shape) for key in OBS}
-    return None, agent.act(obs, torch.zeros(3, 6), torch.zeros(3, 1, dtype=torch.int64), hidden, True)

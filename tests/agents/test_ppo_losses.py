@@ -14,7 +14,7 @@ from loxodon.data import RolloutBatch
 from loxodon.experiment.learner import LossWeights, combine_losses
 from loxodon.nets import RunningNorm
 
-from .rollouts import BOX, DISCRETE, ENCODERS, collect, evaluated, make_agent
+from .rollouts import BOX, DISCRETE, ENCODERS, MULTI, collect, evaluated, make_agent
 
 ASYMMETRIC = {"share_encoder": False, "actor_obs_keys": ["observation"]}
 
@@ -27,7 +27,7 @@ def total_loss(terms: LossTerms, batch: RolloutBatch) -> Tensor:
 # --- losses --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multi", "box"])
 @pytest.mark.parametrize("kind", ["clip", "kl_penalty"])
 def test_untouched_weights_have_ratio_one(space: Any, kind: str) -> None:
     agent = make_agent(space, loss_type=lambda: PPOLoss(kind=kind))
@@ -103,7 +103,7 @@ def test_losses_ask_for_an_evaluated_batch() -> None:
 
 
 def test_figures_are_float32_in_mixed_precision() -> None:
-    for space in (DISCRETE, BOX):
+    for space in (DISCRETE, MULTI, BOX):
         agent = make_agent(space, "ff")
         batch = evaluated(agent, collect(agent)[0])
         with torch.autocast("cpu", torch.bfloat16):
