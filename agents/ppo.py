@@ -89,6 +89,8 @@ class PPOAgent(OnPolicyAgent):
         self.actor_obs_keys, self.critic_obs_keys = list(actor_space.spaces), list(critic_space.spaces)
         if (chosen := _distribution(distribution_type, action_space)) is not None:
             self.distribution = chosen
+        is_factored = isinstance(action_space, spaces.MultiDiscrete)
+        self.factor_sizes: list[int] = action_space.nvec.tolist() if is_factored else []
         self.critic_tstep_encoder = self.critic_traj_encoder = None
         if not share_encoder:
             self.critic_tstep_encoder = tstep_encoder_type(critic_space, 1 + self.action_dim)
@@ -197,8 +199,8 @@ class PPOAgent(OnPolicyAgent):
 
     def _env_actions(self, samples: Tensor) -> Tensor:
         """(N, A) one-hot or real samples -> what the envs take."""
-        if isinstance(self.action_space, spaces.MultiDiscrete):
-            factors = torch.split(samples, self.action_space.nvec.tolist(), dim=-1)
+        if self.factor_sizes:
+            factors = torch.split(samples, self.factor_sizes, dim=-1)
             return torch.stack([factor.argmax(-1) for factor in factors], dim=-1)
         return samples.argmax(-1) if self.is_discrete else samples.clamp(-1.0, 1.0)
 

@@ -222,7 +222,7 @@ class TransformerTrajEncoder(TrajEncoder):
 
     def encode_from(self, seq: Tensor, time_idxs: Tensor, rows: Rows, resets: Tensor | None = None) -> Tensor:
         memory = {name: kept.detach() for name, kept in rows.items()}
-        if resets is not None:  # an episode that begins with the sequence has no history
+        if resets is not None:  # where all episodes begin with the sequence, no history is left to read
             memory["visible"] = memory["visible"] & ~resets[:, :1]
         return self._encode_sequence(seq, time_idxs, resets, without_unused(memory))
 

@@ -63,15 +63,18 @@ def test_encoding_on_equals_acting_on(encoder: TrajEncoder, before: int, length:
     torch.testing.assert_close(imported, expected, rtol=0, atol=1e-5)
 
 
-def test_encoding_on_without_resets_needs_no_mask_of_them(encoder: TrajEncoder) -> None:
-    seq, times, resets = make_history(17, episodes=False)
-    start = encoder.init_hidden_state(NUM_ENVS, CPU)
-    _, state = act(encoder, seq[:, :7], times[:, :7], resets[:, :7], start)
+def test_episodes_that_all_run_on_need_no_resets(encoder: TrajEncoder) -> None:
+    """Of different ages, so that what each env may see is known from its row alone."""
+    seq, times, resets = make_history(9)
+    _, state = act(encoder, seq, times, resets, encoder.init_hidden_state(NUM_ENVS, CPU))
     rows = encoder.export_hidden_state(state)
-    expected, _ = act(encoder, seq[:, 7:], times[:, 7:], resets[:, 7:], state)
+    new, new_times = torch.randn(NUM_ENVS, 12, DIM), times[:, -1:] + torch.arange(1, 13)[:, None]
     with torch.no_grad():
-        encoded = encoder.encode_from(seq[:, 7:], times[:, 7:], rows)
+        expected, _ = encoder(new, new_times, state)
+        imported, _ = encoder(new, new_times, encoder.import_hidden_state(rows))
+        encoded = encoder.encode_from(new, new_times, rows)
     torch.testing.assert_close(encoded, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(imported, expected, rtol=0, atol=1e-5)
 
 
 def test_rows_of_different_exports_can_be_mixed(encoder: TrajEncoder) -> None:
@@ -145,6 +148,16 @@ def test_no_gradient_flows_into_the_rows(encoder: TrajEncoder) -> None:
     assert new.grad is not None
     felt = new.grad.abs().sum((0, 2)) > 0
     assert felt.all() if type(encoder).__name__.startswith(("GRU", "LSTM", "Tr")) else felt[-1]
+
+
+def test_encoding_on_under_autocast_follows_the_exact_result(encoder: TrajEncoder) -> None:
+    rows = encoder.export_hidden_state(state_after(encoder, 8))
+    seq, times = torch.randn(NUM_ENVS, 6, DIM), torch.arange(8, 14).expand(NUM_ENVS, 6)[..., None]
+    with torch.no_grad():
+        exact = encoder.encode_from(seq, times, rows)
+        with torch.autocast("cpu", torch.bfloat16):
+            encoded = encoder.encode_from(seq, times, rows)
+    torch.testing.assert_close(encoded.float(), exact, rtol=0, atol=0.2)
 
 
 @pytest.mark.parametrize("name", sorted(ENCODERS))
