@@ -89,8 +89,9 @@ class PPOAgent(OnPolicyAgent):
         self.actor_obs_keys, self.critic_obs_keys = list(actor_space.spaces), list(critic_space.spaces)
         if (chosen := _distribution(distribution_type, action_space)) is not None:
             self.distribution = chosen
-        is_factored = isinstance(action_space, spaces.MultiDiscrete)
-        self.factor_sizes: list[int] = action_space.nvec.tolist() if is_factored else []
+        self.factor_sizes: list[int] = []
+        if isinstance(action_space, spaces.MultiDiscrete):
+            self.factor_sizes = action_space.nvec.tolist()
         self.critic_tstep_encoder = self.critic_traj_encoder = None
         if not share_encoder:
             self.critic_tstep_encoder = tstep_encoder_type(critic_space, 1 + self.action_dim)
