@@ -221,15 +221,12 @@ class PPOAgent(OnPolicyAgent):
         policy, outputs = self._judge(batch)
         old, mask = _Evaluated(batch), batch.mask
         log_probs, entropy = policy.log_prob(batch.actions), policy.entropy()
-        # Elsewhere than on steps old figures are padding: there the policy counts as unchanged.
-        old_log_probs = torch.where(mask, old.log_probs, log_probs.detach())
         kl = None
         if with_metrics or self.loss.kind == "kl_penalty":
-            acted = self.distribution(torch.where(mask, old.params, policy.params.detach()))
-            kl = acted.kl(policy)
-        actor = self.loss.actor(log_probs, old_log_probs, old.advantages, entropy, kl)
+            kl = self.distribution(old.params).kl(policy)
+        actor = self.loss.actor(log_probs, old.log_probs, old.advantages, entropy, kl)
         critic = self.loss.critic(outputs, self.value_norm(old.values), self.value_norm(old.returns))
-        log_ratio = self.loss.log_ratio(log_probs.detach(), old_log_probs)
+        log_ratio = self.loss.log_ratio(log_probs.detach(), old.log_probs)
         metrics = {"kl": kl_estimate(log_ratio, mask)}
         if with_metrics:
             metrics |= policy_metrics(log_ratio, entropy.detach(), self.loss.clip_eps, mask)

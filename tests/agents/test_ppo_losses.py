@@ -12,7 +12,7 @@ from torch import Tensor
 from loxodon.agents import LossTerms, PPOAgent, PPOLoss
 from loxodon.data import RolloutBatch
 from loxodon.experiment.learner import LossWeights, combine_losses
-from loxodon.nets import RunningNorm
+from loxodon.nets import Categorical, RunningNorm
 
 from .rollouts import BOX, DISCRETE, ENCODERS, MULTI, collect, evaluated, make_agent
 
@@ -59,6 +59,18 @@ def test_kl_is_told_without_other_metrics_and_grows() -> None:
     assert 0 < float(metrics["effective_sample_size"]) < 1
     assert float(metrics["clip_fraction"]) > 0
     assert float(metrics["ratio_min"]) < 1 < float(metrics["ratio_max"])
+
+
+def test_divergence_is_that_of_the_new_policy_from_the_one_that_acted() -> None:
+    agent = make_agent()
+    batch = evaluated(agent, collect(agent)[0])
+    with torch.no_grad():
+        agent.policy_head.mlp.out.bias[0] += 2.0
+    new = agent.evaluate(batch).params
+    assert batch.params is not None
+    expected = Categorical(batch.params).kl(Categorical(new)).mean()
+    assert abs(expected - Categorical(new).kl(Categorical(batch.params)).mean()) > 0.01
+    assert torch.allclose(agent(batch, with_metrics=True).metrics["kl_exact"], expected)
 
 
 def test_explained_variance() -> None:
