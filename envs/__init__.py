@@ -9,7 +9,7 @@ if __name__ == "envs":
         "Fix: run pip install -e . and import loxodon.envs."
     )
 
-from .actions import ActionMap
+from .actions import ActionCode, ActionMap
 from .async_vector import AsyncVectorEnv, num_usable_cores
 from .builtin import MazeRunner, TMazePassive
 from .errors import EnvError
@@ -24,6 +24,7 @@ from .vectorized import AlreadyVectorizedEnv
 
 __all__ = [
     "METRIC_PREFIX",
+    "ActionCode",
     "ActionMap",
     "AlreadyVectorizedEnv",
     "AsyncVectorEnv",

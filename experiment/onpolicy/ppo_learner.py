@@ -215,12 +215,13 @@ class PPOLearner:
         """Warn, once, when acting and training do not agree on what the same weights do."""
         limit = _ALARM[self.accelerator.mixed_precision]
         found = figures.get("initial_logratio_abs_max", 0.0)
-        if found > limit and not self._has_warned:
+        # Burn-in reads with new weights what the old ones acted on, so there a difference means nothing.
+        if found > limit and not self.burn_in and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Log-probs of a rollout differ by up to %.3g nats from what the same weights give when "
-                "sequences are read again (expected below %g). The encoder does not do the same in acting and "
-                "training, or something moved in between; see ppo/initial_logratio_abs_max.",
+                "sequences are read again (expected below %g). The encoder does not do the same in acting "
+                "and training, or something moved in between; see ppo/initial_logratio_abs_max.",
                 found,
                 limit,
             )

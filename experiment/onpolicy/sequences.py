@@ -168,8 +168,9 @@ class RolloutTensors:
         return following
 
     def places(self, pieces: Pieces, *, tails: bool = False) -> Places:
-        """Where everything of some pieces stands. tails: add what followed a piece's last step, unless
-        it terminated the episode.
+        """Where everything of some pieces stands.
+
+        tails: add what followed a piece's last step, unless that terminated the episode.
         """
         lengths = pieces.prefixes + pieces.lengths
         place = np.arange(int(lengths.max()) + int(tails))
@@ -203,7 +204,7 @@ class RolloutTensors:
         )
 
     def running_episodes(self, context: int) -> tuple[Places, Tensor, Tensor]:
-        """The timesteps of every env's running episode before the newest one, at most `context` of them.
+        """The timesteps of every env's running episode before the newest one, at most `context`.
 
         Returns: places (N, L) that all end with the last step; where each begins, (N, L) bool; and whether the
             episode begins only now, (N,) bool.
