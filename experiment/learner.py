@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch
 from .processes import merge_metrics
+from .timing import StageTimer
 
 EditMask = Callable[[Batch, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
@@ -121,6 +123,7 @@ class Learner:
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
+        timer: told how long updates take.
     """
 
     def __init__(
@@ -136,7 +139,9 @@ class Learner:
         lr_warmup_steps: int,
         grad_clip: float,
         report_priorities: ReportPriorities | None = None,
+        timer: StageTimer | None = None,
     ) -> None:
+        self.timer = timer or StageTimer()
         self.report_priorities = report_priorities
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss = compute_loss
@@ -159,6 +164,7 @@ class Learner:
         of this process's share (the losses of all processes have the update's loss as their mean), or with
         `with_metrics` of all processes together.
         """
+        start_s = time.perf_counter()
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
         weights = self._weigh(batches)
         results = []
@@ -187,6 +193,8 @@ class Learner:
         }
         if with_metrics:
             metrics = self._with_details(metrics | results[-1].metrics, batches, grad_norm)
+        self.timer.num_updates += 1
+        self.timer.lap("update", start_s)
         return metrics
 
     def _check_gradients(self) -> None:

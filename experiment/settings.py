@@ -12,6 +12,8 @@ from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
+from .callbacks import Callback
+from .reward_shaping import ShapeRewards
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 
@@ -72,6 +74,15 @@ class Settings:
             replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
             sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
             training may begin.
+        callbacks: what makes each Callback: hooks of your own at the points of a run.
+        max_wall_clock_s: training stops after the epoch in which so many seconds of `learn` have passed, with
+            a checkpoint to go on from; None for no limit.
+        test_run: try one of everything in seconds, in the run folder `<run_name>-test`.
+        make_test_env, test_timesteps: after the last epoch, evaluate for so many env steps per actor in these
+            environments (None: those of make_val_env); 0 does not.
+        reward_shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
+            policy's input and all figures keep the environment's own. None changes nothing.
+        profile_epoch: write a trace of this epoch to the run folder's logs; None for none.
     """
 
     run_name: str
@@ -143,3 +154,10 @@ class Settings:
     actor_processes: int = 1
     replay_ratio: float | None = None
     replay_ratio_tolerance: float = 0.1
+    callbacks: Sequence[Callable[[], Callback]] = ()
+    max_wall_clock_s: float | None = None
+    test_run: bool = False
+    make_test_env: MakeEnv | Sequence[MakeEnv] | None = None
+    test_timesteps: int = 0
+    reward_shaper: ShapeRewards | None = None
+    profile_epoch: int | None = None
