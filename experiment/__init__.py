@@ -11,6 +11,7 @@ if __name__ == "experiment":
     )
 
 from .. import agents, data, envs, nets
+from .callbacks import Callback
 from .checkpoints import CheckpointManager
 from .collector import Collector, Histories
 from .evaluator import Evaluator
@@ -20,6 +21,7 @@ from .logs import MetricLogger
 from .policy_loading import LoadedPolicy, load_policy
 
 __all__ = [
+    "Callback",
     "CheckpointManager",
     "Collector",
     "Evaluator",
