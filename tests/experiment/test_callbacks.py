@@ -116,7 +116,9 @@ def test_every_hook_is_called_somewhere() -> None:
     )
     events = {"model_init", "optimizer_init", "load_checkpoint"}
     direct = {
-        hook for hook in HOOKS if hook.removeprefix("on_").removesuffix("_start").removesuffix("_end") not in events
+        hook
+        for hook in HOOKS
+        if hook.removeprefix("on_").removesuffix("_start").removesuffix("_end") not in events
     }
     assert [hook for hook in direct if f'hooks("{hook}"' not in text] == []
     assert [event for event in events if f'around("{event}"' not in text] == []
