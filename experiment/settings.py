@@ -12,6 +12,7 @@ from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
+from .onpolicy import PPOLearner
 from .callbacks import Callback
 from .reward_shaping import ShapeRewards
 
@@ -74,6 +75,9 @@ class Settings:
             replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
             sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
             training may begin.
+        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
+            it multiplies the warm-up. None for 1.
+        on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
         callbacks: what makes each Callback: hooks of your own at the points of a run.
         max_wall_clock_s: training stops after the epoch in which so many seconds of `learn` have passed, with
             a checkpoint to go on from; None for no limit.
@@ -154,6 +158,8 @@ class Settings:
     actor_processes: int = 1
     replay_ratio: float | None = None
     replay_ratio_tolerance: float = 0.1
+    lr_schedule: Callable[[float], float] | None = None
+    on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     callbacks: Sequence[Callable[[], Callback]] = ()
     max_wall_clock_s: float | None = None
     test_run: bool = False
