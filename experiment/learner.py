@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch, RolloutBatch
 from .processes import merge_metrics
+from .timing import StageTimer
 
 AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor], Tensor]
@@ -123,6 +125,7 @@ class Learner:
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
+        timer: told how long updates take.
     """
 
     def __init__(
@@ -138,7 +141,9 @@ class Learner:
         lr_warmup_steps: int,
         grad_clip: float,
         report_priorities: ReportPriorities | None = None,
+        timer: StageTimer | None = None,
     ) -> None:
+        self.timer = timer or StageTimer()
         self.report_priorities = report_priorities
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss = compute_loss
@@ -183,6 +188,7 @@ class Learner:
         before_step: asked when the gradients are there; False leaves the weights as they are (`was_vetoed`).
             All processes have to answer alike.
         """
+        start_s = time.perf_counter()
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
         weights = self._weigh(batches)
         results = []
@@ -208,6 +214,8 @@ class Learner:
         }
         if with_metrics:
             metrics = self._with_details(metrics | results[-1].metrics, batches, grad_norm)
+        self.timer.num_updates += 1
+        self.timer.lap("update", start_s)
         return metrics
 
     def _step(self) -> Tensor | None:

@@ -12,7 +12,9 @@ from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
+from .callbacks import Callback
 from .onpolicy import PPOLearner
+from .reward_shaping import ShapeRewards
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 
@@ -76,6 +78,15 @@ class Settings:
         lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
             it multiplies the warm-up. None for 1.
         on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
+        callbacks: what makes each Callback: hooks of your own at the points of a run.
+        max_wall_clock_s: training stops after the epoch in which so many seconds of `learn` have passed, with
+            a checkpoint to go on from; None for no limit.
+        test_run: try one of everything in seconds, in the run folder `<run_name>-test`.
+        make_test_env, test_timesteps: after the last epoch, evaluate for so many env steps per actor in these
+            environments (None: those of make_val_env); 0 does not.
+        reward_shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
+            policy's input and all figures keep the environment's own. None changes nothing.
+        profile_epoch: write a trace of this epoch to the run folder's logs; None for none.
     """
 
     run_name: str
@@ -149,3 +160,10 @@ class Settings:
     replay_ratio_tolerance: float = 0.1
     lr_schedule: Callable[[float], float] | None = None
     on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
+    callbacks: Sequence[Callable[[], Callback]] = ()
+    max_wall_clock_s: float | None = None
+    test_run: bool = False
+    make_test_env: MakeEnv | Sequence[MakeEnv] | None = None
+    test_timesteps: int = 0
+    reward_shaper: ShapeRewards | None = None
+    profile_epoch: int | None = None

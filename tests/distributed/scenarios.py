@@ -19,10 +19,11 @@ from torch import distributed
 from loxodon.agents import AdvantageNorm, Agent, RewardNormalizer
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch
 from loxodon.envs import EnvSpec
-from loxodon.experiment import Experiment
+from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.collector import Histories
 from loxodon.experiment.learner import make_optimizer
 from loxodon.experiment.processes import StopWatch, any_process, merge_episodes, merge_metrics
+from loxodon.experiment.signals import StopRequest
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian, ValueNorm
 
 from ..experiment.fakes import CountingEnv, make_experiment
@@ -243,7 +244,36 @@ def _stopped_in(phase: str, folder: Path) -> dict[str, Any]:
 
 def stops(folder: Path) -> dict[str, Any]:
     """Runs that one process was told to stop, at different moments."""
-    return {phase: _stopped_in(phase, folder) for phase in ("evaluating", "collecting", "learning")}
+    found = {phase: _stopped_in(phase, folder) for phase in ("evaluating", "collecting", "learning")}
+    return {**found, "requested": _requested(folder), "too long": _too_long(folder)}
+
+
+def _requested(folder: Path) -> dict[str, Any]:
+    """A run whose second process asks for its end in the second epoch."""
+
+    class Asking(Callback):
+        def after_train(self, exp: Experiment) -> None:
+            if exp.epoch == 1 and exp.accelerator.process_index == 1:
+                exp.request_stop()
+
+    exp = make_experiment(folder / "requested", epochs=50, ckpt_interval=None, callbacks=[Asking])
+    return _ended(exp)
+
+
+def _too_long(folder: Path) -> dict[str, Any]:
+    """A run for which only the first process's clock says that time is up, after the second epoch."""
+    exp = make_experiment(folder / "long", epochs=50, ckpt_interval=None, max_wall_clock_s=100.0)
+    is_first = exp.accelerator.process_index == 0
+    with mock.patch.object(StopRequest, "age_s", side_effect=lambda: 60.0 * exp.epoch * is_first):
+        return _ended(exp)
+
+
+def _ended(exp: Experiment) -> dict[str, Any]:
+    exp.start()
+    exp.learn()
+    found = {"epoch": exp.epoch, "finished": exp.is_finished, "saved": exp.checkpoints.complete_epochs()}
+    exp.close()
+    return found
 
 
 def normalize_rollouts(share: slice) -> dict[str, Any]:
