@@ -97,6 +97,7 @@ class Collector:
         # Neither tensors nor files of plain arrays can hold texts.
         self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
         self.state: RolloutState | None = None
+        self.extras: Arrays | None = None  # what the agent said about the step under way, each (N, ...)
 
     def restart(self, seed: int | None) -> None:
         """Store running pieces, reset all envs (env i gets seed + i) and forget the hidden state."""
@@ -209,8 +210,9 @@ class Collector:
         time_idxs = state.time_idxs + 1
         if self.sink is not None:
             following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
-            skips = () if ignored is None else (ignored,)
-            self.sink.add(actions, rewards, terminated, ended, following, rl2s, time_idxs, *skips)
+            self.sink.add(
+                actions, rewards, terminated, ended, following, rl2s, time_idxs, ignored, self.extras
+            )
         if np.count_nonzero(fresh):  # a third of what any() takes
             self._begin_episodes(state, fresh, obs, rl2s, time_idxs)
         state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs

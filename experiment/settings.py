@@ -12,6 +12,7 @@ from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
+from .onpolicy import PPOLearner
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 
@@ -72,6 +73,9 @@ class Settings:
             replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
             sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
             training may begin.
+        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
+            it multiplies the warm-up. None for 1.
+        on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
     """
 
     run_name: str
@@ -143,3 +147,5 @@ class Settings:
     actor_processes: int = 1
     replay_ratio: float | None = None
     replay_ratio_tolerance: float = 0.1
+    lr_schedule: Callable[[float], float] | None = None
+    on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner

@@ -9,16 +9,24 @@ if __name__ == "nets":
 from .distributions import (
     Categorical,
     DistributionType,
+    Gaussian,
     MultiCategorical,
     MultiCategoricalType,
     PolicyDistribution,
     TanhGaussian,
 )
-from .heads import Actor, CriticEnsemble
-from .mlp import MLP
-from .normalization import PopArt, RunningNorm, RunningStatistics, sum_over_processes
-from .recurrent import GRUTrajEncoder
-from .traj_encoders import FFTrajEncoder, TrajEncoder
+from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .mlp import MLP, orthogonal_init
+from .normalization import (
+    PopArt,
+    RunningNorm,
+    RunningStatistics,
+    ValueNorm,
+    sum_over_processes,
+    summed_over_processes,
+)
+from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
+from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
 from .tstep_encoders import FFTstepEncoder, TstepEncoder
 
@@ -31,9 +39,13 @@ __all__ = [
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
+    "Gaussian",
+    "IdentityTrajEncoder",
+    "LSTMTrajEncoder",
     "MultiCategorical",
     "MultiCategoricalType",
     "PolicyDistribution",
+    "PolicyHead",
     "PopArt",
     "RunningNorm",
     "RunningStatistics",
@@ -41,5 +53,9 @@ __all__ = [
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "ValueHead",
+    "ValueNorm",
+    "orthogonal_init",
     "sum_over_processes",
+    "summed_over_processes",
 ]

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import MLP, norm_layer, require_positive
+from .mlp import MLP, initialize, norm_layer, require_positive
 from .normalization import RunningNorm
 
 
@@ -40,6 +40,14 @@ class TstepEncoder(nn.Module, ABC):
         statistics.
         """
 
+    def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
+        """Show running statistics the timesteps of a rollout where mask (B, L, 1) bool is True.
+
+        Shapes as in `forward`. On-policy training calls this once per rollout, in place of masks in `forward`,
+        so that nothing moves between the evaluation of a rollout and its last update. Encoders without
+        statistics leave it as it is.
+        """
+
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
 class FFTstepEncoder(TstepEncoder):
@@ -57,6 +65,7 @@ class FFTstepEncoder(TstepEncoder):
         hide_rl2s: feed zeros instead of previous reward and action.
         hide_rewards: feed zeros instead of the previous reward only.
         specify_obs_keys: names of the observations to use; all of them when None.
+        init: how linear layers start, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
     """
 
@@ -74,6 +83,7 @@ class FFTstepEncoder(TstepEncoder):
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
         specify_obs_keys: list[str] | None = None,
+        init: str = "default",
     ) -> None:
         super().__init__(obs_space, rl2_dim)
         require_positive("FFTstepEncoder", n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
@@ -91,24 +101,33 @@ class FFTstepEncoder(TstepEncoder):
         self.mlp = MLP(width, d_hidden, d_output, n_layers, activation)
         self.out_norm = norm_layer(out_norm, d_output)
         self._emb_dim = d_output
+        initialize(self.mlp, init)
 
     @property
     def emb_dim(self) -> int:
         return self._emb_dim
 
     def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
-        parts = [_flatten(obs[key], self.obs_space[key]) for key in self.keys]
-        if self.hide_rl2s:
-            rl2s = torch.zeros_like(rl2s)
-        elif self.hide_rewards:
-            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
-        x = torch.cat([*parts, rl2s], dim=-1)
+        x = self._inputs(obs, rl2s)
         if self.input_norm is not None:
             if self.training and mask is not None:
                 self.input_norm.gather(x, mask)
             x = self.input_norm(x)
         y: Tensor = self.out_norm(self.mlp(x))
         return y
+
+    def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
+        if self.input_norm is not None:
+            self.input_norm.gather(self._inputs(obs, rl2s), mask)
+
+    def _inputs(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
+        """(B, L, width) float32, what the network sees before it is normalised."""
+        parts = [_flatten(obs[key], self.obs_space[key]) for key in self.keys]
+        if self.hide_rl2s:
+            rl2s = torch.zeros_like(rl2s)
+        elif self.hide_rewards:
+            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
+        return torch.cat([*parts, rl2s], dim=-1)
 
 
 def _flat_width(key: str, space: spaces.Space[Any]) -> int:
