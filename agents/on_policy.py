@@ -72,6 +72,13 @@ class OnPolicyAgent(BaseAgent, ABC):
         return self.traj_encoder.import_hidden_state(rows)
 
     @abstractmethod
+    def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        """The hidden state after the last place of all sequences, as exported, by the present weights.
+
+        What stands before a sequence's last reset has no effect.
+        """
+
+    @abstractmethod
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> ActOutput:

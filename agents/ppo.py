@@ -137,13 +137,22 @@ class PPOAgent(OnPolicyAgent):
             return self.traj_encoder.export_hidden_state(state)
         actor = self.traj_encoder.export_hidden_state(state[0])
         critic = self.critic_traj_encoder.export_hidden_state(state[1])
-        return {f"actor.{k}": v for k, v in actor.items()} | {f"critic.{k}": v for k, v in critic.items()}
+        return _with_prefixes(actor, critic)
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
         if self.critic_traj_encoder is None:
             return self.traj_encoder.import_hidden_state(rows)
         actor = self.traj_encoder.import_hidden_state(_under("actor.", rows))
         return actor, self.critic_traj_encoder.import_hidden_state(_under("critic.", rows))
+
+    def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        embedded = self.tstep_encoder({key: batch.obs[key] for key in self.actor_obs_keys}, batch.rl2s)
+        rows = self.traj_encoder.remember(embedded, batch.time_idxs, batch.resets)
+        if self.critic_tstep_encoder is None or self.critic_traj_encoder is None:
+            return rows
+        embedded = self.critic_tstep_encoder({k: batch.obs[k] for k in self.critic_obs_keys}, batch.rl2s)
+        critic = self.critic_traj_encoder.remember(embedded, batch.time_idxs, batch.resets)
+        return _with_prefixes(rows, critic)
 
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
@@ -302,6 +311,11 @@ def _encode(
         return traj_encoder.encode_from(embedded, batch.time_idxs, rows, batch.resets)
     state: Tensor = traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0]
     return state
+
+
+def _with_prefixes(actor: dict[str, Tensor], critic: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Exported states of both encoders as one."""
+    return {f"actor.{k}": v for k, v in actor.items()} | {f"critic.{k}": v for k, v in critic.items()}
 
 
 def _under(prefix: str, rows: dict[str, Tensor] | None) -> Any:

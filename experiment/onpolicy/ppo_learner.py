@@ -19,7 +19,7 @@ from ..learner import Learner, LossResult, LossWeights
 from ..processes import sum_over_ranks
 from . import checks, sequences
 from .buffer import RolloutBuffer, join
-from .evaluation import disagreement, evaluate_rollout, spread
+from .evaluation import disagreement, evaluate_rollout, refreshed_states, spread
 from .kl_adaptive import KLAdaptiveLR
 from .sequences import Pieces, Places, RolloutTensors
 
@@ -198,6 +198,10 @@ class PPOLearner:
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         figures = self._prepare(tensors)
         figures |= self._run_epochs(tensors, epoch, should_stop)
+        if self.rereads_context:  # so that acting, too, goes on from what the new weights make of the episode
+            sizes = [buffer.num_envs for buffer in self.buffers]
+            for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
+                buffer.carried_state = state
         for buffer in self.buffers:
             buffer.next_rollout()
         return figures

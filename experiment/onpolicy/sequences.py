@@ -202,6 +202,27 @@ class RolloutTensors:
             timesteps, np.where(is_step, steps, 0), kinds, np.ones(len(steps), np.bool_), None
         )
 
+    def running_episodes(self, context: int) -> tuple[Places, Tensor, Tensor]:
+        """The timesteps of every env's running episode before the newest one, at most `context` of them.
+
+        Returns: places (N, L) that all end with the last step; where each begins, (N, L) bool; and whether the
+            episode begins only now, (N,) bool.
+        """
+        newest = self.rollout.history + self.num_steps
+        known = newest - self.rollout.known_from
+        lengths = np.minimum(np.minimum(self.rollout.time_idxs[newest, :, 0], context), known)
+        is_fresh = self.rollout.resets[newest] | (lengths == 0)
+        lengths = np.where(is_fresh, 1, lengths)
+        width, envs = int(lengths.max()), np.arange(self.num_envs)
+        rows = newest - width + np.arange(width)
+        begins = np.arange(width) == width - lengths[:, None]
+        kinds = np.where(np.arange(width) >= width - lengths[:, None], CONTEXT, PADDING).astype(np.int8)
+        timesteps = np.where(kinds == PADDING, 0, rows * self.num_envs + envs[:, None])
+        none = np.zeros(self.num_envs, np.bool_)
+        places = self._placed(timesteps, np.zeros_like(timesteps), kinds, none, None)
+        resets, fresh = (torch.from_numpy(x).to(self.device) for x in (begins, is_fresh))
+        return places, resets, fresh
+
     def _placed(self, *arrays: np.ndarray | None) -> Places:
         return Places(*(None if x is None else torch.from_numpy(x).to(self.device) for x in arrays))
 

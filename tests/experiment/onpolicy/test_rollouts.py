@@ -82,6 +82,24 @@ def test_reading_a_rollout_again_gives_what_acting_gave(
                     torch.testing.assert_close(next_values[t, n], expected[place + 1], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("context_mode", ["episode", "segment"])
+@pytest.mark.parametrize("encoder", ["gru", "transformer"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_acting_and_reading_agree_although_weights_and_statistics_move(
+    encoder: str, context_mode: str, share: bool
+) -> None:
+    agent = make_agent(ENCODERS[encoder], share_encoder=share, normalize_inputs=True)
+    learner = make_learner(agent, 8, 4, chunk_len=4, context_mode=context_mode)
+    collector = make_collector(agent, learner, longest=30)
+    before = [p.detach().clone() for p in agent.parameters()]
+    for epoch in range(4):
+        collector.collect(8)
+        figures = learner.train(epoch)
+        assert figures["initial_logratio_abs_max"] < 1e-5
+        assert figures["initial_value_diff_abs_max"] < 1e-5
+    assert not all(torch.equal(p, q) for p, q in zip(before, agent.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("is_discrete", [True, False])
 def test_continuous_actions_are_judged_before_they_are_clipped(is_discrete: bool) -> None:
     agent = make_agent(is_discrete=is_discrete)
