@@ -91,8 +91,8 @@ def build_trajectory(content: FileContent, env_name: str) -> Trajectory:
             env_name=content.env_name or env_name,
             policy_version=content.policy_version,
             source=-1,
-            extras=_check_extras(content.extras, len(fixed["rews"])) if content.extras else {},
             nvec=nvec,
+            extras=_check_extras(content.extras, len(fixed["rews"])) if content.extras else {},
             **fixed,
         )
     except ValueError as error:  # lengths that contradict each other

@@ -60,11 +60,11 @@ class Trajectory:
         policy_version: number of the policy that acted last in it, None if unknown.
         source: what DiskTrajDataset.update_priorities calls the file that a window was drawn from, -1 if no
             priorities are kept for it.
+        nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
+            None for other actions.
         extras: what the agent said about its steps, such as `log_probs` (T, 1), each (T, ...) in its own
             dtype; mostly empty. Windows read one when it is asked for, so batches, which ask for none, cost
             the same with and without.
-        nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
-            None for other actions.
 
     Raises:
         ValueError: If there is no transition, or the lengths of the arrays contradict each other.
@@ -79,8 +79,8 @@ class Trajectory:
     env_name: str = "env"
     policy_version: int | None = None
     source: int = -1
-    extras: Mapping[str, Array] = field(default_factory=dict)
     nvec: tuple[int, ...] | None = None
+    extras: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Compare the lengths of all arrays with that of the rewards."""
@@ -143,8 +143,8 @@ class Trajectory:
             env_name=self.env_name,
             policy_version=self.policy_version,
             source=self.source,
-            extras=window_of(self.extras, start, stop) if self.extras else self.extras,
             nvec=self.nvec,
+            extras=window_of(self.extras, start, stop) if self.extras else self.extras,
         )
         return window
 

@@ -368,8 +368,8 @@ class TrajectoryWriter:
             dones=arrays["dones"],
             env_name=piece.env_name,
             policy_version=piece.policy_version,
-            extras={key: arrays[_EXTRA + key] for key in self._extra_keys if _EXTRA + key in arrays},
             nvec=self.nvec,
+            extras={key: arrays[_EXTRA + key] for key in self._extra_keys if _EXTRA + key in arrays},
         )
         label = f"{self._seed} {self._actor_id} {piece.number}".encode()
         traj_id = hashlib.blake2b(label, digest_size=4).hexdigest()

@@ -183,8 +183,7 @@ class MultiCategorical(PolicyDistribution):
     def entropy(self) -> Tensor:
         return -(self.probs * self.log_probs).sum((-2, -1))[..., None]
 
-    def kl(self, other: MultiCategorical) -> Tensor:
-        """KL(self || other), (..., 1) in nats, exact: the sum over factors."""
+    def kl(self, other: Self) -> Tensor:
         return (self.probs * (self.log_probs - other.log_probs)).sum((-2, -1))[..., None]
 
 
@@ -193,9 +192,11 @@ class DistributionType(Protocol):
 
     is_discrete: bool
 
-    def __call__(self, params: Tensor, /) -> PolicyDistribution: ...
+    def __call__(self, params: Tensor, /) -> PolicyDistribution:
+        """Params (..., P) -> distribution over (..., A)."""
 
-    def num_params(self, action_dim: int) -> int: ...
+    def num_params(self, action_dim: int, /) -> int:
+        """P, for an action of width A."""
 
 
 @gin.configurable(denylist=["nvec"])
