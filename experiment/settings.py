@@ -12,8 +12,8 @@ from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
-from .onpolicy import PPOLearner
 from .callbacks import Callback
+from .onpolicy import PPOLearner
 from .reward_shaping import ShapeRewards
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
