@@ -72,6 +72,13 @@ class OnPolicyAgent(BaseAgent, ABC):
         return self.traj_encoder.import_hidden_state(rows)
 
     @abstractmethod
+    def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        """The hidden state after the last place of all sequences, as exported, by the present weights.
+
+        What stands before a sequence's last reset has no effect.
+        """
+
+    @abstractmethod
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> ActOutput:
@@ -96,7 +103,7 @@ class OnPolicyAgent(BaseAgent, ABC):
         """
 
     def gather_statistics(self, batch: RolloutBatch) -> None:
-        """Show input statistics the timesteps of a rollout that were acted on; they move in `after_rollout`."""
+        """Show input statistics the steps of a rollout; they move in `after_rollout`."""
         self.tstep_encoder.gather_statistics(batch.obs, batch.rl2s, batch.mask)
 
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:

@@ -64,6 +64,10 @@ class RolloutBuffer:
     Cells are poisoned (NaN, or an absurd integer) before a rollout and every key counts its writes, so that
     nothing stale or unwritten is ever trained on. Timesteps of the rollout before stay readable as context.
 
+    Attributes:
+        carried_state: hidden state from which the next rollout goes on instead of the one that acted last,
+            because the weights have changed; None for that one.
+
     Args:
         num_envs: N.
         num_steps: T.
@@ -86,6 +90,7 @@ class RolloutBuffer:
         self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.policy_version: int | None = None
+        self.carried_state: Any = None
         self._now = 0  # steps written
         self._rows: Arrays = {}
         self._obs: Arrays = {}
@@ -113,7 +118,7 @@ class RolloutBuffer:
     def restart(self) -> None:
         """Forget everything; `begin` with all rows follows."""
         self._now = 0
-        self._finals, self._states = [], {}
+        self._finals, self._states, self.carried_state = [], {}, None
         self._known_from[:] = self.history
         self._poison()
 

@@ -32,6 +32,8 @@ class OnPolicyCollector(Collector):
 
     def _act(self, state: RolloutState) -> np.ndarray:
         """Actions of all envs; the state that chose them is kept before they are chosen."""
+        if self.buffer.carried_state is not None:
+            state.hidden_state, self.buffer.carried_state = self.buffer.carried_state, None
         if self.buffer.wants_state:
             self.buffer.keep_state(self.agent.export_hidden_state(state.hidden_state))
         output = self.agent.act(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,6 +51,26 @@ def evaluate_rollout(
     first = tensors.rollout.history * tensors.num_envs
     results["values"] = values[first : first + num_steps]
     return results, values[:, 0][torch.from_numpy(tensors.successors).to(tensors.device)]
+
+
+@torch.no_grad()
+def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Sequence[int]) -> list[Any]:
+    """Hidden states to go on from after a rollout, as the present weights make them of the running episodes.
+
+    num_envs: of each buffer that the rollout was read from.
+    Returns: a state to act on from for each.
+    """
+    was_training = agent.training
+    agent.eval()
+    places, resets, is_fresh = tensors.running_episodes(agent.context_len or 0)
+    batch = dataclasses.replace(tensors.gather(places, {}), resets=resets)
+    rows = agent.remember(batch)
+    states = []
+    for part in torch.arange(tensors.num_envs, device=tensors.device).split(list(num_envs)):
+        state = agent.import_hidden_state({key: value[part] for key, value in rows.items()})
+        states.append(agent.reset_hidden_state(state, is_fresh[part]))
+    agent.train(was_training)
+    return states
 
 
 def disagreement(results: Results, steps: Arrays, mask: Tensor) -> dict[str, float]:

@@ -19,7 +19,7 @@ from ..learner import Learner, LossResult, LossWeights
 from ..processes import sum_over_ranks
 from . import checks, sequences
 from .buffer import RolloutBuffer, join
-from .evaluation import disagreement, evaluate_rollout, spread
+from .evaluation import disagreement, evaluate_rollout, refreshed_states, spread
 from .kl_adaptive import KLAdaptiveLR
 from .sequences import Pieces, Places, RolloutTensors
 
@@ -198,6 +198,10 @@ class PPOLearner:
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         figures = self._prepare(tensors)
         figures |= self._run_epochs(tensors, epoch, should_stop)
+        if self.rereads_context:  # so that acting, too, goes on from what the new weights make of the episode
+            sizes = [buffer.num_envs for buffer in self.buffers]
+            for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
+                buffer.carried_state = state
         for buffer in self.buffers:
             buffer.next_rollout()
         return figures
@@ -211,12 +215,13 @@ class PPOLearner:
         """Warn, once, when acting and training do not agree on what the same weights do."""
         limit = _ALARM[self.accelerator.mixed_precision]
         found = figures.get("initial_logratio_abs_max", 0.0)
-        if found > limit and not self._has_warned:
+        # Burn-in reads with new weights what the old ones acted on, so there a difference means nothing.
+        if found > limit and not self.burn_in and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Log-probs of a rollout differ by up to %.3g nats from what the same weights give when "
-                "sequences are read again (expected below %g). The encoder does not do the same in acting and "
-                "training, or something moved in between; see ppo/initial_logratio_abs_max.",
+                "sequences are read again (expected below %g). The encoder does not do the same in acting "
+                "and training, or something moved in between; see ppo/initial_logratio_abs_max.",
                 found,
                 limit,
             )

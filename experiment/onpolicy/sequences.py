@@ -168,7 +168,10 @@ class RolloutTensors:
         return following
 
     def places(self, pieces: Pieces, *, tails: bool = False) -> Places:
-        """Where everything of some pieces stands. tails: add what followed a piece's last step."""
+        """Where everything of some pieces stands.
+
+        tails: add what followed a piece's last step, unless that terminated the episode.
+        """
         lengths = pieces.prefixes + pieces.lengths
         place = np.arange(int(lengths.max()) + int(tails))
         steps = pieces.firsts[:, None] - pieces.prefixes[:, None] + place
@@ -177,9 +180,10 @@ class RolloutTensors:
         inside = np.where(place < lengths[:, None], STEP, PADDING)
         kinds = np.where(place < pieces.prefixes[:, None], CONTEXT, inside).astype(np.int8)
         if tails:
-            rows, lasts = np.arange(len(pieces)), pieces.firsts + pieces.lengths - 1
-            timesteps[rows, lengths] = self.successors[lasts, pieces.envs]
-            kinds[rows, lengths] = TAIL
+            lasts = pieces.firsts + pieces.lengths - 1
+            rows = np.flatnonzero(~self.rollout.steps["terminated"][lasts, pieces.envs])
+            timesteps[rows, lengths[rows]] = self.successors[lasts[rows], pieces.envs[rows]]
+            kinds[rows, lengths[rows]] = TAIL
         timesteps[kinds == PADDING] = 0
         steps[kinds != STEP] = 0
         is_fresh, states = pieces.starts == _FRESH, None
@@ -198,6 +202,27 @@ class RolloutTensors:
         return self._placed(
             timesteps, np.where(is_step, steps, 0), kinds, np.ones(len(steps), np.bool_), None
         )
+
+    def running_episodes(self, context: int) -> tuple[Places, Tensor, Tensor]:
+        """The timesteps of every env's running episode before the newest one, at most `context`.
+
+        Returns: places (N, L) that all end with the last step; where each begins, (N, L) bool; and whether the
+            episode begins only now, (N,) bool.
+        """
+        newest = self.rollout.history + self.num_steps
+        known = newest - self.rollout.known_from
+        lengths = np.minimum(np.minimum(self.rollout.time_idxs[newest, :, 0], context), known)
+        is_fresh = self.rollout.resets[newest] | (lengths == 0)
+        lengths = np.where(is_fresh, 1, lengths)
+        width, envs = int(lengths.max()), np.arange(self.num_envs)
+        rows = newest - width + np.arange(width)
+        begins = np.arange(width) == width - lengths[:, None]
+        kinds = np.where(np.arange(width) >= width - lengths[:, None], CONTEXT, PADDING).astype(np.int8)
+        timesteps = np.where(kinds == PADDING, 0, rows * self.num_envs + envs[:, None])
+        none = np.zeros(self.num_envs, np.bool_)
+        places = self._placed(timesteps, np.zeros_like(timesteps), kinds, none, None)
+        resets, fresh = (torch.from_numpy(x).to(self.device) for x in (begins, is_fresh))
+        return places, resets, fresh
 
     def _placed(self, *arrays: np.ndarray | None) -> Places:
         return Places(*(None if x is None else torch.from_numpy(x).to(self.device) for x in arrays))

@@ -11,11 +11,12 @@ from unittest import mock
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from accelerate.optimizer import AcceleratedOptimizer
 from gymnasium import spaces
 from torch import distributed
 
-from loxodon.agents import Agent
+from loxodon.agents import AdvantageNorm, Agent, RewardNormalizer
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Callback, Experiment
@@ -23,7 +24,7 @@ from loxodon.experiment.collector import Histories
 from loxodon.experiment.learner import make_optimizer
 from loxodon.experiment.processes import StopWatch, any_process, merge_episodes, merge_metrics
 from loxodon.experiment.signals import StopRequest
-from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian, ValueNorm
 
 from ..experiment.fakes import CountingEnv, make_experiment
 
@@ -275,8 +276,31 @@ def _ended(exp: Experiment) -> dict[str, Any]:
     return found
 
 
+def normalize_rollouts(share: slice) -> dict[str, Any]:
+    """Two rollouts of four envs, of which this process has a share, through every normaliser."""
+    advantages, rewards = AdvantageNorm(mode="ema"), RewardNormalizer()
+    values, everything = ValueNorm(), []
+    g = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        numbers = 3.0 + 2.0 * torch.randn(6, 4, generator=g)
+        ended, mask = torch.rand(2, 6, 4, generator=g) < torch.tensor([0.2, 0.8])[:, None, None]
+        part = [x[:, share] for x in (numbers, ended, mask)]
+        values.gather(part[0][..., None], part[2][..., None])
+        values.move()
+        everything.append([advantages(part[0], part[2]), rewards(*part), values(part[0][..., None])[..., 0]])
+    return {"normalized": everything, "mean": values.mean, "std": values.std}
+
+
+def normalizers(folder: Path) -> dict[str, Any]:
+    """What normalisers of on-policy training make of the envs of this process."""
+    PartialState(cpu=True)
+    rank = int(os.environ["RANK"])
+    return normalize_rollouts(slice(2 * rank, 2 * rank + 2))
+
+
 def main(name: str, folder: str) -> None:
     """Run a scenario in this process and keep what it returns as `<name>_<rank>.pt`."""
-    result = {"updates": updates, "agreements": agreements, "stops": stops}[name](Path(folder))
+    scenarios = {"updates": updates, "agreements": agreements, "stops": stops, "normalizers": normalizers}
+    result = scenarios[name](Path(folder))
     torch.save(result, Path(folder) / f"{name}_{os.environ['RANK']}.pt")
     distributed.destroy_process_group()

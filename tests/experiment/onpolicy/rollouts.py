@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class RandomLengths(gym.Env[np.ndarray, Any]):
-    """Noise to look at; episodes of 1 to `longest` steps that terminate or are truncated, as chance has it."""
+    """Noise to look at; episodes of 1 to `longest` steps that terminate or are truncated, by chance."""
 
     def __init__(self, longest: int = 6, is_discrete: bool = True) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -52,6 +52,7 @@ def make_agent(
     max_seq_len: int = 8,
     is_discrete: bool = True,
     seed: int = 0,
+    normalize_inputs: bool = False,
     **kwargs: Any,
 ) -> PPOAgent:
     """A small agent whose policy differs clearly from state to state."""
@@ -60,7 +61,9 @@ def make_agent(
     agent = PPOAgent(
         spaces.Dict({"observation": env.observation_space}),
         env.action_space,
-        lambda *args: FFTstepEncoder(*args, n_layers=1, d_hidden=16, d_output=16),
+        lambda *args: FFTstepEncoder(
+            *args, n_layers=1, d_hidden=16, d_output=16, normalize_inputs=normalize_inputs
+        ),
         traj_type,
         max_seq_len,
         **kwargs,
@@ -157,7 +160,7 @@ def _timestep(n: int, obs: Any, rl2s: Any, time_idxs: Any) -> tuple[np.ndarray, 
 
 @torch.no_grad()
 def values_of(agent: PPOAgent, episode: Sequence[Any]) -> Tensor:
-    """(len(episode),) what the agent's value function says when it lives through an episode from its start."""
+    """(len(episode),) what the agent's value function says when it lives through an episode."""
     hidden, values = agent.init_hidden_state(1, CPU), []
     for obs, rl2, time_idx in episode:
         output = agent.act(
