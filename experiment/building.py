@@ -23,6 +23,7 @@ from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
 from ..envs import EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
 from .collector import Collector, Histories
 from .env_spaces import EnvSpaces
+from .freezing import FrozenParams
 from .logs import MetricLogger
 from .metadata import PACKAGES, version_of
 from .overlap import EnvHalves, OverlappedCollector
@@ -209,6 +210,13 @@ def make_writer(
         actor_id=exp.accelerator.process_index,
         clock=clock,
     )
+
+
+def make_frozen(exp: Experiment) -> FrozenParams | None:
+    """What Experiment.freeze leaves as it is; None without."""
+    if exp.freeze is None:
+        return None
+    return FrozenParams(exp.freeze(), exp.policy, exp.policy.trainable_params(), lambda: exp.epoch)
 
 
 def build_collector(exp: Experiment) -> None:

@@ -29,6 +29,7 @@ from .learner import Learner, LossResult, LossWeights, combine_losses, make_opti
 from .logs import MetricLogger
 from .metadata import check_policy, policy_facts
 from .overlap import OverlappedCollector
+from .param_groups import param_groups
 from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
 from .processes import merge_episodes
 from .settings import MakeEnv, Settings
@@ -134,6 +135,8 @@ class Experiment(Settings):
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
             report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
+            bad_grad=self.bad_grad,
+            frozen=building.make_frozen(self),
         )
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
@@ -141,10 +144,16 @@ class Experiment(Settings):
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """The optimizer of the agent's trainable parameters."""
         optimizer: torch.optim.Optimizer = make_optimizer(
-            policy.trainable_params(),
+            param_groups(
+                policy,
+                policy.trainable_params(),
+                learning_rate=self.learning_rate,
+                lr_multipliers=self.lr_multipliers,
+            ),
             learning_rate=self.learning_rate,
             l2_coeff=self.l2_coeff,
             fused=self.mixed_precision != "fp16",  # a fused step hides whether the scaler skipped it
+            eps=self.adam_eps,
         )
         return optimizer
 

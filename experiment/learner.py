@@ -16,10 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch
+from .freezing import FrozenParams
+from .gradient_guard import GradientGuard, forget_pending
+from .param_groups import check_same_groups
 from .processes import merge_metrics
 
 EditMask = Callable[[Batch, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
+_SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
 _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 _LOSSES, _COUNTS = ("loss", "actor_loss", "critic_loss"), ("batch_timesteps", "batch_places")
 
@@ -93,10 +97,18 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor) -> Tensor:
 
 
 def make_optimizer(
-    params: Sequence[nn.Parameter], *, learning_rate: float, l2_coeff: float, fused: bool
+    params: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
+    *,
+    learning_rate: float,
+    l2_coeff: float,
+    fused: bool,
+    eps: float = 1e-8,
 ) -> Any:
-    """AdamW with decoupled weight decay `l2_coeff` (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
-    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused)
+    """AdamW with decoupled weight decay `l2_coeff` (Loshchilov and Hutter 2019, arXiv:1711.05101).
+
+    params: parameters, or groups of them with learning rates of their own; see `param_groups`.
+    """
+    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused, eps=eps)
 
 
 def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
@@ -121,6 +133,11 @@ class Learner:
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
+        bad_grad: "skip" or "raise" for gradients that are not finite; see `GradientGuard`.
+        frozen: parameters that some epochs leave as they are.
+
+    Attributes:
+        skipped_updates: updates since the start of this process that were left out for their gradients.
     """
 
     def __init__(
@@ -136,8 +153,11 @@ class Learner:
         lr_warmup_steps: int,
         grad_clip: float,
         report_priorities: ReportPriorities | None = None,
+        bad_grad: str | None = None,
+        frozen: FrozenParams | None = None,
     ) -> None:
-        self.report_priorities = report_priorities
+        self.report_priorities, self.frozen, self.skipped_updates = report_priorities, frozen, 0
+        self._guard = GradientGuard(agent, bad_grad, accelerator.scaler is not None)
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss = compute_loss
         self.edit_actor_mask, self.edit_critic_mask = edit_actor_mask, edit_critic_mask
@@ -171,15 +191,12 @@ class Learner:
             results.append(result)
         if self._is_new:
             self._check_gradients()
+        if self.frozen is not None:
+            self.frozen.drop_gradients()
+        self._guard.before_clipping(self._params)
         grad_norm = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
-        factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if not self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
-            self.gradient_steps += 1
-            self.agent.after_update()
+        if not self._gradients_are_bad(grad_norm):
+            self._apply()
         metrics = {
             "loss": torch.stack([r.total.detach() for r in results]).sum(),
             "actor_loss": torch.stack([r.actor.detach() for r in results]).sum(),
@@ -188,6 +205,28 @@ class Learner:
         if with_metrics:
             metrics = self._with_details(metrics | results[-1].metrics, batches, grad_norm)
         return metrics
+
+    def _gradients_are_bad(self, grad_norm: Tensor | None) -> bool:
+        """True for an update that is left out: weights, moments, targets and statistics stay."""
+        if not self._guard.is_bad(grad_norm):
+            return False
+        self.optimizer.zero_grad()
+        forget_pending(self.agent)
+        self.skipped_updates += 1
+        return True
+
+    def _apply(self) -> None:
+        """The optimizer's step with the gradients as they are, and what follows it."""
+        factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
+            self.skipped_updates += 1
+        else:
+            self.gradient_steps += 1
+            self.agent.after_update()
 
     def _check_gradients(self) -> None:
         """After the first backward pass: processes wait for the gradient of every parameter."""
@@ -256,12 +295,17 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what state_dict returned."""
-        chosen = [(group["initial_lr"], group["weight_decay"]) for group in self.optimizer.param_groups]
+        """Put back what state_dict returned.
+
+        Raises: ValueError if the optimizer's groups of parameters are others.
+        """
+        groups = self.optimizer.param_groups
+        check_same_groups(state["optimizer"]["param_groups"], groups, [len(g["params"]) for g in groups])
+        # Moments and counts are state, these are settings: the ones of this run hold.
+        chosen = [{name: group[name] for name in _SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        # Moments and counts are state, these two are settings: the ones of this run hold.
-        for group, (learning_rate, l2_coeff) in zip(self.optimizer.param_groups, chosen, strict=True):
-            group["initial_lr"], group["weight_decay"] = learning_rate, l2_coeff
+        for group, settings in zip(self.optimizer.param_groups, chosen, strict=True):
+            group.update(settings)
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.gradient_steps = int(state["gradient_steps"])

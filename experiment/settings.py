@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
+from .freezing import ParamFreezer
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 
@@ -72,6 +73,13 @@ class Settings:
             replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
             sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
             training may begin.
+        lr_multipliers: factor of the learning rate by name of a module of the agent, such as "actor" or
+            "traj_encoder"; the longest name that fits a parameter wins. adam_eps: epsilon of AdamW.
+        freeze: makes what leaves some parameters as they are, such as ParamFreezer; None freezes nothing.
+        bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
+            with the name of the parameter, None lets it be.
+        save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
+            the middle of its episodes; all of them must offer `get_state` and `set_state`.
     """
 
     run_name: str
@@ -143,3 +151,8 @@ class Settings:
     actor_processes: int = 1
     replay_ratio: float | None = None
     replay_ratio_tolerance: float = 0.1
+    lr_multipliers: Mapping[str, float] | None = None
+    adam_eps: float = 1e-8
+    freeze: Callable[[], ParamFreezer] | None = None
+    bad_grad: str | None = None
+    save_env_state: bool = False
