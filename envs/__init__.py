@@ -11,6 +11,7 @@ if __name__ == "envs":
 
 from .actions import ActionMap
 from .async_vector import AsyncVectorEnv, num_usable_cores
+from .attributes import MaxEpisodeLength
 from .builtin import MazeRunner, TMazePassive
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
@@ -33,6 +34,7 @@ __all__ = [
     "EpsilonGreedy",
     "ExplorationWrapper",
     "KShotWrapper",
+    "MaxEpisodeLength",
     "MazeRunner",
     "ObsLayout",
     "ReturnHistory",

@@ -118,6 +118,16 @@ class AsyncVectorEnv(SequenceVectorEnv):
         self._is_waiting = False
         return self.step_result(*self._gather())
 
+    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        if self._is_waiting:
+            raise RuntimeError(
+                "Environments cannot be asked for attributes while they step. Fix: call step_wait first."
+            )
+        messages = [pickle.dumps((what, arguments[start:stop])) for start, stop in self._bounds]
+        for worker, message in enumerate(messages):
+            self._send(worker, message)
+        return tuple(answer for worker in range(len(self._bounds)) for answer in self._receive(worker))
+
     def render(self) -> tuple[Any, ...]:
         """One frame per environment."""
         for worker in range(len(self._bounds)):

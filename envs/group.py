@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from .attributes import ASKED
 from .errors import EnvError
 from .observations import is_text, storage_dtype
 from .sequence_env import METRIC_PREFIX, SequenceEnv
@@ -120,7 +121,7 @@ class EnvGroup:
             {"reward": buffers.rewards, **{key: c for key, c in columns.items() if c.dtype.kind == "f"}}
             for columns in (buffers.obs, buffers.final_obs)
         )
-        self._steps = [env.env.step for env in self.envs]
+        self._steps = self._step_methods()
         self._writes = [env.obs_layout.write for env in self.envs]
         self._maps = [env.action_map.to_env for env in self.envs]
         self._has_one_map = all(env.env.action_space == self.envs[0].env.action_space for env in self.envs)
@@ -187,6 +188,18 @@ class EnvGroup:
     def text_columns(self) -> list[np.ndarray]:
         """See `StepBuffers.text_columns`; here one row per environment of the group."""
         return self._buffers.text_columns
+
+    def ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The answer of each environment; `what` is one of `ASKED`, `arguments` one tuple per environment."""
+        answers = []
+        for row, (env, argument) in enumerate(zip(self.envs, arguments, strict=True)):
+            self.failed_row = row
+            answers.append(ASKED[what](env, *argument))
+        self._steps = self._step_methods()  # there may be a wrapper more now
+        return answers
+
+    def _step_methods(self) -> list[Callable[[Any], Any]]:
+        return [env.env.step for env in self.envs]
 
     def render(self) -> list[Any]:
         """One frame per environment."""

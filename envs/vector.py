@@ -50,6 +50,9 @@ class SyncVectorEnv(SequenceVectorEnv):
         self.env_names = self._group.env_names
         return self.step_result(has_ended, metrics)
 
+    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        return tuple(self._group.ask(what, arguments))
+
     def render(self) -> tuple[Any, ...]:
         """One frame per environment."""
         return tuple(self._group.render())

@@ -19,6 +19,7 @@ except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
     AutoresetMode = None  # type: ignore[assignment,misc]
 
 SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
+_OWN_METHODS = ("reset", "step", "close", "render")
 StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
@@ -80,6 +81,62 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 "per environment."
             )
         return list(seed)
+
+    # ---- attributes and methods of the environments themselves ----
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """What the method `name` of every environment returns (of a plain attribute: its value), N entries.
+
+        A vector environment made by the user that has the method itself answers for all rows with one entry.
+
+        Raises: AttributeError if an environment does not have it (EnvError from a worker process, which ends
+            all of them: ask `has_attr` first); ValueError for what has to go through this class.
+        """
+        return self.call_each(name, [args] * self.num_envs, kwargs)
+
+    def call_each(
+        self, name: str, arguments: Sequence[tuple[Any, ...]], kwargs: dict[str, Any] | None = None
+    ) -> tuple[Any, ...]:
+        """As `call`, with the positional arguments of each environment: one tuple per environment."""
+        if name in _OWN_METHODS:
+            raise ValueError(
+                f"call got {name!r}, which would leave this vector environment behind. Allowed is any other "
+                f"attribute of the environments. Fix: use its own method {name}."
+            )
+        self._check_rows(arguments, "argument tuples")
+        return self._ask("call", [(name, tuple(one), kwargs or {}) for one in arguments])
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The attribute `name` of every environment; see `call`."""
+        return self.call(name)
+
+    def has_attr(self, name: str) -> tuple[bool, ...]:
+        """Whether each environment, or one of its wrappers, has the attribute."""
+        return self._ask("has_attr", [(name,)] * self.num_envs)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment where it is defined: a list or tuple has one value for each.
+
+        `max_episode_length` works for all environments: where none of the wrappers has it, episodes are
+        truncated after so many env steps from now on.
+
+        Raises: AttributeError (EnvError from a worker process) if an environment does not have it.
+        """
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        self._check_rows(values, "values")
+        self._ask("set_attr", [(name, value) for value in values])
+
+    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Ask every environment; `what` is one of `attributes.ASKED`, its arguments are one tuple per env."""
+        raise NotImplementedError
+
+    def _check_rows(self, rows: Sequence[Any], what: str) -> None:
+        if len(rows) != self.num_envs:
+            raise ValueError(
+                f"There are {len(rows)} {what} for {self.num_envs} environments. "
+                "Fix: give one per environment."
+            )
 
     def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
         """The infos dict of one call."""

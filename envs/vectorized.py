@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from .actions import ActionMap
+from .attributes import layers, owns
 from .group import Metrics, StepBuffers, find_nan
 from .observations import ObsLayout
 from .sequence_env import METRIC_PREFIX
@@ -107,6 +108,42 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environment."""
         self.env.close(**kwargs)
+
+    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """The vector environment's own attribute, else those of its rows, in gymnasium's way."""
+        name, *rest = arguments[0]
+        owner = next((layer for layer in layers(self.env) if owns(layer, name)), None)
+        if what == "has_attr":
+            return (owner is not None or self._rows_have(name),) * self.num_envs
+        if owner is None and not self._rows_have(name):
+            chain = " > ".join(type(layer).__name__ for layer in layers(self.env))
+            raise AttributeError(
+                f"Neither the vector environment ({chain}) nor its rows have the attribute {name!r}, or it "
+                "cannot be asked for those of its rows. Fix: define it in the vector environment, or give it "
+                "gymnasium's call and set_attr; env_mode 'sync' and 'async' reach every environment."
+            )
+        if what == "set_attr":
+            values = [value for _, value in arguments]
+            if owner is None:
+                self.env.unwrapped.set_attr(name, values)
+            else:
+                setattr(owner, name, values[0] if all(v is values[0] for v in values) else values)
+            return ()
+        args, kwargs = rest
+        if any(other_args is not args for _, other_args, _ in arguments):
+            raise ValueError(
+                f"call_each got different arguments of {name!r} for the rows of {type(self.env).__name__}, "
+                "which can only be asked as a whole. Fix: use env_mode 'sync' or 'async'."
+            )
+        if owner is None:
+            return tuple(self.env.unwrapped.call(name, *args, **kwargs))
+        found = getattr(owner, name)
+        return (found(*args, **kwargs),) if callable(found) else (found,) * self.num_envs
+
+    def _rows_have(self, name: str) -> bool:
+        """True if every row has the attribute and can be asked for it."""
+        call = getattr(self.env.unwrapped, "call", None)
+        return call is not None and all(call("has_wrapper_attr", name))
 
     def _finish(self, ended: np.ndarray, infos: dict[str, Any]) -> Metrics:
         """Fill `final_obs` and, where possible, `obs` of the rows that ended; metrics of their reset."""

@@ -150,7 +150,9 @@ def _other(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> byte
     if command == "reset":
         metrics = group.reset(*argument)
         return pickle.dumps((False, metrics, group.env_names, feed.news()))
-    return pickle.dumps(group.render())
+    if command == "render":
+        return pickle.dumps(group.render())
+    return pickle.dumps(group.ask(command, argument))
 
 
 def _failure(row: int, doing: str, error: BaseException) -> WorkerFailure:

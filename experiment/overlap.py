@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,35 @@ class EnvHalves:
         self.single_action_space = self.halves[0].single_action_space
         self.env_observation_space = self.halves[0].env_observation_space
         self.env_action_space = self.halves[0].env_action_space
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """See `SequenceVectorEnv.call`."""
+        return tuple(answer for envs in self.halves for answer in envs.call(name, *args, **kwargs))
+
+    def call_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """See `SequenceVectorEnv.call_each`."""
+        parts = zip(self.halves, self._parts(arguments), strict=True)
+        return tuple(answer for envs, part in parts for answer in envs.call_each(name, part))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """See `SequenceVectorEnv.get_attr`."""
+        return self.call(name)
+
+    def has_attr(self, name: str) -> tuple[bool, ...]:
+        """See `SequenceVectorEnv.has_attr`."""
+        return tuple(answer for envs in self.halves for answer in envs.has_attr(name))
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """See `SequenceVectorEnv.set_attr`."""
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        for envs, part in zip(self.halves, self._parts(values), strict=True):
+            envs.set_attr(name, part)
+
+    def _parts(self, rows: Sequence[Any]) -> list[list[Any]]:
+        """One list per half; what is too many falls to the last one, which complains."""
+        borders = [0, *np.cumsum([envs.num_envs for envs in self.halves])[:-1].tolist(), len(rows)]
+        return [list(rows[start:stop]) for start, stop in itertools.pairwise(borders)]
 
     def close(self) -> None:
         """End all workers."""

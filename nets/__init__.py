@@ -10,8 +10,8 @@ from .distributions import Categorical, PolicyDistribution, TanhGaussian
 from .heads import Actor, CriticEnsemble
 from .mlp import MLP
 from .normalization import PopArt, RunningNorm, RunningStatistics, sum_over_processes
-from .recurrent import GRUTrajEncoder
-from .traj_encoders import FFTrajEncoder, TrajEncoder
+from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
+from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
 from .tstep_encoders import FFTstepEncoder, TstepEncoder
 
@@ -23,6 +23,8 @@ __all__ = [
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
+    "IdentityTrajEncoder",
+    "LSTMTrajEncoder",
     "PolicyDistribution",
     "PopArt",
     "RunningNorm",

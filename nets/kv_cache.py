@@ -3,10 +3,65 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+Rows: TypeAlias = dict[str, Tensor]
+"""What a cache holds of each env, in one shape at any time so that rows of different exports can be mixed.
+
+keys, values: (N, layers, H, S, E) float, S = window - 1, newest timestep last, 0 where not visible.
+visible: (N, S) bool, True on timesteps of the running episode; these are the last ones of their row.
+"""
+
+
+class Sizes(TypedDict):
+    """Arguments of `create`."""
+
+    num_layers: int
+    num_envs: int
+    num_heads: int
+    window: int
+    width: int
+    device: torch.device
+
+
+def sizes(rows: Rows) -> Sizes:
+    """The sizes of a cache that `rows` came from."""
+    num_envs, num_layers, num_heads, num_kept, width = rows["keys"].shape
+    return {
+        "num_layers": num_layers,
+        "num_envs": num_envs,
+        "num_heads": num_heads,
+        "window": num_kept + 1,
+        "width": width,
+        "device": rows["keys"].device,
+    }
+
+
+def exported(keys: Tensor, values: Tensor, visible: Tensor, size: int) -> Rows:
+    """Rows of `size` timesteps from the newest ones.
+
+    Shapes: keys, values (layers, N, H, S, E) and visible (N, S) bool with S <= size.
+    """
+    missing, hidden = size - visible.shape[1], ~visible[:, None, None, :, None]
+    rows = {"visible": F.pad(visible, (missing, 0))}
+    for name, buffer in (("keys", keys), ("values", values)):
+        copy = buffer.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        rows[name] = F.pad(copy.masked_fill_(hidden, 0.0), (0, 0, missing, 0))
+    return rows
+
+
+def without_unused(rows: Rows) -> Rows:
+    """The same without the oldest timesteps that no env sees: `S` is the largest number of visible ones."""
+    num_unused = rows["visible"].shape[1] - int(rows["visible"].sum(1).max())
+    return {
+        "keys": rows["keys"][:, :, :, num_unused:],
+        "values": rows["values"][:, :, :, num_unused:],
+        "visible": rows["visible"][:, num_unused:],
+    }
 
 
 @dataclass
@@ -83,6 +138,26 @@ class KeyValueCache:
         self.bias[:, : self.end].masked_fill_(ended.to(self.bias.device)[:, None], -torch.inf)
         self._note_extremes()
 
+    def export(self) -> Rows:
+        """The newest window - 1 timesteps of each env, see `Rows`."""
+        size = self.window - 1
+        recent = slice(max(self.end - size, self.oldest), self.end)
+        return exported(
+            self.keys[:, :, :, recent], self.values[:, :, :, recent], self.bias[:, recent] == 0, size
+        )
+
+    @classmethod
+    def of(cls, rows: Rows) -> KeyValueCache:
+        """A cache that holds copies of `rows`."""
+        cache, rows = cls.create(**sizes(rows)), without_unused(rows)
+        cache.end = rows["visible"].shape[1]
+        cache.keys[:, :, :, : cache.end] = rows["keys"].detach().transpose(0, 1)
+        cache.values[:, :, :, : cache.end] = rows["values"].detach().transpose(0, 1)
+        cache.bias[:, : cache.end].masked_fill_(~rows["visible"], -torch.inf)
+        cache.starts = cache.end - rows["visible"].sum(1).cpu()
+        cache._note_extremes()
+        return cache
+
     def _move_to_front(self, num_kept: int) -> None:
         shift = self.end - num_kept
         for buffer in (*self.keys, *self.values):
@@ -151,6 +226,23 @@ class RingKeyValueCache:
     def forget(self, ended: Tensor) -> None:
         """Begin new episodes in the rows where ended (N,) bool is True."""
         self.bias.masked_fill_(ended.to(self.bias.device)[:, None], -torch.inf)
+
+    def export(self) -> Rows:
+        """The newest window - 1 timesteps of each env, see `Rows`."""
+        window = self.bias.shape[1]
+        recent = (self.slot + torch.arange(2, window + 1, device=self.slot.device)) % window
+        keys, values = self.keys.index_select(3, recent), self.values.index_select(3, recent)
+        return exported(keys, values, self.bias[:, recent] == 0, window - 1)
+
+    @classmethod
+    def of(cls, rows: Rows) -> RingKeyValueCache:
+        """A cache that holds copies of `rows`."""
+        cache, num_kept = cls.create(**sizes(rows)), rows["visible"].shape[1]
+        cache.keys[:, :, :, :num_kept] = rows["keys"].detach().transpose(0, 1)
+        cache.values[:, :, :, :num_kept] = rows["values"].detach().transpose(0, 1)
+        cache.bias[:, :num_kept].masked_fill_(rows["visible"], 0.0)
+        cache.slot.fill_(num_kept - 1)
+        return cache
 
 
 Cache: TypeAlias = KeyValueCache | RingKeyValueCache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -20,11 +21,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def require_positive(owner: str, **sizes: int) -> None:
     """Check widths and counts of the configurable `owner`. Raises: ValueError for a size below 1."""
+    require_at_least(1, owner, **sizes)
+
+
+def require_at_least(minimum: int, owner: str, **sizes: int) -> None:
+    """Check sizes of the configurable `owner`. Raises: ValueError for one below `minimum`."""
     for name, size in sizes.items():
-        if size < 1:
+        if size < minimum:
             raise ValueError(
-                f"{owner}.{name} is {size}, but must be at least 1. "
-                f"Fix: bind {owner}.{name} to a positive integer."
+                f"{owner}.{name} is {size}, but must be at least {minimum}. "
+                f"Fix: bind {owner}.{name} to an integer of {minimum} or more."
             )
 
 
@@ -61,8 +67,31 @@ def norm_layer(name: str | None, width: int) -> nn.Module:
     raise ValueError(f"norm is {name!r}, allowed are 'layer', 'rmsnorm', None. Fix: bind one of these.")
 
 
+def orthogonal_init(module: nn.Module, gain: float) -> None:
+    """Give every linear layer inside `module` orthogonal weights times `gain`, and biases of zero.
+
+    Source: Saxe et al. 2014, arXiv:1312.6120.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, gain)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def initialize(module: nn.Module, init: str) -> None:
+    """Apply the initialisation called `init` to linear layers: "default" (torch's own) or "orthogonal".
+
+    Raises: ValueError for an unknown name.
+    """
+    if init == "orthogonal":
+        orthogonal_init(module, gain=math.sqrt(2.0))
+    elif init != "default":
+        raise ValueError(f"init is {init!r}, allowed are 'default', 'orthogonal'. Fix: bind one of these.")
+
+
 class MLP(nn.Module):
-    """`n_layers` hidden layers (linear, norm, activation) and a linear output.
+    """`n_layers` hidden layers (linear, norm, activation; may be none) and a linear output.
 
     Shapes: (..., d_in) -> (..., d_output).
     """

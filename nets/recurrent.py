@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar, TypeAlias
 
 import gin
 import torch
@@ -11,15 +14,135 @@ from torch import Tensor, nn
 from .mlp import norm_layer, require_positive
 from .traj_encoders import TrajEncoder
 
+State: TypeAlias = Tensor | tuple[Tensor, ...]
+
+
+class RecurrentTrajEncoder(TrajEncoder):
+    """Base class of stacked recurrent layers: a subclass names its state, its torch module and its cell.
+
+    Hidden state: one (n_layers, N, d_hidden) float per name in `state_names`, a tuple if there are several.
+    Raises: ValueError for a size below 1.
+    """
+
+    state_names: ClassVar[tuple[str, ...]]
+    num_gates: ClassVar[int]
+    rnn: nn.GRU | nn.LSTM
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        *,
+        d_hidden: int,
+        n_layers: int,
+        d_output: int,
+        norm: str | None,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        require_positive(type(self).__name__, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
+        self.rnn = self._make_rnn(tstep_dim, d_hidden, n_layers)
+        for name, weight in self.rnn.named_parameters():
+            if "weight_hh" in name:  # orthogonal recurrence keeps gradients alive over long sequences
+                for block in weight.data.chunk(self.num_gates):
+                    nn.init.orthogonal_(block)
+        self.out = nn.Linear(d_hidden, d_output)
+        self.out_norm = norm_layer(norm, d_output)
+        self._emb_dim = d_output
+
+    @abstractmethod
+    def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.GRU | nn.LSTM:
+        """The torch module, batch first."""
+
+    @abstractmethod
+    def _cell(self, x: Tensor, parts: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """One layer at one timestep: x (N, d_in) and its state, each (N, d_hidden) -> the state after it."""
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    @property
+    def context_len(self) -> None:
+        return None
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> State:
+        shape = (self.rnn.num_layers, num_envs, self.rnn.hidden_size)
+        return _whole([torch.zeros(shape, device=device) for _ in self.state_names])
+
+    def reset_hidden_state(self, hidden_state: State, ended: Tensor) -> State:
+        parts = _parts(hidden_state)
+        forgets = ended.to(parts[0].device)[None, :, None]
+        return _whole([part.masked_fill(forgets, 0.0) for part in parts])
+
+    def export_hidden_state(self, hidden_state: State) -> dict[str, Tensor]:
+        return dict(
+            zip(self.state_names, (_env_and_layer_swapped(p) for p in _parts(hidden_state)), strict=True)
+        )
+
+    def import_hidden_state(self, rows: dict[str, Tensor]) -> State:
+        return _whole([_env_and_layer_swapped(rows[name]) for name in self.state_names])
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: State | None = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        state = hidden_state
+        if state is None:
+            fresh = _parts(self.init_hidden_state(seq.shape[0], seq.device))
+            state = _whole([part.to(seq.dtype) for part in fresh])
+        if seq.shape[1] == 1:
+            y, state = self._forward_timestep(
+                seq, state if resets is None else self.reset_hidden_state(state, resets[:, 0])
+            )
+        elif resets is None:
+            y, state = self.rnn(seq, state)
+        else:
+            y, state = self._forward_with_resets(seq, state, resets)
+        return self.out_norm(self.out(y)), state
+
+    def _forward_timestep(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
+        """One timestep, without what the torch module spends on preparing a sequence."""
+        x, layers = seq[:, 0], []
+        per_layer = zip(*(part.unbind(0) for part in _parts(state)), strict=True)
+        for weights, parts in zip(self.rnn.all_weights, per_layer, strict=True):
+            layers.append(self._cell(x, parts, weights))
+            x = layers[-1][0]
+        return x[:, None], _whole([torch.stack(parts) for parts in zip(*layers, strict=True)])
+
+    def _forward_with_resets(self, seq: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
+        """Run whole stretches at once, cut only at timesteps where some row begins an episode."""
+        cuts = torch.nonzero(resets.any(0)).flatten().tolist()
+        borders = sorted({0, *cuts, seq.shape[1]})
+        pieces = []
+        for start, stop in pairwise(borders):
+            state = self.reset_hidden_state(state, resets[:, start])
+            y, state = self.rnn(seq[:, start:stop], state)
+            pieces.append(y)
+        return torch.cat(pieces, dim=1), state
+
+
+def _parts(state: State) -> tuple[Tensor, ...]:
+    return state if isinstance(state, tuple) else (state,)
+
+
+def _whole(parts: Sequence[Tensor]) -> State:
+    return tuple(parts) if len(parts) > 1 else parts[0]
+
+
+def _env_and_layer_swapped(x: Tensor) -> Tensor:
+    """A copy (b, a, ...) of x (a, b, ...) without gradient."""
+    return x.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
-class GRUTrajEncoder(TrajEncoder):
+class GRUTrajEncoder(RecurrentTrajEncoder):
     """A stack of gated recurrent units.
 
     Hidden state: (n_layers, N, d_hidden) float.
     Raises: ValueError for a size below 1.
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
+
+    state_names, num_gates = ("h",), 3
 
     def __init__(
         self,
@@ -31,58 +154,49 @@ class GRUTrajEncoder(TrajEncoder):
         d_output: int = 256,
         norm: str | None = "layer",
     ) -> None:
-        super().__init__(tstep_dim, max_seq_len)
-        require_positive("GRUTrajEncoder", d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
-        self.gru = nn.GRU(tstep_dim, d_hidden, n_layers, batch_first=True)
-        for name, weight in self.gru.named_parameters():
-            if "weight_hh" in name:  # orthogonal recurrence keeps gradients alive over long sequences
-                for block in weight.data.chunk(3):
-                    nn.init.orthogonal_(block)
-        self.out = nn.Linear(d_hidden, d_output)
-        self.out_norm = norm_layer(norm, d_output)
-        self._emb_dim = d_output
+        super().__init__(
+            tstep_dim, max_seq_len, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output, norm=norm
+        )
 
-    @property
-    def emb_dim(self) -> int:
-        return self._emb_dim
+    def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.GRU:
+        return nn.GRU(d_in, d_hidden, n_layers, batch_first=True)
 
-    def init_hidden_state(self, num_envs: int, device: torch.device) -> Tensor:
-        return torch.zeros(self.gru.num_layers, num_envs, self.gru.hidden_size, device=device)
+    def _cell(self, x: Tensor, parts: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (torch.gru_cell(x, *parts, *weights),)
 
-    def reset_hidden_state(self, hidden_state: Tensor, ended: Tensor) -> Tensor:
-        return hidden_state.masked_fill(ended.to(hidden_state.device)[None, :, None], 0.0)
 
-    def forward(
-        self, seq: Tensor, time_idxs: Tensor, hidden_state: Tensor | None = None, resets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        state = hidden_state
-        if state is None:
-            state = self.init_hidden_state(seq.shape[0], seq.device).to(seq.dtype)
-        if seq.shape[1] == 1:
-            y, state = self._forward_timestep(
-                seq, state if resets is None else self.reset_hidden_state(state, resets[:, 0])
-            )
-        elif resets is None:
-            y, state = self.gru(seq, state)
-        else:
-            y, state = self._forward_with_resets(seq, state, resets)
-        return self.out_norm(self.out(y)), state
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class LSTMTrajEncoder(RecurrentTrajEncoder):
+    """A stack of long short-term memory layers, which at the start of training forget little.
 
-    def _forward_timestep(self, seq: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One timestep, without what nn.GRU spends on preparing a sequence."""
-        x, states = seq[:, 0], []
-        for weights, h in zip(self.gru.all_weights, state.unbind(0), strict=True):
-            x = torch.gru_cell(x, h, *weights)
-            states.append(x)
-        return x[:, None], torch.stack(states)
+    Hidden state: output and cell (h, c), each (n_layers, N, d_hidden) float.
+    Raises: ValueError for a size below 1.
+    Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; forget-gate bias of 1 from
+    Gers et al. 2000, doi:10.1162/089976600300015015.
+    """
 
-    def _forward_with_resets(self, seq: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
-        """Run whole stretches at once, cut only at timesteps where some row begins an episode."""
-        cuts = torch.nonzero(resets.any(0)).flatten().tolist()
-        borders = sorted({0, *cuts, seq.shape[1]})
-        pieces = []
-        for start, stop in pairwise(borders):
-            state = self.reset_hidden_state(state, resets[:, start])
-            y, state = self.gru(seq[:, start:stop], state)
-            pieces.append(y)
-        return torch.cat(pieces, dim=1), state
+    state_names, num_gates = ("h", "c"), 4
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        *,
+        d_hidden: int = 256,
+        n_layers: int = 2,
+        d_output: int = 256,
+        norm: str | None = "layer",
+    ) -> None:
+        super().__init__(
+            tstep_dim, max_seq_len, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output, norm=norm
+        )
+
+    def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.LSTM:
+        rnn = nn.LSTM(d_in, d_hidden, n_layers, batch_first=True)
+        for name, bias in rnn.named_parameters():  # two biases add up; gates: input, forget, cell, output
+            if "bias" in name:
+                nn.init.constant_(bias.data[d_hidden : 2 * d_hidden], 1.0 if "bias_ih" in name else 0.0)
+        return rnn
+
+    def _cell(self, x: Tensor, parts: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return torch.lstm_cell(x, parts, *weights)

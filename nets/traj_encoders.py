@@ -1,15 +1,15 @@
-"""The contract of trajectory encoders, and the memory-free control that obeys it."""
+"""The contract of trajectory encoders, and the memory-free controls that obey it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import gin
 import torch
 from torch import Tensor, nn
 
-from .mlp import activation_fn, norm_layer, require_positive
+from .mlp import activation_fn, initialize, norm_layer, require_positive
 
 
 class TrajEncoder(nn.Module, ABC):
@@ -60,12 +60,87 @@ class TrajEncoder(nn.Module, ABC):
         Returns: (B, L, emb_dim) float and the state after the last timestep (None where none was asked for).
         """
 
+    # What on-policy training needs beyond this; an encoder without it still trains off-policy.
+
+    @property
+    def context_len(self) -> int | None:
+        """Earlier timesteps that an output can depend on; None without a bound.
+
+        Raises: NotImplementedError if the encoder does not say (so does each method below).
+        """
+        raise NotImplementedError(_on_policy_needs(self, "context_len"))
+
+    def export_hidden_state(self, hidden_state: Any) -> dict[str, Tensor]:
+        """What the state holds of each env, in copies (N, ...) without gradient of one shape at any time."""
+        raise NotImplementedError(_on_policy_needs(self, "export_hidden_state"))
+
+    def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
+        """A state to act on from copies of exported rows, on their device; `rows` may mix exports."""
+        raise NotImplementedError(_on_policy_needs(self, "import_hidden_state"))
+
+    def encode_from(
+        self, seq: Tensor, time_idxs: Tensor, rows: dict[str, Tensor], resets: Tensor | None = None
+    ) -> Tensor:
+        """Encode a sequence whose history is what was exported, the same as acting on from there.
+
+        Args:
+            seq: (B, L, tstep_dim) float.
+            time_idxs: (B, L, 1) int64, timestep within the episode.
+            rows: exported state before the first timestep, each (B, ...); no gradient flows into it.
+            resets: (B, L) bool, True on the first timestep of an episode.
+        Returns: (B, L, emb_dim) float.
+        """
+        encoded, _ = self(seq, time_idxs, self.import_hidden_state(rows), resets)
+        return cast("Tensor", encoded)
+
+
+def _on_policy_needs(encoder: TrajEncoder, name: str) -> str:
+    owner = type(encoder).__name__
+    return (
+        f"{owner} has no {name}, without which it cannot be trained on-policy. "
+        f"Fix: implement {owner}.{name} (see TrajEncoder.{name}), or train it off-policy."
+    )
+
+
+class MemorylessTrajEncoder(TrajEncoder):
+    """Base class of encoders in which every timestep stands alone; their hidden state is None."""
+
+    @property
+    def context_len(self) -> int:
+        return 0
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> None:
+        return None
+
+    def reset_hidden_state(self, hidden_state: None, ended: Tensor) -> None:
+        return None
+
+    def export_hidden_state(self, hidden_state: None) -> dict[str, Tensor]:
+        return {}
+
+    def import_hidden_state(self, rows: dict[str, Tensor]) -> None:
+        return None
+
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
-class FFTrajEncoder(TrajEncoder):
+class IdentityTrajEncoder(MemorylessTrajEncoder):
+    """Hands encoded timesteps on as they are: heads act on the timestep encoder alone."""
+
+    @property
+    def emb_dim(self) -> int:
+        return self.tstep_dim
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: None = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        return seq, None
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class FFTrajEncoder(MemorylessTrajEncoder):
     """Residual feed-forward blocks at each timestep: the control without memory.
 
-    Raises: ValueError for a size below 1.
+    Raises: ValueError for a size below 1 or an unknown name.
     """
 
     def __init__(
@@ -78,6 +153,7 @@ class FFTrajEncoder(TrajEncoder):
         n_layers: int = 1,
         activation: str = "leaky_relu",
         norm: str | None = "layer",
+        init: str = "default",
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         d_ff = d_ff if d_ff is not None else 4 * d_model
@@ -89,20 +165,15 @@ class FFTrajEncoder(TrajEncoder):
         self.downs = nn.ModuleList(nn.Linear(d_ff, d_model) for _ in range(n_layers))
         self.out_norm = norm_layer(norm, d_model)
         self._emb_dim = d_model
+        initialize(self, init)
 
     @property
     def emb_dim(self) -> int:
         return self._emb_dim
 
-    def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
-        return None
-
-    def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
-        return None
-
     def forward(
-        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, resets: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: None = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, None]:
         x = self.inp(seq)
         for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
             x = x + down(self.activation(up(norm(x))))

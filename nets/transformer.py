@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .kv_cache import Cache, KeyValueCache, RingKeyValueCache
+from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, activation_fn, norm_layer, require_positive
 from .positions import LearnedPositions, RotaryPositions
 from .traj_encoders import TrajEncoder
@@ -65,8 +65,19 @@ class TransformerLayer(nn.Module):
         y: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm_ff(x)))))
         return y
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        memory: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """The memory holds keys and values (B, H, M, E) of timesteps before x."""
         q, k, v = self.queries_keys_values(x, rotary)
+        if memory is not None:
+            k, v = (
+                torch.cat([old.to(new.dtype), new], dim=2) for old, new in zip(memory, (k, v), strict=True)
+            )
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.finish(x, attended.transpose(1, 2).flatten(2))
 
@@ -102,7 +113,10 @@ class TransformerTrajEncoder(TrajEncoder):
 
     The same sliding window holds in training and acting, so the key/value cache gives what the full
     forward gives at any length of history. A training slice that starts in mid-episode lacks the
-    timesteps before it, so its first outputs see less context than the actor had.
+    timesteps before it, so its first outputs see less context than the actor had; `encode_from` gives
+    them to it, as the cached keys and values of every layer.
+
+    Source of `encode_from`: Dai et al. 2019, arXiv:1901.02860 (Transformer-XL).
 
     Args:
         tstep_dim: given by the agent.
@@ -196,6 +210,22 @@ class TransformerTrajEncoder(TrajEncoder):
         hidden_state.forget(ended)
         return hidden_state
 
+    @property
+    def context_len(self) -> int:
+        return len(self.layers) * (self.window - 1)
+
+    def export_hidden_state(self, hidden_state: Cache) -> Rows:
+        return hidden_state.export()
+
+    def import_hidden_state(self, rows: Rows) -> Cache:
+        return self._cache_type.of(rows)
+
+    def encode_from(self, seq: Tensor, time_idxs: Tensor, rows: Rows, resets: Tensor | None = None) -> Tensor:
+        memory = {name: kept.detach() for name, kept in rows.items()}
+        if resets is not None:  # an episode that begins with the sequence has no history
+            memory["visible"] = memory["visible"] & ~resets[:, :1]
+        return self._encode_sequence(seq, time_idxs, resets, without_unused(memory))
+
     def forward(
         self,
         seq: Tensor,
@@ -218,25 +248,17 @@ class TransformerTrajEncoder(TrajEncoder):
             x = x + self.learned(time_idxs)
         return self.dropout_emb(x), self.rotary(time_idxs, x.dtype) if self.rotary is not None else None
 
-    def _encode_sequence(self, seq: Tensor, time_idxs: Tensor, resets: Tensor | None) -> Tensor:
+    def _encode_sequence(
+        self, seq: Tensor, time_idxs: Tensor, resets: Tensor | None, memory: Rows | None = None
+    ) -> Tensor:
         x, rotary = self._embed(seq, time_idxs)
-        mask = self._attention_mask(seq.shape[1], resets, seq.device)
-        for layer in self.layers:
-            x = layer(x, rotary, mask)
+        visible = None if memory is None else memory["visible"]
+        mask = attention_mask(seq, self.window, resets, visible)
+        for i, layer in enumerate(self.layers):
+            past = None if memory is None else (memory["keys"][:, i], memory["values"][:, i])
+            x = layer(x, rotary, mask, past)
         y: Tensor = self.out_norm(x)
         return y
-
-    def _attention_mask(self, length: int, resets: Tensor | None, device: torch.device) -> Tensor | None:
-        """(L, L) or (B, 1, L, L) bool, True where attention is allowed; None if plain causal is right."""
-        if resets is None and length <= self.window:
-            return None
-        t = torch.arange(length, device=device)
-        lag = t[:, None] - t[None, :]
-        mask = (lag >= 0) & (lag < self.window)
-        if resets is not None:
-            episode = resets.long().cumsum(1)
-            mask = (mask & (episode[:, :, None] == episode[:, None, :]))[:, None]
-        return mask
 
     def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: Cache) -> Tensor:
         embedded, rotary = self._embed(seq, time_idxs)
@@ -246,3 +268,32 @@ class TransformerTrajEncoder(TrajEncoder):
             x = layer.forward_timestep(x, rotary, cache, i, bias)
         y: Tensor = self.out_norm(x)
         return y[:, None]
+
+
+def attention_mask(
+    seq: Tensor, window: int, resets: Tensor | None = None, visible: Tensor | None = None
+) -> Tensor | None:
+    """Which timesteps each one may attend to: the `window` newest ones of its own episode.
+
+    Args:
+        seq: (B, L, ...), whose shape and device count.
+        window: timesteps that attention reaches back, the newest included.
+        resets: (B, L) bool, True on the first timestep of an episode.
+        visible: (B, M) bool, True on those of the M timesteps before `seq` that its first episode has seen.
+    Returns: bool (L, L) or (B, 1, L, M + L), True where attention is allowed; None if plain causal is right.
+    """
+    batch, length = seq.shape[:2]
+    has_borders = resets is not None and bool(resets[:, 1:].any())
+    num_before = 0 if visible is None else visible.shape[1]
+    if not has_borders and not num_before and length <= window:
+        return None
+    t = torch.arange(-num_before, length, device=seq.device)
+    lag = t[num_before:, None] - t
+    mask = (lag >= 0) & (lag < window)
+    if not has_borders and not num_before:
+        return mask
+    episode = torch.zeros(batch, length, dtype=torch.int64, device=seq.device)
+    if resets is not None:
+        episode = resets.long().cumsum(1)
+    of_key = episode if visible is None else torch.cat([visible.long() - 1, episode], dim=1)
+    return (mask & (episode[:, :, None] == of_key[:, None]))[:, None]

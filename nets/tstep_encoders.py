@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import MLP, norm_layer, require_positive
+from .mlp import MLP, initialize, norm_layer, require_positive
 from .normalization import RunningNorm
 
 
@@ -57,6 +57,7 @@ class FFTstepEncoder(TstepEncoder):
         hide_rl2s: feed zeros instead of previous reward and action.
         hide_rewards: feed zeros instead of the previous reward only.
         specify_obs_keys: names of the observations to use; all of them when None.
+        init: how linear layers start, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
     """
 
@@ -74,6 +75,7 @@ class FFTstepEncoder(TstepEncoder):
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
         specify_obs_keys: list[str] | None = None,
+        init: str = "default",
     ) -> None:
         super().__init__(obs_space, rl2_dim)
         require_positive("FFTstepEncoder", n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
@@ -91,6 +93,7 @@ class FFTstepEncoder(TstepEncoder):
         self.mlp = MLP(width, d_hidden, d_output, n_layers, activation)
         self.out_norm = norm_layer(out_norm, d_output)
         self._emb_dim = d_output
+        initialize(self.mlp, init)
 
     @property
     def emb_dim(self) -> int:

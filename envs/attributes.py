@@ -1,0 +1,115 @@
+"""Attributes and methods of environments inside a vector environment, and a settable length of episodes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+
+from .sequence_env import SequenceEnv
+
+EPISODE_LENGTH = "max_episode_length"
+"""The attribute that every environment has: where nobody defines it, a `MaxEpisodeLength` provides it."""
+
+
+class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
+    """Truncates episodes after `max_episode_length` env steps, which may be changed at any time.
+
+    An episode under way counts from its own reset, or from where this wrapper was put around it.
+
+    Args:
+        env: the environment.
+        max_episode_length: in env steps; None for no limit of this wrapper's own.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], max_episode_length: int | None = None) -> None:
+        super().__init__(env)
+        self.max_episode_length = max_episode_length
+        self._num_steps = 0
+
+    @property
+    def max_episode_length(self) -> int | None:
+        """Longest episode in env steps."""
+        return self._limit
+
+    @max_episode_length.setter
+    def max_episode_length(self, limit: int | None) -> None:
+        if limit is not None and (isinstance(limit, bool) or limit != int(limit) or limit < 1):
+            raise ValueError(
+                f"max_episode_length is {limit!r}, but must be None or a whole number of at least 1. "
+                "Fix: set it to one."
+            )
+        self._limit = None if limit is None else int(limit)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Begin an episode."""
+        self._num_steps = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One env step; truncated is True in the last one allowed."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._num_steps += 1
+        if self._limit is not None and self._num_steps >= self._limit:
+            truncated = True
+        return obs, reward, terminated, truncated, info
+
+
+def has_attr(env: SequenceEnv, name: str) -> bool:
+    """True if the environment or one of its wrappers has the attribute."""
+    return _owner(env, name) is not None
+
+
+def call_attr(env: SequenceEnv, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the method returns; of an attribute that is none, its value."""
+    owner = _owner(env, name)
+    if owner is None:
+        raise AttributeError(_missing_text(env, name))
+    found = getattr(owner, name)
+    return found(*args, **kwargs) if callable(found) else found
+
+
+def set_attr(env: SequenceEnv, name: str, value: Any) -> None:
+    """Set the attribute where it is defined, the outermost wrapper first."""
+    owner = _owner(env, name)
+    if owner is None and name == EPISODE_LENGTH:
+        owner = env.env = MaxEpisodeLength(env.env)
+    if owner is None:
+        raise AttributeError(_missing_text(env, name))
+    setattr(owner, name, value)
+
+
+ASKED: dict[str, Callable[..., Any]] = {"call": call_attr, "has_attr": has_attr, "set_attr": set_attr}
+"""What can be asked of one environment: its functions take the environment, then the arguments."""
+
+
+def layers(env: Any) -> Iterator[Any]:
+    """The wrappers of an environment from the outside in, then the environment itself."""
+    yield env
+    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
+        env = env.env
+        yield env
+
+
+def owns(layer: Any, name: str) -> bool:
+    """True if the layer itself has the attribute; one that it passes on from another does not count."""
+    return name in getattr(layer, "__dict__", ()) or hasattr(type(layer), name)
+
+
+def _owner(env: SequenceEnv, name: str) -> Any:
+    # SequenceEnv itself is left out: what it adds is not the user's.
+    return next((layer for layer in layers(env.env) if owns(layer, name)), None)
+
+
+def _missing_text(env: SequenceEnv, name: str) -> str:
+    found = list(layers(env.env))
+    names = {known for layer in found for known in dir(layer) if not known.startswith("_")}
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    chain = " > ".join(type(layer).__name__ for layer in found)
+    return (
+        f"The environment {env.env_name} has no attribute {name!r}; looked for in {chain}. {hint}Fix: define "
+        "it in the environment or in one of its wrappers (self.<name> = ... in its __init__)."
+    )

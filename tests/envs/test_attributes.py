@@ -1,0 +1,225 @@
+"""Attributes and methods of the environments behind every kind of vector environment; length of episodes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from scripted_envs import ScriptedEnv
+from vector_builders import KINDS, VECTORIZED_MODES, build, gymnasium_vector_env
+
+from loxodon.envs import EnvError, EnvSpec, MaxEpisodeLength, SequenceEnv, make_vector_env
+from loxodon.experiment.overlap import EnvHalves
+
+
+class Adjustable(ScriptedEnv):
+    """Has something to set and something to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 0
+
+    def level_times(self, factor: int, *, plus: int = 0) -> int:
+        return self.level * factor + plus
+
+
+class Outer(gym.Wrapper):
+    """A wrapper with an attribute of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(Adjustable())
+        self.colour = "red"
+
+
+class Endless(gym.Env):
+    """Ends never by itself; shows the timestep."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return np.full(1, self.time, np.float32), 0.0, False, False, {}
+
+
+def adjustable(opened: Any, kind: str, num_envs: int = 3) -> Any:
+    if kind not in VECTORIZED_MODES:
+        return opened(kind, [EnvSpec(Outer)] * num_envs)
+    mode = gym.vector.AutoresetMode(VECTORIZED_MODES[kind])
+    made = gym.vector.SyncVectorEnv([Outer] * num_envs, autoreset_mode=mode)
+    return make_vector_env([EnvSpec(lambda: made)], "already_vectorized")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attributes_of_every_environment(opened: Any, kind: str) -> None:
+    env = adjustable(opened, kind)
+    assert env.get_attr("colour") == ("red",) * 3
+    assert env.has_attr("level") == (True,) * 3
+    assert env.has_attr("levle") == (False,) * 3
+    env.set_attr("level", 2)
+    assert env.call("level_times", 10, plus=1) == (21, 21, 21)
+    env.set_attr("level", [1, 2, 3])
+    assert env.call("level_times", 10) == (10, 20, 30)
+    env.reset(seed=0)
+    assert env.step(np.zeros(3, np.int64))[1].tolist() == [10.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize("kind", ["sync", "fork"])
+def test_arguments_of_each_environment(opened: Any, kind: str) -> None:
+    env = adjustable(opened, kind)
+    env.set_attr("level", 1)
+    assert env.call_each("level_times", [(1,), (2,), (3,)]) == (1, 2, 3)
+    with pytest.raises(ValueError, match=r"2 argument tuples for 3 environments.*Fix"):
+        env.call_each("level_times", [(1,), (2,)])
+    with pytest.raises(ValueError, match=r"2 values for 3 environments.*Fix"):
+        env.set_attr("level", [1, 2])
+    with pytest.raises(ValueError, match=r"call got 'step'.*Fix"):
+        env.call("step", 0)
+
+
+def test_a_missing_attribute_is_named_with_the_wrappers() -> None:
+    env = build("sync", [EnvSpec(Outer)])
+    words = r"no attribute 'levle'; looked for in Outer > Adjustable. Did you mean 'level'\? Fix"
+    with pytest.raises(AttributeError, match=words):
+        env.set_attr("levle", 1)
+    with pytest.raises(AttributeError, match=words):
+        env.call("levle")
+    env.close()
+    env = build("fork", [EnvSpec(Outer)])
+    with pytest.raises(EnvError, match=r"Environment 0 failed in set_attr: AttributeError: .*" + words):
+        env.set_attr("levle", 1)
+    env = build("already_vectorized", [EnvSpec(ScriptedEnv)])
+    with pytest.raises(AttributeError, match=r"SyncVectorEnv.*nor its rows have the attribute 'levle'.*Fix"):
+        env.set_attr("levle", 1)
+    env.close()
+
+
+def test_no_questions_while_the_environments_step(opened: Any) -> None:
+    env = adjustable(opened, "fork")
+    env.reset(seed=0)
+    env.step_async([0, 0, 0])
+    with pytest.raises(RuntimeError, match=r"while they step.*step_wait"):
+        env.get_attr("level")
+    env.step_wait()
+    assert env.get_attr("level") == (0, 0, 0)
+
+
+def test_halves_are_one(opened: Any) -> None:
+    halves = EnvHalves([opened("fork", [EnvSpec(Outer)] * n, num_workers=1) for n in (2, 1)])
+    halves.set_attr("level", [1, 2, 3])
+    assert halves.get_attr("level") == (1, 2, 3)
+    assert halves.call_each("level_times", [(1,), (10,), (100,)]) == (1, 20, 300)
+    assert halves.has_attr("levle") == (False,) * 3
+    halves.set_attr("level", 5)
+    assert halves.call("level_times", 2, plus=1) == (11, 11, 11)
+    with pytest.raises(ValueError, match=r"2 values for 1 environments"):
+        halves.set_attr("level", [1, 2, 3, 4])
+
+
+class OwnBatch(gym.vector.SyncVectorEnv):
+    """A vector environment that answers for all its rows."""
+
+    length = 7
+
+    def total(self, plus: int) -> int:
+        return self.length + plus
+
+
+def test_a_vector_environment_with_attributes_of_its_own() -> None:
+    made = OwnBatch([ScriptedEnv] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    env = make_vector_env([EnvSpec(lambda: made)], "already_vectorized")
+    assert env.get_attr("length") == (7, 7)
+    env.set_attr("length", 8)
+    assert (made.length, OwnBatch.length) == (8, 7)
+    assert env.call("total", 1) == (9,)
+    with pytest.raises(ValueError, match=r"different arguments of 'total'.*Fix"):
+        env.call_each("total", [(1,), (2,)])
+    env.close()
+
+
+def test_a_vector_environment_that_cannot_be_asked() -> None:
+    class Closed(gym.vector.VectorWrapper):
+        @property
+        def unwrapped(self) -> Any:
+            return self
+
+    made = Closed(gymnasium_vector_env(2))
+    env = make_vector_env([EnvSpec(lambda: made)], "already_vectorized")
+    assert env.has_attr("level") == (False, False)
+    with pytest.raises(AttributeError, match=r"cannot be asked for those of its rows.*Fix"):
+        env.get_attr("level")
+    env.close()
+
+
+def lengths_of_episodes(env: Any, num_steps: int) -> list[int]:
+    """Lengths of the episodes of the first environment that end within so many steps."""
+    found, length = [], 0
+    for _ in range(num_steps):
+        *_, terminated, truncated, _ = env.step(np.zeros(env.num_envs, np.int64))
+        length += 1
+        assert not terminated.any()
+        if truncated[0]:
+            found.append(length)
+            length = 0
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sync", "fork"])
+def test_every_environment_has_a_settable_length_of_episodes(opened: Any, kind: str) -> None:
+    env = opened(kind, [EnvSpec(Endless)] * 2, num_workers=1)
+    env.set_attr("max_episode_length", 3)
+    assert env.get_attr("max_episode_length") == (3, 3)
+    env.reset(seed=0)
+    assert lengths_of_episodes(env, 7) == [3, 3]  # one step of the third is taken
+    env.set_attr("max_episode_length", 5)
+    assert lengths_of_episodes(env, 9) == [4, 5]  # the running episode counts from its own reset
+    env.set_attr("max_episode_length", None)
+    assert lengths_of_episodes(env, 50) == []
+
+
+def test_the_last_observation_of_a_truncated_episode_is_kept(opened: Any) -> None:
+    env = opened("sync", [EnvSpec(Endless)])
+    env.set_attr("max_episode_length", 2)
+    env.reset(seed=0)
+    env.step([0])
+    obs, _, terminated, truncated, infos = env.step([0])
+    assert (terminated[0], truncated[0]) == (False, True)
+    assert (obs["observation"][0, 0], infos["final_obs"]["observation"][0, 0]) == (0.0, 2.0)
+
+
+def test_an_environment_s_own_length_wins() -> None:
+    class Own(Endless):
+        max_episode_length = 9
+
+    env = build("sync", [EnvSpec(Own)])
+    env.set_attr("max_episode_length", 4)
+    assert env.get_attr("max_episode_length") == (4,)
+    env.reset(seed=0)
+    assert lengths_of_episodes(env, 20) == []  # it does with it what it likes
+    env.close()
+
+
+@pytest.mark.parametrize("limit", [0, 1.5, True])
+def test_a_length_must_be_a_whole_number(limit: Any) -> None:
+    with pytest.raises(ValueError, match=r"max_episode_length is .*at least 1.*Fix"):
+        MaxEpisodeLength(Endless(), limit)
+
+
+def test_answers_come_from_the_process_of_the_environment(opened: Any) -> None:
+    class Here(ScriptedEnv):
+        def pid(self) -> int:
+            return os.getpid()
+
+    here = opened("sync", [EnvSpec(Here)]).call("pid")
+    there = opened("fork", [EnvSpec(Here)] * 2).call("pid")
+    assert here == (os.getpid(),)
+    assert os.getpid() not in there
+    assert len(set(there)) == 2
+    assert isinstance(SequenceEnv(Here()), gym.Wrapper)
