@@ -32,6 +32,7 @@ from .overlap import OverlappedCollector
 from .param_groups import param_groups
 from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
 from .processes import merge_episodes
+from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .validate import check_settings
@@ -140,6 +141,7 @@ class Experiment(Settings):
         )
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
+        check_env_states(self)
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """The optimizer of the agent's trainable parameters."""

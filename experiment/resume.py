@@ -13,6 +13,7 @@ from .checkpoints import TrainingState
 from .metadata import check_metadata, describe_run
 from .policy_files import load_weights
 from .rng import host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
+from .rollout_state import capture_rollout, go_on, restore_rollout
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -37,7 +38,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "logs": exp.metric_logger.state_dict(),
             "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
         },
-        rank_tensors=torch_rng_state(),
+        rank_tensors={**torch_rng_state(), "rollout": capture_rollout(exp)},
         rank_values={
             "host_rng": host_rng_state(),
             "is_collecting": exp.collector is not None and exp.collector.state is not None,
@@ -50,8 +51,9 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
 def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) -> Path | None:
     """Store what is running, write the checkpoint named after `epoch`, and restart the training envs.
 
-    The restart gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a
-    seed that follows from the run's seed and the epoch. Returns the folder in the main process.
+    With save_env_state there is no restart: the checkpoint holds the envs. Otherwise the restart
+    gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a seed that
+    follows from the run's seed and the epoch. Returns the folder in the main process.
 
     goes_on: False in a process that ends now, whose envs need not be restarted.
 
@@ -72,7 +74,9 @@ def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) 
             building.store_config(exp)
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
-    if goes_on and exp.collector is not None and exp.collector.state is not None:
+    if goes_on and (rollout := state.rank_tensors["rollout"]) is not None:
+        go_on(exp, rollout)
+    elif goes_on and exp.collector is not None and exp.collector.state is not None:
         exp.restart_train_envs(next_epoch)
     return folder
 
@@ -132,7 +136,10 @@ def restore(exp: Experiment, state: TrainingState) -> None:
         exp.init_dloaders()
     if exp.collector is not None and "writer" in own:
         exp.collector.load_state_dict({name: own[name] for name in ("exploration", "writer")})
+    rollout = state.rank_tensors.get("rollout") if exp.save_env_state and exp.collector is not None else None
+    if rollout is not None:
+        restore_rollout(exp, rollout, building.stream_seed(exp, "train_envs", exp.epoch))
     restore_host_rng_state(own["host_rng"])
     restore_torch_rng_state(state.rank_tensors)
-    if exp.collector is not None and own["is_collecting"]:
+    if rollout is None and exp.collector is not None and own["is_collecting"]:
         exp.restart_train_envs(exp.epoch)
