@@ -286,7 +286,7 @@ def build_logger(exp: Experiment) -> MetricLogger:
         "group": exp.wandb_group_name,
         "name": exp.run_name,
         "job_type": exp.mode,
-        "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed},
+        "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed, "hash": exp.config_hash},
     }
     uses_wandb = exp.accelerator.is_main_process and (exp.log_to_wandb or exp.artifacts.needs_wandb)
     return MetricLogger(
@@ -306,7 +306,8 @@ def store_config(exp: Experiment) -> None:
     write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
     versions = {name: version_of(name) for name in PACKAGES}
     python = platform.python_version()
-    facts = {"seed": exp.run_seed, "mode": exp.mode, "python": python, "packages": versions}
+    made = {"seed": exp.run_seed, "mode": exp.mode, "config_hash": exp.config_hash}
+    facts = {**made, "python": python, "packages": versions}
     write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
 
 

@@ -27,7 +27,7 @@ from .evaluator import Evaluator
 from .fleet import WatchedFile, pacing
 from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
-from .metadata import check_policy, policy_facts
+from .metadata import check_policy, hash_of, policy_facts
 from .overlap import OverlappedCollector
 from .param_groups import param_groups
 from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
@@ -173,6 +173,7 @@ class Experiment(Settings):
 
     def init_logger(self) -> None:
         """Prepare metric files and store the config."""
+        self.config_hash = hash_of(self)
         self.artifacts = Publisher(self)
         self.metric_logger: MetricLogger = building.build_logger(self)
         building.store_config(self)
