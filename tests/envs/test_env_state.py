@@ -10,12 +10,20 @@ import numpy as np
 import pytest
 from gymnasium import wrappers
 
-from loxodon.envs import ClassicControlState, EnvSpec, KShotWrapper, MaxEpisodeLength, TMazePassive
+from loxodon.envs import (
+    ClassicControlState,
+    EnvSpec,
+    KShotWrapper,
+    MaxEpisodeLength,
+    MazeRunner,
+    TMazePassive,
+)
 from loxodon.envs.env_state import get_state, set_state, state_problem
 from loxodon.envs.vector import SyncVectorEnv, make_vector_env
 
 MAKERS: dict[str, Callable[[], gym.Env[Any, Any]]] = {
     "tmaze": lambda: TMazePassive(horizon=6),
+    "maze": lambda: MazeRunner(size=5, num_goals=2, time_limit=20, randomize_actions=True),
     "cartpole": lambda: ClassicControlState("CartPole-v1"),
     "pendulum": lambda: ClassicControlState("Pendulum-v1"),
     "acrobot": lambda: ClassicControlState("Acrobot-v1"),
@@ -26,14 +34,18 @@ MAKERS: dict[str, Callable[[], gym.Env[Any, Any]]] = {
 }
 
 
+def plain(obs: dict[str, np.ndarray]) -> dict[str, bytes]:
+    return {key: value.tobytes() for key, value in obs.items()}
+
+
 def play(env: gym.Env[Any, Any], actions: list[Any]) -> list[Any]:
     """What the environment answers, resets included."""
     answers = []
     for action in actions:
         obs, reward, terminated, truncated, info = env.step(action)
-        answers += [np.array(obs["observation"]).tobytes(), reward, terminated, truncated, info]
+        answers += [plain(obs), reward, terminated, truncated, info]
         if terminated or truncated:
-            answers.append(env.reset()[0]["observation"].tobytes())
+            answers.append(plain(env.reset()[0]))
     return answers
 
 
