@@ -204,6 +204,52 @@ class BlockStore:
         member.target.data[begin:end] = data
 
 
+class PackedColumn:
+    """A compressed array that decodes only the rows it is asked for, anew each time, and keeps none.
+
+    Args:
+        buffer: all bytes of the file.
+        path: of the file.
+        index: of the member; this and what follows as in BlockStore.add.
+        shape: of the array.
+        dtype: of the array.
+        begin: where the first block begins in the buffer.
+        end: where the last one ends at most.
+        name: of the member.
+
+    Raises:
+        FormatError: If the index contradicts the shape.
+    """
+
+    def __init__(
+        self,
+        buffer: Any,
+        path: str,
+        index: BlockIndex,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        begin: int,
+        end: int,
+        name: str,
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._file, self._place = (buffer, path), (index, shape, dtype, begin, end, name)
+        BlockStore(buffer, path).add(*self._place)  # only to see whether it fits
+
+    def __getitem__(self, rows: slice) -> Array:
+        """Decode rows start to stop, (rows, ...), read-only.
+
+        Raises:
+            BrokenTrajectoryError: If they cannot be decoded.
+        """
+        store = BlockStore(*self._file)
+        whole = store.add(*self._place)
+        store.fill(rows.start, rows.stop)
+        part = whole[rows].copy()  # so that the whole is let go of
+        part.flags.writeable = False
+        return part
+
+
 class BlockTrajectory:
     """A compressed trajectory that decodes only what its slices need.
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from .content import FileContent
 from .errors import FormatError
+from .extras import EXTRA_PREFIX, Column
 from .npz_writing import COPIED_BYTES
 from .trajectory import Array
 
@@ -116,10 +117,19 @@ def read_container(buffer: Any) -> FileContent:
     """
     header, begin, _ = _open(buffer)
     arrays: dict[str, Array] = {}
+    extras: dict[str, Column] = {}
     for entry in header.entries:
-        arrays[entry.name] = np.ndarray(entry.shape, entry.dtype, buffer, begin + entry.offset)
+        array = np.ndarray(entry.shape, entry.dtype, buffer, begin + entry.offset)
+        if entry.name.startswith(EXTRA_PREFIX):
+            extras[entry.name.removeprefix(EXTRA_PREFIX)] = array
+        else:
+            arrays[entry.name] = array
     return FileContent(
-        arrays, env_name=header.env_name, policy_version=header.policy_version, is_buffer_used=True
+        arrays,
+        env_name=header.env_name,
+        policy_version=header.policy_version,
+        is_buffer_used=True,
+        extras=extras,
     )
 
 

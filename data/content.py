@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import FormatError
+from .extras import Column, Extras
 from .trajectory import ARRAY_NAMES, Array, Trajectory
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class FileContent:
         env_name: if the file says it.
         policy_version: if the file says it.
         blocks: decodes the arrays where they are needed; None if they are complete.
+        extras: by name, without a prefix; not read, and so of any dtype and length.
         is_buffer_used: True if arrays or blocks need the bytes of the file.
     """
 
@@ -45,6 +47,7 @@ class FileContent:
     policy_version: int | None = None
     blocks: BlockStore | None = None
     is_buffer_used: bool = False
+    extras: dict[str, Column] = field(default_factory=dict)
 
 
 def build_trajectory(content: FileContent, env_name: str) -> Trajectory:
@@ -85,6 +88,7 @@ def build_trajectory(content: FileContent, env_name: str) -> Trajectory:
             env_name=content.env_name or env_name,
             policy_version=content.policy_version,
             source=-1,
+            extras=_check_extras(content.extras, len(fixed["rews"])) if content.extras else {},
             **fixed,
         )
     except ValueError as error:  # lengths that contradict each other
@@ -97,6 +101,16 @@ def _check_names(arrays: dict[str, Array]) -> None:
         missing.append(f"{OBS_PREFIX}*")
     if missing:
         raise FormatError(f"it lacks {', '.join(missing)}; it holds {', '.join(sorted(arrays)) or 'nothing'}")
+
+
+def _check_extras(columns: dict[str, Column], num_transitions: int) -> Extras:
+    for name, column in columns.items():
+        if column.shape[:1] != (num_transitions,):
+            raise FormatError(
+                f"extra {name!r} is {column.dtype}{list(column.shape)}, but there are {num_transitions} "
+                "transitions"
+            )
+    return Extras(columns, 0, num_transitions)
 
 
 def _is_ours(arrays: dict[str, Array]) -> bool:

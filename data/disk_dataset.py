@@ -330,7 +330,7 @@ class DiskTrajDataset(RLDataset):
             self._store.report_broken(file, str(error))
             return None
         if self.relabeler is not None:
-            window = self._slice(self.relabeler.relabel(window, rng), fraction)
+            window = self._slice(self.relabeler.apply(window, rng), fraction)
         if self.priorities is not None:
             window = window.with_source(priority_slot(file.traj_id))
         return window

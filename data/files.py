@@ -19,6 +19,7 @@ from .compressed import BlockTrajectory
 from .container import MAGIC, pack_container, read_container, verify_container
 from .content import OBS_PREFIX, build_trajectory, to_indices, to_one_hot
 from .errors import BrokenTrajectoryError, FormatError
+from .extras import EXTRA_PREFIX
 from .npz import POLICY_VERSION, read_npz, verify_npz
 from .npz_writing import MAX_BYTES, pack_compressed_npz, pack_npz
 from .trajectory import Array, StoredTrajectory, Trajectory
@@ -80,9 +81,9 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
     forced to the physical disk: a killed process leaves no partial file, a power cut may.
 
     Both npz formats can be read by AMAGO 3.x: discrete actions are stored as one-hot rows of bytes. What is
-    not carried over there: the policy version (one more member, only if known, which it does not look for),
-    the difference between discrete and continuous actions, and characters of the environment's name that
-    became dashes in the file name. `traj` stores discrete actions as indices, and all of the above.
+    not carried over there: the policy version and extras (members that it does not look for), the difference
+    between discrete and continuous actions, and characters of the environment's name that became dashes in
+    the file name. `traj` stores discrete actions as indices, and all of the above.
 
     Args:
         folder: existing folder.
@@ -126,6 +127,8 @@ def _list_arrays(traj: Trajectory, *, as_indices: bool) -> dict[str, Array]:
     arrays: dict[str, Array] = {f"{OBS_PREFIX}{key}": value for key, value in traj.obs.items()}
     arrays.update(rl2s=traj.rl2s, time_idxs=traj.time_idxs, rews=traj.rews, dones=traj.dones)
     arrays["actions"] = traj.actions
+    if traj.extras:
+        arrays.update({f"{EXTRA_PREFIX}{name}": value for name, value in traj.extras.items()})
     for name, array in arrays.items():
         if array.dtype.kind in "OV":
             raise ValueError(
@@ -204,7 +207,7 @@ def check_file(path: str | Path) -> None:
 
     Opening a file does not do this, since it would read what is not needed. Raises like open_trajectory.
     """
-    load_trajectory(path)
+    dict(load_trajectory(path).extras)  # reads them
     try:
         buffer, _ = _read_or_map(str(path))
         if buffer[: len(MAGIC)] == MAGIC:

@@ -144,7 +144,7 @@ class MemoryTrajDataset(RLDataset):
             )
         traj = self._trajs[self._draw(rng)]
         if self.relabeler is not None:
-            traj = self.relabeler.relabel(traj, rng)
+            traj = self.relabeler.apply(traj, rng)
         start, stop = random_window(len(traj), self.max_seq_len, self.padded_sampling, rng)
         return traj.slice(start, stop)
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compressed import BlockStore, parse_block_index
+from .compressed import BlockStore, PackedColumn, parse_block_index
 from .content import FileContent
 from .errors import FormatError
+from .extras import EXTRA_PREFIX
 from .trajectory import Array
 
 POLICY_VERSION = "policy_version"
@@ -65,25 +66,7 @@ def read_npz(buffer: Any, path: str) -> FileContent:
     content = FileContent({}, env_name=_parse_env_name(comment))
     store = BlockStore(buffer, path)
     for member in members:
-        name = member.name.removesuffix(".npy")
-        index = parse_block_index(member.extra) if member.method == _DEFLATED else None
-        if name == POLICY_VERSION:
-            index = None
-        content.is_buffer_used |= member.method == _STORED or index is not None
-        if member.method == _STORED:
-            array = _view_array(buffer, member.begin, member.end, member.name)
-        elif index is not None:
-            begin, header_end = index.locate_header(buffer, member.begin)
-            shape, is_fortran, dtype = _parse_npy_header(bytes(buffer[begin:header_end]), member.name)
-            if is_fortran or member.size != header_end - begin + _count(shape) * dtype.itemsize:
-                raise FormatError(f"member {member.name!r} does not have the size that its header announces")
-            array = store.add(index, shape, dtype, header_end, member.end, member.name)
-            content.ram_bytes += array.nbytes + 64 * len(index.lengths)
-        else:
-            data = _decode(buffer, member)
-            array = _view_array(data, 0, len(data), member.name)
-            content.ram_bytes += len(data)
-        content.arrays[name] = array
+        _read_member(buffer, path, member, content, store)
     if not store.is_empty:
         content.blocks = store
     version = content.arrays.pop(POLICY_VERSION, None)
@@ -94,6 +77,37 @@ def read_npz(buffer: Any, path: str) -> FileContent:
             )
         content.policy_version = int(version.item())
     return content
+
+
+def _read_member(buffer: Any, path: str, member: _Member, content: FileContent, store: BlockStore) -> None:
+    """Add one array to the content, and to the store if it can be decoded in part."""
+    name = member.name.removesuffix(".npy")
+    is_extra = name.startswith(EXTRA_PREFIX)
+    index = parse_block_index(member.extra) if member.method == _DEFLATED else None
+    if name == POLICY_VERSION:
+        index = None
+    content.is_buffer_used |= member.method == _STORED or index is not None
+    if index is not None:
+        begin, header_end = index.locate_header(buffer, member.begin)
+        shape, is_fortran, dtype = _parse_npy_header(bytes(buffer[begin:header_end]), member.name)
+        if is_fortran or member.size != header_end - begin + _count(shape) * dtype.itemsize:
+            raise FormatError(f"member {member.name!r} does not have the size that its header announces")
+        if is_extra:
+            place = (index, shape, dtype, header_end, member.end, member.name)
+            content.extras[name.removeprefix(EXTRA_PREFIX)] = PackedColumn(buffer, path, *place)
+            return
+        array = store.add(index, shape, dtype, header_end, member.end, member.name)
+        content.ram_bytes += array.nbytes + 64 * len(index.lengths)
+    elif member.method == _STORED:
+        array = _view_array(buffer, member.begin, member.end, member.name)
+    else:
+        data = _decode(buffer, member)
+        array = _view_array(data, 0, len(data), member.name)
+        content.ram_bytes += len(data)
+    if is_extra:
+        content.extras[name.removeprefix(EXTRA_PREFIX)] = array
+    else:
+        content.arrays[name] = array
 
 
 def verify_npz(buffer: Any, path: str) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 
 import gin
 import numpy as np
 
+from .extras import without
 from .trajectory import Trajectory
+
+# Extras that say something else, or nothing, once goals or rewards are others than those that the policy saw.
+STALE_WHEN_RELABELED = ("log_probs", "values", "raw_rewards")
 
 
 class Relabeler(ABC):
@@ -29,6 +34,13 @@ class Relabeler(ABC):
         Returns: `traj` itself or another one of the same layout (keys, shapes per timestep, dtypes), which
             may be shorter and may share arrays with `traj`.
         """
+
+    def apply(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
+        """Relabel, and drop the extras that are not true of another trajectory; datasets call this."""
+        relabeled = self.relabel(traj, rng)
+        if relabeled is traj or not relabeled.extras:
+            return relabeled
+        return dataclasses.replace(relabeled, extras=without(relabeled.extras, STALE_WHEN_RELABELED))
 
 
 @gin.configurable

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
-import numpy.typing as npt
-
+from .extras import Array, shapes_of, window_of
 from .layout import Layout
 
-Array = npt.NDArray[Any]
 ARRAY_NAMES = ("rl2s", "time_idxs", "rews", "dones", "actions")
 
 
@@ -57,6 +56,9 @@ class Trajectory:
         policy_version: number of the policy that acted last in it, None if unknown.
         source: what DiskTrajDataset.update_priorities calls the file that a window was drawn from, -1 if no
             priorities are kept for it.
+        extras: what the agent said about its steps, such as `log_probs` (T, 1), each (T, ...) in its own
+            dtype; mostly empty. Windows read one when it is asked for, so batches, which ask for none, cost
+            the same with and without.
 
     Raises:
         ValueError: If there is no transition, or the lengths of the arrays contradict each other.
@@ -71,6 +73,7 @@ class Trajectory:
     env_name: str = "env"
     policy_version: int | None = None
     source: int = -1
+    extras: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Compare the lengths of all arrays with that of the rewards."""
@@ -81,19 +84,21 @@ class Trajectory:
             and len(self.actions) == len(self.dones) == num_transitions
             and len(self.rl2s) == len(self.time_idxs) == num_timesteps
             and all(len(array) == num_timesteps for array in self.obs.values())
+            and all(shape[:1] == (num_transitions,) for shape in shapes_of(self.extras).values())
         )
         if not fits:
             raise ValueError(self._describe_mismatch())
 
     def _describe_mismatch(self) -> str:
-        arrays = {f"obs[{key!r}]": value for key, value in self.obs.items()}
+        found = {f"obs[{key!r}]": value.shape for key, value in self.obs.items()}
         for name in ("rl2s", "time_idxs", "actions", "rews", "dones"):
-            arrays[name] = getattr(self, name)
-        shapes = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
+            found[name] = getattr(self, name).shape
+        found |= {f"extras[{key!r}]": shape for key, shape in shapes_of(self.extras).items()}
+        shapes = ", ".join(f"{name} {shape}" for name, shape in found.items())
         return (
-            f"These arrays do not form a trajectory: {shapes}. With T >= 1 transitions, actions, rews and "
-            "dones have T rows; every observation, rl2s and time_idxs have T+1. Fix: append the observation "
-            "that follows the last action, and drop trajectories without a transition."
+            f"These arrays do not form a trajectory: {shapes}. With T >= 1 transitions, actions, rews, "
+            "dones and extras have T rows; every observation, rl2s and time_idxs have T+1. Fix: append the "
+            "observation that follows the last action, and drop trajectories without a transition."
         )
 
     def __len__(self) -> int:
@@ -131,6 +136,7 @@ class Trajectory:
             env_name=self.env_name,
             policy_version=self.policy_version,
             source=self.source,
+            extras=window_of(self.extras, start, stop) if self.extras else self.extras,
         )
         return window
 

@@ -19,6 +19,7 @@ from .trajectory import Array, Trajectory
 _NO_LIMIT = np.iinfo(np.int64).max
 _FIRST_CAPACITY = 128  # timesteps
 _PER_TRANSITION = ("actions", "rews", "dones")
+_EXTRA = "extra/"  # before the names of their columns
 
 
 class WritingClock:
@@ -113,6 +114,8 @@ class TrajectoryWriter:
         self._clock.follow(self.folder)
         self._columns: dict[str, Array] = {}
         self._obs_keys: list[str] = []
+        self._extra_keys: list[str] = []
+        self._per_transition = set(_PER_TRANSITION)
         self._capacity = _FIRST_CAPACITY
         self._now = 0  # row of the columns that holds the newest timestep
         self._starts = np.zeros(num_envs, np.int64)  # row of the first timestep of each running piece
@@ -174,6 +177,7 @@ class TrajectoryWriter:
         rl2s: Array,
         time_idxs: Array,
         ignored: npt.NDArray[np.bool_] | None = None,
+        extras: Mapping[str, Array] | None = None,
     ) -> None:
         """Record one step of every environment.
 
@@ -188,9 +192,11 @@ class TrajectoryWriter:
             time_idxs: (N,) or (N, 1) integer, time index of `obs`.
             ignored: (N,) bool, True on rows in which this was no step at all; they are left out, and `begin`
                 must follow there. None where there are none.
+            extras: each (N, ...), what the agent said about this step, such as `log_probs` (N, 1). Pieces
+                that run when they appear for the first time are finished before; then they must stay.
 
         Raises:
-            ValueError: If an environment has no running trajectory.
+            ValueError: If an environment has no running trajectory, or extras change their names or shapes.
             OSError: If an earlier piece could not be written; this step is recorded all the same.
         """
         if np.count_nonzero(self._is_running) < self.num_envs:
@@ -203,12 +209,16 @@ class TrajectoryWriter:
             self._allocate_actions(actions)
         if self._now + 2 > self._capacity:
             self._make_room()
+        pieces: list[_Piece] = []
+        if extras or self._extra_keys:
+            pieces = self._add_extras(extras or {})
         columns["actions"][self._now] = actions.reshape(num_envs, -1)
         columns["rews"][self._now] = rewards.reshape(num_envs, 1)
         columns["dones"][self._now] = terminated.reshape(num_envs, 1)
-        pieces: list[_Piece] = []
         if ignored is not None:
-            pieces = [self._cut(row) for row in np.flatnonzero(ignored & (self._starts < self._now)).tolist()]
+            pieces += [
+                self._cut(row) for row in np.flatnonzero(ignored & (self._starts < self._now)).tolist()
+            ]
             self._is_running[ignored] = False
         self._now += 1
         for key in self._obs_keys:
@@ -226,10 +236,7 @@ class TrajectoryWriter:
 
     def flush_partial(self) -> None:
         """Finish every running piece that has a transition; each goes on from its last timestep."""
-        rows = np.flatnonzero(self._is_running & (self._starts < self._now))
-        pieces = [self._cut(row) for row in rows.tolist()]
-        self._continue_from_now(rows)
-        self._submit(pieces)
+        self._submit(self._cut_running())
 
     def wait(self) -> None:
         """Block until all finished pieces are on disk. Raises OSError if one cannot be written."""
@@ -271,6 +278,37 @@ class TrajectoryWriter:
         dtype = np.int64 if actions.dtype.kind in "iu" else np.float32
         self._columns["actions"] = np.empty((self._capacity, self.num_envs, width), dtype)
 
+    def _add_extras(self, extras: Mapping[str, Array]) -> list[_Piece]:
+        """Write the extras of this step. Returns the pieces without them, which end where they begin."""
+        found = {key: value.shape for key, value in extras.items()}
+        expected = {key: (self.num_envs, *value.shape[1:]) for key, value in extras.items()}
+        if self._extra_keys:
+            expected = {key: self._columns[_EXTRA + key].shape[1:] for key in self._extra_keys}
+        if found != expected:
+            raise ValueError(
+                f"This step has the extras {found}, but expected are {expected}: the same with every step, "
+                "since a file has one set for all its steps. Fix: let the agent return the same extras, of "
+                "the same shapes (N, ...), whenever it acts."
+            )
+        pieces: list[_Piece] = []
+        if not self._extra_keys:
+            pieces = self._cut_running()
+            for key, value in extras.items():
+                shape = (self._capacity, *value.shape)
+                self._columns[_EXTRA + key] = np.empty(shape, value.dtype)
+            self._extra_keys = list(extras)
+            self._per_transition.update(_EXTRA + key for key in extras)
+        for key, value in extras.items():
+            self._columns[_EXTRA + key][self._now] = value
+        return pieces
+
+    def _cut_running(self) -> list[_Piece]:
+        """Finish every running piece that has a transition; each goes on from its last timestep."""
+        rows = np.flatnonzero(self._is_running & (self._starts < self._now))
+        pieces = [self._cut(row) for row in rows.tolist()]
+        self._continue_from_now(rows)
+        return pieces
+
     def _make_room(self) -> None:
         """Drop the rows before every running piece, and double the columns if that frees less than half."""
         shift = int(self._starts[self._is_running].min())
@@ -300,7 +338,7 @@ class TrajectoryWriter:
         """Copy the running piece of one environment out of the columns; all else is left to the thread."""
         columns, start, stop = self._columns, int(self._starts[row]), self._now
         arrays = {
-            name: column[start : stop if name in _PER_TRANSITION else stop + 1, row].copy()
+            name: column[start : stop if name in self._per_transition else stop + 1, row].copy()
             for name, column in columns.items()
         }
         self._num_pieces += 1
@@ -323,6 +361,7 @@ class TrajectoryWriter:
             dones=arrays["dones"],
             env_name=piece.env_name,
             policy_version=piece.policy_version,
+            extras={key: arrays[_EXTRA + key] for key in self._extra_keys if _EXTRA + key in arrays},
         )
         label = f"{self._seed} {self._actor_id} {piece.number}".encode()
         traj_id = hashlib.blake2b(label, digest_size=4).hexdigest()

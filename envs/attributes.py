@@ -84,7 +84,18 @@ def set_attr(env: SequenceEnv, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-ASKED: dict[str, Callable[..., Any]] = {"call": call_attr, "has_attr": has_attr, "set_attr": set_attr}
+def tell(env: SequenceEnv, name: str, *args: Any) -> None:
+    """Call the method if there is one."""
+    if has_attr(env, name):
+        call_attr(env, name, args, {})
+
+
+ASKED: dict[str, Callable[..., Any]] = {
+    "call": call_attr,
+    "has_attr": has_attr,
+    "set_attr": set_attr,
+    "tell": tell,
+}
 """What can be asked of one environment: its functions take the environment, then the arguments."""
 
 

@@ -114,6 +114,10 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """Whether each environment, or one of its wrappers, has the attribute."""
         return self._ask("has_attr", [(name,)] * self.num_envs)
 
+    def tell(self, name: str, *args: Any) -> None:
+        """Call the method `name` of those environments that have it."""
+        self._ask("tell", [(name, *args)] * self.num_envs)
+
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment where it is defined: a list or tuple has one value for each.
 

@@ -116,6 +116,10 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         owner = next((layer for layer in layers(self.env) if owns(layer, name)), None)
         if what == "has_attr":
             return (owner is not None or self._rows_have(name),) * self.num_envs
+        if what == "tell":
+            if owner is None and not self._rows_have(name):
+                return ()
+            what, rest, arguments = "call", [tuple(rest), {}], arguments[:1]
         if owner is None and not self._rows_have(name):
             chain = " > ".join(type(layer).__name__ for layer in layers(self.env))
             raise AttributeError(
@@ -131,7 +135,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 setattr(owner, name, values[0] if all(v is values[0] for v in values) else values)
             return ()
         args, kwargs = rest
-        if any(other_args is not args for _, other_args, _ in arguments):
+        if any(other[1] is not arguments[0][1] for other in arguments):
             raise ValueError(
                 f"call_each got different arguments of {name!r} for the rows of {type(self.env).__name__}, "
                 "which can only be asked as a whole. Fix: use env_mode 'sync' or 'async'."

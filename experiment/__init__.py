@@ -11,17 +11,22 @@ if __name__ == "experiment":
     )
 
 from .. import agents, data, envs, nets
+from .callbacks import Callback
 from .checkpoints import CheckpointManager
 from .collector import Collector, Histories
+from .curriculum import EpisodeLengthCurriculum
 from .evaluator import Evaluator
 from .experiment import Experiment
 from .learner import Learner, LossResult, LossWeights
 from .logs import MetricLogger
 from .policy_loading import LoadedPolicy, load_policy
+from .reward_shaping import ScaleRewards
 
 __all__ = [
+    "Callback",
     "CheckpointManager",
     "Collector",
+    "EpisodeLengthCurriculum",
     "Evaluator",
     "Experiment",
     "Histories",
@@ -30,6 +35,7 @@ __all__ = [
     "LossResult",
     "LossWeights",
     "MetricLogger",
+    "ScaleRewards",
     "agents",
     "data",
     "envs",

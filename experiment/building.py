@@ -28,6 +28,7 @@ from .logs import MetricLogger
 from .metadata import PACKAGES, version_of
 from .overlap import EnvHalves, OverlappedCollector
 from .policy_files import write_text
+from .reward_shaping import make_shaping
 from .rng import derive_seed, draw_seed, seed_global_generators
 
 if TYPE_CHECKING:
@@ -259,6 +260,8 @@ def _make_collector(
         should_stop=lambda: exp.stop.requested(),  # noqa: PLW0108 - learn() puts another object there
         cast=exp.caster,
         on_env_steps=exp.fleet.on_env_steps,
+        shape_rewards=make_shaping(exp),
+        timer=exp.timer,
     )
 
 

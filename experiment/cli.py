@@ -21,6 +21,7 @@ from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
 from .gin_check.errors import near_matches
 from .gin_check.presets import preset_names
 from .plots import can_plot, plot_run
+from .test_mode import report
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
 _BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
@@ -112,11 +113,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--run-name", metavar="NAME", help="sets Experiment.run_name")
     add("--seed", metavar="N", type=int, help="sets Experiment.seed")
     add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
+    add("--test-run", action="store_true", help="collect, train, evaluate and save once, in seconds")
     add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
     add("--print-config", action="store_true", help="print the resolved config with the origin of each value")
     args = parser.parse_intermixed_args(words)
     if not args.config:
         parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(preset_names())}")
+    if args.actors is not None and args.test_run:
+        parser.error("--test-run is one process, without --actors. Fix: leave one of the two out")
     if args.actors is not None and args.actors < 1:
         parser.error(f"--actors is {args.actors}, but must be at least 1. Fix: e.g. --actors 2")
     if args.actors is not None and args.mode in ("both", "collect"):
@@ -138,6 +142,8 @@ def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
         found.append((f"Experiment.run_name={args.run_name!r}", f"--run-name {args.run_name}"))
     if args.seed is not None:
         found.append((f"Experiment.seed={args.seed}", f"--seed {args.seed}"))
+    if args.test_run:
+        found.append(("Experiment.test_run=True", "--test-run"))
     return found
 
 
@@ -215,7 +221,9 @@ def _run(
             exp.close()  # stores finished trajectories
         raise
     exp.close()
-    if exp.accelerator.is_main_process:
+    if exp.accelerator.is_main_process and exp.test_run:
+        _say(report(exp))
+    elif exp.accelerator.is_main_process:
         _say(closing_words(exp, metrics, words, program or _program()))
     return 0
 
@@ -234,12 +242,15 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
             lines.append(f"learning curves     {plot_run(exp.run_dir)}")
     if exp.mode != "collect":
         kept = without(words, "--resume", "Experiment.epochs", "Experiment.stop_at_val_return")
+        further = [*kept, "--resume", *_longer(exp)]
+        if not exp.is_finished:  # stopped before its last epoch
+            further = [*without(words, "--resume"), "--resume"]
         fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
         lines += [
             "try another seed    " + _command(program, [*fresh, "--seed", str(seed), "--run-name", name]),
-            "train it further    " + _command(program, [*kept, "--resume", *_longer(exp)]),
+            "train it further    " + _command(program, further),
         ]
     return "\n".join(lines)
 

@@ -20,6 +20,7 @@ def collect(exp: Experiment) -> dict[str, float]:
             f"Nothing can be collected: mode is {exp.mode!r} and train_timesteps_per_epoch "
             f"{exp.train_timesteps_per_epoch}. Fix: use mode 'both' or 'collect' and a positive number."
         )
+    exp.hooks("before_play_steps")
     every = exp.force_reset_train_envs_every
     if collector.state is None or (every is not None and exp.epoch > 0 and exp.epoch % every == 0):
         exp.restart_train_envs(exp.epoch)
@@ -33,12 +34,14 @@ def collect(exp: Experiment) -> dict[str, float]:
     taken = collector.collect(exp.train_timesteps_per_epoch)
     collector.wait()
     elapsed_s = time.perf_counter() - start_s
+    exp.timer.num_env_steps += taken
     taken = sum(gather(taken, exp.accelerator))  # all processes; a stopped one took fewer
     exp.env_steps += taken
     metrics = merge_episodes(collector.histories, exp.accelerator).summary("collect")
     collector.histories.clear()
     metrics |= pacing.actor_figures(exp)
-    exp.log({**metrics, "time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s})
+    speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
+    exp.log({**metrics, **speed, **exp.timer.step_figures(exp.parallel_actors)})
     if "collect/return" in metrics:
         exp.view.show(exp.epoch, "collecting", {"return": metrics["collect/return"]})
     return metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from gymnasium import spaces
 from ..agents import BaseAgent
 from ..envs import ExplorationWrapper, ReturnHistory, SpecialMetricHistory, is_text
 from .sink import Arrays, Sink
+from .timing import StageTimer
 
 
 @dataclass
@@ -73,6 +75,9 @@ class Collector:
         should_stop: asked after each vector step; True ends the call early.
         cast: makes the autocast context of the forward pass.
         on_env_steps: told the env steps taken, all envs together, after each vector step; it may sleep.
+        shape_rewards: (N,) float32 to (N,) float32, the rewards that the sink gets; it has to leave its input
+            alone. The sink gets the environment's own as extras["raw_rewards"] (N, 1) then.
+        timer: told how long acting, the envs and the sink take.
     """
 
     def __init__(
@@ -88,7 +93,10 @@ class Collector:
         should_stop: Callable[[], bool] | None = None,
         cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         on_env_steps: Callable[[int], None] | None = None,
+        shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+        timer: StageTimer | None = None,
     ) -> None:
+        self.shape_rewards, self.timer = shape_rewards, timer or StageTimer()
         self.envs, self.agent, self.device = envs, agent, device
         self.exploration, self.sink, self.histories, self.sample = exploration, sink, histories, sample
         self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
@@ -191,7 +199,9 @@ class Collector:
         state = self.state
         assert state is not None
         assert state.actions is None
+        start_s = time.perf_counter()
         state.actions = self._act(state)
+        self.timer.lap("policy", start_s)
         if self._is_async:
             self.envs.step_async(state.actions)
 
@@ -204,9 +214,11 @@ class Collector:
         assert state is not None
         assert state.actions is not None
         actions, state.actions = state.actions, None
+        start_s = time.perf_counter()
         obs, rewards, terminated, truncated, infos = (
             self.envs.step_wait() if self._is_async else self.envs.step(actions)
         )
+        env_s = self.timer.lap("env", start_s)
         obs, ended, ignored = self._numbers(obs), terminated | truncated, infos.get("_ignore")
         fresh = ended if ignored is None else ended | ignored
         self._count(rewards, ended, ignored, state.env_names, infos, quota)
@@ -215,8 +227,12 @@ class Collector:
         time_idxs = state.time_idxs + 1
         if self.sink is not None:
             following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
-            skips = () if ignored is None else (ignored,)
-            self.sink.add(actions, rewards, terminated, ended, following, rl2s, time_idxs, *skips)
+            more: dict[str, Any] = {} if ignored is None else {"ignored": ignored}
+            stored = rewards
+            if self.shape_rewards is not None:
+                stored, more["extras"] = self.shape_rewards(rewards), {"raw_rewards": rewards[:, None]}
+            self.sink.add(actions, stored, terminated, ended, following, rl2s, time_idxs, **more)
+            self.timer.lap("store", env_s)
         if np.count_nonzero(fresh):  # a third of what any() takes
             self._begin_episodes(state, fresh, obs, rl2s, time_idxs)
         state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs

@@ -10,8 +10,7 @@ import torch
 
 from .config import LoadedConfig, check_all_used
 from .experiment import Experiment
-
-_FEW_STEPS = 8  # env steps per actor
+from .test_mode import FEW_STEPS, TINY
 
 
 def dry_run(config: LoadedConfig) -> str:
@@ -36,15 +35,11 @@ def dry_run(config: LoadedConfig) -> str:
 def _redirect(config: LoadedConfig, folder: str) -> None:
     """Settings that make the run tiny and keep it inside `folder`."""
     settings: dict[str, Any] = {
+        **TINY,
         "ckpt_base_dir": folder,
-        "mode": "both",
-        "log_to_wandb": False,
-        "artifact_store": None,
-        "restore_from": None,
         "verbose": False,
-        "train_timesteps_per_epoch": _FEW_STEPS,
-        "val_timesteps_per_epoch": _FEW_STEPS,
-        "start_collecting_at_epoch": 0,
+        "train_timesteps_per_epoch": FEW_STEPS,
+        "val_timesteps_per_epoch": FEW_STEPS,
     }
     for name, value in settings.items():
         gin.bind_parameter(f"Experiment.{name}", value)
@@ -57,8 +52,8 @@ def _try_everything(exp: Experiment) -> list[str]:
     exp.collect_new_training_data()
     lines = [f"   collected  {exp.env_steps} env steps"]
     if exp.val_envs is not None:
-        exp.interact(exp.val_envs, _FEW_STEPS)
-        lines.append(f"   evaluated  {_FEW_STEPS} steps in each validation environment")
+        exp.interact(exp.val_envs, FEW_STEPS)
+        lines.append(f"   evaluated  {FEW_STEPS} steps in each validation environment")
     assert exp.collector is not None
     exp.collector.flush()
     exp.dataset.refresh()

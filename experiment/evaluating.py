@@ -64,6 +64,7 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
         exp.val_envs = building.make_envs(exp, exp.make_val_env)
     exp.fleet.state("evaluating")
     start_s = time.perf_counter()
+    exp.hooks("on_eval_start")
     seed = building.stream_seed(exp, "val", exp.epoch)
     metrics = exp.evaluator.evaluate(exp.val_envs, exp.val_timesteps_per_epoch, seed=seed)
     # Cut short, the figures would favour short episodes.
@@ -82,6 +83,7 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
                 info = PolicyInfo(exp.policy_version, exp.epoch, False)
                 exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
                 exp.artifacts.store_best(exp)
+    exp.hooks("on_eval_end", named)
     return named
 
 
@@ -95,6 +97,7 @@ def evaluate_test(
 ) -> dict[str, float]:
     """Evaluate in new environments; see Experiment.evaluate_test."""
     envs = building.make_envs(exp, make_test_env)
+    exp.hooks("on_eval_start")
     try:
         seed = building.stream_seed(exp, "test")
         metrics = exp.evaluator.evaluate(
@@ -102,6 +105,9 @@ def evaluate_test(
         )
     finally:
         envs.close()
+    if any_process(exp.stop.requested(), exp.accelerator):
+        return {}
     named = {f"test/{name}": value for name, value in metrics.items()}
     exp.log(named)
+    exp.hooks("on_eval_end", named)
     return named

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,13 @@ from ..data import Batch
 from . import building, collecting, evaluating, loop, resume
 from .artifacts.publishing import Publisher
 from .artifacts.restoring import restore_if_asked
+from .callbacks import CallbackList
 from .checkpoints import CheckpointManager
 from .collector import Collector, Histories
 from .console import ConsoleView
 from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
+from .final_test import check_test_envs
 from .fleet import WatchedFile, pacing
 from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
@@ -35,6 +37,8 @@ from .processes import merge_episodes
 from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
+from .test_mode import shrink
+from .timing import StageTimer
 from .validate import check_settings
 
 logger = logging.getLogger("loxodon")
@@ -51,6 +55,10 @@ class Experiment(Settings):
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
         check_settings(self)
+        if self.test_run:
+            shrink(self)
+        self.hooks, self.timer = CallbackList(self, self.callbacks), StageTimer()
+        self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
         if self.torch_threads is not None:
             torch.set_num_threads(self.torch_threads)
         self.accelerator = building.make_accelerator(self.mixed_precision)
@@ -95,7 +103,8 @@ class Experiment(Settings):
             self.init_dsets()
             self.init_envs()
             self.init_dloaders()
-            self.init_model()
+            self.hooks.around("model_init", self.init_model)
+            check_test_envs(self)
             self.init_checkpoints()
             self.init_logger()
             restore_if_asked(self)
@@ -124,7 +133,8 @@ class Experiment(Settings):
         )
         if self.compile_acting:
             self._policy.compile_acting()
-        self.model, self.optimizer = self.accelerator.prepare(self._policy, self.init_optimizer(self._policy))
+        optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
+        self.model, self.optimizer = self.accelerator.prepare(self._policy, optimizer)
         self.learner = Learner(
             self.policy,
             self.model,
@@ -138,6 +148,7 @@ class Experiment(Settings):
             report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
             bad_grad=self.bad_grad,
             frozen=building.make_frozen(self),
+            timer=self.timer,
         )
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
@@ -191,8 +202,25 @@ class Experiment(Settings):
 
         On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit(0).
         """
+        for _ in self.learn_iter():
+            pass
+        return self.last_val_metrics
+
+    def learn_iter(self) -> Iterator[dict[str, Any]]:
+        """As `learn`, epoch by epoch: yields the newest value of all figures that each epoch has logged.
+
+        To end early with a checkpoint call `request_stop`; leaving the loop alone saves nothing.
+        """
         with self.fleet.reporting():
-            return loop.run_epochs(self)
+            for _ in loop.run_epochs(self):
+                yield {name: float(value) for name, value in self.epoch_figures.items()}
+
+    def request_stop(self, reason: str = "") -> None:
+        """End training after the running epoch, with a checkpoint; `learn` then returns as usual.
+
+        Any process may ask; all end at the same epoch. reason: is printed.
+        """
+        self.stop.ask_after_epoch(reason or "request_stop")
 
     def restart_train_envs(self, epoch: int) -> None:
         """Begin fresh episodes in all training environments, seeded by the run's seed and `epoch`."""
@@ -275,8 +303,9 @@ class Experiment(Settings):
 
     def log(self, metrics: dict[str, Any], prefix: str = "") -> None:
         """Write one record, each name as `<prefix>/<name>`; only the main process writes."""
+        named = {f"{prefix}/{name}" if prefix else name: value for name, value in metrics.items()}
+        self.epoch_figures |= named
         if self.accelerator.is_main_process:
-            named = {f"{prefix}/{name}" if prefix else name: value for name, value in metrics.items()}
             self.metric_logger.log(named, self.x_axis_metrics())
 
     def save_checkpoint(self) -> Path | None:
@@ -302,9 +331,9 @@ class Experiment(Settings):
         """
         path = Path(path)
         if path.is_dir() if is_accelerate_state is None else is_accelerate_state:
-            resume.load(self, path)
+            self.hooks.around("load_checkpoint", resume.load, self, path)
         else:
-            load_weights(self.policy, path)
+            self.hooks.around("load_checkpoint", load_weights, self.policy, path)
 
     def write_latest_policy(self, is_final: bool = False) -> None:
         """Publish the weights for collecting processes under the next version number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from .freezing import FrozenParams
 from .gradient_guard import GradientGuard, forget_pending
 from .param_groups import check_same_groups
 from .processes import merge_metrics
+from .timing import StageTimer
 
 EditMask = Callable[[Batch, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
@@ -135,6 +137,7 @@ class Learner:
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
         bad_grad: "skip" or "raise" for gradients that are not finite; see `GradientGuard`.
         frozen: parameters that some epochs leave as they are.
+        timer: told how long updates take.
 
     Attributes:
         skipped_updates: updates since the start of this process that were left out for their gradients.
@@ -155,9 +158,11 @@ class Learner:
         report_priorities: ReportPriorities | None = None,
         bad_grad: str | None = None,
         frozen: FrozenParams | None = None,
+        timer: StageTimer | None = None,
     ) -> None:
         self.report_priorities, self.frozen, self.skipped_updates = report_priorities, frozen, 0
         self._guard = GradientGuard(agent, bad_grad, accelerator.scaler is not None)
+        self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss = compute_loss
         self.edit_actor_mask, self.edit_critic_mask = edit_actor_mask, edit_critic_mask
@@ -179,6 +184,7 @@ class Learner:
         of this process's share (the losses of all processes have the update's loss as their mean), or with
         `with_metrics` of all processes together.
         """
+        start_s = time.perf_counter()
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
         weights = self._weigh(batches)
         results = []
@@ -204,6 +210,8 @@ class Learner:
         }
         if with_metrics:
             metrics = self._with_details(metrics | results[-1].metrics, batches, grad_norm)
+        self.timer.num_updates += 1
+        self.timer.lap("update", start_s)
         return metrics
 
     def _gradients_are_bad(self, grad_norm: Tensor | None) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from . import resume
+from . import final_test, resume, stopping
 from .console import ConsoleView
 from .fleet import pacing
 from .processes import any_process, explained_loss_of_contact
 from .signals import StopRequest
+from .timing import profiled_epoch
 from .training import stop_agreed, train
 
 if TYPE_CHECKING:
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loxodon")
 
 
-def run_epochs(exp: Experiment) -> dict[str, float]:
-    """Run the epochs from exp.epoch on; see Experiment.learn."""
+def run_epochs(exp: Experiment) -> Generator[int, None, None]:
+    """Run the epochs from exp.epoch on and yield the number of each; see Experiment.learn_iter."""
     collects_only = exp.mode == "collect"
     first = exp.epoch
     if first >= exp.epochs and not collects_only and exp.is_finished:
         logger.info("All %d epochs are done already. Raise Experiment.epochs to go on.", exp.epochs)
         exp.fleet.end("finished")
-        return exp.last_val_metrics
+        return
     exp.is_finished = False
     shows = exp.verbose and exp.accelerator.is_main_process
     _begin_new_run(exp)
@@ -42,21 +44,37 @@ def run_epochs(exp: Experiment) -> dict[str, float]:
             exp.write_latest_policy()
         if exp.actors is not None:
             stack.enter_context(exp.actors)
-        for epoch in itertools.count(first) if collects_only else range(first, exp.epochs):
-            exp.epoch = epoch
+        exp.hooks("on_fit_start")
+        is_stopped = yield from _epochs(exp, first)
+        if not is_stopped:
+            _finish(exp)
+        exp.hooks("on_fit_end")
+
+
+def _epochs(exp: Experiment, first: int) -> Generator[int, None, bool]:
+    """Run the epochs; returns whether they ended before the last one, with everything saved already."""
+    collects_only = exp.mode == "collect"
+    for epoch in itertools.count(first) if collects_only else range(first, exp.epochs):
+        exp.epoch, exp.epoch_figures = epoch, {}
+        with profiled_epoch(exp):
             is_final = _run_epoch(exp)
-            if stop_agreed(exp):
-                _stop(exp)
-            exp.epoch = epoch + 1
-            if is_final:
-                break
-            if not collects_only and exp.epoch < exp.epochs:
-                if exp.always_save_latest or exp.mode == "learn":
-                    exp.write_latest_policy()  # before the checkpoint, which keeps the version
-                if exp.ckpt_interval is not None and exp.epoch % exp.ckpt_interval == 0:
-                    exp.save_checkpoint()
-        _finish(exp)
-    return exp.last_val_metrics
+        if stop_agreed(exp):
+            _stop(exp)
+        exp.epoch = epoch + 1
+        stopping.end_epoch(exp, epoch)
+        goes_on = not is_final and (collects_only or exp.epoch < exp.epochs)
+        is_stopped = goes_on and stopping.ends_here(exp)
+        if is_stopped:
+            stopping.end_here(exp)
+        elif goes_on and not collects_only:
+            if exp.always_save_latest or exp.mode == "learn":
+                exp.write_latest_policy()  # before the checkpoint, which keeps the version
+            if exp.ckpt_interval is not None and exp.epoch % exp.ckpt_interval == 0:
+                exp.save_checkpoint()
+        yield epoch
+        if is_stopped or is_final:
+            return is_stopped
+    return False
 
 
 def _begin_new_run(exp: Experiment) -> None:
@@ -96,8 +114,11 @@ def _run_epoch(exp: Experiment) -> bool:
     if exp.collector is not None and exp.epoch >= exp.start_collecting_at_epoch:
         exp.view.show(exp.epoch, "collecting", {})
         exp.collect_new_training_data()
+        if exp.test_run:
+            exp.collector.flush()  # in so few steps no episode ends
     if exp.mode != "collect" and not stop_agreed(exp):
         train(exp)
+        exp.hooks("after_train")
     exp.view.show(exp.epoch + 1, "done", {})
     return is_final
 
@@ -132,6 +153,7 @@ def _stop(exp: Experiment) -> None:
     """Store what there is, say how to go on, and exit."""
     name = exp.stop.signal_name or "a signal to another process"
     exp.fleet.ending = "stopped", f"by {name}"
+    exp.hooks("on_training_stop")
     if exp.mode == "collect":
         exp.close()
         line = (
@@ -162,6 +184,9 @@ def _finish(exp: Experiment) -> None:
         exp.evaluate_val()
         if stop_agreed(exp):
             _stop(exp)
+    final_test.run_final_test(exp)
+    if stop_agreed(exp):
+        _stop(exp)
     exp.is_finished = True
     exp.save_checkpoint()
     if exp.always_save_latest or exp.mode == "learn":

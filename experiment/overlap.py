@@ -40,6 +40,11 @@ class EnvHalves:
         """See `SequenceVectorEnv.has_attr`."""
         return tuple(answer for envs in self.halves for answer in envs.has_attr(name))
 
+    def tell(self, name: str, *args: Any) -> None:
+        """See `SequenceVectorEnv.tell`."""
+        for envs in self.halves:
+            envs.tell(name, *args)
+
     def set_attr(self, name: str, values: Any) -> None:
         """See `SequenceVectorEnv.set_attr`."""
         if not isinstance(values, list | tuple):

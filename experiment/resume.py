@@ -37,6 +37,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "dataset": exp.dataset.state_dict(),
             "logs": exp.metric_logger.state_dict(),
             "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
+            "callbacks": exp.hooks.state_dict(),
         },
         rank_tensors={**torch_rng_state(), "rollout": capture_rollout(exp)},
         rank_values={
@@ -62,6 +63,7 @@ def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) 
     if exp.collector is not None:
         exp.collector.flush()
     exp.accelerator.wait_for_everyone()
+    exp.hooks("on_save_checkpoint_start")
     exp.dataset.refresh()
     state = capture(exp, next_epoch)
     exp.checkpoints.write_rank_files(epoch, state)
@@ -74,6 +76,7 @@ def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) 
             building.store_config(exp)
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
+    exp.hooks("on_save_checkpoint_end")
     if goes_on and (rollout := state.rank_tensors["rollout"]) is not None:
         go_on(exp, rollout)
     elif goes_on and exp.collector is not None and exp.collector.state is not None:
@@ -129,6 +132,7 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     exp.accelerator.wait_for_everyone()
     exp.dataset.load_state_dict(shared["dataset"])
     exp.metric_logger.load_state_dict(shared["logs"])
+    exp.hooks.load_state_dict(shared.get("callbacks", {}))
     if exp.fleet.ledger is not None and shared.get("fleet") is not None:
         exp.fleet.ledger.load_state_dict(shared["fleet"])
     if exp.run_seed != int(shared["seed"]):

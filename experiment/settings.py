@@ -12,7 +12,9 @@ from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
+from .callbacks import Callback
 from .freezing import ParamFreezer
+from .reward_shaping import ShapeRewards
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 
@@ -80,6 +82,15 @@ class Settings:
             with the name of the parameter, None lets it be.
         save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
             the middle of its episodes; all of them must offer `get_state` and `set_state`.
+        callbacks: what makes each Callback: hooks of your own at the points of a run.
+        max_wall_clock_s: training stops after the epoch in which so many seconds of `learn` have passed, with
+            a checkpoint to go on from; None for no limit.
+        test_run: try one of everything in seconds, in the run folder `<run_name>-test`.
+        make_test_env, test_timesteps: after the last epoch, evaluate for so many env steps per actor in these
+            environments (None: those of make_val_env); 0 does not.
+        reward_shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
+            policy's input and all figures keep the environment's own. None changes nothing.
+        profile_epoch: write a trace of this epoch to the run folder's logs; None for none.
     """
 
     run_name: str
@@ -156,3 +167,10 @@ class Settings:
     freeze: Callable[[], ParamFreezer] | None = None
     bad_grad: str | None = None
     save_env_state: bool = False
+    callbacks: Sequence[Callable[[], Callback]] = ()
+    max_wall_clock_s: float | None = None
+    test_run: bool = False
+    make_test_env: MakeEnv | Sequence[MakeEnv] | None = None
+    test_timesteps: int = 0
+    reward_shaper: ShapeRewards | None = None
+    profile_epoch: int | None = None

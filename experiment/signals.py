@@ -26,6 +26,8 @@ class StopRequest:
         self._previous: dict[int, Any] = {}
         self._pid = os.getpid()
         self._first_s = 0.0
+        self._begin_s = time.monotonic()
+        self.after_epoch: str | None = None  # why training ends after the running epoch
 
     def requested(self) -> bool:
         """True once a signal asked this process to stop."""
@@ -35,8 +37,19 @@ class StopRequest:
         """Ask this process to stop, as a signal would, on behalf of `who`."""
         self.signal_name = self.signal_name or who
 
+    def ask_after_epoch(self, reason: str) -> None:
+        """Ask for the end of training after the running epoch; the first reason counts.
+
+        This leaves `requested` as it is: nothing is interrupted, and the process goes on.
+        """
+        self.after_epoch = self.after_epoch or reason
+
+    def age_s(self) -> float:
+        """Seconds since this object was entered."""
+        return time.monotonic() - self._begin_s
+
     def __enter__(self) -> StopRequest:
-        self._pid = os.getpid()
+        self._pid, self._begin_s = os.getpid(), time.monotonic()
         if threading.current_thread() is threading.main_thread():
             self._previous = {int(s): signal.signal(s, self._handle) for s in _SIGNALS}
         return self

@@ -33,10 +33,13 @@ class Sink(Protocol):
         rl2s: np.ndarray,
         time_idxs: np.ndarray,
         ignored: np.ndarray | None = None,
+        extras: Arrays | None = None,
     ) -> None:
         """One env step of all N envs; obs is what followed the action, the final observation where ended.
 
         ignored: (N,) bool, True on rows in which this was no step; `begin` follows there. None without any.
+        extras: each (N, ...), what the agent said about its step, such as `log_probs` (N, 1); the same names
+            and shapes with every step.
         """
         ...
 

@@ -41,6 +41,7 @@ def train(exp: Experiment) -> None:
     means = merge_metrics(own, 1.0, exp.accelerator)  # of equal shares of each update
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
+    speed |= exp.timer.update_figures()
     losses = {f"train/{name}": value for name, value in means.items()}
     figures = merge_metrics({**exp.loader.metrics(), **exp.dataset.metrics()}, 1.0, exp.accelerator)
     sampling = {f"dataset/{name}": value for name, value in figures.items()}

@@ -34,6 +34,7 @@ _LOWEST = {
     "start_collecting_at_epoch": 0,
     "dloader_workers": 0,
     "lr_warmup_steps": 0,
+    "test_timesteps": 0,
 }
 _POSITIVE = ("learning_rate", "adam_eps", "grad_clip", "traj_save_len")
 _PERIODS = (
@@ -72,6 +73,7 @@ def check_settings(experiment: Experiment) -> None:
         if value is not None:
             _check_number(name, value, "None or a whole number of at least 1", 1, whole=True)
     _check_ratio(experiment)
+    _check_lifecycle(experiment)
     if experiment.traj_save_len < experiment.max_seq_len:
         raise ValueError(
             f"Experiment.traj_save_len is {experiment.traj_save_len:g}, shorter than max_seq_len = "
@@ -96,6 +98,19 @@ def _check_ratio(experiment: Experiment) -> None:
         raise ValueError(
             f"Experiment.replay_ratio_tolerance is {tolerance!r}, but must be {allowed}: it is a share of "
             "replay_ratio. Fix: set Experiment.replay_ratio_tolerance, e.g. 0.1."
+        )
+
+
+def _check_lifecycle(experiment: Experiment) -> None:
+    if (limit_s := experiment.max_wall_clock_s) is not None:
+        _check_number("max_wall_clock_s", limit_s, "None or a number above 0", 1e-300, whole=False)
+    if (epoch := experiment.profile_epoch) is not None:
+        _check_number("profile_epoch", epoch, "None or a whole number of at least 0", 0, whole=True)
+    shaper = experiment.reward_shaper
+    if shaper is not None and (isinstance(shaper, type) or not callable(shaper)):
+        raise TypeError(
+            f"Experiment.reward_shaper is {shaper!r}, but must be a function of (rewards, progress). Fix: in "
+            "gin write @ScaleRewards() with parentheses, in Python pass ScaleRewards() or a function."
         )
 
 

@@ -88,14 +88,22 @@ def convert_file(file: FoundFile, folder: Path, save_as: str) -> Path:
 
 def describe_difference(one: Trajectory, other: Trajectory) -> str | None:
     """The first array in which two trajectories differ, or None; forms of discrete actions count as equal."""
-    if one.obs.keys() != other.obs.keys():
-        return "set of observations"
+    for kind, keys, other_keys in (
+        ("observations", one.obs.keys(), other.obs.keys()),
+        ("extras", one.extras.keys(), other.extras.keys()),
+    ):
+        if keys != other_keys:
+            return f"set of {kind}"
     pairs = {key: (one.obs[key], other.obs[key]) for key in one.obs}
     pairs |= {
         name: (getattr(one, name), getattr(other, name)) for name in ("rl2s", "time_idxs", "rews", "dones")
     }
+    pairs |= {f"extra {name}": (one.extras[name], other.extras[name]) for name in one.extras}
     for name, (value, other_value) in pairs.items():
-        if value.dtype != other_value.dtype or value.tobytes() != other_value.tobytes():
+        if (value.dtype, value.shape) != (
+            other_value.dtype,
+            other_value.shape,
+        ) or value.tobytes() != other_value.tobytes():
             return name
     indices, other_indices = discrete_indices(one.actions), discrete_indices(other.actions)
     if indices is None or other_indices is None:

@@ -39,6 +39,7 @@ class Summary:
 
     envs: dict[str, EnvSummary] = field(default_factory=dict)
     formats: Counter[str] = field(default_factory=Counter)
+    extras: Counter[str] = field(default_factory=Counter)
     policy_versions: set[int] = field(default_factory=set)
     num_without_version: int = 0
     broken: list[str] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Summary:
         env = self.envs.setdefault(stored.env_name, EnvSummary())
         env.lengths.append(len(stored))
         env.returns.append(float(traj.rews.sum(dtype=np.float64)))
+        self.extras.update(list(traj.extras))
         env.num_pieces += int(traj.time_idxs[0, 0]) > 0
         if stored.policy_version is None:
             self.num_without_version += 1
@@ -181,6 +183,8 @@ def _print_summary(console: Console, summary: Summary, num_files: int) -> None:
             f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files",
         )
     say(console, "formats: " + ", ".join(f"{name} {n:,}" for name, n in summary.formats.most_common()))
+    if summary.extras:
+        say(console, "extras: " + ", ".join(f"{name} {n:,}" for name, n in summary.extras.most_common()))
     if versions := summary.policy_versions:
         unknown = f", unknown in {summary.num_without_version:,} files" if summary.num_without_version else ""
         say(

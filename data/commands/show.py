@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..action_forms import discrete_indices
+from ..extras import describe_extras
 from ..files import load_trajectory
 from ..trajectory import Array, Trajectory
 from .find import age_text, require_files, size_text
@@ -58,7 +59,10 @@ def run(args: argparse.Namespace) -> bool:
         f"{ending_text(traj)}   policy version {version}   {format_of(args.file)}, "
         f"{size_text(found.size_bytes)}, {age_text(found.name.unix_time)} old",
     )
-    say(console, f"layout {traj.layout}\n")
+    say(console, f"layout {traj.layout}")
+    if traj.extras:
+        say(console, f"extras {describe_extras(traj.extras)}")
+    say(console, "")
     if args.rows:
         print_table(console, ["time", *_columns(traj), "action", "reward", "done"], _rows(traj, args.rows))
         say(

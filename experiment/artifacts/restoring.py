@@ -77,7 +77,7 @@ def restore_if_asked(exp: Experiment) -> None:
     elif run == exp.run_name:
         exp.load_checkpoint_from_path(path, True)
     else:
-        _branch_off(exp, path)
+        exp.hooks.around("load_checkpoint", _branch_off, exp, path)
     exp.accelerator.wait_for_everyone()
     if exp.accelerator.is_main_process:
         shutil.rmtree(fetched, ignore_errors=True)

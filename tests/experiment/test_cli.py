@@ -164,6 +164,7 @@ def test_closing_words_name_commands_that_differ_from_this_one() -> None:
         run_seed=3,
         epochs=10,
         stop_at_val_return=0.9,
+        is_finished=True,
     )
     words = [
         "--config",

@@ -39,7 +39,16 @@ class RecordingSink:
         self.begun.append((rows.copy(), obs["observation"].copy(), rl2s.copy(), time_idxs.copy()))
 
     def add(
-        self, actions: Any, rewards: Any, terminated: Any, ended: Any, obs: Any, rl2s: Any, time_idxs: Any
+        self,
+        actions: Any,
+        rewards: Any,
+        terminated: Any,
+        ended: Any,
+        obs: Any,
+        rl2s: Any,
+        time_idxs: Any,
+        ignored: Any = None,
+        extras: Any = None,
     ) -> None:
         entry = {"actions": actions, "rewards": rewards, "terminated": terminated, "ended": ended}
         entry |= {"obs": obs["observation"], "rl2s": rl2s, "time_idxs": time_idxs}

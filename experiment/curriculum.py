@@ -1,0 +1,74 @@
+"""Episodes that grow with training: a callback on an attribute of the environments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gin
+
+from .callbacks import Callback, learner_epoch
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+
+@gin.configurable
+class EpisodeLengthCurriculum(Callback):
+    """Sets an attribute of all training environments before each epoch's collection, linearly over epochs.
+
+    The value follows from the epoch alone, so a resumed run needs nothing else.
+
+    Args:
+        start: value in epoch 0.
+        end: value from epoch `over_epochs` on.
+        over_epochs: epochs of the ramp.
+        attribute: what to set. Every environment has `max_episode_length` (episodes are truncated after so
+            many env steps); any other has to be defined by the environment or one of its wrappers.
+        also_validation: True sets it in the validation environments too.
+
+    Raises: ValueError for numbers that cannot be; AttributeError (EnvError in worker processes) if the
+        environments do not have the attribute.
+    """
+
+    def __init__(
+        self,
+        start: int = gin.REQUIRED,
+        end: int = gin.REQUIRED,
+        over_epochs: int = gin.REQUIRED,
+        *,
+        attribute: str = "max_episode_length",
+        also_validation: bool = False,
+    ) -> None:
+        for name, value in (("start", start), ("end", end), ("over_epochs", over_epochs)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"EpisodeLengthCurriculum.{name} is {value!r}, but must be a whole number of at least 1. "
+                    f"Fix: set EpisodeLengthCurriculum.{name}."
+                )
+        self.start, self.end, self.over_epochs = start, end, over_epochs
+        self.attribute, self.also_validation = attribute, also_validation
+        self._is_set: dict[int, int] = {}  # value by vector env
+
+    def length(self, epoch: int) -> int:
+        """Value in this epoch."""
+        share = min(1.0, epoch / self.over_epochs)
+        return round(self.start + share * (self.end - self.start))
+
+    def before_play_steps(self, exp: Experiment) -> None:
+        """Set it in the training environments."""
+        if (length := self._set(exp.train_envs, exp)) is not None:
+            exp.log({"collect/" + self.attribute: length})
+
+    def on_eval_start(self, exp: Experiment) -> None:
+        """Set it in the validation environments."""
+        if self.also_validation:
+            self._set(exp.val_envs, exp)
+
+    def _set(self, envs: Any, exp: Experiment) -> int | None:
+        """The value if it has changed, which is set then."""
+        length = self.length(learner_epoch(exp))
+        if envs is None or self._is_set.get(id(envs)) == length:
+            return None
+        envs.set_attr(self.attribute, length)
+        self._is_set[id(envs)] = length
+        return length

@@ -1,0 +1,104 @@
+"""Rewards as training sees them: what is stored, what stays as it was, and what a shaper may not return."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+import pytest
+
+from loxodon.data import load_trajectory
+from loxodon.experiment import Experiment, ScaleRewards
+
+from .fakes import make_experiment, run
+
+
+def stored(exp: Experiment) -> list[Any]:
+    folder = exp.run_dir / "buffer" / "fifo"
+    return [load_trajectory(path) for path in sorted(folder.glob("*.npz"))]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_only_what_is_learned_from_changes(tmp_path: Path, mode: str) -> None:
+    settings: dict[str, Any] = {"epochs": 1, "env_mode": mode, "async_env_mp_context": "fork"}
+    plain = run(make_experiment(tmp_path / "plain", **settings))
+    shaped = run(make_experiment(tmp_path / "shaped", reward_shaper=ScaleRewards(2.0, 1.0), **settings))
+    pairs = list(zip(stored(plain), stored(shaped), strict=True))
+    assert pairs
+    for one, other in pairs:
+        np.testing.assert_allclose(other.rews, 2.0 * one.rews + 1.0, rtol=1e-6)
+        np.testing.assert_array_equal(other.rl2s, one.rl2s)  # what the policy has seen
+        np.testing.assert_array_equal(other.extras["raw_rewards"], one.rews)
+    assert figures(plain)["collect/return"] == figures(shaped)["collect/return"]
+
+
+def figures(exp: Experiment) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in (exp.run_dir / "logs" / "metrics.jsonl").read_text().splitlines():
+        found = {**json.loads(line), **found}
+    return found
+
+
+def test_the_shaper_hears_of_progress_and_gets_a_copy(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def shaper(rewards: np.ndarray, progress: float) -> np.ndarray:
+        seen.append(progress)
+        rewards[:] = 7.0
+        return rewards
+
+    exp = run(make_experiment(tmp_path, epochs=4, reward_shaper=shaper, val_timesteps_per_epoch=0))
+    assert sorted(set(seen)) == [0.0, 0.25, 0.5, 0.75]
+    assert all((traj.rews == 7.0).all() for traj in stored(exp))
+    assert figures(exp)["collect/return"] < 7.0
+
+
+def test_scaling_then_clipping() -> None:
+    rewards = np.array([-2.0, 0.0, 2.0], np.float32)
+    shaped = ScaleRewards(2.0, 1.0, low=-1.0, high=4.0)(rewards, 0.0)
+    assert shaped.dtype == np.float32
+    assert shaped.tolist() == [-1.0, 1.0, 4.0]
+    assert ScaleRewards(low=1.0)(rewards, 0.0).tolist() == [1.0, 1.0, 2.0]
+
+
+def test_gin_can_set_it() -> None:
+    with gin.unlock_config():
+        gin.parse_config("ScaleRewards.scale = 3.0")
+        assert ScaleRewards()(np.ones(1, np.float32), 0.0).tolist() == [3.0]
+        gin.clear_config()
+
+
+@pytest.mark.parametrize(
+    ("shaper", "error", "words"),
+    [
+        (
+            lambda r, p: r[:, None],
+            ValueError,
+            "returned shape (3, 1), but must return finite numbers of shape (3,)",
+        ),
+        (lambda r, p: r / 0.0, ValueError, "must return finite numbers"),
+        (lambda r, p: None, TypeError, "returned NoneType"),
+        (lambda r, p: r.astype(object), TypeError, "returned ndarray"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+def test_what_a_shaper_may_not_return(
+    tmp_path: Path, shaper: Any, error: type[Exception], words: str
+) -> None:
+    exp = make_experiment(tmp_path, reward_shaper=shaper, val_timesteps_per_epoch=0)
+    exp.start()
+    with pytest.raises(error, match=rf"reward_shaper \(<lambda>\).*{re.escape(words)}.*Fix"):
+        exp.learn()
+    exp.close()
+
+
+def test_mistakes_before_the_start(tmp_path: Path) -> None:
+    for wrong in (ScaleRewards, 3):
+        with pytest.raises(TypeError, match=r"reward_shaper is .*parentheses"):
+            make_experiment(tmp_path, reward_shaper=wrong)
+    with pytest.raises(ValueError, match=r"ScaleRewards.low is 2.*high = 1.*Fix"):
+        ScaleRewards(low=2.0, high=1.0)
