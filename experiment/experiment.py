@@ -147,9 +147,9 @@ class Experiment(Settings):
             grad_clip=self.grad_clip,
             report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
             bad_grad=self.bad_grad,
-            frozen=building.make_frozen(self),
             timer=self.timer,
         )
+        self.learner.frozen = building.make_frozen(self)
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
         check_env_states(self)

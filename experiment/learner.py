@@ -136,10 +136,10 @@ class Learner:
         grad_clip: largest global gradient norm, over the optimizer's parameters only.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
         bad_grad: "skip" or "raise" for gradients that are not finite; see `GradientGuard`.
-        frozen: parameters that some epochs leave as they are.
         timer: told how long updates take.
 
     Attributes:
+        frozen: parameters that some epochs leave as they are; None for none.
         skipped_updates: updates since the start of this process that were left out for their gradients.
     """
 
@@ -157,10 +157,10 @@ class Learner:
         grad_clip: float,
         report_priorities: ReportPriorities | None = None,
         bad_grad: str | None = None,
-        frozen: FrozenParams | None = None,
         timer: StageTimer | None = None,
     ) -> None:
-        self.report_priorities, self.frozen, self.skipped_updates = report_priorities, frozen, 0
+        self.report_priorities, self.skipped_updates = report_priorities, 0
+        self.frozen: FrozenParams | None = None
         self._guard = GradientGuard(agent, bad_grad, accelerator.scaler is not None)
         self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
