@@ -120,14 +120,23 @@ def test_without_the_setting_the_same_run_begins_new_episodes(tmp_path: Path) ->
     again.close()
 
 
-def test_running_returns_survive(tmp_path: Path) -> None:
-    exp = acting(tmp_path, "cartpole")
+def memory(exp: Experiment) -> dict[str, torch.Tensor]:
+    return exp.policy.export_hidden_state(exp.collector.state.hidden_state)
+
+
+@pytest.mark.parametrize("encoder", list(ENCODERS))
+def test_memory_and_running_returns_survive(tmp_path: Path, encoder: str) -> None:
+    exp = acting(tmp_path, "cartpole", encoder)
     exp.collect_new_training_data()
+    before = memory(exp)
     exp.save_checkpoint()
+    assert any(rows.float().abs().sum() > 0 for rows in before.values())
     running = exp.collector.histories.returns.running()
     exp.close()
-    again = acting(tmp_path, "cartpole")
+    again = acting(tmp_path, "cartpole", encoder)
     again.load_checkpoint()
+    for one in (exp, again):
+        assert all(torch.equal(rows, before[name]) for name, rows in memory(one).items())
     assert running["lengths"].any()
     for name, values in again.collector.histories.returns.running().items():
         assert np.array_equal(values, running[name])
