@@ -6,18 +6,39 @@ if __name__ == "agents":
         "Fix: pip install -e ."
     )
 
+from .advantages import AdvantageNorm
 from .agent import Agent
 from .base import BaseAgent, LossTerms
 from .filters import binary_filter, exp_filter, leaky_relu_filter
+from .gae import GAE, gae
 from .objectives import masked_mean, n_step_targets
+from .on_policy import ActOutput, Evaluation, OnPolicyAgent
+from .ppo import PPOAgent
+from .ppo_loss import PPOLoss
+from .rewards import RewardNormalizer
+from .schedules import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule, value_at
 
 __all__ = [
+    "ActOutput",
+    "AdvantageNorm",
     "Agent",
     "BaseAgent",
+    "ConstantSchedule",
+    "CosineSchedule",
+    "Evaluation",
+    "GAE",
+    "LinearSchedule",
     "LossTerms",
+    "OnPolicyAgent",
+    "PPOAgent",
+    "PPOLoss",
+    "RewardNormalizer",
+    "Schedule",
     "binary_filter",
     "exp_filter",
+    "gae",
     "leaky_relu_filter",
     "masked_mean",
     "n_step_targets",
+    "value_at",
 ]

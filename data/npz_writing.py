@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .compressed import choose_rows_per_block, compress_member
+from .extras import EXTRA_PREFIX
 from .trajectory import Array
 
 MAX_BYTES = 1 << 31  # of an archive; beyond, zip needs its 64-bit records
@@ -42,7 +43,11 @@ def pack_compressed_npz(arrays: Mapping[str, Array], num_timesteps: int, comment
         num_timesteps: T+1; arrays that are no columns of a trajectory, with fewer rows, are not compressed.
         comment: of the archive.
     """
-    columns = [array for array in arrays.values() if len(array) + 1 >= num_timesteps]
+    columns = [
+        array  # extras are not decoded with the others, so they do not count
+        for name, array in arrays.items()
+        if len(array) + 1 >= num_timesteps and not name.startswith(EXTRA_PREFIX)
+    ]
     row_bytes = sum(array.nbytes // len(array) for array in columns)
     return _pack(arrays, choose_rows_per_block(num_timesteps, row_bytes), comment, num_timesteps - 1)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from .extras import Array, shapes_of, window_of
+import numpy.typing as npt
+
+from .extras import shapes_of, window_of
 from .layout import Layout
 
+Array = npt.NDArray[Any]
 ARRAY_NAMES = ("rl2s", "time_idxs", "rews", "dones", "actions")
 
 

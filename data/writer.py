@@ -216,9 +216,8 @@ class TrajectoryWriter:
         columns["rews"][self._now] = rewards.reshape(num_envs, 1)
         columns["dones"][self._now] = terminated.reshape(num_envs, 1)
         if ignored is not None:
-            pieces += [
-                self._cut(row) for row in np.flatnonzero(ignored & (self._starts < self._now)).tolist()
-            ]
+            over = np.flatnonzero(ignored & (self._starts < self._now))
+            pieces += [self._cut(row) for row in over.tolist()]
             self._is_running[ignored] = False
         self._now += 1
         for key in self._obs_keys:
@@ -226,12 +225,7 @@ class TrajectoryWriter:
         columns["rl2s"][self._now] = rl2s
         columns["time_idxs"][self._now] = time_idxs.reshape(num_envs, 1)
         if self._now >= self._next_full or np.count_nonzero(ended):
-            is_full = self._is_running & (self._now - self._starts >= self._limits)
-            pieces += [self._cut(row) for row in np.flatnonzero(ended | is_full).tolist()]
-            self._is_running[ended] = False
-            self._continue_from_now(np.flatnonzero(is_full & ~ended))
-            if self._now >= self._next_full:
-                self._next_full = int((self._starts + self._limits)[self._is_running].min(initial=_NO_LIMIT))
+            pieces += self._cut_finished(ended)
         self._submit(pieces)
 
     def flush_partial(self) -> None:
@@ -300,6 +294,16 @@ class TrajectoryWriter:
             self._per_transition.update(_EXTRA + key for key in extras)
         for key, value in extras.items():
             self._columns[_EXTRA + key][self._now] = value
+        return pieces
+
+    def _cut_finished(self, ended: npt.NDArray[np.bool_]) -> list[_Piece]:
+        """Finish the pieces that ended or reached their length limit; the latter go on."""
+        is_full = self._is_running & (self._now - self._starts >= self._limits)
+        pieces = [self._cut(row) for row in np.flatnonzero(ended | is_full).tolist()]
+        self._is_running[ended] = False
+        self._continue_from_now(np.flatnonzero(is_full & ~ended))
+        if self._now >= self._next_full:
+            self._next_full = int((self._starts + self._limits)[self._is_running].min(initial=_NO_LIMIT))
         return pieces
 
     def _cut_running(self) -> list[_Piece]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from gymnasium import spaces
 
+from ..agents import OnPolicyAgent
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
 from ..envs import EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
 from .collector import Collector, Histories
@@ -26,10 +28,14 @@ from .env_spaces import EnvSpaces
 from .freezing import FrozenParams
 from .logs import MetricLogger
 from .metadata import PACKAGES, version_of
+from .onpolicy import OnPolicyCollector, PPOLearner
 from .overlap import EnvHalves, OverlappedCollector
 from .policy_files import write_text
 from .reward_shaping import make_shaping
 from .rng import derive_seed, draw_seed, seed_global_generators
+from .sink import Sink
+from .tee import TeeSink
+from .validate import check_on_policy
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -220,6 +226,24 @@ def make_frozen(exp: Experiment) -> FrozenParams | None:
     return FrozenParams(exp.freeze(), exp.policy, exp.policy.trainable_params(), lambda: exp.epoch)
 
 
+def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
+    """What trains an on-policy agent; None for an off-policy one."""
+    if not isinstance(exp.policy, OnPolicyAgent):
+        return None
+    check_on_policy(exp)
+    return exp.on_policy_learner_type(
+        exp.policy,
+        exp.learner,
+        exp.accelerator,
+        exp.train_timesteps_per_epoch,
+        exp.parallel_actors,
+        exp.max_seq_len,
+        derive_seed(exp.run_seed, "minibatches"),
+        exp.caster,
+        exp.batches_per_update,
+    )
+
+
 def build_collector(exp: Experiment) -> None:
     """The training rollout: exploration, writer and collector; nothing where this mode does not collect."""
     # From here on processes differ: each draws its own actions.
@@ -242,19 +266,25 @@ def _make_collector(
     exp: Experiment, envs: Any, histories: Histories, *names: int, clock: WritingClock | None = None
 ) -> Collector:
     """A collector with its own exploration and writer, whose random streams bear `names`."""
-    exploration, writer, folder = None, None, exp.dataset.save_new_trajs_to
-    if exp.exploration_wrapper_type is not None:
+    exploration, folder = None, exp.dataset.save_new_trajs_to
+    sinks: list[Sink] = []
+    if exp.exploration_wrapper_type is not None and exp.on_policy is None:
         seed = stream_seed(exp, "exploration", *names)
         exploration = exp.exploration_wrapper_type(exp.action_space, envs.num_envs, seed)
         exploration.steps_per_call = exp.actor_processes
     if folder is not None:
-        writer = make_writer(exp, folder, envs.num_envs, *names, clock=clock)
-    return Collector(
+        sinks.append(make_writer(exp, folder, envs.num_envs, *names, clock=clock))
+    kind: Callable[..., Collector] = Collector
+    if exp.on_policy is not None:
+        buffer = exp.on_policy.make_buffer(envs.num_envs)
+        sinks.insert(0, buffer)
+        kind = functools.partial(OnPolicyCollector, buffer)
+    return kind(
         envs,
         exp.policy,
         exp.DEVICE,
         exploration,
-        writer,
+        TeeSink(sinks) if len(sinks) > 1 else next(iter(sinks), None),
         histories,
         exp.sample_actions,
         should_stop=lambda: exp.stop.requested(),  # noqa: PLW0108 - learn() puts another object there
@@ -319,10 +349,14 @@ def summarize(exp: Experiment) -> str:
     num_params = sum(p.numel() for p in exp.policy.trainable_params())
     envs = f"{exp.parallel_actors} x {exp.env_mode}" if exp.train_envs is not None else "none for training"
     observations = ", ".join(f"{key} {space}" for key, space in exp.obs_space.spaces.items())
-    updates = exp.train_batches_per_epoch // exp.batches_per_update
     processes = exp.accelerator.num_processes
     num_steps = processes * exp.parallel_actors * exp.train_timesteps_per_epoch
     num_sequences = processes * exp.batch_size * exp.batches_per_update
+    updates = (
+        f"{exp.train_batches_per_epoch // exp.batches_per_update:,} updates of {num_sequences} sequences"
+    )
+    if exp.on_policy is not None:
+        updates = exp.on_policy.summary()
     lines = {
         "run": f"{exp.run_dir} (mode {exp.mode}, seed {exp.run_seed})",
         "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {processes} process(es)",
@@ -331,8 +365,7 @@ def summarize(exp: Experiment) -> str:
         "actions": str(exp.action_space),
         "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, "
         f"sequences up to {exp.max_seq_len} steps",
-        "epoch": f"{num_steps:,} env steps, {updates:,} updates of {num_sequences} sequences; "
-        f"{exp.epochs} epochs",
+        "epoch": f"{num_steps:,} env steps, {updates}; {exp.epochs} epochs",
         "dataset": f"{type(exp.dataset).__name__} {exp.dataset.save_new_trajs_to or ''}".rstrip(),
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())

@@ -111,6 +111,7 @@ class Collector:
         # Neither tensors nor files of plain arrays can hold texts.
         self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
         self.state: RolloutState | None = None
+        self.extras: Arrays | None = None  # what the agent said about the step under way, each (N, ...)
 
     def restart(self, seed: int | None) -> None:
         """Store running pieces, reset all envs (env i gets seed + i) and forget the hidden state."""
@@ -129,6 +130,18 @@ class Collector:
         if self.sink is not None:
             rows = np.arange(self.num_envs)
             self.sink.begin(rows, self.state.obs, self.state.rl2s, self.state.time_idxs, self.state.env_names)
+
+    @property
+    def hidden_state(self) -> Any:
+        """The memory that the next action comes from."""
+        return None if self.state is None else self.state.hidden_state
+
+    def go_on_from(self, state: RolloutState) -> None:
+        """Act on in the middle of episodes; what the sink gets from here on begins with this timestep."""
+        self.state = state
+        if self.sink is not None:
+            rows = np.arange(self.num_envs)
+            self.sink.begin(rows, state.obs, state.rl2s, state.time_idxs, state.env_names)
 
     def set_policy_version(self, version: int | None) -> None:
         """Tell the sink which policy acts from now on."""
@@ -227,11 +240,11 @@ class Collector:
         time_idxs = state.time_idxs + 1
         if self.sink is not None:
             following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
-            more: dict[str, Any] = {} if ignored is None else {"ignored": ignored}
-            stored = rewards
+            stored, extras = rewards, self.extras
             if self.shape_rewards is not None:
-                stored, more["extras"] = self.shape_rewards(rewards), {"raw_rewards": rewards[:, None]}
-            self.sink.add(actions, stored, terminated, ended, following, rl2s, time_idxs, **more)
+                stored = self.shape_rewards(rewards)
+                extras = {**(extras or {}), "raw_rewards": rewards[:, None]}
+            self.sink.add(actions, stored, terminated, ended, following, rl2s, time_idxs, ignored, extras)
             self.timer.lap("store", env_s)
         if np.count_nonzero(fresh):  # a third of what any() takes
             self._begin_episodes(state, fresh, obs, rl2s, time_idxs)

@@ -15,7 +15,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms
-from ..data import Batch
 from . import building, collecting, evaluating, loop, resume
 from .artifacts.publishing import Publisher
 from .artifacts.restoring import restore_if_asked
@@ -27,7 +26,7 @@ from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
 from .final_test import check_test_envs
 from .fleet import WatchedFile, pacing
-from .learner import Learner, LossResult, LossWeights, combine_losses, make_optimizer
+from .learner import AnyBatch, Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
 from .metadata import check_policy, hash_of, policy_facts
 from .overlap import OverlappedCollector
@@ -150,6 +149,7 @@ class Experiment(Settings):
             timer=self.timer,
         )
         self.learner.frozen = building.make_frozen(self)
+        self.on_policy = building.make_on_policy_learner(self)
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
         check_env_states(self)
@@ -264,12 +264,12 @@ class Experiment(Settings):
         """
         return evaluating.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
 
-    def train_step(self, micro_batches: Sequence[Batch], with_metrics: bool = False) -> dict[str, Tensor]:
+    def train_step(self, micro_batches: Sequence[AnyBatch], with_metrics: bool = False) -> dict[str, Tensor]:
         """One optimizer step on `batches_per_update` batches; returns scalar tensors."""
         return self.learner.update(micro_batches, with_metrics)
 
     def compute_loss(
-        self, batch: Batch, weights: LossWeights | None = None, with_metrics: bool = False
+        self, batch: AnyBatch, weights: LossWeights | None = None, with_metrics: bool = False
     ) -> LossResult:
         """Losses of one batch; without `weights` they are the means over the batch's own timesteps."""
         if weights is None:
@@ -279,11 +279,11 @@ class Experiment(Settings):
             terms: LossTerms = self.model(batch, with_metrics)
         return combine_losses(terms, weights, self.critic_loss_weight)
 
-    def edit_actor_mask(self, batch: Batch, mask: Tensor) -> Tensor:
+    def edit_actor_mask(self, batch: AnyBatch, mask: Tensor) -> Tensor:
         """Hook: timesteps that count in the actor's loss, (B, L, 1) bool; asked before the forward pass."""
         return mask
 
-    def edit_critic_mask(self, batch: Batch, mask: Tensor) -> Tensor:
+    def edit_critic_mask(self, batch: AnyBatch, mask: Tensor) -> Tensor:
         """Hook: timesteps that count in the critic's loss, (B, L, 1) bool; asked before the forward pass."""
         return mask
 

@@ -16,16 +16,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..agents import BaseAgent, LossTerms
-from ..data import Batch
+from ..data import Batch, RolloutBatch
 from .freezing import FrozenParams
 from .gradient_guard import GradientGuard, forget_pending
 from .param_groups import check_same_groups
 from .processes import merge_metrics
 from .timing import StageTimer
 
-EditMask = Callable[[Batch, Tensor], Tensor]
+AnyBatch = Batch | RolloutBatch
+EditMask = Callable[[Any, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
 _SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
+BeforeStep = Callable[[Sequence["LossResult"], Sequence["LossWeights"]], bool]
 _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 _LOSSES, _COUNTS = ("loss", "actor_loss", "critic_loss"), ("batch_timesteps", "batch_places")
 
@@ -168,6 +170,8 @@ class Learner:
         self.edit_actor_mask, self.edit_critic_mask = edit_actor_mask, edit_critic_mask
         self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip
         self.gradient_steps = 0
+        self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
+        self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._is_new = True
         if isinstance(model, DistributedDataParallel):
@@ -177,12 +181,32 @@ class Learner:
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
-    def update(self, micro_batches: Sequence[Batch], with_metrics: bool = False) -> dict[str, Tensor]:
+    @property
+    def base_learning_rate(self) -> float:
+        """The configured one."""
+        rate: float = self.optimizer.param_groups[0]["initial_lr"]
+        return rate
+
+    @property
+    def learning_rate(self) -> float:
+        """The one of the next update."""
+        warmup = warmup_factor(self.gradient_steps, self.lr_warmup_steps)
+        return self.base_learning_rate * warmup * self.lr_scale
+
+    def update(
+        self,
+        micro_batches: Sequence[AnyBatch],
+        with_metrics: bool = False,
+        before_step: BeforeStep | None = None,
+    ) -> dict[str, Tensor]:
         """One optimizer step on all micro-batches together; returns scalar tensors.
 
         Equals one step on a single batch that holds all their sequences, those of all processes. Figures are
         of this process's share (the losses of all processes have the update's loss as their mean), or with
         `with_metrics` of all processes together.
+
+        before_step: asked when the gradients are there; False leaves the weights as they are (`was_vetoed`).
+            All processes have to answer alike.
         """
         start_s = time.perf_counter()
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
@@ -197,12 +221,12 @@ class Learner:
             results.append(result)
         if self._is_new:
             self._check_gradients()
-        if self.frozen is not None:
-            self.frozen.drop_gradients()
-        self._guard.before_clipping(self._params)
-        grad_norm = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
-        if not self._gradients_are_bad(grad_norm):
-            self._apply()
+        self.was_vetoed = before_step is not None and not before_step(results, weights)
+        grad_norm = None
+        if self.was_vetoed:
+            self.optimizer.zero_grad()
+        else:
+            grad_norm = self._step()
         metrics = {
             "loss": torch.stack([r.total.detach() for r in results]).sum(),
             "actor_loss": torch.stack([r.actor.detach() for r in results]).sum(),
@@ -223,9 +247,15 @@ class Learner:
         self.skipped_updates += 1
         return True
 
-    def _apply(self) -> None:
-        """The optimizer's step with the gradients as they are, and what follows it."""
-        factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps)
+    def _step(self) -> Tensor | None:
+        """Clip the gradients and move the weights, if they may; returns the norm before clipping."""
+        if self.frozen is not None:
+            self.frozen.drop_gradients()
+        self._guard.before_clipping(self._params)
+        grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
+        if self._gradients_are_bad(grad_norm):
+            return grad_norm
+        factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         self.optimizer.step()
@@ -235,6 +265,7 @@ class Learner:
         else:
             self.gradient_steps += 1
             self.agent.after_update()
+        return grad_norm
 
     def _check_gradients(self) -> None:
         """After the first backward pass: processes wait for the gradient of every parameter."""
@@ -249,9 +280,10 @@ class Learner:
                 "off what has no weight in the loss, or freeze these with requires_grad_(False)."
             )
 
-    def _report(self, batch: Batch, weights: LossWeights, result: LossResult) -> None:
+    def _report(self, batch: AnyBatch, weights: LossWeights, result: LossResult) -> None:
         """Tell the dataset how badly the critics predict each sequence of a batch."""
-        if self.report_priorities is None or batch.sources is None:
+        sources = getattr(batch, "sources", None)
+        if self.report_priorities is None or sources is None:
             return
         if result.squared_errors is None:
             raise ValueError(
@@ -261,10 +293,10 @@ class Learner:
             )
         priorities = sequence_priorities(result.squared_errors, weights.critic_mask)
         # Every process draws by priorities, so every one hears of all sequences.
-        sources, priorities = self.accelerator.gather((batch.sources, priorities))
+        sources, priorities = self.accelerator.gather((sources, priorities))
         self.report_priorities(sources.cpu().numpy(), priorities.cpu().numpy())
 
-    def _weigh(self, batches: Sequence[Batch]) -> list[LossWeights]:
+    def _weigh(self, batches: Sequence[AnyBatch]) -> list[LossWeights]:
         masks = [(self.edit_actor_mask(b, b.mask), self.edit_critic_mask(b, b.mask)) for b in batches]
         counts = torch.stack([torch.stack([a.sum(), c.sum()]) for a, c in masks]).sum(0).float()
         if (processes := self.accelerator.num_processes) > 1:
@@ -274,7 +306,7 @@ class Learner:
         return [LossWeights(a, c, counts[0], counts[1]) for a, c in masks]
 
     def _with_details(
-        self, metrics: dict[str, Tensor], batches: Sequence[Batch], grad_norm: Tensor | None
+        self, metrics: dict[str, Tensor], batches: Sequence[AnyBatch], grad_norm: Tensor | None
     ) -> dict[str, Tensor]:
         """The figures of all processes. The agent's own are of the last micro-batch, and weigh so."""
         details = {k: v.detach() for k, v in metrics.items() if v.numel() == 1}

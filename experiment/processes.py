@@ -30,7 +30,17 @@ def gather(item: T, accelerator: Accelerator) -> list[T]:
 
 def any_process(flag: bool, accelerator: Accelerator) -> bool:
     """True in all processes if `flag` is True in any."""
-    return flag if accelerator.num_processes == 1 else _sum([float(flag)], accelerator)[0] > 0
+    return flag if accelerator.num_processes == 1 else sum_over_ranks([float(flag)], accelerator)[0] > 0
+
+
+def sum_over_ranks(values: list[float], accelerator: Accelerator) -> list[float]:
+    """Each of `values`, added up over all processes."""
+    if accelerator.num_processes == 1:
+        return values
+    sums: list[float] = accelerator.reduce(
+        torch.tensor(values, device=accelerator.device), reduction="sum"
+    ).tolist()
+    return sums
 
 
 def merge_episodes(histories: Histories, accelerator: Accelerator) -> Histories:
@@ -104,7 +114,7 @@ class StopWatch:
         if self._num_updates < self._ask_after:
             return False
         own = [float(self._requested()), time.monotonic() - self._start_s]
-        stops, elapsed_s = _sum(own, self._accelerator)
+        stops, elapsed_s = sum_over_ranks(own, self._accelerator)
         update_s = elapsed_s / self._accelerator.num_processes / self._num_updates
         self._ask_after = max(1, min(int(_ASK_EVERY_S / max(update_s, 1e-6)), _MAX_UPDATES_UNASKED))
         self._num_updates, self._start_s = 0, time.monotonic()
@@ -139,10 +149,3 @@ def _mean(values: list[tuple[float, float]]) -> float:
 def _is_loss_of_contact(error: RuntimeError) -> bool:
     kinds = getattr(torch.distributed, "DistError", ())
     return isinstance(error, kinds) or _TRANSPORTS.search(str(error)) is not None
-
-
-def _sum(values: list[float], accelerator: Accelerator) -> list[float]:
-    sums: list[float] = accelerator.reduce(
-        torch.tensor(values, device=accelerator.device), reduction="sum"
-    ).tolist()
-    return sums

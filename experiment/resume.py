@@ -42,6 +42,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
         rank_tensors={**torch_rng_state(), "rollout": capture_rollout(exp)},
         rank_values={
             "host_rng": host_rng_state(),
+            "on_policy": None if exp.on_policy is None else exp.on_policy.state_dict(),
             "is_collecting": exp.collector is not None and exp.collector.state is not None,
             **({} if exp.collector is None else exp.collector.state_dict()),
         },
@@ -138,6 +139,8 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     if exp.run_seed != int(shared["seed"]):
         exp.run_seed = int(shared["seed"])
         exp.init_dloaders()
+    if exp.on_policy is not None and own.get("on_policy") is not None:
+        exp.on_policy.load_state_dict(own["on_policy"])
     if exp.collector is not None and "writer" in own:
         exp.collector.load_state_dict({name: own[name] for name in ("exploration", "writer")})
     rollout = state.rank_tensors.get("rollout") if exp.save_env_state and exp.collector is not None else None

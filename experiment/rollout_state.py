@@ -89,7 +89,7 @@ def _capture(part: Collector) -> dict[str, Any]:
         "rl2s": state.rl2s.copy(),
         "time_idxs": state.time_idxs.copy(),
         "env_names": list(state.env_names),
-        "memory": part.agent.export_hidden_state(state.hidden_state),
+        "memory": part.agent.export_hidden_state(part.hidden_state),
         "running": part.histories.returns.running(),
     }
 
@@ -97,13 +97,12 @@ def _capture(part: Collector) -> dict[str, Any]:
 def _continue(part: Collector, saved: dict[str, Any]) -> None:
     """Act on from a captured state; the sink begins new pieces there."""
     rows = {name: value.to(part.device) for name, value in saved["memory"].items()}
-    part.state = RolloutState(
-        obs={key: np.array(value) for key, value in saved["obs"].items()},
-        rl2s=saved["rl2s"].copy(),
-        time_idxs=saved["time_idxs"].copy(),
-        env_names=list(saved["env_names"]),
-        hidden_state=part.agent.import_hidden_state(rows),
+    part.go_on_from(
+        RolloutState(
+            obs={key: np.array(value) for key, value in saved["obs"].items()},
+            rl2s=saved["rl2s"].copy(),
+            time_idxs=saved["time_idxs"].copy(),
+            env_names=list(saved["env_names"]),
+            hidden_state=part.agent.import_hidden_state(rows),
+        )
     )
-    if part.sink is not None:
-        state = part.state
-        part.sink.begin(np.arange(part.num_envs), state.obs, state.rl2s, state.time_idxs, state.env_names)

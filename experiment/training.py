@@ -13,6 +13,7 @@ from .processes import StopWatch, any_process, merge_metrics
 
 if TYPE_CHECKING:
     from .experiment import Experiment
+    from .onpolicy import PPOLearner
 
 logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # between looks at a dataset that is not ready yet
@@ -21,7 +22,16 @@ _SHOW_LOSS_EVERY_S = 0.3
 
 
 def train(exp: Experiment) -> None:
-    """Refresh the dataset and train on train_batches_per_epoch batches, if it is time and there are data."""
+    """Refresh the dataset and train on train_batches_per_epoch batches, if it is time and there are data.
+
+    An on-policy agent trains on the newest rollout instead.
+    """
+    exp.learner.lr_scale = (
+        exp.lr_schedule(progress_of(exp)) if exp.lr_schedule is not None else exp.learner.lr_scale
+    )
+    if exp.on_policy is not None:
+        _train_on_policy(exp, exp.on_policy)
+        return
     if exp.epoch < exp.start_learning_at_epoch or exp.train_batches_per_epoch == 0:
         _log_dataset(exp)
         return
@@ -56,6 +66,27 @@ def train(exp: Experiment) -> None:
             "grad_clip, check the environment for NaN observations or rewards, and resume from the last "
             "checkpoint."
         )
+
+
+def progress_of(exp: Experiment) -> float:
+    """Share of the epochs that are done, in [0, 1]."""
+    return min(1.0, exp.epoch / max(exp.epochs, 1))
+
+
+def _train_on_policy(exp: Experiment, learner: PPOLearner) -> None:
+    """Train on the rollout of this epoch."""
+    _log_dataset(exp)
+    exp.fleet.state("learning")
+    start_s = time.perf_counter()
+    learner.set_progress(progress_of(exp))
+    own = learner.train(exp.epoch, StopWatch(exp.stop.requested, exp.accelerator).after_update)
+    figures = merge_metrics(own, 1.0, exp.accelerator)
+    elapsed_s = time.perf_counter() - start_s
+    speed = {"time/learn_s": elapsed_s, "time/updates_per_s": figures["updates"] / elapsed_s}
+    exp.fleet.put(gradient_steps=exp.learner.gradient_steps)
+    exp.log({**{f"ppo/{name}": value for name, value in figures.items()}, **speed})
+    exp.view.show(exp.epoch, "learning", {"loss": figures.get("loss", math.nan)})
+    learner.raise_alarm(figures)
 
 
 def _run_updates(exp: Experiment, num_batches: int, lag: pacing.PolicyLag) -> tuple[dict[str, Any], int]:

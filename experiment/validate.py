@@ -88,6 +88,35 @@ def check_settings(experiment: Experiment) -> None:
     check_artifact_settings(experiment.run_name, experiment.artifact_store, experiment.restore_from)
 
 
+def check_on_policy(experiment: Experiment) -> None:
+    """Raise ValueError where settings do not go with an on-policy agent."""
+    agent = type(experiment.policy).__name__
+    wrong = {
+        "mode": (
+            experiment.mode,
+            experiment.mode == "both",
+            "'both': its data are of the newest policy alone",
+        ),
+        "sample_actions": (experiment.sample_actions, experiment.sample_actions, "True: it learns by chance"),
+        "replay_ratio": (
+            experiment.replay_ratio,
+            experiment.replay_ratio is None,
+            "None: it replays nothing",
+        ),
+        "train_timesteps_per_epoch": (
+            experiment.train_timesteps_per_epoch,
+            experiment.train_timesteps_per_epoch > 0,
+            "the length of a rollout, such as 128",
+        ),
+    }
+    for name, (found, is_fine, expected) in wrong.items():
+        if not is_fine:
+            raise ValueError(
+                f"Experiment.{name} is {found!r}, but the on-policy agent {agent} needs {expected}. Fix: set "
+                f"Experiment.{name} so, or use an off-policy agent such as Agent."
+            )
+
+
 def _check_ratio(experiment: Experiment) -> None:
     ratio, tolerance = experiment.replay_ratio, experiment.replay_ratio_tolerance
     if ratio is not None:

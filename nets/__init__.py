@@ -6,10 +6,17 @@ if __name__ == "nets":
         "Fix: pip install -e ."
     )
 
-from .distributions import Categorical, PolicyDistribution, TanhGaussian
-from .heads import Actor, CriticEnsemble
-from .mlp import MLP
-from .normalization import PopArt, RunningNorm, RunningStatistics, sum_over_processes
+from .distributions import Categorical, Gaussian, PolicyDistribution, TanhGaussian
+from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .mlp import MLP, orthogonal_init
+from .normalization import (
+    PopArt,
+    RunningNorm,
+    RunningStatistics,
+    ValueNorm,
+    sum_over_processes,
+    summed_over_processes,
+)
 from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
 from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
@@ -23,9 +30,11 @@ __all__ = [
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
+    "Gaussian",
     "IdentityTrajEncoder",
     "LSTMTrajEncoder",
     "PolicyDistribution",
+    "PolicyHead",
     "PopArt",
     "RunningNorm",
     "RunningStatistics",
@@ -33,5 +42,9 @@ __all__ = [
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "ValueHead",
+    "ValueNorm",
+    "orthogonal_init",
     "sum_over_processes",
+    "summed_over_processes",
 ]

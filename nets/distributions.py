@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class PolicyDistribution(ABC):
     """A distribution over actions with any leading shape.
 
-    `params` is (..., P); actions are (..., A): one-hot floats for discrete spaces, [-1, 1] for
-    continuous ones.
+    `params` is (..., P); actions are (..., A): one-hot floats for discrete spaces, numbers for continuous
+    ones (in [-1, 1], unless the distribution says otherwise).
     """
 
     is_discrete: ClassVar[bool]
@@ -49,6 +52,10 @@ class PolicyDistribution(ABC):
     @abstractmethod
     def entropy(self) -> Tensor:
         """(..., 1) in nats; an estimate where no closed form exists."""
+
+    @abstractmethod
+    def kl(self, other: Self) -> Tensor:
+        """(..., 1) exact Kullback-Leibler divergence of `other` from this one, E_self[log(self / other)]."""
 
 
 class Categorical(PolicyDistribution):
@@ -88,6 +95,10 @@ class Categorical(PolicyDistribution):
     def entropy(self) -> Tensor:
         return -(self.probs * self.log_probs).sum(-1, keepdim=True)
 
+    def kl(self, other: Self) -> Tensor:
+        log_ratio = torch.where(self.probs > 0.0, self.log_probs - other.log_probs, 0.0)
+        return (self.probs * log_ratio).sum(-1, keepdim=True)
+
 
 class TanhGaussian(PolicyDistribution):
     """A Gaussian squashed by tanh, with its standard deviation kept between e^-5 and e^2.
@@ -117,11 +128,61 @@ class TanhGaussian(PolicyDistribution):
 
     def log_prob(self, action: Tensor) -> Tensor:
         pre_tanh = torch.atanh(action.clamp(-self.MAX_ABS_ACTION, self.MAX_ABS_ACTION))
-        z = (pre_tanh - self.loc) * (-self.log_std).exp()
-        gaussian = -0.5 * z.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)
+        gaussian = _log_prob_of_normal(pre_tanh, self.loc, self.log_std)
         # log(1 - tanh(u)^2), in the form that stays finite for large |u|
         squash = 2.0 * (math.log(2.0) - pre_tanh - F.softplus(-2.0 * pre_tanh))
         return (gaussian - squash).sum(-1, keepdim=True)
 
     def entropy(self) -> Tensor:
         return -self.log_prob(self.sample())
+
+    def kl(self, other: Self) -> Tensor:
+        """That of the Gaussians before tanh: the same, as tanh is a bijection."""
+        return _kl_of_normals(self.loc, self.log_std, other.loc, other.log_std)
+
+
+class Gaussian(PolicyDistribution):
+    """A Gaussian with independent dimensions over all real actions: whoever acts on one clips it.
+
+    `params` (..., 2A) holds the mean, then the logarithm of the standard deviation.
+    """
+
+    is_discrete = False
+    LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+
+    def __init__(self, params: Tensor) -> None:
+        super().__init__(params)
+        self.loc, log_std = self.params.chunk(2, dim=-1)
+        self.log_std = log_std.clamp(self.LOG_STD_MIN, self.LOG_STD_MAX)
+
+    @staticmethod
+    def num_params(action_dim: int) -> int:
+        return 2 * action_dim
+
+    def sample(self) -> Tensor:
+        return self.loc + self.log_std.exp() * torch.randn_like(self.loc)
+
+    def mode(self) -> Tensor:
+        return self.loc
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return _log_prob_of_normal(action, self.loc, self.log_std).sum(-1, keepdim=True)
+
+    def entropy(self) -> Tensor:
+        return (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, keepdim=True)
+
+    def kl(self, other: Self) -> Tensor:
+        return _kl_of_normals(self.loc, self.log_std, other.loc, other.log_std)
+
+
+def _log_prob_of_normal(x: Tensor, loc: Tensor, log_std: Tensor) -> Tensor:
+    """Elementwise."""
+    z = (x - loc) * (-log_std).exp()
+    return -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+
+
+def _kl_of_normals(loc: Tensor, log_std: Tensor, other_loc: Tensor, other_log_std: Tensor) -> Tensor:
+    """(..., A) each -> (..., 1), summed over independent dimensions."""
+    log_ratio = log_std - other_log_std
+    z = (loc - other_loc) * (-other_log_std).exp()
+    return (0.5 * ((2.0 * log_ratio).exp() + z.square() - 1.0) - log_ratio).sum(-1, keepdim=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import gin
 import torch
 from torch import Tensor, nn
 
-from .distributions import PolicyDistribution
-from .mlp import MLP, activation_fn, require_positive
+from .distributions import Gaussian, PolicyDistribution
+from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
@@ -109,3 +110,111 @@ class CriticEnsemble(nn.Module):
         x = self.out(self.activation(x)).transpose(0, 1)
         y: Tensor = x.reshape(*lead, self.num_critics, self.num_discounts, self.num_outputs)
         return y
+
+
+class DistributionFactory(Protocol):
+    """What makes policies of head outputs: a `PolicyDistribution` class, or a callable like one."""
+
+    def num_params(self, action_dim: int, /) -> int:
+        """P, for an action of width A."""
+
+    def __call__(self, params: Tensor, /) -> PolicyDistribution:
+        """Params (..., P) -> distribution over (..., A)."""
+
+
+@gin.configurable(denylist=["state_dim", "action_dim", "distribution"])
+class PolicyHead(nn.Module):
+    """One policy from an orthogonally initialised MLP, close to the same one in every state at the start.
+
+    The standard deviation of a `Gaussian` is learned, the same in all states unless `state_dependent_std`;
+    these two settings mean nothing to other distributions.
+
+    Shapes: state (..., D) -> distribution over (..., A).
+
+    Args:
+        state_dim: given by the agent.
+        action_dim: given by the agent.
+        distribution: given by the agent.
+        n_layers: hidden layers; with 0 the head is linear.
+        d_hidden: width of the hidden layers.
+        activation: name of the non-linearity.
+        out_gain: gain of the output layer's initial weights.
+        init_log_std: logarithm of a Gaussian's standard deviation at the start.
+        state_dependent_std: compute a Gaussian's standard deviation from the state.
+    Raises: ValueError for an impossible size.
+    Source: Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2 (small last layer of the policy).
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        distribution: DistributionFactory,
+        *,
+        n_layers: int = 1,
+        d_hidden: int = 256,
+        activation: str = "tanh",
+        out_gain: float = 0.01,
+        init_log_std: float = 0.0,
+        state_dependent_std: bool = False,
+    ) -> None:
+        super().__init__()
+        self.distribution = distribution
+        is_gaussian = isinstance(distribution, type) and issubclass(distribution, Gaussian)
+        has_free_std = is_gaussian and not state_dependent_std
+        num_outputs = action_dim if has_free_std else distribution.num_params(action_dim)
+        self.mlp = _orthogonal_mlp(
+            "PolicyHead", state_dim, d_hidden, num_outputs, n_layers, activation, out_gain
+        )
+        self.log_std = nn.Parameter(torch.full((action_dim,), float(init_log_std))) if has_free_std else None
+        if is_gaussian and state_dependent_std:
+            nn.init.constant_(self.mlp.out.bias[action_dim:], init_log_std)
+
+    def forward(self, state: Tensor) -> PolicyDistribution:
+        params: Tensor = self.mlp(state)
+        if self.log_std is not None:
+            params = torch.cat([params.float(), self.log_std.expand_as(params)], dim=-1)
+        return self.distribution(params)
+
+
+@gin.configurable(denylist=["state_dim"])
+class ValueHead(nn.Module):
+    """The value of a state from an orthogonally initialised MLP.
+
+    Shapes: state (..., D) -> (..., 1).
+
+    Args:
+        state_dim: given by the agent.
+        n_layers: hidden layers; with 0 the head is linear.
+        d_hidden: width of the hidden layers.
+        activation: name of the non-linearity.
+        out_gain: gain of the output layer's initial weights.
+    Raises: ValueError for an impossible size.
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        *,
+        n_layers: int = 1,
+        d_hidden: int = 256,
+        activation: str = "tanh",
+        out_gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.mlp = _orthogonal_mlp("ValueHead", state_dim, d_hidden, 1, n_layers, activation, out_gain)
+
+    def forward(self, state: Tensor) -> Tensor:
+        value: Tensor = self.mlp(state)
+        return value
+
+
+def _orthogonal_mlp(
+    owner: str, d_in: int, d_hidden: int, d_output: int, n_layers: int, activation: str, out_gain: float
+) -> MLP:
+    require_at_least(0, owner, n_layers=n_layers)
+    require_positive(owner, d_hidden=d_hidden)
+    mlp = MLP(d_in, d_hidden, d_output, n_layers, activation)
+    orthogonal_init(mlp, gain=math.sqrt(2.0))
+    orthogonal_init(mlp.out, gain=out_gain)
+    return mlp

@@ -1,7 +1,7 @@
 """Running statistics of network inputs and of value targets.
 
-Both modules only *gather* while batches pass through them and move their statistics in `commit()`, once per
-optimizer step. So every micro-batch of an accumulated update is normalised alike, and k micro-batches
+All modules only *gather* while batches pass through them and move their statistics in `commit()`, once per
+optimizer step, or once per rollout. So every micro-batch of an accumulated update is normalised alike, and k micro-batches
 give the gradients of one batch k times as large. Between the two, `sum_over_processes` adds up what
 processes that train together have gathered, so that all of them keep the same statistics: those of one
 process that saw all the data.
@@ -33,19 +33,33 @@ class RunningStatistics(nn.Module, ABC):
 
 
 @torch.no_grad()
+def summed_over_processes(sums: Tensor) -> Tensor:
+    """The sum of `sums`, of any shape, over all processes that train together; all have to call this."""
+    if not _several_processes():
+        return sums
+    # NCCL sends nothing that lies in main memory.
+    total = sums.to("cuda") if distributed.get_backend() == "nccl" else sums.clone()
+    distributed.all_reduce(total)
+    return total.to(sums.device)
+
+
+@torch.no_grad()
 def sum_over_processes(modules: Sequence[RunningStatistics]) -> None:
     """Give all processes that train together the sum of what they have gathered, in a single message.
 
     All of them have to call this at the same update. Without torch.distributed nothing happens.
     """
-    alone = not (distributed.is_available() and distributed.is_initialized())
-    if alone or distributed.get_world_size() == 1 or not modules:
+    if not _several_processes() or not modules:
         return
     parts = [module.pending_sums() for module in modules]
-    sums = torch.cat(parts)
-    distributed.all_reduce(sums)
+    sums = summed_over_processes(torch.cat(parts))
     for module, part in zip(modules, torch.split(sums, [len(part) for part in parts]), strict=True):
         module.set_pending_sums(part)
+
+
+def _several_processes() -> bool:
+    alone = not (distributed.is_available() and distributed.is_initialized())
+    return not alone and distributed.get_world_size() > 1
 
 
 class RunningNorm(RunningStatistics):
@@ -123,6 +137,51 @@ class RunningNorm(RunningStatistics):
         self.count.copy_(total)
         for pending in (self.pending_count, self.pending_mean, self.pending_m2):
             pending.zero_()
+
+
+class ValueNorm(RunningNorm):
+    """Unit scale for a value function of one output, by the running mean and deviation of its targets.
+
+    With `output`, the last layer of the value function, statistics move without changing any value: the layer
+    is rescaled to make up for it.
+
+    Shapes: values and normalised values (..., 1) -> (..., 1) float32.
+    Source: van Hasselt et al. 2016, arXiv:1602.07714, with means over timesteps as in RunningNorm.
+
+    Args:
+        window: see RunningNorm.
+        enabled: otherwise all maps are the identity.
+        min_std: smallest deviation that counts.
+    """
+
+    def __init__(self, *, window: float = 1e6, enabled: bool = True, min_std: float = 1e-4) -> None:
+        super().__init__(1, window=window, clip=float("inf"), min_std=min_std)
+        self.enabled = enabled
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the targets, (1,)."""
+        return self.var.sqrt().clamp(min=self.min_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Values -> unit scale."""
+        return (x.float() - self.mean) / self.std if self.enabled else x.float()
+
+    def value(self, normalized: Tensor) -> Tensor:
+        """Unit scale -> values."""
+        return normalized.float() * self.std + self.mean if self.enabled else normalized.float()
+
+    @torch.no_grad()
+    def move(self, output: nn.Linear | None = None) -> None:
+        """Let the statistics move, and with `output` keep all values, by what all processes gathered."""
+        if not self.enabled:
+            return
+        old_mean, old_std = self.mean.clone(), self.std.clone()
+        sum_over_processes([self])
+        self.commit()
+        if output is not None:
+            output.weight.mul_(old_std / self.std)
+            output.bias.mul_(old_std).add_(old_mean - self.mean).div_(self.std)
 
 
 class PopArt(RunningStatistics):

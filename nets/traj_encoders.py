@@ -93,6 +93,15 @@ class TrajEncoder(nn.Module, ABC):
         encoded, _ = self(seq, time_idxs, self.import_hidden_state(rows), resets)
         return cast("Tensor", encoded)
 
+    def remember(self, seq: Tensor, time_idxs: Tensor, resets: Tensor) -> dict[str, Tensor]:
+        """The state after living through a sequence, as exported; arguments as those of `encode_from`.
+
+        What stands before a row's last reset has no effect, so that sequences of different lengths can share
+        their last place.
+        """
+        fresh = self.init_hidden_state(seq.shape[0], seq.device)
+        return self.export_hidden_state(self(seq, time_idxs, fresh, resets)[1])
+
 
 def _on_policy_needs(encoder: TrajEncoder, name: str) -> str:
     owner = type(encoder).__name__

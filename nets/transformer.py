@@ -222,9 +222,25 @@ class TransformerTrajEncoder(TrajEncoder):
 
     def encode_from(self, seq: Tensor, time_idxs: Tensor, rows: Rows, resets: Tensor | None = None) -> Tensor:
         memory = {name: kept.detach() for name, kept in rows.items()}
-        if resets is not None:  # an episode that begins with the sequence has no history
+        if resets is not None:  # where all episodes begin with the sequence, no history is left to read
             memory["visible"] = memory["visible"] & ~resets[:, :1]
         return self._encode_sequence(seq, time_idxs, resets, without_unused(memory))
+
+    def remember(self, seq: Tensor, time_idxs: Tensor, resets: Tensor) -> Rows:
+        x, rotary = self._embed(seq, time_idxs)
+        mask = attention_mask(seq, self.window, resets)
+        kept, all_keys, all_values = self.window - 1, [], []
+        short = max(kept - seq.shape[1], 0)
+        for layer in cast("Iterable[TransformerLayer]", self.layers):
+            _, keys, values = layer.queries_keys_values(x, rotary)
+            for column, new in ((all_keys, keys), (all_values, values)):
+                column.append(F.pad(new[:, :, max(seq.shape[1] - kept, 0) :].float(), (0, 0, short, 0)))
+            x = layer(x, rotary, mask)
+        episode = resets.long().cumsum(1)
+        visible = F.pad(episode == episode[:, -1:], (short, 0))[:, -kept:] if kept else episode[:, :0].bool()
+        shown = visible[:, None, None, :, None]
+        keys, values = (torch.stack(x, dim=1).detach() * shown for x in (all_keys, all_values))
+        return {"keys": keys, "values": values, "visible": visible}
 
     def forward(
         self,

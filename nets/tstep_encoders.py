@@ -40,6 +40,14 @@ class TstepEncoder(nn.Module, ABC):
         statistics.
         """
 
+    def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
+        """Show running statistics the timesteps of a rollout where mask (B, L, 1) bool is True.
+
+        Shapes as in `forward`. On-policy training calls this once per rollout, in place of masks in `forward`,
+        so that nothing moves between the evaluation of a rollout and its last update. Encoders without
+        statistics leave it as it is.
+        """
+
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
 class FFTstepEncoder(TstepEncoder):
@@ -100,18 +108,26 @@ class FFTstepEncoder(TstepEncoder):
         return self._emb_dim
 
     def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
-        parts = [_flatten(obs[key], self.obs_space[key]) for key in self.keys]
-        if self.hide_rl2s:
-            rl2s = torch.zeros_like(rl2s)
-        elif self.hide_rewards:
-            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
-        x = torch.cat([*parts, rl2s], dim=-1)
+        x = self._inputs(obs, rl2s)
         if self.input_norm is not None:
             if self.training and mask is not None:
                 self.input_norm.gather(x, mask)
             x = self.input_norm(x)
         y: Tensor = self.out_norm(self.mlp(x))
         return y
+
+    def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
+        if self.input_norm is not None:
+            self.input_norm.gather(self._inputs(obs, rl2s), mask)
+
+    def _inputs(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
+        """(B, L, width) float32, what the network sees before it is normalised."""
+        parts = [_flatten(obs[key], self.obs_space[key]) for key in self.keys]
+        if self.hide_rl2s:
+            rl2s = torch.zeros_like(rl2s)
+        elif self.hide_rewards:
+            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
+        return torch.cat([*parts, rl2s], dim=-1)
 
 
 def _flat_width(key: str, space: spaces.Space[Any]) -> int:

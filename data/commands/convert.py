@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> bool:
         say(
             console,
             "AMAGO 3.x reads these files, but not all that is in them: it takes no policy version, no "
-            "difference between one-hot and continuous actions, and env names as they are in the file names "
-            "(docs/data.md)",
+            "extras, no difference between one-hot and continuous actions, and env names as they are in the "
+            "file names (docs/data.md)",
         )
     return bool(broken)
 

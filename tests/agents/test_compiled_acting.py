@@ -11,12 +11,13 @@ import torch
 from gymnasium import spaces
 
 from loxodon.agents import Agent
-from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TransformerTrajEncoder
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, LSTMTrajEncoder, TrajEncoder, TransformerTrajEncoder
 
 OBS = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
 NUM_ENVS, WINDOW, CPU = 3, 4, torch.device("cpu")
 ENCODERS: dict[str, Callable[[int, int], TrajEncoder]] = {
     "gru": lambda dim, length: GRUTrajEncoder(dim, length, n_layers=1, d_hidden=16, d_output=16),
+    "lstm": lambda dim, length: LSTMTrajEncoder(dim, length, n_layers=1, d_hidden=16, d_output=16),
     "transformer": lambda dim, length: TransformerTrajEncoder(
         dim, length, d_model=16, n_heads=2, d_ff=16, n_layers=2
     ),

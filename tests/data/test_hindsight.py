@@ -300,3 +300,14 @@ def test_an_environment_with_other_rules_is_noticed() -> None:
 def test_impossible_settings(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         HindsightRelabeler(**arguments)
+
+
+def test_what_the_policy_thought_of_other_goals_is_dropped() -> None:
+    plain = walk(LINE, [FAR])
+    ones = np.ones((len(plain), 1), np.float32)
+    traj = dataclasses.replace(plain, extras={"log_probs": ones, "values": ones, "samples": ones})
+    rng = np.random.default_rng(0)
+    relabelled = HindsightRelabeler(strategy="final").apply(traj, rng)
+    assert relabelled.dones[-1]
+    assert list(relabelled.extras) == ["samples"]
+    assert HindsightRelabeler(strategy="none").apply(traj, rng) is traj

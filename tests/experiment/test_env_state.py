@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.agents import Agent
+from loxodon.agents import Agent, PPOAgent
 from loxodon.data import DiskTrajDataset
 from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
@@ -81,6 +81,8 @@ CASES = [
     ("tmaze", "transformer", {"env_mode": "sync"}),
     ("cartpole", "gru", {"env_mode": "sync", "force_reset_train_envs_every": None}),
     ("tmaze", "gru", {"env_mode": "async", "overlap_sampling": True, "async_env_workers": 2}),
+    ("tmaze", "gru", {"agent_type": PPOAgent, "env_mode": "sync"}),
+    ("cartpole", "transformer", {"agent_type": PPOAgent, "env_mode": "sync"}),
     ("cartpole", "transformer", {"env_mode": "async", "overlap_sampling": False, "async_env_workers": 2}),
 ]
 

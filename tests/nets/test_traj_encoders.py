@@ -6,46 +6,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
-from loxodon.nets import FFTrajEncoder, GRUTrajEncoder, TrajEncoder, TransformerTrajEncoder
+from loxodon.nets import (
+    FFTrajEncoder,
+    GRUTrajEncoder,
+    LSTMTrajEncoder,
+    TrajEncoder,
+    TransformerTrajEncoder,
+)
 
-DIM, WINDOW = 6, 5
-Build = Callable[[], TrajEncoder]
-
-
-def transformer(**kwargs: object) -> TrajEncoder:
-    sizes = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 3}
-    return TransformerTrajEncoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
-
-
-def with_static_shapes(encoder: TrajEncoder) -> TrajEncoder:
-    encoder.use_static_shapes()
-    return encoder
-
-
-ENCODERS: dict[str, Build] = {
-    "ff": lambda: FFTrajEncoder(DIM, WINDOW, d_model=16),
-    "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
-    "transformer_rope": transformer,
-    "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
-    "transformer_static_shapes": lambda: with_static_shapes(transformer()),
-    "transformer_plain": lambda: transformer(pos_emb=None, qk_norm=False, norm="rmsnorm"),
-}
+from .encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_encoder, transformer
 
 
 @pytest.fixture(params=sorted(ENCODERS))
 def encoder(request: pytest.FixtureRequest) -> TrajEncoder:
-    torch.manual_seed(0)
-    return ENCODERS[request.param]().eval()
-
-
-def episode_times(resets: Tensor) -> Tensor:
-    """(B, L, 1) timestep within the episode, counting from each reset."""
-    times = torch.zeros(resets.shape, dtype=torch.int64)
-    for t in range(1, resets.shape[1]):
-        times[:, t] = torch.where(resets[:, t], 0, times[:, t - 1] + 1)
-    return times[..., None]
+    return make_encoder(request.param)
 
 
 @pytest.mark.parametrize("length", [3, WINDOW, 90])
@@ -81,9 +56,8 @@ def test_no_output_depends_on_the_future(encoder: TrajEncoder) -> None:
 
 
 def test_memory_reaches_back_inside_an_episode_and_never_across_a_reset() -> None:
-    for name, build in ENCODERS.items():
-        torch.manual_seed(0)
-        encoder = build().eval()
+    for name in ENCODERS:
+        encoder = make_encoder(name)
         x = torch.randn(1, WINDOW, DIM)
         y = x.clone()
         y[:, 0] += 1.0
@@ -95,7 +69,7 @@ def test_memory_reaches_back_inside_an_episode_and_never_across_a_reset() -> Non
             across = encoder(x, times, resets=reset)[0] - encoder(y, times, resets=reset)[0]
         moved, leaked = without[:, -1].abs().max(), across[:, 2:].abs().max()
         assert leaked == 0, name
-        assert (moved > 1e-4) == (name != "ff"), name
+        assert (moved > 1e-4) == (name not in MEMORYLESS), name
 
 
 def test_each_transformer_layer_sees_exactly_the_window() -> None:
@@ -135,6 +109,9 @@ def test_impossible_head_counts_are_refused() -> None:
         (GRUTrajEncoder, "d_hidden"),
         (GRUTrajEncoder, "n_layers"),
         (GRUTrajEncoder, "d_output"),
+        (LSTMTrajEncoder, "d_hidden"),
+        (LSTMTrajEncoder, "n_layers"),
+        (LSTMTrajEncoder, "d_output"),
         (FFTrajEncoder, "d_model"),
         (FFTrajEncoder, "d_ff"),
         (FFTrajEncoder, "n_layers"),
@@ -206,3 +183,21 @@ def test_acting_under_autocast_follows_the_full_sequence(encoder: TrajEncoder) -
         exact, _ = encoder(seq, times, resets=resets)
     torch.testing.assert_close(steps.float(), full.float(), rtol=0, atol=0.1)
     torch.testing.assert_close(full.float(), exact, rtol=0, atol=0.2)
+
+
+def test_lstm_starts_with_open_forget_gates_and_an_orthogonal_recurrence() -> None:
+    rnn = LSTMTrajEncoder(DIM, WINDOW, d_hidden=4, n_layers=2).rnn
+    for layer in range(2):
+        weight, *biases = (getattr(rnn, f"{kind}_l{layer}") for kind in ("weight_hh", "bias_ih", "bias_hh"))
+        forget = sum(bias.view(4, 4)[1] for bias in biases)  # gates: input, forget, cell, output
+        assert forget.tolist() == [1.0] * 4
+        for gate in weight.view(4, 4, 4):
+            torch.testing.assert_close(gate @ gate.T, torch.eye(4), rtol=0, atol=1e-5)
+
+
+def test_initial_weights_can_be_orthogonal() -> None:
+    encoder = FFTrajEncoder(DIM, WINDOW, d_model=8, init="orthogonal")
+    weight = encoder.ups[0].weight  # (32, 8): columns of squared length 2
+    torch.testing.assert_close(weight.T @ weight, 2.0 * torch.eye(8), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"init is 'zeros', allowed are 'default', 'orthogonal'. Fix: bind"):
+        FFTrajEncoder(DIM, WINDOW, init="zeros")

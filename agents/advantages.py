@@ -1,0 +1,111 @@
+"""Normalisation of advantages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import torch
+from torch import Tensor
+
+from ..nets import summed_over_processes
+
+_MODES = ("none", "batch", "minibatch", "ema")
+_MIN_STD = 1e-8  # keeps equal advantages finite
+
+
+@gin.configurable
+class AdvantageNorm:
+    """Shift advantages to mean 0 and scale them to standard deviation 1.
+
+    Only places that count enter the statistics, those of all processes that train together; all of them have to
+    call at the same time. Fewer than two places stay as they are.
+
+    Args:
+        mode: "none"; "batch", a whole rollout at once; "minibatch", every minibatch for itself; "ema", each
+            rollout by moving averages over the rollouts before it (the first by its own statistics).
+        ema_alpha: weight of the newest rollout in those averages.
+        ema_min_std: smallest deviation in mode "ema".
+        ema_clip: largest absolute result in mode "ema".
+    Raises: ValueError for an unknown mode, or numbers out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: str = "batch",
+        ema_alpha: float = 0.05,
+        ema_min_std: float = 0.02,
+        ema_clip: float = 4.0,
+    ) -> None:
+        if mode not in _MODES:
+            raise ValueError(
+                f"AdvantageNorm.mode is {mode!r}, but must be one of {', '.join(map(repr, _MODES))}. "
+                "Fix: bind AdvantageNorm.mode to one of these."
+            )
+        if not (0.0 < ema_alpha <= 1.0 and ema_min_std > 0.0 and ema_clip > 0.0):
+            raise ValueError(
+                f"AdvantageNorm has ema_alpha={ema_alpha}, ema_min_std={ema_min_std} and ema_clip={ema_clip}, "
+                "but the first must lie in (0, 1] and the others be positive. "
+                "Fix: leave them out for 0.05, 0.02 and 4."
+            )
+        self.mode, self.ema_alpha, self.ema_min_std, self.ema_clip = mode, ema_alpha, ema_min_std, ema_clip
+        self._mean: float | None = None
+        self._var: float | None = None
+
+    @property
+    def per_minibatch(self) -> bool:
+        """Whether to call this for every minibatch, rather than once per rollout."""
+        return self.mode == "minibatch"
+
+    @torch.no_grad()
+    def __call__(self, advantages: Tensor, mask: Tensor) -> Tensor:
+        """Normalise advantages (any shape, float) where mask (the same shape, bool) is True; 0 elsewhere.
+
+        Returns: float32, of the same shape.
+        """
+        kept = advantages.double().masked_fill(~mask, 0.0)
+        if self.mode == "none":
+            return kept.float()
+        # The sums are taken in float64, where the variance survives a mean far from 0.
+        count, total, squares = _sums(kept, mask)
+        mean = var = None
+        if count > 1:
+            mean = total / count
+            var = max(squares - count * mean * mean, 0.0) / (count - 1)
+        if self.mode == "ema":
+            mean, var = self._averages(mean, var)
+        if mean is None or var is None:
+            return kept.float()
+        std = max(var**0.5, self.ema_min_std if self.mode == "ema" else _MIN_STD)
+        normalized = (kept - mean) / std
+        if self.mode == "ema":
+            normalized = normalized.clamp(-self.ema_clip, self.ema_clip)
+        return normalized.masked_fill(~mask, 0.0).float()
+
+    def _averages(self, mean: float | None, var: float | None) -> tuple[float | None, float | None]:
+        """Take in this rollout's statistics; return those of before, or this rollout's if it is the first."""
+        old_mean, old_var = self._mean, self._var
+        if mean is None or var is None:
+            return old_mean, old_var
+        if old_mean is None or old_var is None:
+            self._mean, self._var = mean, var
+            return mean, var
+        self._mean = old_mean + self.ema_alpha * (mean - old_mean)
+        self._var = old_var + self.ema_alpha * (var - old_var)
+        return old_mean, old_var
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moving averages as plain numbers, for a checkpoint."""
+        return {"mean": self._mean, "var": self._var}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._mean, self._var = state["mean"], state["var"]
+
+
+def _sums(kept: Tensor, mask: Tensor) -> tuple[float, float, float]:
+    """Count, sum and sum of squares over all processes."""
+    sums = torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
+    count, total, squares = summed_over_processes(sums).tolist()
+    return count, total, squares

@@ -1,0 +1,88 @@
+"""Generalised advantage estimation over the [T, N] steps of a rollout."""
+
+from __future__ import annotations
+
+import gin
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def gae(  # noqa: PLR0913 - the quantities of one formula
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    mask: Tensor | None = None,
+    *,
+    discount: float,
+    lam: float,
+) -> tuple[Tensor, Tensor]:
+    """Advantages, and the returns that values should predict.
+
+        delta_t = r_t + discount * (0 if terminated_t else V'_t) - V_t
+        A_t = delta_t + discount * lam * (0 if ended_t else A_{t+1}),  A_T = 0
+        R_t = A_t + V_t
+    With lam = 1 the returns are Monte Carlo returns, bootstrapped where a step is cut but not terminated.
+
+    Args:
+        rewards: (T, N) float32.
+        values: (T, N) float32, V of the timestep that was acted on.
+        next_values: (T, N) float32, V' of what followed: of the next timestep while the episode runs, of the
+            final observation where it was truncated. Ignored where it terminated, NaN included.
+        terminated: (T, N) bool.
+        ended: (T, N) bool, terminated or truncated.
+        mask: (T, N) bool, True where a step was taken; None: everywhere. Other places are ignored, NaN
+            included: they get 0, and nothing reaches the steps before them.
+        discount: in [0, 1].
+        lam: in [0, 1].
+    Returns: advantages and returns, (T, N) float32 each.
+    Source: Schulman et al. 2016, arXiv:1506.02438, equation 16.
+    """
+    if mask is None:
+        mask = torch.ones_like(ended)
+    following = next_values.float().masked_fill(terminated, 0.0)
+    deltas = (rewards.float() + discount * following - values.float()).masked_fill(~mask, 0.0)
+    decay = torch.full_like(deltas, discount * lam).masked_fill(ended | ~mask, 0.0)
+    advantages = torch.empty_like(deltas)
+    carried = torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        carried = torch.addcmul(deltas[t], decay[t], carried)
+        advantages[t] = carried
+    return advantages, (advantages + values.float()).masked_fill(~mask, 0.0)
+
+
+@gin.configurable
+class GAE:
+    """Estimates advantages of a rollout; see `gae`.
+
+    Args:
+        gamma: discount per timestep.
+        lam: 0 looks one step ahead, 1 to the end of the episode or rollout.
+        time_limit_bootstrap: an episode that was cut off is worth what the value function expects of its
+            final observation; without it, a truncation counts as a termination.
+    Raises: ValueError for gamma or lam outside [0, 1].
+    """
+
+    def __init__(self, *, gamma: float = 0.99, lam: float = 0.95, time_limit_bootstrap: bool = True) -> None:
+        for name, value in (("gamma", gamma), ("lam", lam)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(
+                    f"GAE.{name} is {value}, but must lie in [0, 1]. Fix: bind GAE.{name}, e.g. 0.95."
+                )
+        self.gamma, self.lam, self.time_limit_bootstrap = gamma, lam, time_limit_bootstrap
+
+    def __call__(  # noqa: PLR0913, PLR0917 - see gae
+        self,
+        rewards: Tensor,
+        values: Tensor,
+        next_values: Tensor,
+        terminated: Tensor,
+        ended: Tensor,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Advantages and returns, (T, N) float32 each; arguments as in `gae`."""
+        if not self.time_limit_bootstrap:
+            terminated = ended
+        return gae(rewards, values, next_values, terminated, ended, mask, discount=self.gamma, lam=self.lam)

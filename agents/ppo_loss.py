@@ -1,0 +1,173 @@
+"""The objective of proximal policy optimisation, per timestep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gin
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .schedules import Schedule, value_at
+
+_VALUE_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse": F.mse_loss,
+    "huber": F.smooth_l1_loss,
+    "l1": F.l1_loss,
+}
+_KL_BAND = 1.5  # the coefficient stays where KL lies within this factor of its target
+_BETA_RANGE = (1e-6, 1e6)
+
+
+@gin.configurable
+class PPOLoss(nn.Module):
+    """Policy and value loss; a module so that the adapted KL coefficient is saved with the agent.
+
+    With log ratio d = log pi(a) - log pi_old(a), ratio rho = exp(d), advantage A, and H the entropy, summed over
+    action dimensions:
+        clip:        -min(A rho, A clip(rho, 1 - clip_eps, 1 + clip_eps)) - entropy_coef H
+        kl_penalty:  -A rho + beta KL(pi_old || pi) - entropy_coef H
+    After each rollout beta grows where KL > 1.5 kl_target, and shrinks where KL < kl_target / 1.5.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, equations 7 and 8.
+
+    Args:
+        kind: "clip" or "kl_penalty".
+        clip_eps: number or schedule.
+        value_clip: how far a new value may move from the old one before its loss is clipped, in the units of
+            the critic (normalised if values are); None: no clipping.
+        value_clip_mode: "max" takes the larger of clipped and plain loss; "only" the clipped one, which has no
+            gradient beyond the band.
+        value_loss: "mse" (the squared error, not halved), "huber" (quadratic below 1) or "l1".
+        entropy_coef: number or schedule, per nat.
+        kl_target: wanted KL per rollout, in nats.
+        kl_beta: initial beta.
+        kl_increase: factor by which beta grows.
+        kl_decrease: factor by which beta shrinks.
+        log_ratio_limit: |d| is clamped to this before the exponential.
+    Raises: ValueError for unknown names, or numbers out of range.
+    """
+
+    beta: Tensor
+
+    def __init__(
+        self,
+        *,
+        kind: str = "clip",
+        clip_eps: float | Schedule = 0.2,
+        value_clip: float | None = None,
+        value_clip_mode: str = "max",
+        value_loss: str = "mse",
+        entropy_coef: float | Schedule = 0.0,
+        kl_target: float = 0.01,
+        kl_beta: float = 1.0,
+        kl_increase: float = 2.0,
+        kl_decrease: float = 0.5,
+        log_ratio_limit: float = 20.0,
+    ) -> None:
+        super().__init__()
+        _check_name("kind", kind, ("clip", "kl_penalty"))
+        _check_name("value_clip_mode", value_clip_mode, ("max", "only"))
+        _check_name("value_loss", value_loss, tuple(_VALUE_LOSSES))
+        _check_positive(
+            kl_target=kl_target, kl_beta=kl_beta, kl_decrease=kl_decrease, log_ratio_limit=log_ratio_limit
+        )
+        if not kl_decrease <= 1.0 <= kl_increase:
+            raise ValueError(
+                f"PPOLoss has kl_decrease={kl_decrease} and kl_increase={kl_increase}, but 1 must lie between "
+                "them. Fix: leave them out for 0.5 and 2."
+            )
+        if value_clip is not None:
+            _check_positive(value_clip=value_clip)
+        self.kind, self.value_clip, self.value_clip_mode = kind, value_clip, value_clip_mode
+        self.value_loss = _VALUE_LOSSES[value_loss]
+        self.kl_target, self.kl_increase, self.kl_decrease = kl_target, kl_increase, kl_decrease
+        self.log_ratio_limit = log_ratio_limit
+        self._clip_setting, self._entropy_setting = clip_eps, entropy_coef
+        self.register_buffer("beta", torch.tensor(float(kl_beta)))
+        self.set_progress(0.0)
+
+    def set_progress(self, progress: float) -> None:
+        """Move schedules to `progress` in [0, 1] of training."""
+        self.clip_eps = value_at(self._clip_setting, progress)
+        self.entropy_coef = value_at(self._entropy_setting, progress)
+        _check_positive(clip_eps=self.clip_eps)
+
+    def log_ratio(self, log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+        """New minus old log-probability, (..., 1) float32 within the limit."""
+        ratio = log_probs.float() - old_log_probs.float()
+        return ratio.clamp(-self.log_ratio_limit, self.log_ratio_limit)
+
+    def actor(
+        self,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        entropy: Tensor,
+        kl: Tensor | None = None,
+    ) -> Tensor:
+        """Policy loss per timestep.
+
+        Args:
+            log_probs: (..., 1) float, of the actions taken, under the policy that learns.
+            old_log_probs: (..., 1) float, under the policy that acted.
+            advantages: (..., 1) float32.
+            entropy: (..., 1) float, of the policy that learns.
+            kl: (..., 1) float, divergence of the latter policy from the former; only "kl_penalty" needs it.
+        Returns: (..., 1) float32.
+        Raises: ValueError if `kl` is missing.
+        """
+        ratio = self.log_ratio(log_probs, old_log_probs).exp()
+        gain = advantages * ratio
+        if self.kind == "clip":
+            clipped = advantages * ratio.clamp(1.0 - self.clip_eps, 1.0 + self.clip_eps)
+            loss = -torch.minimum(gain, clipped)
+        elif kl is None:
+            raise ValueError(
+                "No KL divergence was given, but PPOLoss.kind = 'kl_penalty' needs one. "
+                "Fix: hand it to PPOLoss.actor, or bind PPOLoss.kind = 'clip'."
+            )
+        else:
+            loss = self.beta * kl.float() - gain
+        return loss - self.entropy_coef * entropy.float()
+
+    def critic(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
+        """Value loss per timestep: all arguments and the result are (..., 1) float, in units of the critic."""
+        values, old_values, returns = values.float(), old_values.float(), returns.float()
+        plain = self.value_loss(values, returns, reduction="none")
+        if self.value_clip is None:
+            return plain
+        near = old_values + (values - old_values).clamp(-self.value_clip, self.value_clip)
+        clipped = self.value_loss(near, returns, reduction="none")
+        return clipped if self.value_clip_mode == "only" else torch.maximum(plain, clipped)
+
+    @torch.no_grad()
+    def after_rollout(self, kl: float) -> None:
+        """Adapt beta to the divergence that the updates on one rollout led to, in nats.
+
+        Nothing happens with kind="clip".
+        """
+        if self.kind != "kl_penalty":
+            return
+        if kl > _KL_BAND * self.kl_target:
+            self.beta.mul_(self.kl_increase)
+        elif kl < self.kl_target / _KL_BAND:
+            self.beta.mul_(self.kl_decrease)
+        self.beta.clamp_(*_BETA_RANGE)
+
+
+def _check_name(setting: str, name: str, allowed: tuple[str, ...]) -> None:
+    if name not in allowed:
+        raise ValueError(
+            f"PPOLoss.{setting} is {name!r}, but must be one of {', '.join(map(repr, allowed))}. "
+            f"Fix: bind PPOLoss.{setting} to one of these."
+        )
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0.0:
+            raise ValueError(
+                f"PPOLoss.{name} is {value}, but must be positive. Fix: bind PPOLoss.{name}, e.g. 0.2."
+            )

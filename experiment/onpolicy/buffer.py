@@ -1,0 +1,314 @@
+"""Where an on-policy rollout is kept while it is collected: arrays [T, N], read once they are full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..sink import Arrays
+
+TIMESTEP_KEYS = ("rl2s", "time_idxs", "resets")
+_POISON_INT = np.iinfo(np.int64).min // 2
+
+
+@dataclass(frozen=True)
+class Finals:
+    """Last timesteps of truncated episodes, which no other row holds, k of them.
+
+    steps: (k,) int64, number of the step of the rollout that led there. envs: (k,) int64.
+    obs: each (k, ...). rl2s: (k, 1+A) float32. time_idxs: (k, 1) int64.
+    """
+
+    steps: np.ndarray
+    envs: np.ndarray
+    obs: Arrays
+    rl2s: np.ndarray
+    time_idxs: np.ndarray
+
+
+@dataclass(frozen=True)
+class CollectedRollout:
+    """A full buffer, all arrays time-major; they are views that the next rollout overwrites.
+
+    Row `history + t` of `obs`, `rl2s`, `time_idxs` and `resets` is timestep t, in which step t acts; earlier
+    rows are of the rollout before, and the row after the last step holds what followed it.
+
+    obs: each (H+T+1, N, ...). rl2s: (H+T+1, N, 1+A) float32. time_idxs: (H+T+1, N, 1) int64.
+    resets: (H+T+1, N) bool, True on the first timestep of an episode.
+    known_from: (N,) int64, the first row that was ever written.
+    steps: by key, each (T, N, ...): "actions", "rewards" (T, N), "terminated", "ended", "valid" (T, N) bool,
+        and what the agent returned.
+    finals: last timesteps of truncated episodes.
+    states: exported hidden states by the number of the step before which they were taken, each (N, ...).
+    """
+
+    history: int
+    obs: Arrays
+    rl2s: np.ndarray
+    time_idxs: np.ndarray
+    resets: np.ndarray
+    known_from: np.ndarray
+    steps: Arrays
+    finals: list[Finals]
+    states: dict[int, dict[str, Tensor]]
+
+
+class RolloutBuffer:
+    """A sink of T steps of N envs, with the keys that the environment and the agent happen to have.
+
+    Cells are poisoned (NaN, or an absurd integer) before a rollout and every key counts its writes, so that
+    nothing stale or unwritten is ever trained on. Timesteps of the rollout before stay readable as context.
+
+    Attributes:
+        carried_state: hidden state from which the next rollout goes on instead of the one that acted last,
+            because the weights have changed; None for that one.
+
+    Args:
+        num_envs: N.
+        num_steps: T.
+        chunk_len: hidden states are kept before steps 0, chunk_len, 2 chunk_len ...
+        burn_in: ... or so many steps earlier.
+        history: rows of earlier rollouts that stay, at least burn_in.
+        keeps_states: False for agents that do without hidden states.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_steps: int,
+        *,
+        chunk_len: int,
+        burn_in: int = 0,
+        history: int = 0,
+        keeps_states: bool = True,
+    ) -> None:
+        self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
+        self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
+        self.policy_version: int | None = None
+        self.carried_state: Any = None
+        self._now = 0  # steps written
+        self._rows: Arrays = {}
+        self._obs: Arrays = {}
+        self._steps: Arrays = {}
+        self._counts: dict[str, bytearray] = {}
+        self._finals: list[Finals] = []
+        self._states: dict[int, dict[str, Tensor]] = {}
+        self._known_from = np.full(num_envs, self.history, np.int64)
+
+    @property
+    def is_full(self) -> bool:
+        """True when all T steps are there."""
+        return self._now == self.num_steps
+
+    @property
+    def wants_state(self) -> bool:
+        """True when the hidden state before the next step should be kept."""
+        is_due = self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0
+        return self.keeps_states and is_due
+
+    def keep_state(self, rows: dict[str, Tensor]) -> None:
+        """Keep the exported hidden state, each (N, ...), as that before the next step."""
+        self._states[self._now] = rows
+
+    def restart(self) -> None:
+        """Forget everything; `begin` with all rows follows."""
+        self._now = 0
+        self._finals, self._states, self.carried_state = [], {}, None
+        self._known_from[:] = self.history
+        self._poison()
+
+    def next_rollout(self) -> None:
+        """Make room for T further steps: the newest timesteps become history."""
+        last, kept = self.num_steps, self.history + 1
+        for column in (*self._rows.values(), *self._obs.values()):
+            column[:kept] = column[last : last + kept].copy()
+        self._known_from = np.maximum(self._known_from - last, 0)
+        before = {step - last: state for step, state in self._states.items() if step - last >= -self.burn_in}
+        self._states = {step: state for step, state in before.items() if step < 0}
+        self._now, self._finals = 0, []
+        self._poison()
+
+    def begin(
+        self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]
+    ) -> None:
+        """Episodes start in the envs `rows` at the present timestep, or go on where time is not 0."""
+        if not self._rows:
+            self._allocate(obs, rl2s)
+        now = self.history + self._now
+        for key, column in self._obs.items():
+            column[now, rows] = obs[key][rows]
+        self._rows["rl2s"][now, rows] = rl2s[rows]
+        self._rows["time_idxs"][now, rows] = time_idxs[rows]
+        self._rows["resets"][now, rows] = time_idxs[rows, 0] == 0
+
+    def add(
+        self,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        ended: np.ndarray,
+        obs: Arrays,
+        rl2s: np.ndarray,
+        time_idxs: np.ndarray,
+        ignored: np.ndarray | None = None,
+        extras: Arrays | None = None,
+    ) -> None:
+        """One env step of all N envs; see `Sink`.
+
+        Raises: ValueError when T steps are there already, or the agent returns a key that is taken.
+        """
+        if self._now >= self.num_steps:
+            raise ValueError(
+                f"The rollout buffer holds all its {self.num_steps} steps, but another one was added. "
+                "Fix: collect Experiment.train_timesteps_per_epoch steps per epoch and train on them."
+            )
+        step = {
+            "actions": actions,
+            "rewards": rewards,
+            "terminated": terminated,
+            "ended": ended,
+            "valid": np.ones(self.num_envs, np.bool_) if ignored is None else ~ignored,
+        }
+        for key, value in (extras or {}).items():
+            if key in step:
+                raise ValueError(
+                    f"The agent's act() returned an extra named {key!r}, which the rollout buffer keeps "
+                    f"itself. Fix: choose a name other than {', '.join(step)}."
+                )
+            step[key] = value
+        self._write(step)
+        self._keep_finals(ended & ~terminated, obs, rl2s, time_idxs)
+        self._now += 1
+        row = self.history + self._now
+        for key, column in self._obs.items():
+            column[row] = obs[key]
+        self._rows["rl2s"][row], self._rows["time_idxs"][row] = rl2s, time_idxs
+        self._rows["resets"][row] = False
+
+    def flush_partial(self) -> None:
+        """Nothing to do: a rollout is used whole or not at all."""
+
+    def wait(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: checkpoints are written between rollouts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def read(self) -> CollectedRollout:
+        """The rollout, once it is complete.
+
+        Raises: ValueError naming the key and the step if a cell was not written exactly once.
+        """
+        for key, counts in self._counts.items():
+            wrong = next((t for t in range(self.num_steps) if counts[t] != 1), None)
+            if wrong is not None:
+                raise ValueError(
+                    f"The rollout buffer's {key!r} was written {counts[wrong]} times at step {wrong} of "
+                    f"{self.num_steps}, not once. Fix: collect a whole rollout before training, and let the "
+                    "agent's act() return the same extras at every step."
+                )
+        if not self._counts:
+            raise ValueError("The rollout buffer is empty. Fix: collect a rollout before training.")
+        return CollectedRollout(
+            history=self.history,
+            obs=self._obs,
+            rl2s=self._rows["rl2s"],
+            time_idxs=self._rows["time_idxs"],
+            resets=self._rows["resets"],
+            known_from=self._known_from,
+            steps=self._steps,
+            finals=self._finals,
+            states=self._states,
+        )
+
+    def _allocate(self, obs: Arrays, rl2s: np.ndarray) -> None:
+        shape = (self.history + self.num_steps + 1, self.num_envs)
+        self._obs = {key: np.zeros((*shape, *value.shape[1:]), value.dtype) for key, value in obs.items()}
+        self._rows = {
+            "rl2s": np.zeros((*shape, rl2s.shape[1]), np.float32),
+            "time_idxs": np.zeros((*shape, 1), np.int64),
+            "resets": np.zeros(shape, np.bool_),
+        }
+
+    def _write(self, step: Arrays) -> None:
+        """Store one row per key; keys are registered when they are first seen."""
+        now = self._now
+        for key, value in step.items():
+            column = self._steps.get(key)
+            if column is None:
+                column = self._steps[key] = np.empty((self.num_steps, *value.shape), value.dtype)
+                self._counts[key] = bytearray(self.num_steps)
+                _poison(column)
+            column[now] = value
+            self._counts[key][now] += 1
+
+    def _keep_finals(
+        self, truncated: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray
+    ) -> None:
+        if not np.count_nonzero(truncated):
+            return
+        envs = np.flatnonzero(truncated)
+        self._finals.append(
+            Finals(
+                steps=np.full(len(envs), self._now),
+                envs=envs,
+                obs={key: value[envs].copy() for key, value in obs.items()},
+                rl2s=rl2s[envs].copy(),
+                time_idxs=time_idxs[envs].copy(),
+            )
+        )
+
+    def _poison(self) -> None:
+        for key, column in self._steps.items():
+            _poison(column)
+            self._counts[key] = bytearray(self.num_steps)
+
+
+def _poison(column: np.ndarray) -> None:
+    """Fill with what nobody mistakes for data."""
+    if column.dtype.kind == "f":
+        column.fill(np.nan)
+    elif column.dtype.kind == "i":
+        column.fill(_POISON_INT if column.dtype == np.int64 else np.iinfo(column.dtype).min)
+
+
+def join(rollouts: Sequence[CollectedRollout]) -> CollectedRollout:
+    """One rollout of the envs of all of them, in order; copies unless there is only one."""
+    first = rollouts[0]
+    if len(rollouts) == 1:
+        return first
+    offsets = np.cumsum([0, *(rollout.resets.shape[1] for rollout in rollouts)])
+
+    def beside(parts: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(parts, axis=1)
+
+    return CollectedRollout(
+        history=first.history,
+        obs={key: beside([r.obs[key] for r in rollouts]) for key in first.obs},
+        rl2s=beside([r.rl2s for r in rollouts]),
+        time_idxs=beside([r.time_idxs for r in rollouts]),
+        resets=beside([r.resets for r in rollouts]),
+        known_from=np.concatenate([r.known_from for r in rollouts]),
+        steps={key: beside([r.steps[key] for r in rollouts]) for key in first.steps},
+        finals=[
+            Finals(f.steps, f.envs + offset, f.obs, f.rl2s, f.time_idxs)
+            for r, offset in zip(rollouts, offsets, strict=False)
+            for f in r.finals
+        ],
+        states={
+            step: {key: torch.cat([r.states[step][key] for r in rollouts]) for key in state}
+            for step, state in first.states.items()
+        },
+    )

@@ -1,0 +1,60 @@
+"""The rollout loop of on-policy agents: keeps what the agent says of each action, and hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...agents import OnPolicyAgent
+from ..collector import Collector, RolloutState
+from .buffer import RolloutBuffer
+
+
+class OnPolicyCollector(Collector):
+    """A collector whose sink is, or holds, a rollout buffer, which each `collect` fills.
+
+    Args:
+        buffer: takes the rollout; `sink` must hand it every step.
+        args, kwargs: those of `Collector`.
+    """
+
+    agent: OnPolicyAgent
+
+    def __init__(self, buffer: RolloutBuffer, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.buffer = buffer
+
+    def restart(self, seed: int | None) -> None:
+        self.flush()
+        self.buffer.restart()
+        super().restart(seed)
+
+    @property
+    def hidden_state(self) -> Any:
+        """The memory that the next action comes from: what new weights made of it, where they did."""
+        carried = self.buffer.carried_state
+        return super().hidden_state if carried is None else carried
+
+    def go_on_from(self, state: RolloutState) -> None:
+        """As of its base; earlier timesteps are forgotten as context."""
+        self.buffer.restart()
+        super().go_on_from(state)
+
+    def _act(self, state: RolloutState) -> np.ndarray:
+        """Actions of all envs; the state that chose them is kept before they are chosen."""
+        if self.buffer.carried_state is not None:
+            state.hidden_state, self.buffer.carried_state = self.buffer.carried_state, None
+        if self.buffer.wants_state:
+            self.buffer.keep_state(self.agent.export_hidden_state(state.hidden_state))
+        output = self.agent.act(
+            {key: self._tensor(value) for key, value in state.obs.items()},
+            self._tensor(state.rl2s),
+            self._tensor(state.time_idxs),
+            state.hidden_state,
+            self.sample,
+        )
+        state.hidden_state = output.hidden_state
+        self.extras = {key: value.cpu().numpy() for key, value in output.extras.items()}
+        actions: np.ndarray = output.actions.cpu().numpy()
+        return actions

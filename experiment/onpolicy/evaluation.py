@@ -1,0 +1,96 @@
+"""The pass over a rollout before the updates: what the weights that acted say of whole sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...agents import OnPolicyAgent
+from ..sink import Arrays
+from .sequences import STEP, TAIL, Places, Results, RolloutTensors
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+
+@torch.no_grad()
+def evaluate_rollout(
+    agent: OnPolicyAgent,
+    tensors: RolloutTensors,
+    groups: Iterable[Places],
+    cast: Callable[[], AbstractContextManager[Any]],
+) -> tuple[Results, Tensor]:
+    """Judge every step of a rollout, and show it to the agent's input statistics.
+
+    groups: hold every step once, and what followed it as the next step or as a tail.
+    Returns: "log_probs", "values" (T * N, 1) and "params" (T * N, P) float32 of the steps, and the values
+        (T, N) of what followed them.
+    """
+    was_training = agent.training
+    agent.eval()
+    num_steps = tensors.num_steps * tensors.num_envs
+    values = torch.zeros(len(tensors.rl2s), 1, device=tensors.device)  # of all timesteps
+    results: Results = {}
+    for places in groups:
+        batch = tensors.gather(places, {})
+        with cast():
+            found = agent.evaluate(batch)
+        agent.gather_statistics(batch)
+        is_step, is_tail = places.kinds == STEP, places.kinds == TAIL
+        for name, value in (("log_probs", found.log_probs), ("params", found.params)):
+            if name not in results:
+                results[name] = torch.zeros(num_steps, value.shape[-1], device=tensors.device)
+            results[name][places.steps[is_step]] = value[is_step].float()
+        for chosen in (is_tail, is_step):
+            values[places.timesteps[chosen]] = found.values[chosen].float()
+    agent.train(was_training)
+    first = tensors.rollout.history * tensors.num_envs
+    results["values"] = values[first : first + num_steps]
+    return results, values[:, 0][torch.from_numpy(tensors.successors).to(tensors.device)]
+
+
+@torch.no_grad()
+def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Sequence[int]) -> list[Any]:
+    """Hidden states to go on from after a rollout, as the present weights make them of the running episodes.
+
+    num_envs: of each buffer that the rollout was read from.
+    Returns: a state to act on from for each.
+    """
+    was_training = agent.training
+    agent.eval()
+    places, resets, is_fresh = tensors.running_episodes(agent.context_len or 0)
+    batch = dataclasses.replace(tensors.gather(places, {}), resets=resets)
+    rows = agent.remember(batch)
+    states = []
+    for part in torch.arange(tensors.num_envs, device=tensors.device).split(list(num_envs)):
+        state = agent.import_hidden_state({key: value[part] for key, value in rows.items()})
+        states.append(agent.reset_hidden_state(state, is_fresh[part]))
+    agent.train(was_training)
+    return states
+
+
+def disagreement(results: Results, steps: Arrays, mask: Tensor) -> dict[str, float]:
+    """How far acting was from what the same weights say of whole sequences; rounding only, if all is well."""
+    figures, valid = {}, mask.reshape(-1)
+    names = {"log_probs": "initial_logratio_abs_max", "values": "initial_value_diff_abs_max"}
+    for name, figure in names.items():
+        if name in steps:
+            acted = torch.from_numpy(steps[name]).to(mask.device).reshape(-1)
+            figures[figure] = float((results[name].reshape(-1) - acted)[valid].abs().max())
+    return figures
+
+
+def spread(values: Tensor, returns: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
+    """How well the values explain the returns, and how large all are; (T, N) each."""
+    v, y, a = values[mask], returns[mask], advantages[mask]
+    unexplained = (y - v).var(unbiased=False) / y.var(unbiased=False).clamp(min=1e-12)
+    return {
+        "explained_variance": 1.0 - float(unexplained),
+        "value": float(v.mean()),
+        "return": float(y.mean()),
+        "advantage_std": float(a.std(unbiased=False)),
+    }

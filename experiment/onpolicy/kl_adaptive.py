@@ -1,0 +1,64 @@
+"""A learning rate that follows the distance between policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+
+
+@gin.configurable
+class KLAdaptiveLR:
+    """Raises the learning rate while updates change the policy little, lowers it when they change it much.
+
+    KL > 2 kl_threshold: lr / factor; KL < kl_threshold / 2: lr * factor; within [min_lr, max_lr].
+
+    Args:
+        kl_threshold: wanted KL divergence between the policies before and after, in nats.
+        factor: above 1.
+        min_lr: lower bound.
+        max_lr: upper bound.
+        per: "epoch" looks once per pass over the rollout, at the mean KL; "minibatch" after every update.
+    Raises: ValueError for impossible bounds.
+    Source: the rule of Schulman et al. 2017, arXiv:1707.06347, section 4, applied to the learning rate.
+    """
+
+    def __init__(
+        self,
+        *,
+        kl_threshold: float = 0.008,
+        factor: float = 1.5,
+        min_lr: float = 1e-6,
+        max_lr: float = 1e-2,
+        per: str = "epoch",
+    ) -> None:
+        if not (kl_threshold > 0 and factor > 1 and 0 < min_lr <= max_lr):
+            raise ValueError(
+                f"KLAdaptiveLR has kl_threshold={kl_threshold}, factor={factor}, min_lr={min_lr}, "
+                f"max_lr={max_lr}; allowed are kl_threshold > 0, factor > 1 and 0 < min_lr <= max_lr. "
+                "Fix: bind such values."
+            )
+        if per not in ("epoch", "minibatch"):
+            raise ValueError(
+                f"KLAdaptiveLR.per is {per!r}, allowed are 'epoch' and 'minibatch'. Fix: bind one of these."
+            )
+        self.kl_threshold, self.factor, self.min_lr, self.max_lr = kl_threshold, factor, min_lr, max_lr
+        self.per_minibatch = per == "minibatch"
+        self.scale = 1.0
+
+    def adapt(self, kl: float, learning_rate: float) -> float:
+        """Take notice of a KL divergence; returns the factor of the configured `learning_rate`."""
+        if kl > 2.0 * self.kl_threshold:
+            self.scale /= self.factor
+        elif kl < 0.5 * self.kl_threshold:
+            self.scale *= self.factor
+        self.scale = min(max(self.scale, self.min_lr / learning_rate), self.max_lr / learning_rate)
+        return self.scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.scale = float(state["scale"])

@@ -1,0 +1,396 @@
+"""On-policy training: from a full rollout to K epochs of updates on shuffled sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gin
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
+from ...data import RolloutBatch
+from ..learner import Learner, LossResult, LossWeights
+from ..processes import sum_over_ranks
+from . import checks, sequences
+from .buffer import RolloutBuffer, join
+from .evaluation import disagreement, evaluate_rollout, refreshed_states, spread
+from .kl_adaptive import KLAdaptiveLR
+from .sequences import Pieces, Places, RolloutTensors
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+logger = logging.getLogger("loxodon")
+CONTEXT_MODES = ("episode", "segment")
+STOP_SCOPES = ("epoch", "update")
+_ALARM = {"no": 1e-3, "fp16": 5e-2, "bf16": 5e-2}  # in nats
+
+
+@gin.configurable(
+    denylist=[
+        "agent",
+        "learner",
+        "accelerator",
+        "num_steps",
+        "num_envs",
+        "max_seq_len",
+        "seed",
+        "cast",
+        "batches_per_update",
+    ]
+)
+class PPOLearner:
+    """Trains an on-policy agent on one rollout after the other.
+
+    A rollout is cut into sequences of single episodes. One pass without gradient finds log-probs, values and
+    the values of what followed; GAE gives advantages; then `update_epochs` passes over all sequences follow,
+    in minibatches that are drawn anew each time. Sequences continue from the hidden states that acted.
+
+    Args:
+        agent: acts and learns.
+        learner: applies updates.
+        accelerator: device and processes.
+        num_steps: T, steps of a rollout in every env.
+        num_envs: N, of this process.
+        max_seq_len: of the run.
+        seed: decides the minibatches, with the number of the epoch.
+        cast: makes the autocast context of the forward pass.
+        batches_per_update: parts of a minibatch whose gradients are added up.
+        update_epochs: passes over each rollout.
+        minibatches: of each pass, with about equally many steps.
+        chunk_len: steps in the longest sequence; None for as many as T and max_seq_len allow. Agents without
+            memory train on single steps whatever this is.
+        burn_in: timesteps before a sequence that are read again, without loss, so that its hidden state is
+            one of the present weights. For recurrent encoders.
+        context_mode: what an encoder with a limited context begins a sequence with: "episode" reads the
+            episode's earlier timesteps again, as far as they matter (exact after each update); "segment"
+            continues from the keys and values that acted (cheaper; they age during the updates).
+        target_kl: an update whose minibatch is further than this from the policy that collected, in nats
+            (k3 estimate, all processes), is not made and ends ... None never does.
+        stop_scope: ... this "epoch" or the whole "update" of this rollout.
+        recompute_old: train against the log-probs and values of the pass without gradient, not those that
+            were found while acting.
+        advantage_estimator: makes the estimator.
+        advantage_norm: makes the normaliser of advantages.
+        reward_normalizer: makes the normaliser of rewards, such as @RewardNormalizer; None for none.
+        lr_adapter: makes what adapts the learning rate, such as @KLAdaptiveLR; None for none.
+        finite_checks: "off", "cheap" (each rollout) or "full" (each minibatch too).
+    Raises: ValueError for settings that cannot work together.
+    Source: Schulman et al. 2017, arXiv:1707.06347.
+    """
+
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+        self,
+        agent: OnPolicyAgent,
+        learner: Learner,
+        accelerator: Accelerator,
+        num_steps: int,
+        num_envs: int,
+        max_seq_len: int,
+        seed: int,
+        cast: Callable[[], AbstractContextManager[Any]],
+        batches_per_update: int,
+        *,
+        update_epochs: int = 4,
+        minibatches: int = 4,
+        chunk_len: int | None = None,
+        burn_in: int = 0,
+        context_mode: str = "episode",
+        target_kl: float | None = None,
+        stop_scope: str = "update",
+        recompute_old: bool = True,
+        advantage_estimator: Callable[[], GAE] = GAE,
+        advantage_norm: Callable[[], AdvantageNorm] = AdvantageNorm,
+        reward_normalizer: Callable[[], RewardNormalizer] | None = None,
+        lr_adapter: Callable[[], KLAdaptiveLR] | None = None,
+        finite_checks: str = "cheap",
+    ) -> None:
+        self.agent, self.learner, self.accelerator, self.seed, self.cast = (
+            agent,
+            learner,
+            accelerator,
+            seed,
+            cast,
+        )
+        self.batches_per_update, self.num_steps = batches_per_update, num_steps
+        self.chunk_len = chunk_len or min(num_steps, max_seq_len)
+        self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
+        self.context_mode, self.target_kl, self.stop_scope = context_mode, target_kl, stop_scope
+        self.recompute_old, self.finite_checks = recompute_old, finite_checks
+        self._check_settings(num_envs, max_seq_len)
+        self.advantage_estimator, self.advantage_norm = advantage_estimator(), advantage_norm()
+        self.reward_normalizer = None if reward_normalizer is None else reward_normalizer()
+        self.lr_adapter = None if lr_adapter is None else lr_adapter()
+        self.buffers: list[RolloutBuffer] = []
+        self._has_warned = False
+        self._kls: list[tuple[float, float]] = []  # of the running epoch: KL divergence and timesteps
+
+    def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
+        choices = (
+            ("context_mode", self.context_mode, CONTEXT_MODES),
+            ("stop_scope", self.stop_scope, STOP_SCOPES),
+            ("finite_checks", self.finite_checks, checks.LEVELS),
+        )
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise ValueError(
+                    f"PPOLearner.{name} is {value!r}, allowed are {', '.join(map(repr, allowed))}. "
+                    "Fix: bind one of these."
+                )
+        if self.update_epochs < 1 or self.minibatches < 1 or not 1 <= self.chunk_len <= max_seq_len:
+            raise ValueError(
+                f"PPOLearner has update_epochs={self.update_epochs}, minibatches={self.minibatches} and "
+                f"chunk_len={self.chunk_len}; allowed are at least 1, and for chunk_len at most "
+                f"Experiment.max_seq_len = {max_seq_len}. Fix: bind such values."
+            )
+        longest, has_memory = self.chunk_len, self.agent.context_len != 0
+        if self.burn_in and (not 0 <= self.burn_in <= longest or self.num_steps % longest):
+            raise ValueError(
+                f"PPOLearner.burn_in is {self.burn_in} with chunk_len {longest} and rollouts of "
+                f"{self.num_steps} steps; it must lie between 0 and chunk_len, which must divide the "
+                "rollout. Fix: bind PPOLearner.burn_in, PPOLearner.chunk_len or "
+                "Experiment.train_timesteps_per_epoch so."
+            )
+        most = num_envs * (-(-self.num_steps // longest) if has_memory else self.num_steps)
+        if most < self.minibatches:
+            raise ValueError(
+                f"A rollout of {num_envs} envs x {self.num_steps} steps in sequences of {longest} has {most} "
+                f"sequences, too few for PPOLearner.minibatches = {self.minibatches}. Fix: lower it or "
+                "PPOLearner.chunk_len, or raise Experiment.parallel_actors."
+            )
+
+    @property
+    def rereads_context(self) -> bool:
+        """True when sequences begin with earlier timesteps of their episode instead of a hidden state."""
+        return self.context_mode == "episode" and self.agent.context_len not in (None, 0)
+
+    def make_buffer(self, num_envs: int) -> RolloutBuffer:
+        """A buffer for the rollouts of `num_envs` envs; this learner trains on all that it has made."""
+        history = self.agent.context_len if self.rereads_context else 0
+        buffer = RolloutBuffer(
+            num_envs,
+            self.num_steps,
+            chunk_len=self.chunk_len,
+            burn_in=0 if self.rereads_context else self.burn_in,
+            history=history or 0,
+            keeps_states=self.agent.context_len != 0 and not self.rereads_context,
+        )
+        self.buffers.append(buffer)
+        return buffer
+
+    def train(self, epoch: int, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Train on the rollout that fills the buffers, and free them.
+
+        epoch: decides the minibatches together with the seed. should_stop: asked between updates.
+        Returns: figures of this process's rollout and of the updates.
+        Raises: ValueError when the rollout is incomplete or holds NaN.
+        """
+        rollout = join([buffer.read() for buffer in self.buffers])
+        if self.finite_checks != "off":
+            checks.check_rollout(rollout)
+        actions = sequences.policy_actions(rollout.steps, self.agent.action_dim, self.agent.action_space)
+        tensors = RolloutTensors(rollout, actions, self.accelerator.device)
+        figures = self._prepare(tensors)
+        figures |= self._run_epochs(tensors, epoch, should_stop)
+        if self.rereads_context:  # so that acting, too, goes on from what the new weights make of the episode
+            sizes = [buffer.num_envs for buffer in self.buffers]
+            for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
+                buffer.carried_state = state
+        for buffer in self.buffers:
+            buffer.next_rollout()
+        return figures
+
+    def summary(self) -> str:
+        """What is done with each rollout, in a few words."""
+        updates = self.update_epochs * self.minibatches
+        return f"up to {updates:,} updates on sequences of up to {self.chunk_len} steps"
+
+    def raise_alarm(self, figures: dict[str, float]) -> None:
+        """Warn, once, when acting and training do not agree on what the same weights do."""
+        limit = _ALARM[self.accelerator.mixed_precision]
+        found = figures.get("initial_logratio_abs_max", 0.0)
+        if found > limit and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Log-probs of a rollout differ by up to %.3g nats from what the same weights give when "
+                "sequences are read again (expected below %g). The encoder does not do the same in acting and "
+                "training, or something moved in between; see ppo/initial_logratio_abs_max.",
+                found,
+                limit,
+            )
+
+    # ---- before the updates ----
+
+    def _pieces(self, tensors: RolloutTensors) -> Pieces:
+        """The sequences to train on."""
+        if self.agent.context_len == 0:
+            return sequences.single_steps(tensors.rollout)
+        context = self.agent.context_len if self.rereads_context else None
+        return sequences.cut(tensors.rollout, self.chunk_len, context=context, burn_in=self.burn_in)
+
+    def _prepare(self, tensors: RolloutTensors) -> dict[str, float]:
+        """Evaluate the rollout, estimate and normalise advantages; fills `tensors.results`."""
+        steps = tensors.rollout.steps
+        mask = torch.from_numpy(steps["valid"]).to(tensors.device)
+        found, next_values = evaluate_rollout(
+            self.agent, tensors, self._evaluation_places(tensors), self.cast
+        )
+        figures = disagreement(found, steps, mask)
+        if not self.recompute_old:
+            for name in ("log_probs", "values"):
+                acted = torch.from_numpy(steps[name]).to(tensors.device)
+                found[name] = acted.reshape(found[name].shape)
+        terminated, ended = (
+            torch.from_numpy(steps[name]).to(tensors.device) for name in ("terminated", "ended")
+        )
+        rewards = torch.from_numpy(steps["rewards"].astype(np.float32)).to(tensors.device)
+        rewards = rewards.where(mask, 0.0)
+        if self.reward_normalizer is not None:
+            rewards = self.reward_normalizer(rewards, ended, mask)
+            figures["normalized_reward"] = float(rewards[mask].mean())
+        values = found["values"].view(mask.shape)
+        advantages, returns = self.advantage_estimator(rewards, values, next_values, terminated, ended, mask)
+        figures |= spread(values, returns, advantages, mask)
+        if not self.advantage_norm.per_minibatch:
+            advantages = self.advantage_norm(advantages, mask)
+        found["advantages"], found["returns"] = advantages.reshape(-1, 1), returns.reshape(-1, 1)
+        self.agent.update_values_statistics(returns[..., None], mask[..., None])
+        tensors.results = found
+        return figures
+
+    def _evaluation_places(self, tensors: RolloutTensors) -> Iterator[Places]:
+        """All steps and what followed them, in groups that take no more memory than a minibatch."""
+        count = self.minibatches * self.batches_per_update
+        if self.agent.context_len == 0:
+            yield from tensors.all_timesteps().split(count)
+            return
+        pieces = self._pieces(tensors)
+        by_length = np.argsort(pieces.lengths, kind="stable")  # little padding
+        for index in np.array_split(by_length, min(count, len(pieces))):
+            yield tensors.places(pieces.take(index), tails=True)
+
+    # ---- the updates ----
+
+    def _run_epochs(
+        self, tensors: RolloutTensors, epoch: int, should_stop: Callable[[], bool]
+    ) -> dict[str, float]:
+        """All passes over the rollout; returns the means of their figures."""
+        self.agent.train()
+        rng = np.random.default_rng([self.seed, epoch, self.accelerator.process_index])
+        pieces, sums = self._pieces(tensors), _Means()
+        num_updates, last_kl, is_over = 0, 0.0, False
+        for _ in range(self.update_epochs):
+            self._kls = []
+            for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
+                metrics = self._update(tensors, part, with_metrics=not self._kls)
+                if metrics is None:
+                    is_over = self.stop_scope == "update"
+                    break
+                num_updates += 1
+                sums.add(metrics)
+                if should_stop():
+                    is_over = True
+                    break
+            last_kl = _mean_kl(self._kls)
+            if self.lr_adapter is not None and not self.lr_adapter.per_minibatch:
+                self._adapt(last_kl)
+            if is_over:
+                break
+        self.agent.after_rollout(last_kl)
+        planned = self.update_epochs * self.minibatches
+        figures = {"kl_last": last_kl, "updates": float(num_updates), "updates_share": num_updates / planned}
+        return sums.means() | figures | {"learning_rate": self.learner.learning_rate}
+
+    def _update(
+        self, tensors: RolloutTensors, pieces: Pieces, with_metrics: bool
+    ) -> dict[str, Tensor] | None:
+        """One update; None if the policy is too far already."""
+        places = tensors.places(pieces).split(min(self.batches_per_update, len(pieces)))
+        batches = [tensors.gather(part, tensors.results) for part in places]
+        if self.advantage_norm.per_minibatch:
+            batches = self._normalized(batches)
+        if self.finite_checks == "full":
+            for batch in batches:
+                checks.check_batch(batch)
+        metrics = self.learner.update(batches, with_metrics, before_step=self._may_step)
+        return None if self.learner.was_vetoed else metrics
+
+    def _normalized(self, batches: Sequence[RolloutBatch]) -> list[RolloutBatch]:
+        """Micro-batches with their advantages normalised over all of them."""
+        advantages = torch.cat(
+            [batch.advantages.reshape(-1) for batch in batches if batch.advantages is not None]
+        )
+        mask = torch.cat([batch.mask.reshape(-1) for batch in batches])
+        parts = self.advantage_norm(advantages, mask).split([batch.mask.numel() for batch in batches])
+        return [
+            dataclasses.replace(batch, advantages=part.view(batch.mask.shape))
+            for batch, part in zip(batches, parts, strict=True)
+        ]
+
+    def _may_step(self, results: Sequence[LossResult], weights: Sequence[LossWeights]) -> bool:
+        """Asked before the step: note the KL divergence of all processes, and decide alike in all."""
+        counts = [float(weight.actor_mask.sum()) for weight in weights]
+        own = [sum(float(r.metrics["kl"]) * n for r, n in zip(results, counts, strict=True)), sum(counts)]
+        total, count = sum_over_ranks(own, self.accelerator)
+        kl = total / max(count, 1.0)
+        self._kls.append((kl, count))
+        if self.target_kl is not None and kl > self.target_kl:
+            return False
+        if self.lr_adapter is not None and self.lr_adapter.per_minibatch:
+            self._adapt(kl)
+        return True
+
+    def _adapt(self, kl: float) -> None:
+        assert self.lr_adapter is not None
+        self.learner.lr_scale = self.lr_adapter.adapt(kl, self.learner.base_learning_rate)
+
+    def set_progress(self, progress: float) -> None:
+        """Where training stands, 0 to 1, for all schedules."""
+        self.agent.set_progress(progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What exact resumption needs of this process, JSON-able."""
+        return {
+            "advantage_norm": self.advantage_norm.state_dict(),
+            "reward_normalizer": None
+            if self.reward_normalizer is None
+            else self.reward_normalizer.state_dict(),
+            "lr_adapter": None if self.lr_adapter is None else self.lr_adapter.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; parts that this run does without are left out."""
+        self.advantage_norm.load_state_dict(state["advantage_norm"])
+        if self.reward_normalizer is not None and state["reward_normalizer"] is not None:
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+        if self.lr_adapter is not None and state["lr_adapter"] is not None:
+            self.lr_adapter.load_state_dict(state["lr_adapter"])
+            self.learner.lr_scale = self.lr_adapter.scale
+
+
+class _Means:
+    """Means of scalar tensors by name, over however many updates reported them."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value.detach()
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def means(self) -> dict[str, float]:
+        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+
+
+def _mean_kl(kls: Sequence[tuple[float, float]]) -> float:
+    """Of (divergence, timesteps) pairs, weighted."""
+    count = sum(n for _, n in kls)
+    return sum(kl * n for kl, n in kls) / count if count else 0.0

@@ -1,0 +1,297 @@
+"""Cutting a rollout into sequences: where each begins, what is read before it, and how it becomes a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from ...data import RolloutBatch
+from ..sink import Arrays
+from .buffer import CollectedRollout
+
+_FRESH = np.iinfo(np.int64).min  # start of a sequence that needs no state
+PADDING, STEP, CONTEXT, TAIL = range(4)
+Results = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """P sequences of consecutive steps of single episodes; all arrays are (P,) int64.
+
+    envs: of which env. firsts: number of the first step. lengths: in steps.
+    prefixes: timesteps that are read before the first step, without loss.
+    starts: the step before which the hidden state was taken (below 0: of the rollout before); the smallest
+        integer to begin with none.
+    """
+
+    envs: np.ndarray
+    firsts: np.ndarray
+    lengths: np.ndarray
+    prefixes: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        """P."""
+        return len(self.envs)
+
+    def take(self, index: np.ndarray) -> Pieces:
+        """The pieces that `index` names."""
+        return Pieces(
+            self.envs[index],
+            self.firsts[index],
+            self.lengths[index],
+            self.prefixes[index],
+            self.starts[index],
+        )
+
+
+def cut(rollout: CollectedRollout, chunk_len: int, *, context: int | None, burn_in: int = 0) -> Pieces:
+    """Cut every env's steps at multiples of chunk_len, at episode borders and at steps that are none.
+
+    Args:
+        rollout: what was collected.
+        chunk_len: in steps.
+        context: timesteps of the running episode to read again before a piece, at most; None to continue from
+            the kept hidden states instead.
+        burn_in: timesteps before each chunk's first from whose kept state it is continued, without loss.
+    """
+    valid = rollout.steps["valid"].T  # (N, T)
+    num_steps = valid.shape[1]
+    resets = rollout.resets[rollout.history : rollout.history + num_steps].T
+    chunk_start = np.zeros(num_steps, np.bool_)
+    chunk_start[::chunk_len] = True
+    begins = valid.copy()
+    begins[:, 1:] &= chunk_start[1:] | resets[:, 1:] | ~valid[:, :-1]
+    envs, firsts = np.nonzero(begins)
+    # A piece ends where the next one of its env begins, or before the next step that is none.
+    stops = np.full(len(envs), num_steps)
+    same_env = envs[1:] == envs[:-1]
+    stops[:-1][same_env] = firsts[1:][same_env]
+    next_invalid = _next_true(~valid)
+    lengths = np.minimum(stops, next_invalid[envs, firsts]) - firsts
+    rows = rollout.history + firsts
+    ages = rollout.time_idxs[rows, envs, 0]
+    is_fresh = rollout.resets[rows, envs]
+    reach = burn_in if context is None else context
+    known = rows - rollout.known_from[envs]
+    prefixes = np.where(is_fresh, 0, np.minimum(np.minimum(ages, reach), known))
+    starts = np.full(len(envs), _FRESH)
+    if context is None:
+        continues = ~is_fresh & (prefixes < ages)
+        starts = np.where(continues, firsts - prefixes, _FRESH)
+        assert np.isin(starts[continues], list(rollout.states)).all()
+    return Pieces(envs, firsts, lengths, prefixes, starts)
+
+
+def single_steps(rollout: CollectedRollout) -> Pieces:
+    """Every step as a piece of its own, for agents without memory."""
+    firsts, envs = np.nonzero(rollout.steps["valid"])
+    zeros = np.zeros(len(envs), np.int64)
+    return Pieces(envs, firsts, zeros + 1, zeros, zeros + _FRESH)
+
+
+@dataclass(frozen=True)
+class Places:
+    """P sequences of L places: which timestep and which step stands where, as flat numbers of RolloutTensors.
+
+    timesteps, steps: (P, L) int64; steps are 0 where there is none.
+    kinds: (P, L) int8, PADDING, STEP, CONTEXT (only read) or TAIL (what followed the last step).
+    is_fresh: (P,) bool, True where a sequence begins without a state.
+    states: (P,) int64, row of the kept hidden states; None if all begin without.
+    """
+
+    timesteps: Tensor
+    steps: Tensor
+    kinds: Tensor
+    is_fresh: Tensor
+    states: Tensor | None
+
+    def split(self, count: int) -> list[Places]:
+        """`count` groups of sequences of about equal number."""
+        if count == 1:
+            return [self]
+        parts = [x.tensor_split(count) for x in (self.timesteps, self.steps, self.kinds, self.is_fresh)]
+        states = [None] * count if self.states is None else self.states.tensor_split(count)
+        return [Places(*part) for part in zip(*parts, states, strict=True)]
+
+
+class RolloutTensors:
+    """A rollout as flat tensors on the agent's device, from which batches of pieces are gathered.
+
+    Timesteps are numbered row by row, followed by the last ones of truncated episodes; steps likewise.
+
+    obs, rl2s, time_idxs: each (R, ...), R timesteps. actions: (T * N, A) float32. valid: (T * N, 1) bool.
+    successors: (T, N) int64 (numpy), the timestep that followed each step.
+
+    Args:
+        rollout: what was collected.
+        actions: (T, N, A) float32, as in RolloutBatch.
+        device: where the agent is.
+    """
+
+    def __init__(self, rollout: CollectedRollout, actions: np.ndarray, device: torch.device) -> None:
+        self.rollout, self.device = rollout, device
+        self.num_steps, self.num_envs = rollout.steps["valid"].shape
+        finals = rollout.finals
+
+        def flat(rows: np.ndarray, ends: Sequence[np.ndarray]) -> Tensor:
+            return torch.from_numpy(np.concatenate([rows.reshape(-1, *rows.shape[2:]), *ends])).to(device)
+
+        self.obs = {key: flat(value, [f.obs[key] for f in finals]) for key, value in rollout.obs.items()}
+        self.rl2s = flat(rollout.rl2s, [f.rl2s for f in finals])
+        self.time_idxs = flat(rollout.time_idxs, [f.time_idxs for f in finals])
+        self.actions = flat(actions, [])
+        self.valid = flat(rollout.steps["valid"], [])[:, None]
+        self.successors = self._find_successors()
+        self._state_rows = {step: i * self.num_envs for i, step in enumerate(sorted(rollout.states))}
+        states = [rollout.states[step] for step in sorted(rollout.states)]
+        self._states = (
+            {key: torch.cat([state[key] for state in states]).to(device) for key in states[0]}
+            if states
+            else {}
+        )
+
+    def _find_successors(self) -> np.ndarray:
+        history, shape = self.rollout.history, (self.num_steps, self.num_envs)
+        first = (history + 1) * self.num_envs
+        following = first + np.arange(self.num_steps * self.num_envs).reshape(shape)
+        number = self.rollout.resets.size
+        for part in self.rollout.finals:
+            following[part.steps, part.envs] = number + np.arange(len(part.envs))
+            number += len(part.envs)
+        return following
+
+    def places(self, pieces: Pieces, *, tails: bool = False) -> Places:
+        """Where everything of some pieces stands. tails: add what followed a piece's last step, unless
+        it terminated the episode.
+        """
+        lengths = pieces.prefixes + pieces.lengths
+        place = np.arange(int(lengths.max()) + int(tails))
+        steps = pieces.firsts[:, None] - pieces.prefixes[:, None] + place
+        timesteps = (self.rollout.history + steps) * self.num_envs + pieces.envs[:, None]
+        steps = steps * self.num_envs + pieces.envs[:, None]
+        inside = np.where(place < lengths[:, None], STEP, PADDING)
+        kinds = np.where(place < pieces.prefixes[:, None], CONTEXT, inside).astype(np.int8)
+        if tails:
+            lasts = pieces.firsts + pieces.lengths - 1
+            rows = np.flatnonzero(~self.rollout.steps["terminated"][lasts, pieces.envs])
+            timesteps[rows, lengths[rows]] = self.successors[lasts[rows], pieces.envs[rows]]
+            kinds[rows, lengths[rows]] = TAIL
+        timesteps[kinds == PADDING] = 0
+        steps[kinds != STEP] = 0
+        is_fresh, states = pieces.starts == _FRESH, None
+        if self._states and not is_fresh.all():
+            states = (
+                np.array([self._state_rows.get(start, 0) for start in pieces.starts.tolist()]) + pieces.envs
+            )
+        return self._placed(timesteps, steps, kinds, is_fresh, states)
+
+    def all_timesteps(self) -> Places:
+        """Every timestep of this rollout as a sequence of its own, for agents without memory."""
+        timesteps = np.arange(self.rollout.history * self.num_envs, len(self.rl2s))[:, None]
+        steps = np.arange(len(timesteps))[:, None]
+        is_step = steps < self.num_steps * self.num_envs
+        kinds = np.where(is_step, STEP, TAIL).astype(np.int8)
+        return self._placed(
+            timesteps, np.where(is_step, steps, 0), kinds, np.ones(len(steps), np.bool_), None
+        )
+
+    def running_episodes(self, context: int) -> tuple[Places, Tensor, Tensor]:
+        """The timesteps of every env's running episode before the newest one, at most `context` of them.
+
+        Returns: places (N, L) that all end with the last step; where each begins, (N, L) bool; and whether the
+            episode begins only now, (N,) bool.
+        """
+        newest = self.rollout.history + self.num_steps
+        known = newest - self.rollout.known_from
+        lengths = np.minimum(np.minimum(self.rollout.time_idxs[newest, :, 0], context), known)
+        is_fresh = self.rollout.resets[newest] | (lengths == 0)
+        lengths = np.where(is_fresh, 1, lengths)
+        width, envs = int(lengths.max()), np.arange(self.num_envs)
+        rows = newest - width + np.arange(width)
+        begins = np.arange(width) == width - lengths[:, None]
+        kinds = np.where(np.arange(width) >= width - lengths[:, None], CONTEXT, PADDING).astype(np.int8)
+        timesteps = np.where(kinds == PADDING, 0, rows * self.num_envs + envs[:, None])
+        none = np.zeros(self.num_envs, np.bool_)
+        places = self._placed(timesteps, np.zeros_like(timesteps), kinds, none, None)
+        resets, fresh = (torch.from_numpy(x).to(self.device) for x in (begins, is_fresh))
+        return places, resets, fresh
+
+    def _placed(self, *arrays: np.ndarray | None) -> Places:
+        return Places(*(None if x is None else torch.from_numpy(x).to(self.device) for x in arrays))
+
+    def gather(self, places: Places, results: Results) -> RolloutBatch:
+        """The batch of some places, with `results` (T * N, ...) by field name filled in where steps are."""
+        timesteps, steps = places.timesteps, places.steps
+        exists, is_step = (places.kinds != PADDING)[..., None], (places.kinds == STEP)[..., None]
+        # A piece lies within one episode, so an episode can begin with its first place only.
+        resets = torch.zeros(timesteps.shape, dtype=torch.bool, device=self.device)
+        resets[:, 0] = places.is_fresh
+
+        def at_steps(values: Tensor) -> Tensor:
+            return values[steps] * is_step
+
+        start = None
+        if places.states is not None:
+            start = {key: value[places.states] for key, value in self._states.items()}
+        return RolloutBatch(
+            obs={key: value[timesteps] for key, value in self.obs.items()},
+            rl2s=self.rl2s[timesteps] * exists,
+            time_idxs=self.time_idxs[timesteps] * exists,
+            resets=resets,
+            actions=at_steps(self.actions),
+            mask=is_step & self.valid[steps],
+            start=start,
+            **{name: at_steps(values) for name, values in results.items()},
+        )
+
+
+def _next_true(flags: np.ndarray) -> np.ndarray:
+    """(N, T) bool -> (N, T) int64, the first place from here on that is True, T if there is none."""
+    num_steps = flags.shape[1]
+    place = np.where(flags, np.arange(num_steps), num_steps)
+    nearest: np.ndarray = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]
+    return nearest
+
+
+def shuffled_minibatches(pieces: Pieces, count: int, rng: np.random.Generator) -> list[Pieces]:
+    """All pieces in `count` random groups of about equally many steps, none of them empty.
+
+    Raises: ValueError when there are fewer pieces than groups.
+    """
+    if len(pieces) < count:
+        raise ValueError(
+            f"The rollout has {len(pieces)} sequences, too few for {count} minibatches. Fix: lower "
+            "PPOLearner.minibatches or PPOLearner.chunk_len, or use more environments."
+        )
+    order = rng.permutation(len(pieces))
+    ends = np.cumsum(pieces.lengths[order])
+    goals = ends[-1] * np.arange(1, count) / count
+    borders = np.searchsorted(ends, goals, side="left") + 1
+    for i in range(count - 1):  # every group keeps at least one piece
+        least = (borders[i - 1] if i else 0) + 1
+        borders[i] = min(max(borders[i], least), len(pieces) - (count - 1 - i))
+    return [pieces.take(part) for part in np.split(order, borders)]
+
+
+def policy_actions(steps: Arrays, action_dim: int, space: Space[Any]) -> np.ndarray:
+    """(T, N, A) float32, what the policy chose: one-hot if discrete, else its sample before clipping."""
+    if isinstance(space, spaces.Discrete):
+        nvec = [int(space.n)]
+    elif isinstance(space, spaces.MultiDiscrete):
+        nvec = [int(n) for n in space.nvec]
+    else:
+        chosen: np.ndarray = steps.get("samples", steps["actions"])
+        return chosen.astype(np.float32, copy=False)
+    indices = steps["actions"].reshape(*steps["actions"].shape[:2], len(nvec))
+    one_hot = np.zeros((*indices.shape[:2], action_dim), np.float32)
+    offsets = np.cumsum([0, *nvec])[:-1]
+    # Steps that were none may hold any action.
+    np.put_along_axis(one_hot, np.clip(indices + offsets, 0, action_dim - 1), 1.0, axis=-1)
+    return one_hot

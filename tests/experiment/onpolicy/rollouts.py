@@ -1,0 +1,191 @@
+"""Real rollouts of a real agent in small scripted environments, and what they should have given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from accelerate import Accelerator
+from gymnasium import spaces
+from torch import Tensor
+
+from loxodon.agents import AdvantageNorm, PPOAgent
+from loxodon.envs import EnvSpec, make_vector_env
+from loxodon.experiment import Histories, Learner
+from loxodon.experiment.learner import LossWeights, combine_losses, make_optimizer
+from loxodon.experiment.onpolicy import OnPolicyCollector, PPOLearner
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
+
+CPU = torch.device("cpu")
+
+
+class RandomLengths(gym.Env[np.ndarray, Any]):
+    """Noise to look at; episodes of 1 to `longest` steps that terminate or are truncated, as chance has it."""
+
+    def __init__(self, longest: int = 6, is_discrete: bool = True) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(3) if is_discrete else spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.longest = longest
+
+    def _obs(self) -> np.ndarray:
+        return self.np_random.standard_normal(3).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, self.longest + 1))
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        truncates = bool(self.np_random.random() < 0.5)
+        over = self.left == 0
+        return self._obs(), float(self.np_random.random()), over and not truncates, over and truncates, {}
+
+
+def make_agent(
+    traj_type: Callable[..., Any] = GRUTrajEncoder,
+    *,
+    max_seq_len: int = 8,
+    is_discrete: bool = True,
+    seed: int = 0,
+    normalize_inputs: bool = False,
+    **kwargs: Any,
+) -> PPOAgent:
+    """A small agent whose policy differs clearly from state to state."""
+    torch.manual_seed(seed)
+    env = RandomLengths(is_discrete=is_discrete)
+    agent = PPOAgent(
+        spaces.Dict({"observation": env.observation_space}),
+        env.action_space,
+        lambda *args: FFTstepEncoder(
+            *args, n_layers=1, d_hidden=16, d_output=16, normalize_inputs=normalize_inputs
+        ),
+        traj_type,
+        max_seq_len,
+        **kwargs,
+    )
+    for parameter in agent.policy_head.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return agent
+
+
+def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) -> PPOLearner:
+    """PPO's learner around a plain optimizer."""
+    accelerator = Accelerator(cpu=True)
+    optimizer = make_optimizer(agent.trainable_params(), learning_rate=1e-2, l2_coeff=0.0, fused=True)
+    model, optimizer = accelerator.prepare(agent, optimizer)
+
+    def compute_loss(batch: Any, weights: LossWeights, with_metrics: bool) -> Any:
+        return combine_losses(model(batch, with_metrics), weights, 0.5)
+
+    learner = Learner(
+        agent,
+        model,
+        optimizer,
+        accelerator,
+        compute_loss=compute_loss,
+        edit_actor_mask=lambda batch, mask: mask,
+        edit_critic_mask=lambda batch, mask: mask,
+        lr_warmup_steps=0,
+        grad_clip=1.0,
+    )
+    batches_per_update = kwargs.pop("batches_per_update", 1)
+    return PPOLearner(
+        agent,
+        learner,
+        accelerator,
+        num_steps,
+        num_envs,
+        agent.max_seq_len,
+        0,
+        nullcontext,
+        batches_per_update,
+        **{"minibatches": 2, **kwargs},
+    )
+
+
+def make_collector(
+    agent: PPOAgent, learner: PPOLearner, envs: Any = None, num_envs: int = 4, sink: Any = None, **kwargs: Any
+) -> OnPolicyCollector:
+    """A collector whose buffer the learner trains on; `kwargs` go to the environments."""
+    if envs is None:
+        is_discrete = isinstance(agent.action_space, spaces.Discrete)
+        specs = [EnvSpec(RandomLengths, {"is_discrete": is_discrete, **kwargs})] * num_envs
+        envs = make_vector_env(specs, "sync")
+    buffer = learner.make_buffer(envs.num_envs)
+    histories = Histories.create(envs.num_envs)
+    agent.eval()
+    return OnPolicyCollector(
+        buffer, envs, agent, CPU, None, sink(buffer) if sink else buffer, histories, True
+    )
+
+
+class Witness:
+    """A sink that remembers everything, to tell afterwards what each step's past really was.
+
+    timesteps: by env, a list of (obs, rl2s, time_idx, is_first) in the order in which they were seen.
+    """
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer, self.policy_version = buffer, None
+        self.episodes: list[list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]]] = []
+        self.steps: list[list[tuple[int, int]]] = []  # by env, episode and place of each step
+        self.finals: dict[tuple[int, int], tuple[int, int]] = {}  # (step, env) -> episode and place
+
+    def begin(self, rows: Any, obs: Any, rl2s: Any, time_idxs: Any, env_names: Any) -> None:
+        self.buffer.begin(rows, obs, rl2s, time_idxs, env_names)
+        if not self.episodes:
+            self.episodes, self.steps = [[] for _ in range(len(rl2s))], [[] for _ in range(len(rl2s))]
+        for n in rows:
+            self.episodes[n].append([_timestep(n, obs, rl2s, time_idxs)])
+
+    def add(self, actions, rewards, terminated, ended, obs, rl2s, time_idxs, ignored=None, extras=None):  # type: ignore[no-untyped-def]
+        self.buffer.add(actions, rewards, terminated, ended, obs, rl2s, time_idxs, ignored, extras)
+        for n in range(len(rl2s)):
+            episode = self.episodes[n][-1]
+            self.steps[n].append((len(self.episodes[n]) - 1, len(episode) - 1))
+            episode.append(_timestep(n, obs, rl2s, time_idxs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.buffer, name)
+
+
+def _timestep(n: int, obs: Any, rl2s: Any, time_idxs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return obs["observation"][n].copy(), rl2s[n].copy(), time_idxs[n].copy()
+
+
+@torch.no_grad()
+def values_of(agent: PPOAgent, episode: Sequence[Any]) -> Tensor:
+    """(len(episode),) what the agent's value function says when it lives through an episode from its start."""
+    hidden, values = agent.init_hidden_state(1, CPU), []
+    for obs, rl2, time_idx in episode:
+        output = agent.act(
+            {"observation": torch.from_numpy(obs)[None]},
+            torch.from_numpy(rl2)[None],
+            torch.from_numpy(time_idx)[None],
+            hidden,
+            True,
+        )
+        hidden = output.hidden_state
+        values.append(output.extras["values"][0, 0])
+    return torch.stack(values)
+
+
+class RecordingEstimator:
+    """Keeps what GAE was given and returned."""
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator, self.calls, self.results = estimator, [], []
+
+    def __call__(self, *args: Tensor) -> Any:
+        self.calls.append(args)
+        self.results.append(self.estimator(*args))
+        return self.results[-1]
+
+
+def no_advantage_norm() -> AdvantageNorm:
+    return AdvantageNorm(mode="none")

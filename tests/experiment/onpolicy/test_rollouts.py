@@ -1,0 +1,250 @@
+"""A rollout that is read again gives what acting gave, and values of what really followed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from loxodon.agents import GAE, PPOAgent
+from loxodon.envs import EnvSpec, make_vector_env
+from loxodon.experiment.onpolicy import OnPolicyCollector
+from loxodon.nets import (
+    FFTrajEncoder,
+    GRUTrajEncoder,
+    IdentityTrajEncoder,
+    LSTMTrajEncoder,
+    TransformerTrajEncoder,
+)
+
+from .rollouts import (
+    RecordingEstimator,
+    Witness,
+    make_agent,
+    make_collector,
+    make_learner,
+    no_advantage_norm,
+    values_of,
+)
+
+ENCODERS: dict[str, Any] = {
+    "identity": IdentityTrajEncoder,
+    "ff": partial(FFTrajEncoder, d_model=16),
+    "gru": partial(GRUTrajEncoder, d_hidden=16, d_output=16, n_layers=2),
+    "lstm": partial(LSTMTrajEncoder, d_hidden=16, d_output=16, n_layers=1),
+    "transformer": partial(
+        TransformerTrajEncoder, d_model=16, n_heads=2, d_ff=32, n_layers=2, dropout_ff=0.0, dropout_emb=0.0
+    ),
+}
+
+
+@pytest.mark.parametrize("context_mode", ["episode", "segment"])
+@pytest.mark.parametrize("longest", [4, 30], ids=["short episodes", "longer than rollout and window"])
+@pytest.mark.parametrize("chunk_len", [8, 3])
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_reading_a_rollout_again_gives_what_acting_gave(
+    encoder: str, chunk_len: int, longest: int, context_mode: str, share: bool
+) -> None:
+    agent = make_agent(ENCODERS[encoder], share_encoder=share)
+    estimator = RecordingEstimator(GAE())
+    learner = make_learner(
+        agent,
+        8,
+        4,
+        chunk_len=chunk_len,
+        context_mode=context_mode,
+        update_epochs=1,
+        advantage_estimator=lambda: estimator,
+    )
+    collector = make_collector(agent, learner, sink=Witness, longest=longest)
+    learner.learner.lr_scale = 0.0  # weights stay, so that later rollouts continue from exact states
+    witness = collector.sink
+    for epoch in range(4):
+        collector.collect(8)
+        num_before = 8 * epoch
+        figures = learner.train(epoch)
+        assert figures["initial_logratio_abs_max"] < 1e-5
+        assert figures["initial_value_diff_abs_max"] < 1e-5
+        _, values, next_values, terminated, _, _ = estimator.calls[-1]
+        for n in range(4):
+            for t in range(8):
+                episode, place = witness.steps[n][num_before + t]
+                expected = values_of(agent, witness.episodes[n][episode])
+                torch.testing.assert_close(values[t, n], expected[place], rtol=0, atol=1e-5)
+                if not terminated[t, n]:
+                    torch.testing.assert_close(next_values[t, n], expected[place + 1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("context_mode", ["episode", "segment"])
+@pytest.mark.parametrize("encoder", ["gru", "transformer"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_acting_and_reading_agree_although_weights_and_statistics_move(
+    encoder: str, context_mode: str, share: bool
+) -> None:
+    agent = make_agent(ENCODERS[encoder], share_encoder=share, normalize_inputs=True)
+    learner = make_learner(agent, 8, 4, chunk_len=4, context_mode=context_mode)
+    collector = make_collector(agent, learner, longest=30)
+    before = [p.detach().clone() for p in agent.parameters()]
+    for epoch in range(4):
+        collector.collect(8)
+        figures = learner.train(epoch)
+        assert figures["initial_logratio_abs_max"] < 1e-5
+        assert figures["initial_value_diff_abs_max"] < 1e-5
+    assert not all(torch.equal(p, q) for p, q in zip(before, agent.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("is_discrete", [True, False])
+def test_continuous_actions_are_judged_before_they_are_clipped(is_discrete: bool) -> None:
+    agent = make_agent(is_discrete=is_discrete)
+    learner = make_learner(agent, 8, 4)
+    collector = make_collector(agent, learner)
+    collector.collect(8)
+    steps = collector.buffer.read().steps
+    if not is_discrete:
+        assert (np.abs(steps["samples"]) > 1.0).any()
+        assert (np.abs(steps["actions"]) <= 1.0).all()
+    assert learner.train(0)["initial_logratio_abs_max"] < 1e-5
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_burn_in_begins_earlier_and_changes_nothing_before_the_first_update(burn_in: int) -> None:
+    agent = make_agent()
+    learner = make_learner(agent, 8, 4, chunk_len=4, burn_in=burn_in)
+    learner.learner.lr_scale = 0.0
+    collector = make_collector(agent, learner, longest=30)
+    for epoch in range(3):
+        collector.collect(8)
+        figures = learner.train(epoch)
+        assert figures["initial_logratio_abs_max"] < 1e-5
+        assert figures["initial_value_diff_abs_max"] < 1e-5
+
+
+class LateCollector(OnPolicyCollector):
+    """Stores the hidden state after the step, as a well-known library does."""
+
+    def _act(self, state: Any) -> np.ndarray:
+        wants_state = self.buffer.wants_state
+        actions = super()._act(state)
+        if wants_state:
+            self.buffer.keep_state(self.agent.export_hidden_state(state.hidden_state))
+        return actions
+
+
+def test_the_alarm_rings_when_the_state_after_the_step_is_stored(caplog: pytest.LogCaptureFixture) -> None:
+    for kind, is_right in ((OnPolicyCollector, True), (LateCollector, False)):
+        agent = make_agent()
+        learner = make_learner(agent, 8, 4, chunk_len=4)
+        collector = make_collector(agent, learner, longest=30)
+        collector.__class__ = kind
+        collector.collect(8)
+        figures = learner.train(0)
+        learner.raise_alarm(figures)
+        assert (figures["initial_logratio_abs_max"] < 1e-5) is is_right
+        assert ("Log-probs of a rollout differ" in caplog.text) is not is_right
+
+
+class ValueIsObservation(PPOAgent):
+    """Its value of a timestep is what it sees."""
+
+    def evaluate(self, batch: Any) -> Any:
+        found = super().evaluate(batch)
+        return type(found)(found.log_probs, batch.obs["observation"].float(), found.entropy, found.params)
+
+
+class GoldenEnv(gym.Env[np.ndarray, int]):
+    """The observations are the values of the golden case; the first episode is truncated after three steps."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    EPISODES = ([5.0, 4.8, 4.6, 4.4], [9.0, 8.8, 8.6, 8.4])
+
+    def __init__(self, terminates: bool = False) -> None:
+        self.terminates, self.episode = terminates, -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.episode, self.t = (self.episode + 1) % 2, 0
+        return np.float32([self.EPISODES[self.episode][0]]), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        over = self.t == 3 and self.episode == 0
+        obs = np.float32([self.EPISODES[self.episode][self.t]])
+        return obs, 1.0, over and self.terminates, over and not self.terminates, {}
+
+
+def golden_vector_env(mode: str, terminates: bool) -> gym.vector.VectorEnv[Any, Any, Any]:
+    return gym.vector.SyncVectorEnv([lambda: GoldenEnv(terminates)], autoreset_mode=AutoresetMode(mode))
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
+@pytest.mark.parametrize(
+    ("terminates", "expected"),
+    [
+        (False, [2.1298, 1.4650, 0.7560, 2.0168, 1.3874, 0.7160]),
+        (True, [-1.7232, -2.6318, -3.6000, 2.0168, 1.3874, 0.7160]),
+    ],
+)
+@pytest.mark.parametrize("encoder", ["identity", "gru"])
+def test_golden_advantages_in_every_autoreset_mode(
+    mode: str, terminates: bool, expected: list[float], encoder: str
+) -> None:
+    spec = EnvSpec(golden_vector_env, {"mode": mode, "terminates": terminates})
+    envs = make_vector_env([spec], "already_vectorized")
+    torch.manual_seed(0)
+    agent = ValueIsObservation(
+        envs.single_observation_space,
+        envs.single_action_space,
+        make_agent().tstep_encoder.__class__,
+        ENCODERS[encoder],
+        8,
+    )
+    num_steps = 7 if mode == "NextStep" else 6  # one row is no step
+    estimator = RecordingEstimator(GAE(gamma=0.99, lam=0.95))
+    learner = make_learner(
+        agent,
+        num_steps,
+        1,
+        minibatches=1,
+        advantage_estimator=lambda: estimator,
+        advantage_norm=no_advantage_norm,
+    )
+    collector = make_collector(agent, learner, envs=envs)
+    collector.collect(num_steps)
+    learner.train(0)
+    mask = estimator.calls[0][-1]
+    assert int(mask.sum()) == 6
+    found = estimator.results[0][0][mask]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-4)
+
+
+def test_two_buffers_give_what_one_gives() -> None:
+    figures = []
+    for num_parts in (1, 2):
+        agent = make_agent()
+        learner = make_learner(agent, 8, 4, chunk_len=4, minibatches=1, update_epochs=2)
+        envs = [make_vector_env([EnvSpec(GoldenEnv)] * (4 // num_parts), "sync") for _ in range(num_parts)]
+        agent = ValueIsObservation(
+            envs[0].single_observation_space,
+            envs[0].single_action_space,
+            make_agent().tstep_encoder.__class__,
+            ENCODERS["gru"],
+            8,
+        )
+        torch.manual_seed(3)
+        for name, parameter in agent.named_parameters():
+            torch.nn.init.normal_(parameter, std=0.1) if "norm" not in name else None
+        learner = make_learner(agent, 3, 4, chunk_len=2, minibatches=1, update_epochs=2)
+        for part in envs:
+            collector = make_collector(agent, learner, envs=part)
+            collector.sample = False
+            collector.collect(3)
+        learner.train(0)
+        figures.append(torch.cat([p.detach().flatten() for p in agent.parameters()]))
+    torch.testing.assert_close(figures[0], figures[1], rtol=0, atol=1e-4)

@@ -1,0 +1,58 @@
+"""One small trajectory encoder of each kind, for the tests of their common contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from loxodon.nets import (
+    FFTrajEncoder,
+    GRUTrajEncoder,
+    IdentityTrajEncoder,
+    LSTMTrajEncoder,
+    TrajEncoder,
+    TransformerTrajEncoder,
+)
+
+DIM, WINDOW = 6, 5
+
+
+def transformer(**kwargs: object) -> TrajEncoder:
+    sizes = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 3}
+    return TransformerTrajEncoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
+
+
+def with_static_shapes(encoder: TrajEncoder) -> TrajEncoder:
+    encoder.use_static_shapes()
+    return encoder
+
+
+ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
+    "ff": lambda: FFTrajEncoder(DIM, WINDOW, d_model=16),
+    "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
+    "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),
+    "lstm": lambda: LSTMTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
+    "transformer_rope": transformer,
+    "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
+    "transformer_learned_static_shapes": lambda: with_static_shapes(
+        transformer(pos_emb="learned", max_time_idx=200)
+    ),
+    "transformer_static_shapes": lambda: with_static_shapes(transformer()),
+    "transformer_plain": lambda: transformer(pos_emb=None, qk_norm=False, norm="rmsnorm"),
+}
+MEMORYLESS = {"ff", "identity"}
+
+
+def make_encoder(name: str) -> TrajEncoder:
+    torch.manual_seed(0)
+    return ENCODERS[name]().eval()
+
+
+def episode_times(resets: Tensor) -> Tensor:
+    """(B, L, 1) timestep within the episode, counting from each reset."""
+    times = torch.zeros(resets.shape, dtype=torch.int64)
+    for t in range(1, resets.shape[1]):
+        times[:, t] = torch.where(resets[:, t], 0, times[:, t - 1] + 1)
+    return times[..., None]

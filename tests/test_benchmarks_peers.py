@@ -1,0 +1,210 @@
+"""The comparison with other libraries gives all sides the same settings; runs none of them."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RATES = {"loxodon": 300.0, "skrl": 100.0}  # env steps per second; skrl with one thread
+OURS, THEIRS = 40.0, 30.0  # returns
+STEPS = [2048, 4096, 5120]  # where runs of 5 rollouts are evaluated, every 2
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import peers_ppo
+
+    yield peers_ppo
+    for name in ("peers_ppo", "peers", "peers.common", "provenance"):
+        sys.modules.pop(name, None)
+
+
+def skrl_case(bench: ModuleType) -> Any:
+    settings = replace(bench.CASES["cartpole"].settings, updates=5, evaluate_every=2)
+    return replace(bench.CASES["cartpole"], settings=settings)
+
+
+class FakeRunner:
+    """Trains nothing: answers as the processes do, and remembers what they were told."""
+
+    def __init__(self) -> None:
+        self.ours: list[dict[str, str]] = []
+        self.peers: list[dict[str, Any]] = []
+
+    def __call__(self, command: list[str], cwd: Path) -> str:
+        if command[1:2] == ["-m"]:
+            given = json.loads(command[3])
+            self.peers.append(given)
+            rate = RATES["skrl"] / given["threads"]
+            lines = [{"env_steps": n, "seconds": n / rate, "return": THEIRS} for n in STEPS]
+            return "\n".join(["a line of the library", *map(json.dumps, [{"peer": "skrl"}, *lines])])
+        told = dict(word.split("=", 1) for word in command if "=" in word)
+        self.ours.append(told)
+        folder = Path(told["Experiment.ckpt_base_dir"].strip("'")) / "run" / "logs"
+        folder.mkdir(parents=True)
+        half = 1024 / RATES["loxodon"] / 2
+        records: list[dict[str, Any]] = [{"env_steps": 0, "val/return": 9.0}]
+        for steps in range(1024, 5 * 1024 + 1, 1024):
+            records.append({"env_steps": steps, "time/collect_s": half})
+            records.append({"env_steps": steps, "time/learn_s": half})
+            if steps in STEPS:
+                records.append({"env_steps": steps, "val/return": OURS, "time/val_s": 1e6})
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+        return ""
+
+
+def measured(bench: ModuleType, seeds: list[int], systems: list[str]) -> tuple[dict[str, Any], FakeRunner]:
+    case, runner = skrl_case(bench), FakeRunner()
+    return bench.measure_case(case, case.settings, seeds, systems, Path("python"), runner), runner
+
+
+def test_rates_leave_evaluations_out_and_the_faster_thread_count_of_a_peer_counts(bench: ModuleType) -> None:
+    result, _ = measured(bench, [0, 1, 2], ["loxodon", "skrl"])
+    ours, skrl = result["systems"]["loxodon"], result["systems"]["skrl"]
+    assert (ours["env_steps_per_s"], ours["threads"]) == (RATES["loxodon"], 2)
+    assert (skrl["env_steps_per_s"], skrl["threads"]) == (RATES["skrl"], 1)
+    assert skrl["env_steps_per_s_by_threads"] == {1: 100.0, 2: 50.0}
+    assert [point["env_steps"] for point in ours["returns"]] == STEPS
+    assert result["ours_over"] == {"skrl": {"env_steps_per_s": 3.0, "return_difference": [10.0] * 3}}
+    json.dumps(result)
+
+
+def test_every_seed_runs_once_per_system_and_thread_count(bench: ModuleType) -> None:
+    _, runner = measured(bench, [3, 4], ["loxodon", "skrl"])
+    assert [(given["seed"], given["threads"]) for given in runner.peers] == [(3, 1), (3, 2), (4, 1), (4, 2)]
+    assert len(runner.ours) == 2
+
+
+def test_systems_can_be_left_out(bench: ModuleType) -> None:
+    result, runner = measured(bench, [0], ["skrl"])
+    assert list(result["systems"]) == ["skrl"]
+    assert (result["ours_over"], runner.ours) == ({}, [])
+
+
+def test_both_sides_get_the_same_settings(bench: ModuleType) -> None:
+    _, runner = measured(bench, [0], ["loxodon", "skrl"])
+    told, given = runner.ours[0], runner.peers[0]
+    same = {
+        "Experiment.parallel_actors": "num_envs",
+        "Experiment.train_timesteps_per_epoch": "rollout",
+        "Experiment.epochs": "updates",
+        "Experiment.val_interval": "evaluate_every",
+        "Experiment.learning_rate": "learning_rate",
+        "Experiment.grad_clip": "grad_clip",
+        "Experiment.critic_loss_weight": "critic_loss_weight",
+        "PPOLearner.update_epochs": "epochs",
+        "PPOLearner.minibatches": "minibatches",
+        "GAE.gamma": "gamma",
+        "GAE.lam": "lam",
+        "PPOLoss.clip_eps": "clip_eps",
+        "PPOLoss.entropy_coef": "entropy_coef",
+    }
+    assert {name: told[name] for name in same} == {name: repr(given[key]) for name, key in same.items()}
+
+
+def test_settings_survive_the_command_line(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = bench.CASES["cartpole_no_velocity"].settings
+    monkeypatch.setattr(sys, "argv", ["script", json.dumps(asdict(settings))])
+    assert sys.modules["peers.common"].read_settings() == settings  # type: ignore[attr-defined]
+
+
+def test_every_setting_has_a_name_that_the_scripts_read(bench: ModuleType) -> None:
+    scripts = "".join(path.read_text() for path in (BENCHMARKS / "peers").glob("*.py"))
+    unread = [field.name for field in fields(bench.Settings) if f"settings.{field.name}" not in scripts]
+    assert unread == []
+
+
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", "cartpole_no_velocity"])
+def test_a_case_evaluates_seven_times_and_its_scripts_exist(bench: ModuleType, name: str) -> None:
+    case = bench.CASES[name]
+    assert case.settings.updates == bench.NUM_EVALS * case.settings.evaluate_every
+    modules = {peer.module.replace(".", "/") for peer in case.peers.values()}
+    assert all((BENCHMARKS / f"{module}.py").is_file() for module in modules)
+
+
+@pytest.mark.parametrize(("steps", "updates", "every"), [(None, 98, 14), (20_000, 20, 3), (1, 1, 1)])
+def test_runs_can_be_shortened(bench: ModuleType, steps: int | None, updates: int, every: int) -> None:
+    settings = bench.shortened(bench.CASES["cartpole"].settings, steps)
+    assert (settings.updates, settings.evaluate_every) == (updates, every)
+
+
+def test_runs_evaluated_at_other_steps_are_not_compared(bench: ModuleType) -> None:
+    settings = replace(bench.CASES["cartpole"].settings, updates=2, evaluate_every=1)
+    curve = [{"env_steps": 1000, "seconds": 1.0, "return": 1.0}]
+    with pytest.raises(
+        RuntimeError, match=r"after \[1000\] env steps, but must be after \[1024, 2048\].*Fix:"
+    ):
+        bench.with_rate(settings, curve)
+
+
+def test_a_failing_process_says_what_to_do(bench: ModuleType, tmp_path: Path) -> None:
+    script = "import sys; sys.exit('no such thing')"
+    with pytest.raises(RuntimeError, match=re.compile(r"no such thing.*Fix: run that", re.DOTALL)):
+        bench.run_process([sys.executable, "-c", script], tmp_path)
+
+
+def test_peers_are_installed_once(bench: ModuleType, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], cwd: Path) -> str:
+        commands.append(command)
+        return ""
+
+    for _ in range(2):
+        python = bench.install_peers(tmp_path, ["--index", "x"], run)
+    assert python == tmp_path / "bin" / "python"
+    assert [command[1:4] for command in commands] == [["-m", "venv", str(tmp_path)], ["-m", "pip", "install"]]
+    assert commands[1][-6:] == ["--index", "x", *bench.REQUIREMENTS]
+
+
+class Countdown(gym.Env[np.ndarray, int]):
+    """Pays 1 per step, and lasts `length` steps."""
+
+    observation_space = gym.spaces.Box(0.0, 9.0, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)  # type: ignore[assignment]
+
+    def __init__(self, length: int) -> None:
+        self.length, self.now = length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.now = 0
+        return np.array([1, 2, 3], np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        return np.array([1, 2, 3], np.float32), 1.0, self.now == self.length, False, {}
+
+
+def test_an_evaluation_takes_one_episode_of_each_environment(bench: ModuleType) -> None:
+    common = sys.modules["peers.common"]
+    envs = gym.vector.SyncVectorEnv([lambda: Countdown(2), lambda: Countdown(8)])
+    starts = []
+
+    def act(obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+        starts.append(is_first.tolist())
+        return np.zeros(2, int)
+
+    assert common.mean_return(envs, act) == 5.0
+    assert starts == [[True, True]] + [[False, False]] * 7
+
+
+def test_entries_of_the_observation_can_be_hidden(bench: ModuleType) -> None:
+    env = sys.modules["peers.common"].ShownEntries(Countdown(3), (0, 2))
+    assert env.reset()[0].tolist() == [1.0, 3.0]
+    assert env.observation_space.shape == (2,)
+
+
+def test_only_flat_observations_can_be_hidden(bench: ModuleType) -> None:
+    env = gym.make("FrozenLake-v1")
+    with pytest.raises(TypeError, match=r"Discrete\(16\), not a Box\. Fix:"):
+        sys.modules["peers.common"].ShownEntries(env, (0,))
