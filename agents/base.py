@@ -99,6 +99,14 @@ class BaseAgent(nn.Module, ABC):
         """Forget the episodes of rows where ended (N,) bool is True."""
         return self.traj_encoder.reset_hidden_state(hidden_state, ended)
 
+    def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
+        """Copies of what a hidden state holds of each env, (N, ...); see TrajEncoder.export_hidden_state."""
+        return self.traj_encoder.export_hidden_state(state)
+
+    def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
+        """A hidden state to act on from exported rows."""
+        return self.traj_encoder.import_hidden_state(rows)
+
     def get_actions(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any]:

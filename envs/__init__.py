@@ -13,6 +13,7 @@ from .actions import ActionCode, ActionMap
 from .async_vector import AsyncVectorEnv, num_usable_cores
 from .attributes import MaxEpisodeLength
 from .builtin import MazeRunner, TMazePassive
+from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from .kshot import KShotWrapper
@@ -30,6 +31,7 @@ __all__ = [
     "AlreadyVectorizedEnv",
     "AsyncVectorEnv",
     "BilevelEpsilonGreedy",
+    "ClassicControlState",
     "EnvError",
     "EnvSpec",
     "EpsilonGreedy",
@@ -43,9 +45,11 @@ __all__ = [
     "SpecialMetricHistory",
     "SyncVectorEnv",
     "TMazePassive",
+    "generator_state",
     "gym_env",
     "is_text",
     "make_vector_env",
     "num_usable_cores",
     "resolve_env",
+    "set_generator_state",
 ]

@@ -19,6 +19,9 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
 
     An episode under way counts from its own reset, or from where this wrapper was put around it.
 
+    Attributes:
+        num_steps: env steps of the episode under way.
+
     Args:
         env: the environment.
         max_episode_length: in env steps; None for no limit of this wrapper's own.
@@ -27,7 +30,7 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], max_episode_length: int | None = None) -> None:
         super().__init__(env)
         self.max_episode_length = max_episode_length
-        self._num_steps = 0
+        self.num_steps = 0
 
     @property
     def max_episode_length(self) -> int | None:
@@ -45,14 +48,14 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Begin an episode."""
-        self._num_steps = 0
+        self.num_steps = 0
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One env step; truncated is True in the last one allowed."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self._num_steps += 1
-        if self._limit is not None and self._num_steps >= self._limit:
+        self.num_steps += 1
+        if self._limit is not None and self.num_steps >= self._limit:
             truncated = True
         return obs, reward, terminated, truncated, info
 

@@ -11,11 +11,18 @@ import numpy as np
 from gymnasium import spaces
 
 from .attributes import ASKED
+from .env_state import get_state, set_state, state_problem
 from .errors import EnvError
 from .observations import is_text, storage_dtype
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 
 ALIGN_BYTES = 64
+_QUESTIONS: dict[str, Callable[..., Any]] = {
+    **ASKED,
+    "state_problem": state_problem,
+    "get_state": get_state,
+    "set_state": set_state,
+}
 Metrics = list[tuple[int, str, Any]]
 
 
@@ -190,11 +197,13 @@ class EnvGroup:
         return self._buffers.text_columns
 
     def ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answer of each environment; `what` is one of `ASKED`, `arguments` one tuple per environment."""
+        """The answer of each environment; `what` is one of `_QUESTIONS`, with one tuple of arguments each."""
         answers = []
         for row, (env, argument) in enumerate(zip(self.envs, arguments, strict=True)):
             self.failed_row = row
-            answers.append(ASKED[what](env, *argument))
+            answers.append(_QUESTIONS[what](env, *argument))
+        if what == "set_state":
+            self._refresh_names(range(len(self.envs)))
         self._steps = self._step_methods()  # there may be a wrapper more now
         return answers
 

@@ -10,12 +10,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from .env_state import chain_state, missing_layer, set_chain_state
 from .observations import SINGLE_KEY
 from .sequence_env import METRIC_PREFIX
 from .spec import EnvSpec, resolve_env
 
 FIRST_KEY = "is_first_timestep"
 ATTEMPT_KEY = "attempt_index"
+_TRIAL = ("_seed", "_options", "_attempt", "_trial_len", "_return")
 
 
 @gin.configurable
@@ -102,6 +104,22 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         if terminated or truncated:
             info = {**info, f"{METRIC_PREFIX}attempts": num_ended}
         return self._extended(raw, is_first), reward, bool(terminated), bool(truncated), info
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the trial stands, its task's seed, and the state of the environment inside."""
+        own = {name: getattr(self, name) for name in _TRIAL}
+        return {**own, "seeds": self._trial_seeds.bit_generator.state, "layers": chain_state(self.env)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put back what `get_state` returned."""
+        for name in _TRIAL:
+            setattr(self, name, state[name])
+        self._trial_seeds.bit_generator.state = state["seeds"]
+        set_chain_state(self.env, state["layers"])
+
+    def missing_state(self) -> str | None:
+        """What is inside and cannot be stored; None if all can."""
+        return missing_layer(self.env)
 
     def _next_attempt(self, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Reset the environment, keeping its task: first observation, info of the ended attempt and of it."""

@@ -91,6 +91,14 @@ class ReturnHistory:
         self.returns.clear()
         self.lengths.clear()
 
+    def running(self) -> dict[str, np.ndarray]:
+        """Copies of returns (N,) float64 and lengths (N,) int64 of the running episodes so far."""
+        return {"returns": self._running_returns.copy(), "lengths": self._running_lengths.copy()}
+
+    def set_running(self, running: dict[str, np.ndarray]) -> None:
+        """Put back what `running` returned."""
+        self._running_returns[:], self._running_lengths[:] = running["returns"], running["lengths"]
+
     def restart(self) -> None:
         """Forget the running episodes too (after a forced reset of all environments)."""
         self.clear()

@@ -131,6 +131,24 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._check_rows(values, "values")
         self._ask("set_attr", [(name, value) for value in values])
 
+    # ---- their states, see env_state.py ----
+
+    def state_problem(self) -> str | None:
+        """Why the states of the environments cannot be stored; None if they can."""
+        return next(filter(None, self._ask("state_problem", [()] * self.num_envs)), None)
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """What `set_states` takes; ask `state_problem` first."""
+        return list(self._ask("get_state", [()] * self.num_envs))
+
+    def set_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on where the environments stood when `get_states` was called; comes after a `reset`.
+
+        The observations in the buffers stay those of the reset until the next step.
+        """
+        self._check_rows(states, "states")
+        self.env_names = list(self._ask("set_state", [(state,) for state in states]))
+
     def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         """Ask every environment; `what` is one of `attributes.ASKED`, its arguments are one tuple per env."""
         raise NotImplementedError

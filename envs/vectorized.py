@@ -11,6 +11,7 @@ import numpy as np
 
 from .actions import ActionMap
 from .attributes import layers, owns
+from .env_state import offers_state
 from .group import Metrics, StepBuffers, find_nan
 from .observations import ObsLayout
 from .sequence_env import METRIC_PREFIX
@@ -143,6 +144,26 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             return tuple(self.env.unwrapped.call(name, *args, **kwargs))
         found = getattr(owner, name)
         return (found(*args, **kwargs),) if callable(found) else (found,) * self.num_envs
+
+    def state_problem(self) -> str | None:
+        """As of its base; here the vector environment speaks for all its rows."""
+        if offers_state(self.env):
+            return None
+        name = type(self.env).__name__
+        return (
+            f"The environment {self.env_names[0]} cannot be stored: {name} has no get_state() and "
+            "set_state(state)"
+        )
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """As of its base, one state for all rows."""
+        return [{"env": self.env.get_state(), "resets_next": self._resets_next.copy(), "mode": self._mode}]
+
+    def set_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """As of its base."""
+        (state,) = states
+        self.env.set_state(state["env"])
+        self._resets_next, self._mode = state["resets_next"].copy(), state["mode"]
 
     def _rows_have(self, name: str) -> bool:
         """True if every row has the attribute and can be asked for it."""

@@ -26,6 +26,7 @@ from ..envs import ActionCode, EnvSpec, is_text, make_vector_env, num_usable_cor
 from ..envs.actions import PolicyActionSpace
 from .collector import Collector, Histories
 from .env_spaces import EnvSpaces
+from .freezing import FrozenParams
 from .logs import MetricLogger
 from .metadata import PACKAGES, version_of
 from .onpolicy import OnPolicyCollector, PPOLearner
@@ -219,6 +220,13 @@ def make_writer(
     )
 
 
+def make_frozen(exp: Experiment) -> FrozenParams | None:
+    """What Experiment.freeze leaves as it is; None without."""
+    if exp.freeze is None:
+        return None
+    return FrozenParams(exp.freeze(), exp.policy, exp.policy.trainable_params(), lambda: exp.epoch)
+
+
 def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
     """What trains an on-policy agent; None for an off-policy one."""
     if not isinstance(exp.policy, OnPolicyAgent):
@@ -312,7 +320,7 @@ def build_logger(exp: Experiment) -> MetricLogger:
         "group": exp.wandb_group_name,
         "name": exp.run_name,
         "job_type": exp.mode,
-        "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed},
+        "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed, "hash": exp.config_hash},
     }
     uses_wandb = exp.accelerator.is_main_process and (exp.log_to_wandb or exp.artifacts.needs_wandb)
     return MetricLogger(
@@ -332,7 +340,8 @@ def store_config(exp: Experiment) -> None:
     write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
     versions = {name: version_of(name) for name in PACKAGES}
     python = platform.python_version()
-    facts = {"seed": exp.run_seed, "mode": exp.mode, "python": python, "packages": versions}
+    made = {"seed": exp.run_seed, "mode": exp.mode, "config_hash": exp.config_hash}
+    facts = {**made, "python": python, "packages": versions}
     write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
 
 

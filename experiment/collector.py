@@ -125,6 +125,18 @@ class Collector:
             rows = np.arange(self.num_envs)
             self.sink.begin(rows, self.state.obs, self.state.rl2s, self.state.time_idxs, self.state.env_names)
 
+    @property
+    def hidden_state(self) -> Any:
+        """The memory that the next action comes from."""
+        return None if self.state is None else self.state.hidden_state
+
+    def go_on_from(self, state: RolloutState) -> None:
+        """Act on in the middle of episodes; what the sink gets from here on begins with this timestep."""
+        self.state = state
+        if self.sink is not None:
+            rows = np.arange(self.num_envs)
+            self.sink.begin(rows, state.obs, state.rl2s, state.time_idxs, state.env_names)
+
     def set_policy_version(self, version: int | None) -> None:
         """Tell the sink which policy acts from now on."""
         if self.sink is not None:

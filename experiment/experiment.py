@@ -29,10 +29,12 @@ from .final_test import check_test_envs
 from .fleet import WatchedFile, pacing
 from .learner import AnyBatch, Learner, LossResult, LossWeights, combine_losses, make_optimizer
 from .logs import MetricLogger
-from .metadata import check_policy, policy_facts
+from .metadata import check_policy, hash_of, policy_facts
 from .overlap import OverlappedCollector
+from .param_groups import param_groups
 from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
 from .processes import merge_episodes
+from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .test_mode import shrink
@@ -144,19 +146,28 @@ class Experiment(Settings):
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
             report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
+            bad_grad=self.bad_grad,
             timer=self.timer,
         )
+        self.learner.frozen = building.make_frozen(self)
         self.on_policy = building.make_on_policy_learner(self)
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
+        check_env_states(self)
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """The optimizer of the agent's trainable parameters."""
         optimizer: torch.optim.Optimizer = make_optimizer(
-            policy.trainable_params(),
+            param_groups(
+                policy,
+                policy.trainable_params(),
+                learning_rate=self.learning_rate,
+                lr_multipliers=self.lr_multipliers,
+            ),
             learning_rate=self.learning_rate,
             l2_coeff=self.l2_coeff,
             fused=self.mixed_precision != "fp16",  # a fused step hides whether the scaler skipped it
+            eps=self.adam_eps,
         )
         return optimizer
 
@@ -174,6 +185,7 @@ class Experiment(Settings):
 
     def init_logger(self) -> None:
         """Prepare metric files and store the config."""
+        self.config_hash = hash_of(self)
         self.artifacts = Publisher(self)
         self.metric_logger: MetricLogger = building.build_logger(self)
         building.store_config(self)

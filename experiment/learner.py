@@ -17,12 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..agents import BaseAgent, LossTerms
 from ..data import Batch, RolloutBatch
+from .freezing import FrozenParams
+from .gradient_guard import GradientGuard, forget_pending
+from .param_groups import check_same_groups
 from .processes import merge_metrics
 from .timing import StageTimer
 
 AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
+_SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
 BeforeStep = Callable[[Sequence["LossResult"], Sequence["LossWeights"]], bool]
 _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 _LOSSES, _COUNTS = ("loss", "actor_loss", "critic_loss"), ("batch_timesteps", "batch_places")
@@ -97,10 +101,18 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor) -> Tensor:
 
 
 def make_optimizer(
-    params: Sequence[nn.Parameter], *, learning_rate: float, l2_coeff: float, fused: bool
+    params: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
+    *,
+    learning_rate: float,
+    l2_coeff: float,
+    fused: bool,
+    eps: float = 1e-8,
 ) -> Any:
-    """AdamW with decoupled weight decay `l2_coeff` (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
-    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused)
+    """AdamW with decoupled weight decay `l2_coeff` (Loshchilov and Hutter 2019, arXiv:1711.05101).
+
+    params: parameters, or groups of them with learning rates of their own; see `param_groups`.
+    """
+    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused, eps=eps)
 
 
 def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
@@ -125,7 +137,12 @@ class Learner:
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
+        bad_grad: "skip" or "raise" for gradients that are not finite; see `GradientGuard`.
         timer: told how long updates take.
+
+    Attributes:
+        frozen: parameters that some epochs leave as they are; None for none.
+        skipped_updates: updates since the start of this process that were left out for their gradients.
     """
 
     def __init__(
@@ -141,10 +158,13 @@ class Learner:
         lr_warmup_steps: int,
         grad_clip: float,
         report_priorities: ReportPriorities | None = None,
+        bad_grad: str | None = None,
         timer: StageTimer | None = None,
     ) -> None:
+        self.report_priorities, self.skipped_updates = report_priorities, 0
+        self.frozen: FrozenParams | None = None
+        self._guard = GradientGuard(agent, bad_grad, accelerator.scaler is not None)
         self.timer = timer or StageTimer()
-        self.report_priorities = report_priorities
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss = compute_loss
         self.edit_actor_mask, self.edit_critic_mask = edit_actor_mask, edit_critic_mask
@@ -218,15 +238,31 @@ class Learner:
         self.timer.lap("update", start_s)
         return metrics
 
+    def _gradients_are_bad(self, grad_norm: Tensor | None) -> bool:
+        """True for an update that is left out: weights, moments, targets and statistics stay."""
+        if not self._guard.is_bad(grad_norm):
+            return False
+        self.optimizer.zero_grad()
+        forget_pending(self.agent)
+        self.skipped_updates += 1
+        return True
+
     def _step(self) -> Tensor | None:
-        """Clip the gradients and move the weights; returns the norm before clipping."""
+        """Clip the gradients and move the weights, if they may; returns the norm before clipping."""
+        if self.frozen is not None:
+            self.frozen.drop_gradients()
+        self._guard.before_clipping(self._params)
         grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
+        if self._gradients_are_bad(grad_norm):
+            return grad_norm
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if not self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
+        if self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
+            self.skipped_updates += 1
+        else:
             self.gradient_steps += 1
             self.agent.after_update()
         return grad_norm
@@ -299,12 +335,17 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what state_dict returned."""
-        chosen = [(group["initial_lr"], group["weight_decay"]) for group in self.optimizer.param_groups]
+        """Put back what state_dict returned.
+
+        Raises: ValueError if the optimizer's groups of parameters are others.
+        """
+        groups = self.optimizer.param_groups
+        check_same_groups(state["optimizer"]["param_groups"], groups, [len(g["params"]) for g in groups])
+        # Moments and counts are state, these are settings: the ones of this run hold.
+        chosen = [{name: group[name] for name in _SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        # Moments and counts are state, these two are settings: the ones of this run hold.
-        for group, (learning_rate, l2_coeff) in zip(self.optimizer.param_groups, chosen, strict=True):
-            group["initial_lr"], group["weight_decay"] = learning_rate, l2_coeff
+        for group, settings in zip(self.optimizer.param_groups, chosen, strict=True):
+            group.update(settings)
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.gradient_steps = int(state["gradient_steps"])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import gin
 
+from .config_hash import config_hash
 from .env_spaces import EnvSpaces, space_differences
 from .gin_check import registry
 from .gin_check.source import parse_statements
@@ -61,11 +62,17 @@ def describe_run(exp: Experiment) -> dict[str, Any]:
     """JSON values for a checkpoint: enough to rebuild the agent and to tell what another run has changed."""
     return {
         **_facts(exp),
+        "config_hash": exp.config_hash,
         "time": time.time(),
         "world_size": exp.accelerator.num_processes,
         "seed": exp.run_seed,
         "mode": exp.mode,
     }
+
+
+def hash_of(exp: Experiment) -> str:
+    """See `config_hash`; of what is bound and of the defaults that building this run has read."""
+    return config_hash(exp, {**bindings_of(gin.operative_config_str()), **bindings_of(gin.config_str())})
 
 
 def policy_facts(exp: Experiment) -> dict[str, str]:

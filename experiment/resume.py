@@ -13,6 +13,7 @@ from .checkpoints import TrainingState
 from .metadata import check_metadata, describe_run
 from .policy_files import load_weights
 from .rng import host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
+from .rollout_state import capture_rollout, go_on, restore_rollout
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -38,7 +39,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
             "callbacks": exp.hooks.state_dict(),
         },
-        rank_tensors=torch_rng_state(),
+        rank_tensors={**torch_rng_state(), "rollout": capture_rollout(exp)},
         rank_values={
             "host_rng": host_rng_state(),
             "on_policy": None if exp.on_policy is None else exp.on_policy.state_dict(),
@@ -52,8 +53,9 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
 def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) -> Path | None:
     """Store what is running, write the checkpoint named after `epoch`, and restart the training envs.
 
-    The restart gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a
-    seed that follows from the run's seed and the epoch. Returns the folder in the main process.
+    With save_env_state there is no restart: the checkpoint holds the envs. Otherwise the restart
+    gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a seed that
+    follows from the run's seed and the epoch. Returns the folder in the main process.
 
     goes_on: False in a process that ends now, whose envs need not be restarted.
 
@@ -76,7 +78,9 @@ def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) 
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
     exp.hooks("on_save_checkpoint_end")
-    if goes_on and exp.collector is not None and exp.collector.state is not None:
+    if goes_on and (rollout := state.rank_tensors["rollout"]) is not None:
+        go_on(exp, rollout)
+    elif goes_on and exp.collector is not None and exp.collector.state is not None:
         exp.restart_train_envs(next_epoch)
     return folder
 
@@ -139,7 +143,10 @@ def restore(exp: Experiment, state: TrainingState) -> None:
         exp.on_policy.load_state_dict(own["on_policy"])
     if exp.collector is not None and "writer" in own:
         exp.collector.load_state_dict({name: own[name] for name in ("exploration", "writer")})
+    rollout = state.rank_tensors.get("rollout") if exp.save_env_state and exp.collector is not None else None
+    if rollout is not None:
+        restore_rollout(exp, rollout, building.stream_seed(exp, "train_envs", exp.epoch))
     restore_host_rng_state(own["host_rng"])
     restore_torch_rng_state(state.rank_tensors)
-    if exp.collector is not None and own["is_collecting"]:
+    if rollout is None and exp.collector is not None and own["is_collecting"]:
         exp.restart_train_envs(exp.epoch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
 from .callbacks import Callback
+from .freezing import ParamFreezer
 from .onpolicy import PPOLearner
 from .reward_shaping import ShapeRewards
 
@@ -75,9 +76,13 @@ class Settings:
             replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
             sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
             training may begin.
-        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
-            it multiplies the warm-up. None for 1.
-        on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
+        lr_multipliers: factor of the learning rate by name of a module of the agent, such as "actor" or
+            "traj_encoder"; the longest name that fits a parameter wins. adam_eps: epsilon of AdamW.
+        freeze: makes what leaves some parameters as they are, such as ParamFreezer; None freezes nothing.
+        bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
+            with the name of the parameter, None lets it be.
+        save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
+            the middle of its episodes; all of them must offer `get_state` and `set_state`.
         callbacks: what makes each Callback: hooks of your own at the points of a run.
         max_wall_clock_s: training stops after the epoch in which so many seconds of `learn` have passed, with
             a checkpoint to go on from; None for no limit.
@@ -87,6 +92,9 @@ class Settings:
         reward_shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
             policy's input and all figures keep the environment's own. None changes nothing.
         profile_epoch: write a trace of this epoch to the run folder's logs; None for none.
+        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
+            it multiplies the warm-up. None for 1.
+        on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
     """
 
     run_name: str
@@ -158,8 +166,11 @@ class Settings:
     actor_processes: int = 1
     replay_ratio: float | None = None
     replay_ratio_tolerance: float = 0.1
-    lr_schedule: Callable[[float], float] | None = None
-    on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
+    lr_multipliers: Mapping[str, float] | None = None
+    adam_eps: float = 1e-8
+    freeze: Callable[[], ParamFreezer] | None = None
+    bad_grad: str | None = None
+    save_env_state: bool = False
     callbacks: Sequence[Callable[[], Callback]] = ()
     max_wall_clock_s: float | None = None
     test_run: bool = False
@@ -167,3 +178,5 @@ class Settings:
     test_timesteps: int = 0
     reward_shaper: ShapeRewards | None = None
     profile_epoch: int | None = None
+    lr_schedule: Callable[[float], float] | None = None
+    on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+_PLAIN_KINDS = "biufc"  # of NumPy: booleans and numbers
 _STRUCTURE = "tree"  # entry of the file's header
 
 
 def save_tree(tree: Any, path: Path) -> None:
-    """Write dicts, lists and tuples of tensors, numbers, texts, booleans and None.
+    """Write dicts, lists and tuples of tensors, NumPy arrays, numbers, texts, booleans and None.
 
     Raises: TypeError for anything else, such as an object of a class.
     """
@@ -51,13 +53,18 @@ def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list | tuple):
         items = [_pack(item, tensors) for item in value]
         return {"tuple" if isinstance(value, tuple) else "list": items}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _PLAIN_KINDS:
+        name, shape = str(len(tensors)), list(value.shape) if isinstance(value, np.ndarray) else None
+        tensors[name] = torch.frombuffer(bytearray(value.tobytes() or b"-"), dtype=torch.uint8)
+        return {"array": [name, value.dtype.str, shape]}
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
-        f"A checkpoint cannot hold {value!r} ({type(value).__name__}); allowed are tensors, numbers, texts, "
-        "booleans, None, and dicts, lists and tuples of these. Fix: give the state in such values."
+        f"A checkpoint cannot hold {value!r} ({type(value).__name__}); allowed are tensors, arrays of "
+        "numbers, numbers, texts, booleans, None, and dicts, lists and tuples of these. "
+        "Fix: give the state in such values."
     )
 
 
@@ -76,6 +83,11 @@ def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensors[content]
+    if kind == "array":
+        name, dtype, shape = content
+        count = 1 if shape is None else math.prod(shape)
+        flat = np.frombuffer(tensors[name].numpy().tobytes(), dtype=dtype, count=count)
+        return flat[0] if shape is None else flat.reshape(shape).copy()
     if kind == "dict":
         return {key: _unpack(item, tensors) for key, item in content}
     items = [_unpack(item, tensors) for item in content]

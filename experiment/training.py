@@ -42,10 +42,12 @@ def train(exp: Experiment) -> None:
         return
     exp.policy.train()
     start_s, lag = time.perf_counter(), pacing.PolicyLag(exp.policy_version)
+    skipped_before = exp.learner.skipped_updates
     sums, num_updates = _run_updates(exp, num_batches, lag)
     if not num_updates:
         return
-    own = {name: float(total) / num_updates for name, total in sums.items()}
+    skips = 0 if exp.bad_grad is None else exp.learner.skipped_updates - skipped_before
+    own = {name: float(total) / max(num_updates - skips, 1) for name, total in sums.items()}
     means = merge_metrics(own, 1.0, exp.accelerator)  # of equal shares of each update
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
@@ -53,10 +55,11 @@ def train(exp: Experiment) -> None:
     losses = {f"train/{name}": value for name, value in means.items()}
     figures = merge_metrics({**exp.loader.metrics(), **exp.dataset.metrics()}, 1.0, exp.accelerator)
     sampling = {f"dataset/{name}": value for name, value in figures.items()}
+    skipped = {} if exp.bad_grad is None else {"train/skipped_updates": skips}
     pace = {**lag.figures(), **pacing.ratio_figures(exp)}
-    exp.log({**losses, "train/updates": num_updates, **pace, **speed, **sampling})
+    exp.log({**losses, "train/updates": num_updates, **skipped, **pace, **speed, **sampling})
     exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
-    if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16":
+    if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16" and exp.bad_grad != "skip":
         raise ValueError(
             f"The loss of epoch {exp.epoch} is {means['loss']} (actor {means['actor_loss']}, critic "
             f"{means['critic_loss']}), so the weights are spoilt. Fix: lower Experiment.learning_rate or "
@@ -104,11 +107,13 @@ def _run_updates(exp: Experiment, num_batches: int, lag: pacing.PolicyLag) -> tu
         if not pacing.await_actors(exp, stop_agreed):
             break
         logs = any((seen + i - j) % exp.log_interval == 0 for j in range(len(micro_batches)))
+        skipped_before = exp.learner.skipped_updates
         metrics = exp.train_step(micro_batches, with_metrics=logs)
         micro_batches = []
         num_updates += 1
         exp.fleet.put(gradient_steps=exp.learner.gradient_steps)
-        sums = {name: total + metrics[name] for name, total in sums.items()}
+        if exp.bad_grad is None or exp.learner.skipped_updates == skipped_before:
+            sums = {name: total + metrics[name] for name, total in sums.items()}
         if logs:
             exp.log(metrics, "train-update")
         if exp.view.verbose and time.perf_counter() - shown_s > _SHOW_LOSS_EVERY_S:

@@ -6,15 +6,17 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from .artifacts.restoring import check_artifact_settings
+from .gradient_guard import BAD_GRAD_CHOICES
 
 if TYPE_CHECKING:
     from .experiment import Experiment
 
-_CHOICES = {
+_CHOICES: dict[str, tuple[str | None, ...]] = {
     "env_mode": ("async", "sync", "already_vectorized", "auto"),
     "mode": ("both", "learn", "collect"),
     "mixed_precision": ("no", "fp16", "bf16"),
     "save_trajs_as": ("npz", "npz-compressed", "traj"),
+    "bad_grad": BAD_GRAD_CHOICES,
     "padded_sampling": ("none", "left", "right", "both"),
 }
 _LOWEST = {
@@ -34,7 +36,7 @@ _LOWEST = {
     "lr_warmup_steps": 0,
     "test_timesteps": 0,
 }
-_POSITIVE = ("learning_rate", "grad_clip", "traj_save_len")
+_POSITIVE = ("learning_rate", "adam_eps", "grad_clip", "traj_save_len")
 _PERIODS = (
     "val_interval",
     "ckpt_interval",
@@ -51,7 +53,7 @@ def check_settings(experiment: Experiment) -> None:
     for name, allowed in _CHOICES.items():
         value = getattr(experiment, name)
         if value not in allowed:
-            near = difflib.get_close_matches(str(value), allowed, n=1)
+            near = difflib.get_close_matches(str(value), [a for a in allowed if a], n=1)
             raise ValueError(
                 f"Experiment.{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}. "
                 f"Fix: set Experiment.{name} = {near[0] if near else allowed[0]!r}."
@@ -60,8 +62,10 @@ def check_settings(experiment: Experiment) -> None:
         _check_number(
             name, getattr(experiment, name), f"a whole number of at least {lowest}", lowest, whole=True
         )
-    for name in _POSITIVE:
-        _check_number(name, getattr(experiment, name), "a number above 0", 1e-300, whole=False)
+    multipliers = (experiment.lr_multipliers or {}).items()
+    positive = [(name, getattr(experiment, name)) for name in _POSITIVE]
+    for name, value in [*positive, *((f"lr_multipliers[{key!r}]", factor) for key, factor in multipliers)]:
+        _check_number(name, value, "a number above 0", 1e-300, whole=False)
     for name in ("l2_coeff", "critic_loss_weight"):
         _check_number(name, getattr(experiment, name), "a number of at least 0", 0, whole=False)
     for name in _PERIODS:

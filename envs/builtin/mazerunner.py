@@ -8,6 +8,7 @@ import gin
 import numpy as np
 from gymnasium import Env, spaces
 
+from ..env_state import generator_state, set_generator_state
 from ..sequence_env import METRIC_PREFIX
 
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1), (0, 0))
@@ -95,9 +96,7 @@ class MazeRunner(Env[Obs, Any]):
         if options is not None and "goals" in options:
             self._goals = self._cells_at(options["goals"])
         self._time = self._num_reached = 0
-        coordinates = self._coordinates[self._goals]
-        for num_reached in range(self.num_goals):
-            self._shown_goals[num_reached, : self.num_goals - num_reached] = coordinates[num_reached:]
+        self._show_goals()
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
@@ -113,6 +112,29 @@ class MazeRunner(Env[Obs, Any]):
         if terminated or truncated:
             info[METRIC_PREFIX + "success"] = self._num_reached / self.num_goals
         return self._obs(), reward, terminated, truncated, info
+
+    def get_state(self) -> dict[str, Any]:
+        """Maze, goals, what the actions mean, where the agent is, and the random generator."""
+        return {
+            "is_free": self._is_free.copy(),
+            "goals": list(self._goals),
+            "action_to_move": list(self._action_to_move),
+            "place": [self._cell, self._time, self._num_reached],
+            "generator": generator_state(self),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put back what `get_state` returned."""
+        self._enter(state["is_free"].copy())
+        self._goals, self._action_to_move = list(state["goals"]), list(state["action_to_move"])
+        self._cell, self._time, self._num_reached = state["place"]
+        self._show_goals()
+        set_generator_state(self, state["generator"])
+
+    def _show_goals(self) -> None:
+        coordinates = self._coordinates[self._goals]
+        for num_reached in range(self.num_goals):
+            self._shown_goals[num_reached, : self.num_goals - num_reached] = coordinates[num_reached:]
 
     def _obs(self) -> Obs:
         sensors = self._sensors[self._cell].copy()

@@ -8,6 +8,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from ..env_state import generator_state, set_generator_state
 from ..sequence_env import METRIC_PREFIX
 
 RIGHT, UP, LEFT, DOWN = range(4)
@@ -72,6 +73,16 @@ class TMazePassive(gym.Env[np.ndarray, Any]):
         if self._time > self.horizon:
             return self._end(obs, reward, False)
         return obs.copy(), reward, False, False, {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the agent is, the cue, and the generator of cues."""
+        place = {"cue": self._cue, "position": self._position, "time": self._time}
+        return {**place, "generator": generator_state(self)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put back what `get_state` returned."""
+        self._cue, self._position, self._time = state["cue"], state["position"], state["time"]
+        set_generator_state(self, state["generator"])
 
     @staticmethod
     def _end(

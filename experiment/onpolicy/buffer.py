@@ -136,7 +136,7 @@ class RolloutBuffer:
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]
     ) -> None:
-        """Episodes start in the envs `rows` at the present timestep."""
+        """Episodes start in the envs `rows` at the present timestep, or go on where time is not 0."""
         if not self._rows:
             self._allocate(obs, rl2s)
         now = self.history + self._now
@@ -144,7 +144,7 @@ class RolloutBuffer:
             column[now, rows] = obs[key][rows]
         self._rows["rl2s"][now, rows] = rl2s[rows]
         self._rows["time_idxs"][now, rows] = time_idxs[rows]
-        self._rows["resets"][now, rows] = True
+        self._rows["resets"][now, rows] = time_idxs[rows, 0] == 0
 
     def add(
         self,

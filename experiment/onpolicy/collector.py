@@ -30,6 +30,17 @@ class OnPolicyCollector(Collector):
         self.buffer.restart()
         super().restart(seed)
 
+    @property
+    def hidden_state(self) -> Any:
+        """The memory that the next action comes from: what new weights made of it, where they did."""
+        carried = self.buffer.carried_state
+        return super().hidden_state if carried is None else carried
+
+    def go_on_from(self, state: RolloutState) -> None:
+        """As of its base; earlier timesteps are forgotten as context."""
+        self.buffer.restart()
+        super().go_on_from(state)
+
     def _act(self, state: RolloutState) -> np.ndarray:
         """Actions of all envs; the state that chose them is kept before they are chosen."""
         if self.buffer.carried_state is not None:

@@ -18,9 +18,10 @@ from torch import distributed
 
 from loxodon.agents import AdvantageNorm, Agent, RewardNormalizer
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch
-from loxodon.envs import EnvSpec
+from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.collector import Histories
+from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learner import make_optimizer
 from loxodon.experiment.processes import StopWatch, any_process, merge_episodes, merge_metrics
 from loxodon.experiment.signals import StopRequest
@@ -140,6 +141,43 @@ def _skipped(folder: Path, rank: int) -> dict[str, Any]:
     return {"counts": counts, "state": exp.policy.state_dict()}
 
 
+def _guarded(folder: Path, rank: int) -> dict[str, Any]:
+    """Frozen critics, and in the second update a gradient that is not finite in one process only."""
+    freeze = partial(ParamFreezer, ("critics",))
+    exp = make_learning(folder / "guarded", bad_grad="skip", freeze=freeze)
+    backward, spoils = exp.accelerator.backward, [False, rank == 1, False]
+    exp.accelerator.backward = lambda loss: backward(loss * torch.nan if spoils.pop(0) else loss)
+    exp.policy.train()
+    states = [{name: value.clone() for name, value in exp.policy.state_dict().items()}]
+    for update in range(3):
+        exp.train_step(share(1, update, rank, 2, True))
+        states.append({name: value.clone() for name, value in exp.policy.state_dict().items()})
+    counts = (exp.learner.gradient_steps, exp.learner.skipped_updates)
+    return {"states": states, "counts": counts}
+
+
+def _stored_envs(folder: Path) -> list[dict[str, Any]]:
+    """Where the rollout of this process stands when it is saved, and in a resumed run."""
+    found = []
+    for _ in range(2):
+        exp = make_learning(
+            folder / "stored",
+            mode="both",
+            make_train_env=EnvSpec(TMazePassive, {"horizon": 30}),
+            train_timesteps_per_epoch=7,
+            save_env_state=True,
+        )
+        if not found:
+            exp.collect_new_training_data()
+            exp.save_checkpoint()
+        else:
+            exp.load_checkpoint()
+        state = exp.collector.state
+        found.append({"time_idxs": state.time_idxs, "rl2s": state.rl2s, "envs": exp.train_envs.get_states()})
+        exp.close()
+    return found
+
+
 def _empty(folder: Path, rank: int) -> dict[str, Any]:
     """A single timestep counts, in one process."""
     exp = make_learning(folder / "empty", grad_clip=1e9)
@@ -208,6 +246,8 @@ def agreements(folder: Path) -> dict[str, Any]:
     own = {"q": float(rank), "q_max": float(rank), "q_min": float(rank), "n": 1.0 + rank, "loss": float(rank)}
     return {
         "skipped": _skipped(folder, rank),
+        "guarded": _guarded(folder, rank),
+        "stored": _stored_envs(folder),
         "empty": _empty(folder, rank),
         "metrics": merge_metrics(own, 3.0 - 2 * rank, exp.accelerator, sums=("n",), shares=("loss",)),
         "any": [any_process(rank == 1, exp.accelerator), any_process(False, exp.accelerator)],

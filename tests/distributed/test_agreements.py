@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,29 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def _store(folder: Path, i: int) -> None:
     traj = make_trajectory(5 + i % 3, i, is_discrete=True)
     save_trajectory(folder, traj, save_as="npz", traj_id=f"{i:08x}", unix_time=1000 + i)
+
+
+def test_a_gradient_that_is_not_finite_in_one_process_leaves_the_update_out_in_all(ranks: Any) -> None:
+    first, second = (rank["guarded"] for rank in ranks)
+    assert first["counts"] == second["counts"] == (2, 1)
+    for before, after, is_skipped in zip(first["states"], first["states"][1:], (0, 1, 0), strict=False):
+        moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+        assert bool(moved) != bool(is_skipped)
+        assert not any(name.startswith("critics.") for name in moved)  # they are frozen
+    for name, value in first["states"][-1].items():
+        assert torch.isfinite(value).all()
+        assert torch.equal(value, second["states"][-1][name]), name
+
+
+def test_each_process_stores_its_own_environments(ranks: Any) -> None:
+    cues = []
+    for saved, resumed in (rank["stored"] for rank in ranks):
+        assert saved["time_idxs"].any()
+        assert np.array_equal(saved["time_idxs"], resumed["time_idxs"])
+        assert np.array_equal(saved["rl2s"], resumed["rl2s"])
+        assert saved["envs"] == resumed["envs"]
+        cues.append(saved["envs"])
+    assert cues[0] != cues[1]
 
 
 def test_an_overflow_in_one_process_skips_the_step_in_all(ranks: Any) -> None:

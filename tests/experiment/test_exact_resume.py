@@ -120,10 +120,10 @@ def die_in(exp: Experiment, epoch: int) -> None:
     """Learn, and die in the middle of an epoch's updates, leaving everything as it is."""
     update = exp.learner.update
 
-    def dying(*args: Any) -> Any:
+    def dying(*args: Any, **kwargs: Any) -> Any:
         if exp.epoch == epoch and exp.learner.gradient_steps % 4 == 2:
             raise KilledError
-        return update(*args)
+        return update(*args, **kwargs)
 
     exp.learner.update = dying  # type: ignore[method-assign]
     with pytest.raises(KilledError):

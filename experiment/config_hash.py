@@ -1,0 +1,87 @@
+"""A short name for what decides a run's result: equal for runs that differ in mere settings or the seed."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+_SETTINGS = (
+    # where and under which name
+    "Experiment.run_name",
+    "Experiment.ckpt_base_dir",
+    "*.dset_root",
+    "Experiment.seed",  # runs that differ in it repeat one another
+    # what is shown, logged and kept
+    "Experiment.verbose",
+    "Experiment.log_*",
+    "Experiment.wandb_*",
+    "Experiment.keep_*",
+    "Experiment.artifact_store",
+    "FolderStore.*",
+    "WandbStore.*",
+    "Experiment.always_save_latest",
+    "Experiment.save_trajs_as",
+    "Experiment.evaluate_at_end",
+    "Experiment.make_test_env",
+    "Experiment.test_timesteps",
+    "Experiment.profile_epoch",
+    "Experiment.max_wall_clock_s",  # a stopped run goes on as if it had not been
+    # how many processes and threads do the work
+    "Experiment.torch_threads",
+    "Experiment.dloader_workers",
+    "Experiment.async_env_workers",
+    "Experiment.async_env_mp_context",
+    "Experiment.compile_acting",
+    "Experiment.deterministic",
+    "*.pin_memory",
+)
+"""Bindings without a part in the result, as patterns; everything else counts as a hyper-parameter."""
+
+
+_MACRO = re.compile(r"%([\w./]+)")
+
+
+def is_setting(binding: str) -> bool:
+    """Whether `scope/Name.param` is a mere setting."""
+    name = binding.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _SETTINGS)
+
+
+def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
+    """16 hexadecimal digits of the hyper-parameters.
+
+    Args:
+        exp: a dataclass instance; its fields count as `Experiment.<name>`, also where Python set them.
+        bindings: of gin, as written, by `scope/Name.param`, and macros by name.
+    """
+    values = {
+        name: _MACRO.sub(lambda found: bindings.get(found[1], found[0]), value)
+        for name, value in bindings.items()
+        if "." in name and not name.startswith("Experiment.")
+    }
+    for one in fields(exp):
+        values[f"Experiment.{one.name}"] = _text(getattr(exp, one.name))
+    chosen = sorted((name, value) for name, value in values.items() if not is_setting(name))
+    return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
+
+
+def _text(value: Any) -> str:
+    """A value in the same words in every process; of an object its class."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return repr(sorted((str(key), _text(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return repr([_text(item) for item in value])
+    if isinstance(value, functools.partial):
+        return _text([value.func, value.args, value.keywords])
+    if is_dataclass(value) and not isinstance(value, type):
+        return _text([type(value), {one.name: getattr(value, one.name) for one in fields(value)}])
+    named: Callable[..., Any] | type = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}:{named.__qualname__}"

@@ -1,0 +1,99 @@
+"""Parameters of an agent by the names of its modules: learning rates of their own, and what is frozen."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+
+def is_under(name: str, prefix: str) -> bool:
+    """True when the parameter `name` is `prefix` itself or lies in the module `prefix`."""
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def named_among(agent: nn.Module, params: Iterable[nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Those of `params` by their names in the agent, in the agent's order."""
+    wanted = {id(p) for p in params}
+    return {name: p for name, p in agent.named_parameters() if id(p) in wanted}
+
+
+def check_prefixes(prefixes: Collection[str], names: Collection[str], setting: str) -> None:
+    """Refuse a prefix that no trainable parameter has.
+
+    Args:
+        prefixes: names of modules or parameters.
+        names: of all trainable parameters.
+        setting: gin name of what they were given to.
+
+    Raises: ValueError that says which names are nearest.
+    """
+    parts = [name.split(".") for name in names]
+    known = sorted({".".join(words[:depth]) for words in parts for depth in range(1, len(words) + 1)})
+    for prefix in prefixes:
+        if prefix not in known:
+            near = difflib.get_close_matches(str(prefix), known, n=3, cutoff=0.5)
+            top = [name for name in known if "." not in name]
+            raise ValueError(
+                f"{setting} names {prefix!r}, but no trainable parameter of the agent begins so. Allowed are "
+                f"names of its modules, such as {', '.join(near or top)}. Fix: correct the name in {setting}."
+            )
+
+
+def param_groups(
+    agent: nn.Module,
+    params: Sequence[nn.Parameter],
+    *,
+    learning_rate: float,
+    lr_multipliers: Mapping[str, float] | None,
+) -> list[dict[str, Any]]:
+    """Groups for an optimizer: first what has the plain learning rate, then one group per prefix, sorted.
+
+    A parameter belongs to the longest prefix of its name. Each group has its `prefix` ("" for the first),
+    which lets a resumed run see whether its groups are still the same.
+
+    Raises: ValueError for a prefix that no parameter has.
+    """
+    if not lr_multipliers:
+        return [{"params": list(params), "lr": learning_rate, "prefix": ""}]
+    named = named_among(agent, params)
+    check_prefixes(lr_multipliers, named, "Experiment.lr_multipliers")
+    rates = {"": 1.0, **{prefix: lr_multipliers[prefix] for prefix in sorted(lr_multipliers)}}
+    members: dict[str, list[nn.Parameter]] = {prefix: [] for prefix in rates}
+    for name, param in named.items():
+        matching = [prefix for prefix in lr_multipliers if is_under(name, prefix)]
+        members[max(matching, key=len, default="")].append(param)
+    return [
+        {"params": members[prefix], "lr": learning_rate * rate, "prefix": prefix}
+        for prefix, rate in rates.items()
+        if members[prefix] or not prefix
+    ]
+
+
+def check_same_groups(
+    saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]], num_own: Sequence[int]
+) -> None:
+    """Refuse the optimizer state of other groups of parameters: its moments would go to the wrong ones.
+
+    Args:
+        saved: `param_groups` of the saved state, where `params` are numbers.
+        own: groups of this run.
+        num_own: how many parameters each of these has.
+
+    Raises: ValueError that shows both.
+    """
+    before = [(group.get("prefix", ""), len(group["params"])) for group in saved]
+    after = [(group.get("prefix", ""), count) for group, count in zip(own, num_own, strict=True)]
+    if before != after:
+        raise ValueError(
+            f"The checkpoint's optimizer has the groups of parameters {_shown(before)}, this run has "
+            f"{_shown(after)}. Fix: resume with the agent and the prefixes in Experiment.lr_multipliers of "
+            "the earlier run (the multipliers themselves may change), or load the weights only "
+            "(resume_training_state=False)."
+        )
+
+
+def _shown(groups: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{prefix or '(all others)'}: {count}" for prefix, count in groups)

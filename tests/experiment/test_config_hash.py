@@ -1,0 +1,103 @@
+"""Equal hyper-parameters have equal names, whatever the settings; and other ones have others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gin
+import pytest
+
+from loxodon.data import DiskTrajDataset
+from loxodon.envs import EnvSpec, TMazePassive
+from loxodon.experiment.config_hash import _SETTINGS, config_hash, is_setting
+from loxodon.experiment.metadata import bindings_of
+from loxodon.experiment.settings import Settings
+
+from .fakes import CountingEnv, TinyAgent, make_experiment, run
+from .test_metadata import saved_metadata
+
+
+@pytest.fixture(autouse=True)
+def _no_configuration() -> Iterator[None]:
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+def digest(text: str = "", **changes: Any) -> str:
+    exp = make_experiment(Path("somewhere"), **changes)
+    return config_hash(exp, bindings_of(text))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("verbose", True),
+        ("log_interval", 7),
+        ("wandb_project", "x"),
+        ("run_name", "other"),
+        ("ckpt_base_dir", "/elsewhere"),
+        ("keep_checkpoints", 3),
+        ("torch_threads", 1),
+        ("dloader_workers", 2),
+        ("async_env_workers", 2),
+        ("seed", 8),
+        ("dataset", DiskTrajDataset(dset_root="/elsewhere")),
+    ],
+)
+def test_settings_leave_it(setting: str, value: Any) -> None:
+    assert digest(**{setting: value}) == digest()
+
+
+@pytest.mark.parametrize(
+    ("hyperparameter", "value"),
+    [
+        ("learning_rate", 0.5),
+        ("epochs", 9),
+        ("ckpt_interval", 1),  # environments restart with every checkpoint
+        ("lr_multipliers", {"actor": 2.0}),
+        ("make_train_env", EnvSpec(CountingEnv, {"noise": 2.0})),
+        ("agent_type", partial(TinyAgent)),
+        ("mixed_precision", "bf16"),
+        ("save_env_state", True),
+    ],
+)
+def test_hyperparameters_change_it(hyperparameter: str, value: Any) -> None:
+    assert digest(**{hyperparameter: value}) != digest()
+
+
+def test_bindings_of_gin_count_and_macros_by_their_values() -> None:
+    plain = digest("TMazePassive.horizon = 5\nDiskTrajDataset.dset_root = 'a'")
+    assert digest("H = 5\nD = 'b'\nTMazePassive.horizon = %H\nDiskTrajDataset.dset_root = %D") == plain
+    assert digest("H = 6\nTMazePassive.horizon = %H") != plain
+    assert digest("train/TMazePassive.horizon = 5") != plain
+    assert digest("FolderStore.root = 'x'") == digest()
+
+
+def test_every_pattern_for_a_setting_of_the_experiment_names_one() -> None:
+    names = [f"Experiment.{one.name}" for one in fields(Settings)]
+    found = [name for name in names if is_setting(name)]
+    own = [pattern for pattern in _SETTINGS if pattern.startswith("Experiment.")]
+    assert len(found) >= len(own)
+    assert "Experiment.learning_rate" not in found
+    for pattern in own:
+        assert any(name.startswith(pattern.rstrip("*")) for name in found), pattern
+
+
+def test_it_is_written_beside_the_run_and_into_checkpoints(tmp_path: Path) -> None:
+    gin.parse_config("TMazePassive.horizon = 4")
+    exps = [
+        run(
+            make_experiment(tmp_path / str(i), make_train_env=TMazePassive, make_val_env=TMazePassive, seed=i)
+        )
+        for i in range(2)
+    ]
+    for exp in exps:
+        assert saved_metadata(exp)[1]["config_hash"] == exps[0].config_hash
+        written = json.loads((exp.checkpoints.root / "versions.json").read_text())
+        assert written["config_hash"] == exps[0].config_hash
