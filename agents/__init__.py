@@ -19,6 +19,7 @@ from .rewards import RewardNormalizer
 from .schedules import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule, value_at
 
 __all__ = [
+    "GAE",
     "ActOutput",
     "AdvantageNorm",
     "Agent",
@@ -26,7 +27,6 @@ __all__ = [
     "ConstantSchedule",
     "CosineSchedule",
     "Evaluation",
-    "GAE",
     "LinearSchedule",
     "LossTerms",
     "OnPolicyAgent",

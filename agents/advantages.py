@@ -18,8 +18,8 @@ _MIN_STD = 1e-8  # keeps equal advantages finite
 class AdvantageNorm:
     """Shift advantages to mean 0 and scale them to standard deviation 1.
 
-    Only places that count enter the statistics, those of all processes that train together; all of them have to
-    call at the same time. Fewer than two places stay as they are.
+    Only places that count enter the statistics, those of all processes that train together; all of them have
+    to call at the same time. Fewer than two places stay as they are.
 
     Args:
         mode: "none"; "batch", a whole rollout at once; "minibatch", every minibatch for itself; "ema", each
@@ -45,7 +45,7 @@ class AdvantageNorm:
             )
         if not (0.0 < ema_alpha <= 1.0 and ema_min_std > 0.0 and ema_clip > 0.0):
             raise ValueError(
-                f"AdvantageNorm has ema_alpha={ema_alpha}, ema_min_std={ema_min_std} and ema_clip={ema_clip}, "
+                f"AdvantageNorm has ema_alpha={ema_alpha}, ema_min_std={ema_min_std}, ema_clip={ema_clip}, "
                 "but the first must lie in (0, 1] and the others be positive. "
                 "Fix: leave them out for 0.05, 0.02 and 4."
             )
@@ -78,7 +78,7 @@ class AdvantageNorm:
         if mean is None or var is None:
             return kept.float()
         std = max(var**0.5, self.ema_min_std if self.mode == "ema" else _MIN_STD)
-        normalized = (kept - mean) / std
+        normalized: Tensor = (kept - mean) / std
         if self.mode == "ema":
             normalized = normalized.clamp(-self.ema_clip, self.ema_clip)
         return normalized.masked_fill(~mask, 0.0).float()

@@ -26,11 +26,12 @@ class Agent(BaseAgent):
     """Actor and critics over every timestep of a sequence, for several discount factors at once.
 
     Per discount g (the last one acts), with s the shared encoder's output:
-        y = m r + g (1 - d) min_{c in subset} Q'_c(s', a'),  a' ~ pi'(s')   (discrete: expectation over pi')
+        y = m r + g (1 - d) min_{c in subset} Q'_c(s', a'),  a' ~ pi'(s')   (Discrete: expectation over pi')
         critic loss = (norm(Q_c(s, a)) - norm(y))^2
         actor loss  = -online_coeff norm(min_c Q_c(sg(s), a ~ pi)) - offline_coeff f(A) log pi(a | s)
         A = mean_c Q_c(s, a) - mean_c V_c(s), in environment units; primes are Polyak averages
-    The critics' parameters get no gradient from the actor loss.
+    The critics' parameters get no gradient from the actor loss. MultiDiscrete actions enter the critics like
+    continuous ones, as one-hots; gradients pass through samples of them (see MultiCategorical).
 
     Source: Grigsby et al. 2023, arXiv:2310.09971; critic subsets of Chen et al. 2021 (REDQ),
     arXiv:2101.05982.
@@ -56,7 +57,7 @@ class Agent(BaseAgent):
         popart: normalise values per discount.
         popart_beta: rate of the moving averages behind that.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
-        num_actions_for_value: policy samples per continuous-action expectation.
+        num_actions_for_value: policy samples per expectation over MultiDiscrete or continuous actions.
         actor_type: builds the policy head.
         critic_type: builds the critics.
     Raises: ValueError for impossible sizes or discounts.
@@ -65,7 +66,7 @@ class Agent(BaseAgent):
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         obs_space: spaces.Dict,
-        action_space: spaces.Discrete | spaces.Box,
+        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
         tstep_encoder_type: Callable[..., TstepEncoder],
         traj_encoder_type: Callable[..., TrajEncoder],
         max_seq_len: int,
@@ -102,8 +103,9 @@ class Agent(BaseAgent):
         self.register_buffer("discounts", column, persistent=False)
         width, num_discounts = self.traj_encoder.emb_dim, len(discounts)
         self.actor = actor_type(width, self.action_dim, num_discounts, self.distribution)
+        has_all_values = isinstance(action_space, spaces.Discrete)  # one output per action
         self.critics = critic_type(
-            width, self.action_dim, num_discounts, self.is_discrete, num_critics=num_critics
+            width, self.action_dim, num_discounts, has_all_values, num_critics=num_critics
         )
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
@@ -144,7 +146,7 @@ class Agent(BaseAgent):
         )
 
     def _policy_values(self, critics: nn.Module, state: Tensor, policy: PolicyDistribution) -> Tensor:
-        """Critic outputs (B, L, C, G, 1) of the policy's actions: exact mean if discrete, else sampled."""
+        """Critic outputs (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else sampled."""
         if isinstance(policy, Categorical):
             exact: Tensor = (critics(state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
             return exact

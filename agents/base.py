@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from ..data import Batch
 from ..nets import (
     Categorical,
+    DistributionType,
+    MultiCategorical,
     PolicyDistribution,
     RunningStatistics,
     TanhGaussian,
@@ -42,7 +44,7 @@ class BaseAgent(nn.Module, ABC):
 
     Args:
         obs_space: named observations.
-        action_space: Discrete starting at 0, or Box of shape (A,) within [-1, 1].
+        action_space: Discrete or MultiDiscrete (K,) starting at 0, or Box of shape (A,) within [-1, 1].
         tstep_encoder_type, traj_encoder_type: built here from positional arguments only; gin sets the rest.
         max_seq_len: longest training sequence in transitions.
     Raises: ValueError for any other action space.
@@ -51,22 +53,25 @@ class BaseAgent(nn.Module, ABC):
     def __init__(
         self,
         obs_space: spaces.Dict,
-        action_space: spaces.Discrete | spaces.Box,
+        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
         tstep_encoder_type: Callable[..., TstepEncoder],
         traj_encoder_type: Callable[..., TrajEncoder],
         max_seq_len: int,
     ) -> None:
         super().__init__()
         self.obs_space, self.action_space, self.max_seq_len = obs_space, action_space, max_seq_len
-        self.distribution: type[PolicyDistribution]
+        self.distribution: DistributionType
         if isinstance(action_space, spaces.Discrete):
             self.action_dim, self.distribution = int(action_space.n), Categorical
+        elif isinstance(action_space, spaces.MultiDiscrete) and len(action_space.shape) == 1:
+            self.action_dim = int(action_space.nvec.sum())
+            self.distribution = MultiCategorical.for_nvec(action_space.nvec.tolist())
         elif isinstance(action_space, spaces.Box) and len(action_space.shape) == 1:
             self.action_dim, self.distribution = int(action_space.shape[0]), TanhGaussian
         else:
             raise ValueError(
-                f"The action space is {action_space}, but agents act in Discrete or flat Box spaces. "
-                "Fix: wrap the environment in loxodon.envs.SequenceEnv."
+                f"The action space is {action_space}, but agents act in Discrete and flat MultiDiscrete or "
+                "Box spaces. Fix: wrap the environment in loxodon.envs.SequenceEnv."
             )
         self.is_discrete = self.distribution.is_discrete
         self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)
@@ -113,7 +118,8 @@ class BaseAgent(nn.Module, ABC):
             time_idxs: (N, 1) int64.
             hidden_state: what the previous call returned.
             sample: draw from the policy; otherwise take its mode.
-        Returns: (N,) int64 for discrete spaces or (N, A) float32 in [-1, 1], and the new hidden state.
+        Returns: (N,) or (N, K) int64 for discrete spaces or (N, A) float32 in [-1, 1], and the new hidden
+            state.
         """
         return self._act(obs, rl2s, time_idxs, hidden_state, sample)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def gae(  # noqa: PLR0913 - the quantities of one formula
+def gae(
     rewards: Tensor,
     values: Tensor,
     next_values: Tensor,
@@ -73,7 +73,7 @@ class GAE:
                 )
         self.gamma, self.lam, self.time_limit_bootstrap = gamma, lam, time_limit_bootstrap
 
-    def __call__(  # noqa: PLR0913, PLR0917 - see gae
+    def __call__(
         self,
         rewards: Tensor,
         values: Tensor,

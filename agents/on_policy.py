@@ -103,7 +103,7 @@ class OnPolicyAgent(BaseAgent, ABC):
         """
 
     def gather_statistics(self, batch: RolloutBatch) -> None:
-        """Show input statistics the timesteps of a rollout that were acted on; they move in `after_rollout`."""
+        """Show input statistics the steps of a rollout; they move in `after_rollout`."""
         self.tstep_encoder.gather_statistics(batch.obs, batch.rl2s, batch.mask)
 
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:

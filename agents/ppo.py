@@ -47,8 +47,8 @@ class PPOAgent(OnPolicyAgent):
         traj_encoder_type: see BaseAgent.
         max_seq_len: see BaseAgent.
         share_encoder: one sequence model for both; otherwise the value function gets one of its own.
-        actor_obs_keys: observations that the policy sees; None: all. Only with encoders of their own.
-        critic_obs_keys: observations that the value function sees; None: all. Only with encoders of their own.
+        actor_obs_keys: observations that the policy sees; None: all. Only without share_encoder.
+        critic_obs_keys: observations that the value function sees; None: all. Only without share_encoder.
         value_norm: "none"; "running" has the value function predict returns at unit scale; "popart" does too,
             and keeps its values when that scale moves.
         value_norm_window: timesteps after which older returns fade from that scale.
@@ -66,7 +66,7 @@ class PPOAgent(OnPolicyAgent):
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         obs_space: spaces.Dict,
-        action_space: Any,
+        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
         tstep_encoder_type: Callable[..., TstepEncoder],
         traj_encoder_type: Callable[..., TrajEncoder],
         max_seq_len: int,
@@ -89,6 +89,9 @@ class PPOAgent(OnPolicyAgent):
         self.actor_obs_keys, self.critic_obs_keys = list(actor_space.spaces), list(critic_space.spaces)
         if (chosen := _distribution(distribution_type, action_space)) is not None:
             self.distribution = chosen
+        self.factor_sizes: list[int] = []
+        if isinstance(action_space, spaces.MultiDiscrete):
+            self.factor_sizes = action_space.nvec.tolist()
         self.critic_tstep_encoder = self.critic_traj_encoder = None
         if not share_encoder:
             self.critic_tstep_encoder = tstep_encoder_type(critic_space, 1 + self.action_dim)
@@ -206,8 +209,8 @@ class PPOAgent(OnPolicyAgent):
 
     def _env_actions(self, samples: Tensor) -> Tensor:
         """(N, A) one-hot or real samples -> what the envs take."""
-        if isinstance(self.action_space, spaces.MultiDiscrete):
-            factors = samples.split([int(n) for n in self.action_space.nvec], dim=-1)
+        if self.factor_sizes:
+            factors = torch.split(samples, self.factor_sizes, dim=-1)
             return torch.stack([factor.argmax(-1) for factor in factors], dim=-1)
         return samples.argmax(-1) if self.is_discrete else samples.clamp(-1.0, 1.0)
 
@@ -227,15 +230,12 @@ class PPOAgent(OnPolicyAgent):
         policy, outputs = self._judge(batch)
         old, mask = _Evaluated(batch), batch.mask
         log_probs, entropy = policy.log_prob(batch.actions), policy.entropy()
-        # Elsewhere than on steps old figures are padding: there the policy counts as unchanged.
-        old_log_probs = torch.where(mask, old.log_probs, log_probs.detach())
         kl = None
         if with_metrics or self.loss.kind == "kl_penalty":
-            acted = self.distribution(torch.where(mask, old.params, policy.params.detach()))
-            kl = acted.kl(policy)
-        actor = self.loss.actor(log_probs, old_log_probs, old.advantages, entropy, kl)
+            kl = self.distribution(old.params).kl(policy)
+        actor = self.loss.actor(log_probs, old.log_probs, old.advantages, entropy, kl)
         critic = self.loss.critic(outputs, self.value_norm(old.values), self.value_norm(old.returns))
-        log_ratio = self.loss.log_ratio(log_probs.detach(), old_log_probs)
+        log_ratio = self.loss.log_ratio(log_probs.detach(), old.log_probs)
         metrics = {"kl": kl_estimate(log_ratio, mask)}
         if with_metrics:
             metrics |= policy_metrics(log_ratio, entropy.detach(), self.loss.clip_eps, mask)
@@ -290,8 +290,8 @@ class _Evaluated:
             value = getattr(batch, name)
             if value is None:
                 raise ValueError(
-                    f"The rollout batch has no {name}, but the losses need them. Fix: put what agent.evaluate() "
-                    "and GAE return into the batch first, as PPOLearner does."
+                    f"The rollout batch has no {name}, but the losses need them. "
+                    "Fix: put what agent.evaluate() and GAE return into the batch first, as PPOLearner does."
                 )
             found[name] = value.masked_fill(~batch.mask, 0.0)
         self.log_probs, self.values, self.params = found["log_probs"], found["values"], found["params"]

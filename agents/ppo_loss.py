@@ -24,8 +24,8 @@ _BETA_RANGE = (1e-6, 1e6)
 class PPOLoss(nn.Module):
     """Policy and value loss; a module so that the adapted KL coefficient is saved with the agent.
 
-    With log ratio d = log pi(a) - log pi_old(a), ratio rho = exp(d), advantage A, and H the entropy, summed over
-    action dimensions:
+    With log ratio d = log pi(a) - log pi_old(a), ratio rho = exp(d), advantage A, and the entropy H, summed
+    over action dimensions:
         clip:        -min(A rho, A clip(rho, 1 - clip_eps, 1 + clip_eps)) - entropy_coef H
         kl_penalty:  -A rho + beta KL(pi_old || pi) - entropy_coef H
     After each rollout beta grows where KL > 1.5 kl_target, and shrinks where KL < kl_target / 1.5.
@@ -37,8 +37,8 @@ class PPOLoss(nn.Module):
         clip_eps: number or schedule.
         value_clip: how far a new value may move from the old one before its loss is clipped, in the units of
             the critic (normalised if values are); None: no clipping.
-        value_clip_mode: "max" takes the larger of clipped and plain loss; "only" the clipped one, which has no
-            gradient beyond the band.
+        value_clip_mode: "max" takes the larger of clipped and plain loss; "only" the clipped one, which has
+            no gradient beyond the band.
         value_loss: "mse" (the squared error, not halved), "huber" (quadratic below 1) or "l1".
         entropy_coef: number or schedule, per nat.
         kl_target: wanted KL per rollout, in nats.
@@ -75,8 +75,8 @@ class PPOLoss(nn.Module):
         )
         if not kl_decrease <= 1.0 <= kl_increase:
             raise ValueError(
-                f"PPOLoss has kl_decrease={kl_decrease} and kl_increase={kl_increase}, but 1 must lie between "
-                "them. Fix: leave them out for 0.5 and 2."
+                f"PPOLoss has kl_decrease={kl_decrease} and kl_increase={kl_increase}, but 1 must lie "
+                "between them. Fix: leave them out for 0.5 and 2."
             )
         if value_clip is not None:
             _check_positive(value_clip=value_clip)
@@ -133,7 +133,7 @@ class PPOLoss(nn.Module):
         return loss - self.entropy_coef * entropy.float()
 
     def critic(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
-        """Value loss per timestep: all arguments and the result are (..., 1) float, in units of the critic."""
+        """Value loss per timestep: arguments and result are (..., 1) float, in units of the critic."""
         values, old_values, returns = values.float(), old_values.float(), returns.float()
         plain = self.value_loss(values, returns, reduction="none")
         if self.value_clip is None:

@@ -16,8 +16,8 @@ class RewardNormalizer:
     """Divide rewards by the running standard deviation of the discounted sum of rewards.
 
     Each env carries an accumulator c <- gamma c + r, which begins at 0 with every episode, however the one
-    before ended. Statistics of c are kept in float64 over all steps of all processes that train together. Only
-    the size of rewards changes, never their sign.
+    before ended. Statistics of c are kept in float64 over all steps of all processes that train together.
+    Only the size of rewards changes, never their sign.
 
     Args:
         gamma: discount of the accumulators.
@@ -30,8 +30,8 @@ class RewardNormalizer:
     def __init__(self, *, gamma: float = 0.99, clip: float = 10.0, eps: float = 1e-8) -> None:
         if not (0.0 <= gamma <= 1.0 and clip > 0.0 and eps > 0.0):
             raise ValueError(
-                f"RewardNormalizer has gamma={gamma}, clip={clip} and eps={eps}, but gamma must lie in [0, 1] "
-                "and the others be positive. Fix: leave them out for 0.99, 10 and 1e-8."
+                f"RewardNormalizer has gamma={gamma}, clip={clip} and eps={eps}, but gamma must lie in "
+                "[0, 1] and the others be positive. Fix: leave them out for 0.99, 10 and 1e-8."
             )
         self.gamma, self.clip, self.eps = gamma, clip, eps
         self._count, self._mean, self._m2 = 0.0, 0.0, 0.0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .action_forms import holds_indices
 from .trajectory import Array, Trajectory
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def pad_windows(
     wanted = trajs[0].layout if layout is None else layout
     arrays = allocate(_specs(wanted, len(trajs), max(lengths)))
     try:
-        _fill(arrays, trajs, lengths, wanted.action_width)
+        _fill(arrays, trajs, lengths, wanted)
     except (KeyError, TypeError, ValueError) as error:
         # Copying compares keys, shapes and dtypes anyway, so they are looked at here only if it failed.
         whose = f"window 0 (environment {trajs[0].env_name!r}) has" if layout is None else "the run expects"
@@ -86,7 +87,7 @@ def _specs(layout: Layout, num_rows: int, longest: int) -> Specs:
     return specs
 
 
-def _fill(arrays: Arrays, trajs: Sequence[Trajectory], lengths: list[int], width: int) -> None:
+def _fill(arrays: Arrays, trajs: Sequence[Trajectory], lengths: list[int], layout: Layout) -> None:
     """Copy every field of every window."""
     longest = arrays["mask", ""].shape[1]
     pads = [longest - length for length in lengths]
@@ -95,7 +96,7 @@ def _fill(arrays: Arrays, trajs: Sequence[Trajectory], lengths: list[int], width
         if field == "obs":
             _copy(out, [traj.obs[key] for traj in trajs], pads)
         elif field == "actions":
-            _copy_actions(out, [traj.actions for traj in trajs], pads, width)
+            _copy_actions(out, [traj.actions for traj in trajs], pads, _factors(layout))
         elif field == "mask":
             out[..., 0] = np.arange(longest) < np.array(lengths)[:, None]
         elif field == "sources":
@@ -105,8 +106,8 @@ def _fill(arrays: Arrays, trajs: Sequence[Trajectory], lengths: list[int], width
             out[:] = [UNKNOWN if version is None else version for version in versions]
         else:
             _copy(out, [getattr(traj, field) for traj in trajs], pads)
-    if any(len(traj.obs) != num_keys for traj in trajs):
-        raise KeyError("a window has observations that the batch lacks")
+    if any(len(traj.obs) != num_keys or traj.nvec != layout.nvec for traj in trajs):
+        raise KeyError("a window has observations or factors of actions that the batch lacks")
 
 
 def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:
@@ -118,56 +119,59 @@ def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:
     np.concatenate(windows, out=out.reshape(out.shape[0] * out.shape[1], *out.shape[2:]), casting="same_kind")
 
 
-def _copy_actions(out: Array, actions: list[Array], pads: list[int], width: int) -> None:
-    """Write actions of all three forms to out (B, L, A) float32: indices become one-hot rows."""
-    are_indices = [_holds_indices(window, width) for window in actions]
+def _factors(layout: Layout) -> tuple[int, ...]:
+    """Numbers of actions of the factors of an action; a plain discrete one is one factor."""
+    return layout.nvec or (layout.action_width,)
+
+
+def _copy_actions(out: Array, actions: list[Array], pads: list[int], nvec: tuple[int, ...]) -> None:
+    """Write actions of all forms to out (B, L, A) float32: indices become one-hot rows."""
+    are_indices = [holds_indices(window, nvec) for window in actions]
     if not any(are_indices):
         _copy(out, actions, pads)
     elif all(are_indices):
-        indices = np.empty((*out.shape[:2], 1), np.int64)
+        indices = np.empty((*out.shape[:2], len(nvec)), np.int64)
         _copy(indices, actions, pads)
         out[...] = 0
-        out.reshape(-1)[_flat_positions(indices.reshape(-1), width)] = 1
+        out.reshape(-1)[_flat_positions(indices.reshape(-1, len(nvec)), nvec)] = 1
         for row, pad in zip(out, pads, strict=True):
             if pad:
                 row[-pad:] = 0
     else:
-        rows = [_one_hot(w, width) if at else w for w, at in zip(actions, are_indices, strict=True)]
+        rows = [_one_hot(w, nvec) if at else w for w, at in zip(actions, are_indices, strict=True)]
         _copy(out, rows, pads)
 
 
-def _holds_indices(actions: Array, width: int) -> bool:
-    """Whether these are action numbers (T, 1) rather than rows (T, A); of width 1, uint8 means rows."""
-    dtype = actions.dtype
-    return dtype.kind in "iu" and actions.shape[1] == 1 and (width > 1 or dtype != np.uint8)
-
-
-def _one_hot(indices: Array, width: int) -> npt.NDArray[np.float32]:
-    """Turn action indices (T, 1) into rows (T, width)."""
-    rows = np.zeros((len(indices), width), np.float32)
-    rows.reshape(-1)[_flat_positions(indices[:, 0].astype(np.int64), width)] = 1
+def _one_hot(indices: Array, nvec: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Turn action indices (T, K) into rows (T, A)."""
+    rows = np.zeros((len(indices), sum(nvec)), np.float32)
+    rows.reshape(-1)[_flat_positions(indices.astype(np.int64), nvec)] = 1
     return rows
 
 
-def _flat_positions(indices: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
-    """Where the ones of one-hot rows lie in the flattened rows."""
-    if indices.min() < 0 or indices.max() >= width:
+def _flat_positions(indices: npt.NDArray[np.int64], nvec: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Where the ones of rows lie in the flattened rows, for indices (T, K)."""
+    if indices.min() < 0 or (indices >= np.array(nvec)).any():
+        sizes = " + ".join(map(str, nvec))
         raise ValueError(
             f"Discrete actions range from {indices.min()} to {indices.max()}, but rl2s has room for "
-            f"{width} actions (0 to {width - 1}). Fix: store action indices that start at 0, and "
+            f"{sizes} actions (0 to {max(nvec) - 1}). Fix: store action indices that start at 0, and "
             "one-hot rl2s of width 1 + number of actions."
         )
-    positions: npt.NDArray[np.int64] = indices + np.arange(0, len(indices) * width, width)
+    width = sum(nvec)
+    starts = np.arange(0, len(indices) * width, width)[:, None] + np.cumsum((0, *nvec[:-1]))
+    positions: npt.NDArray[np.int64] = indices + starts
     return positions
 
 
 def _describe_mismatch(trajs: Sequence[Trajectory], wanted: Layout, whose: str) -> str | None:
     """Say which window does not fit, or return None if all do."""
-    width = wanted.action_width
+    width, nvec = wanted.action_width, _factors(wanted)
     for row, traj in enumerate(trajs):
         problem = wanted.describe_mismatch(traj.layout)
-        if problem is None and not _holds_indices(traj.actions, width) and traj.actions.shape[1:] != (width,):
-            problem = f"actions have the shape {traj.actions.shape}, expected (T, 1) indices or (T, {width})"
+        if problem is None and not holds_indices(traj.actions, nvec) and traj.actions.shape[1:] != (width,):
+            shapes = f"(T, {len(nvec)}) indices or (T, {width})"
+            problem = f"actions have the shape {traj.actions.shape}, expected {shapes}"
         if problem is not None:
             return (
                 f"Window {row} of the batch (environment {traj.env_name!r}) has the layout [{traj.layout}], "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .action_forms import holds_indices
 from .errors import FormatError
 from .extras import Column, Extras
 from .trajectory import ARRAY_NAMES, Array, Trajectory
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .compressed import BlockStore
 
 OBS_PREFIX = "_OBS_KEY_"
+NVEC = "action_nvec"  # (1, K), of actions with several factors
 _MATRIX = 2  # axes: rows and columns
 _MIN_RL2_WIDTH = 2  # the reward and one action column
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -62,6 +64,7 @@ def build_trajectory(content: FileContent, env_name: str) -> Trajectory:
         FormatError: If an array is missing or has an impossible shape or dtype.
     """
     arrays = content.arrays
+    nvec = _read_nvec(arrays.pop(NVEC, None))
     _check_names(arrays)
     if content.blocks is not None and not _is_ours(arrays):
         content.blocks.fill_all()
@@ -72,7 +75,7 @@ def build_trajectory(content: FileContent, env_name: str) -> Trajectory:
         if array.dtype != dtype or array.ndim != _MATRIX:
             array = _convert(name, array, dtype)
         fixed[name] = array
-    fixed["actions"] = _convert_actions(arrays["actions"], fixed["rl2s"].shape[1] - 1)
+    fixed["actions"] = _convert_actions(arrays["actions"], fixed["rl2s"].shape[1] - 1, nvec)
     for name, array in fixed.items():
         if array is not arrays[name]:
             array.flags.writeable = False
@@ -88,6 +91,7 @@ def build_trajectory(content: FileContent, env_name: str) -> Trajectory:
             env_name=content.env_name or env_name,
             policy_version=content.policy_version,
             source=-1,
+            nvec=nvec,
             extras=_check_extras(content.extras, len(fixed["rews"])) if content.extras else {},
             **fixed,
         )
@@ -144,8 +148,18 @@ def _convert(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     return array.astype(dtype, copy=False)
 
 
-def _convert_actions(actions: Array, num_actions: int) -> Array:
+def _read_nvec(stored: Array | None) -> tuple[int, ...] | None:
+    if stored is None:
+        return None
+    if stored.dtype.kind not in "iu" or not stored.size or stored.min() < 1:
+        raise FormatError(f"{NVEC} is {stored.dtype}{list(stored.shape)}, but must hold counts of actions")
+    return tuple(stored.reshape(-1).tolist())
+
+
+def _convert_actions(actions: Array, num_actions: int, nvec: tuple[int, ...] | None) -> Array:
     """Return indices as int64 (T, 1), one-hot rows of integers as uint8 and all others as float32 (T, A)."""
+    if nvec is not None:
+        return _convert_factors(actions, num_actions, nvec)
     if actions.ndim == 1 and actions.dtype.kind in "iu":
         actions = actions[:, None]
     if actions.ndim == _MATRIX and actions.dtype.kind in "iub":
@@ -159,6 +173,19 @@ def _convert_actions(actions: Array, num_actions: int) -> Array:
     raise FormatError(
         f"actions are {actions.dtype}{list(actions.shape)}, but rl2s has room for {num_actions} action "
         f"columns, so they must be (T, {num_actions}) or, as indices, (T, 1) integers"
+    )
+
+
+def _convert_factors(actions: Array, num_actions: int, nvec: tuple[int, ...]) -> Array:
+    """Return indices of several factors as int64 (T, K), and rows as uint8 or float32 (T, A)."""
+    if actions.ndim == _MATRIX and num_actions == sum(nvec):
+        if holds_indices(actions, nvec):
+            return actions.astype(_INT64, copy=False)
+        if actions.shape[1] == num_actions and actions.dtype.kind in "iubf":
+            return actions.astype(_FLOAT32 if actions.dtype.kind == "f" else _UINT8, copy=False)
+    raise FormatError(
+        f"actions are {actions.dtype}{list(actions.shape)} and rl2s has room for {num_actions} action "
+        f"columns, but {NVEC} is {list(nvec)}: allowed are (T, {sum(nvec)}) rows and (T, {len(nvec)}) indices"
     )
 
 

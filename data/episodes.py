@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from .action_forms import factor_indices, factor_rows
 from .trajectory import Array, Trajectory
 
 
@@ -19,7 +21,7 @@ def split_episodes(
     truncated: Array,
     *,
     next_obs: Array | Mapping[str, Array] | None = None,
-    num_actions: int | None = None,
+    num_actions: int | Sequence[int] | None = None,
     env_name: str = "offline",
 ) -> list[Trajectory]:
     """Cut flat arrays of consecutive steps, as offline data sets hold them, into one trajectory per episode.
@@ -35,12 +37,13 @@ def split_episodes(
 
     Args:
         obs: (S, ...) or a dict of such arrays; alone, its key is "observation".
-        actions: (S,) or (S, 1) integers if discrete, else (S, A) floats in [-1, 1].
+        actions: (S,) or (S, 1) integers if discrete, (S, K) if MultiDiscrete, else (S, A) floats in [-1, 1].
         rews: (S,) or (S, 1), environment units.
         terminated: (S,) or (S, 1), True where the environment reached an end ("terminals").
         truncated: (S,) or (S, 1), True where a time limit cut the episode ("timeouts").
         next_obs: like obs, what followed each action, before any reset.
-        num_actions: number of discrete actions; None takes the largest index plus one.
+        num_actions: number of discrete actions; None takes the largest index plus one. K numbers in a
+            sequence mean MultiDiscrete actions.
         env_name: name of the environment.
 
     Returns: the trajectories in order; episodes without a transition are left out.
@@ -50,6 +53,7 @@ def split_episodes(
     """
     columns = _as_columns(obs)
     following = {} if next_obs is None else _as_columns(next_obs)
+    nvec = tuple(num_actions) if isinstance(num_actions, Sequence) else None
     actions, rows = _action_rows(np.asarray(actions), num_actions)
     rews = np.asarray(rews, np.float32).reshape(-1, 1)
     ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
@@ -62,13 +66,12 @@ def split_episodes(
         start = stop
         if span.start < span.stop:
             seen = {k: _with_last(v, following.get(k), span, repeats) for k, v in columns.items()}
-            trajs.append(_episode(seen, actions[span], rows[span], rews[span], ends[span, None], env_name))
+            trajs.append(_episode(seen, actions[span], rows[span], rews[span], ends[span, None]))
+            trajs[-1] = dataclasses.replace(trajs[-1], env_name=env_name, nvec=nvec)
     return trajs
 
 
-def _episode(
-    obs: dict[str, Array], actions: Array, rows: Array, rews: Array, dones: Array, env_name: str
-) -> Trajectory:
+def _episode(obs: dict[str, Array], actions: Array, rows: Array, rews: Array, dones: Array) -> Trajectory:
     rl2s = np.zeros((len(rews) + 1, 1 + rows.shape[1]), np.float32)
     rl2s[1:, :1], rl2s[1:, 1:] = rews, rows
     return Trajectory(
@@ -78,7 +81,6 @@ def _episode(
         actions=actions,
         rews=rews,
         dones=dones,
-        env_name=env_name,
     )
 
 
@@ -115,8 +117,13 @@ def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
     return {key: np.asarray(value) for key, value in columns.items()}
 
 
-def _action_rows(actions: Array, num_actions: int | None) -> tuple[Array, npt.NDArray[np.float32]]:
+def _action_rows(
+    actions: Array, num_actions: int | Sequence[int] | None
+) -> tuple[Array, npt.NDArray[np.float32]]:
     """Return actions as a trajectory stores them, and as rows (S, A) for rl2s."""
+    if isinstance(num_actions, Sequence):
+        indices = factor_indices(actions, num_actions)
+        return indices, factor_rows(indices, num_actions).astype(np.float32)
     if actions.dtype.kind not in "iu":
         rows = actions.reshape(len(actions), -1).astype(np.float32)
         if not np.abs(rows).max(initial=0.0) <= 1.0:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .action_forms import factor_indices, factor_rows
 from .compressed import BlockTrajectory
 from .container import MAGIC, pack_container, read_container, verify_container
-from .content import OBS_PREFIX, build_trajectory, to_indices, to_one_hot
+from .content import NVEC, OBS_PREFIX, build_trajectory, to_indices, to_one_hot
 from .errors import BrokenTrajectoryError, FormatError
 from .extras import EXTRA_PREFIX
 from .npz import POLICY_VERSION, read_npz, verify_npz
@@ -136,7 +137,12 @@ def _list_arrays(traj: Trajectory, *, as_indices: bool) -> dict[str, Array]:
                 f"{array.dtype}), but only plain arrays are written, since reading objects means unpickling. "
                 "Fix: encode it as numbers in the environment."
             )
-    if traj.actions.dtype.kind in "iub":
+    if traj.nvec is not None:
+        indices = factor_indices(traj.actions, traj.nvec)
+        smallest = np.min_scalar_type(-max(traj.nvec))  # signed: uint8 means rows
+        arrays["actions"] = indices.astype(smallest) if as_indices else factor_rows(indices, traj.nvec)
+        arrays[NVEC] = np.array([traj.nvec], np.int64)
+    elif traj.actions.dtype.kind in "iub":
         encode = to_indices if as_indices else to_one_hot
         arrays["actions"] = encode(traj.actions, traj.rl2s.shape[1] - 1)
     return arrays

@@ -76,7 +76,7 @@ class MemoryTrajDataset(RLDataset):
         truncated: Array,
         *,
         next_obs: Array | Mapping[str, Array] | None = None,
-        num_actions: int | None = None,
+        num_actions: int | Sequence[int] | None = None,
         env_name: str = "offline",
         **kwargs: Any,
     ) -> MemoryTrajDataset:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
-from .action_forms import discrete_indices, one_hot_rows
+from .action_forms import discrete_indices, factor_indices, factor_rows, one_hot_rows
 from .trajectory import Array, Trajectory
 
 SINGLE_KEY = "observation"
@@ -68,22 +68,29 @@ class ActionCodec:
     """Between the actions of an environment and those of a policy.
 
     Attributes:
-        width: A, the number of discrete actions or of elements of the Box.
+        width: A, the number of discrete actions (of all factors together) or of elements of the Box.
+        nvec: numbers of actions of the factors of a MultiDiscrete or MultiBinary space; None for others.
 
     Raises:
-        TypeError: If the space is neither Discrete nor a Box of floats.
+        TypeError: If the space is none of Discrete, MultiDiscrete, MultiBinary and Box of floats.
         ValueError: If the Box has infinite bounds.
     """
 
     def __init__(self, space: Space[Any]) -> None:
-        self.space = space
+        self.space, self._start = space, np.asarray(getattr(space, "start", 0))
+        self.nvec: tuple[int, ...] | None = None
         if isinstance(space, spaces.Discrete):
-            self.width, self._start = int(space.n), int(space.start)
+            self.width = int(space.n)
+            return
+        if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+            nvec = getattr(space, "nvec", np.full(space.shape, 2))
+            self.nvec = tuple(nvec.reshape(-1).tolist())
+            self.width = sum(self.nvec)
             return
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
             raise TypeError(
-                f"The action space is {space}; allowed are Discrete and Box with a float dtype. "
-                "Fix: make a Minari dataset whose actions are one of these."
+                f"The action space is {space}; allowed are Discrete, MultiDiscrete, MultiBinary and Box with "
+                "a float dtype. Fix: make a Minari dataset whose actions are one of these."
             )
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise ValueError(
@@ -106,6 +113,10 @@ class ActionCodec:
                     f"{self.space}. Fix: make the dataset's action_space and its actions agree."
                 )
             return indices[:, None], one_hot_rows(indices, self.width)
+        if self.nvec is not None:
+            shifted = (actions.astype(np.int64) - self._start).reshape(len(actions), -1)
+            indices = factor_indices(shifted, self.nvec)
+            return indices, factor_rows(indices, self.nvec).astype(np.float32)
         flat = actions.reshape(len(actions), self.width).astype(self._middle.dtype)
         half = np.where(self._half > 0, self._half, 1)  # an element with a single allowed value becomes 0
         rows = np.clip((flat - self._middle) / half, -1.0, 1.0).astype(np.float32)
@@ -120,7 +131,11 @@ class ActionCodec:
                     f"These actions of shape {actions.shape} and dtype {actions.dtype} are not of the action "
                     f"space {self.space}. Fix: name the environment that the trajectories come from."
                 )
-            return indices + self._start
+            return np.asarray(indices + self._start)
+        if self.nvec is not None:
+            indices = factor_indices(actions, self.nvec).reshape(-1, *(self.space.shape or ()))
+            shifted: Array = (indices + self._start).astype(self.space.dtype)
+            return shifted
         if actions.dtype.kind != "f" or actions.shape[1] != self.width:
             raise ValueError(
                 f"These actions of shape {actions.shape} and dtype {actions.dtype} are not of the action "
@@ -170,6 +185,7 @@ class EpisodeCodec:
             dones=np.asarray(episode.terminations, np.bool_).reshape(-1, 1),
             env_name=env_name,
             policy_version=policy_version,
+            nvec=self.actions.nvec,
         )
 
     def to_columns(self, traj: Trajectory) -> dict[str, Any]:
@@ -223,10 +239,11 @@ def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
     """Spaces of a trajectory whose environment is not known: the widest that its dtypes allow."""
     boxes = {key: _widest_box(value) for key, value in traj.obs.items()}
     width = traj.rl2s.shape[1] - 1
-    is_discrete = discrete_indices(traj.actions) is not None
-    actions: Space[Any] = (
-        spaces.Discrete(width) if is_discrete else spaces.Box(-1.0, 1.0, (width,), np.float32)
-    )
+    actions: Space[Any] = spaces.Box(-1.0, 1.0, (width,), np.float32)
+    if traj.nvec is not None:
+        actions = spaces.MultiDiscrete(np.array(traj.nvec))
+    elif discrete_indices(traj.actions) is not None:
+        actions = spaces.Discrete(width)
     if set(boxes) == {SINGLE_KEY}:
         return boxes[SINGLE_KEY], actions
     root: dict[str, Any] = {}

@@ -122,6 +122,7 @@ def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
         dones=transitions(lambda piece: piece.dones),
         env_name=pieces[0].env_name,
         policy_version=pieces[-1].policy_version,
+        nvec=pieces[0].nvec,
     )
 
 

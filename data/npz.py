@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .compressed import BlockStore, PackedColumn, parse_block_index
-from .content import FileContent
+from .content import NVEC, FileContent
 from .errors import FormatError
 from .extras import EXTRA_PREFIX
 from .trajectory import Array
@@ -84,7 +84,7 @@ def _read_member(buffer: Any, path: str, member: _Member, content: FileContent, 
     name = member.name.removesuffix(".npy")
     is_extra = name.startswith(EXTRA_PREFIX)
     index = parse_block_index(member.extra) if member.method == _DEFLATED else None
-    if name == POLICY_VERSION:
+    if name in (POLICY_VERSION, NVEC):
         index = None
     content.is_buffer_used |= member.method == _STORED or index is not None
     if index is not None:

@@ -51,7 +51,8 @@ class Trajectory:
             scaled to [-1, 1]); zeros at the first timestep of an episode.
         time_idxs: (T+1, 1) int64, index within the episode, also in a window that starts in mid-episode.
         actions: one of three forms: (T, 1) int64 indices of discrete actions; (T, A) uint8 one-hot rows of
-            discrete actions; (T, A) float32, continuous in [-1, 1] or one-hot rows.
+            discrete actions; (T, A) float32, continuous in [-1, 1] or one-hot rows. With `nvec`, (T, K) int64
+            indices of all factors, or (T, A) rows of their one-hots side by side.
         rews: (T, 1) float32, environment units.
         dones: (T, 1) bool, True where the environment terminated on arriving at timestep i+1 (not where it
             was cut off by a time limit).
@@ -59,6 +60,8 @@ class Trajectory:
         policy_version: number of the policy that acted last in it, None if unknown.
         source: what DiskTrajDataset.update_priorities calls the file that a window was drawn from, -1 if no
             priorities are kept for it.
+        nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
+            None for other actions.
         extras: what the agent said about its steps, such as `log_probs` (T, 1), each (T, ...) in its own
             dtype; mostly empty. Windows read one when it is asked for, so batches, which ask for none, cost
             the same with and without.
@@ -76,6 +79,7 @@ class Trajectory:
     env_name: str = "env"
     policy_version: int | None = None
     source: int = -1
+    nvec: tuple[int, ...] | None = None
     extras: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,7 +116,7 @@ class Trajectory:
     def layout(self) -> Layout:
         """What its timesteps look like."""
         obs = {key: (value.shape[1:], value.dtype) for key, value in self.obs.items()}
-        return Layout(obs, self.rl2s.shape[1] - 1)
+        return Layout(obs, self.rl2s.shape[1] - 1, self.nvec)
 
     def slice(self, start: int, stop: int) -> Trajectory:
         """Return transitions start (inclusive) to stop (exclusive) as views; nothing is copied or changed.
@@ -139,6 +143,7 @@ class Trajectory:
             env_name=self.env_name,
             policy_version=self.policy_version,
             source=self.source,
+            nvec=self.nvec,
             extras=window_of(self.extras, start, stop) if self.extras else self.extras,
         )
         return window

@@ -76,6 +76,7 @@ class TrajectoryWriter:
         actor_id: tells apart several writers with one seed.
         max_pending: calls wait while more pieces than this are not on disk; None for a number that suits N.
         clock: shared with other writers whose pieces must have an order among each other; None for its own.
+        nvec: number of actions of each factor of MultiDiscrete actions; None for others.
 
     Attributes:
         policy_version: number of the policy that acts now; whoever changes the policy sets it. It is stored
@@ -97,6 +98,7 @@ class TrajectoryWriter:
         actor_id: int = 0,
         max_pending: int | None = None,
         clock: WritingClock | None = None,
+        nvec: tuple[int, ...] | None = None,
     ) -> None:
         check_file_format(save_as)
         if save_every is not None and not 1 <= save_every[0] <= save_every[1]:
@@ -106,6 +108,7 @@ class TrajectoryWriter:
             )
         self.folder, self.num_envs = Path(folder), num_envs
         self.policy_version: int | None = None
+        self.nvec = nvec
         self.folder.mkdir(parents=True, exist_ok=True)
         self._save_every = (int(save_every[0]), int(save_every[1])) if save_every else None
         self._save_as, self._seed, self._actor_id = save_as, seed, actor_id
@@ -182,7 +185,7 @@ class TrajectoryWriter:
         """Record one step of every environment.
 
         Args:
-            actions: (N,) integer if discrete, else (N, A) float32.
+            actions: (N,) or (N, K) integer if discrete, else (N, A) float32.
             rewards: (N,) float32.
             terminated: (N,) bool, True where the environment terminated.
             ended: (N,) bool, True where the episode is over (terminated or truncated); `begin` must follow
@@ -365,6 +368,7 @@ class TrajectoryWriter:
             dones=arrays["dones"],
             env_name=piece.env_name,
             policy_version=piece.policy_version,
+            nvec=self.nvec,
             extras={key: arrays[_EXTRA + key] for key in self._extra_keys if _EXTRA + key in arrays},
         )
         label = f"{self._seed} {self._actor_id} {piece.number}".encode()

@@ -9,7 +9,7 @@ if __name__ == "envs":
         "Fix: run pip install -e . and import loxodon.envs."
     )
 
-from .actions import ActionMap
+from .actions import ActionCode, ActionMap
 from .async_vector import AsyncVectorEnv, num_usable_cores
 from .attributes import MaxEpisodeLength
 from .builtin import MazeRunner, TMazePassive
@@ -26,6 +26,7 @@ from .vectorized import AlreadyVectorizedEnv
 
 __all__ = [
     "METRIC_PREFIX",
+    "ActionCode",
     "ActionMap",
     "AlreadyVectorizedEnv",
     "AsyncVectorEnv",

@@ -1,4 +1,4 @@
-"""From the policy's action space to the environment's."""
+"""From the policy's action space to the environment's, and to what networks see of an action."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-PolicyActionSpace = spaces.Discrete | spaces.Box
+PolicyActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
 
 
 class ActionMap:
     """Maps whole [N, ...] batches of policy actions to environment actions.
 
-    `policy_space` is Discrete(n) starting at zero, or Box(-1, 1, (A,), float32) with A the number of elements
-    of the environment's Box; the latter is rescaled to the environment's bounds, shape and dtype.
+    `policy_space` is one of
+
+    - Discrete(n), starting at zero.
+    - MultiDiscrete(nvec) of K factors in one row, each starting at zero; MultiBinary has factors of 2.
+    - Box(-1, 1, (A,), float32), A the number of elements of the environment's Box; it is rescaled to the
+      environment's bounds, shape and dtype.
 
     Raises: TypeError for other spaces and integer Boxes; ValueError for a Box without finite bounds.
     """
@@ -25,13 +29,20 @@ class ActionMap:
         if isinstance(space, spaces.Discrete):
             self.policy_space = spaces.Discrete(int(space.n))
             self.to_env = self._shift_from(int(space.start))
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.policy_space = spaces.MultiDiscrete(space.nvec.reshape(-1))
+            self.to_env = self._reshape_to(space, np.asarray(getattr(space, "start", 0)))
+        elif isinstance(space, spaces.MultiBinary):
+            self.policy_space = spaces.MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
+            self.to_env = self._reshape_to(space, np.asarray(0))
         elif isinstance(space, spaces.Box):
             _check_box(space)
             self.policy_space = spaces.Box(-1.0, 1.0, (int(np.prod(space.shape)),), np.float32)
             self.to_env = self._rescale_to(space)
         else:
             raise TypeError(
-                f"The action space is {space}, but Discrete and Box are the ones supported. "
+                f"The action space is {space}, but Discrete, MultiDiscrete, MultiBinary and Box are the ones "
+                "supported. "
                 "Fix: wrap the environment so that it takes one of these "
                 "(gymnasium.wrappers.TransformAction)."
             )
@@ -42,6 +53,15 @@ class ActionMap:
             """(N,) integers -> list of N Python integers in the environment's numbering."""
             shifted: list[int] = (actions + start if start else actions).tolist()
             return shifted
+
+        return to_env
+
+    @staticmethod
+    def _reshape_to(space: Space[Any], start: np.ndarray) -> Any:
+        def to_env(actions: np.ndarray) -> Sequence[Any]:
+            """(N, K) integers -> (N, *shape) in the environment's numbering and dtype."""
+            shaped: Any = (actions.reshape(-1, *(space.shape or ())) + start).astype(space.dtype)
+            return shaped  # type: ignore[no-any-return]
 
         return to_env
 
@@ -62,11 +82,42 @@ class ActionMap:
         return to_env
 
 
+class ActionCode:
+    """Policy actions as networks see them: one-hot, the one-hots of all factors side by side, or as they are.
+
+    Attributes:
+        width: A, the number of columns.
+        nvec: numbers of actions of the K factors of a MultiDiscrete space; None for the others.
+        has_integers: True if policy actions are integers, (N,) or (N, K); False if they are (N, A) floats.
+    """
+
+    def __init__(self, space: PolicyActionSpace) -> None:
+        self.nvec: tuple[int, ...] | None = None
+        self.has_integers = not isinstance(space, spaces.Box)
+        if isinstance(space, spaces.Discrete):
+            self.width = int(space.n)
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.nvec = tuple(space.nvec.tolist())
+            self.width = sum(self.nvec)
+            self._offsets = np.cumsum((0, *self.nvec[:-1]))
+        else:
+            self.width = int(space.shape[0])
+
+    def write(self, actions: np.ndarray, out: np.ndarray) -> None:
+        """Write actions, (N,) or (N, K) integers or (N, A) floats, to zeros `out`, (N, A) float32."""
+        if not self.has_integers:
+            out[:] = actions
+        elif self.nvec is None:
+            out[np.arange(len(out)), actions] = 1.0
+        else:
+            out[np.arange(len(out))[:, None], actions + self._offsets] = 1.0
+
+
 def _check_box(space: spaces.Box) -> None:
     if not np.issubdtype(space.dtype, np.floating):
         raise TypeError(
             f"The action space is {space}, an integer Box, which has no meaningful scaling from [-1, 1]. "
-            "Allowed are Discrete and Box with a float dtype. "
+            "Allowed are Discrete, MultiDiscrete, MultiBinary and Box with a float dtype. "
             "Fix: wrap the environment to take a Discrete action, or a float Box that it rounds itself."
         )
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):

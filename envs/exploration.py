@@ -19,11 +19,11 @@ class ExplorationWrapper(ABC):
     """Adds noise to the policy's actions while training data are collected.
 
     Subclasses return one noise level per environment from `noise_levels`; discrete actions are replaced by
-    uniform ones with that probability, continuous ones get Gaussian noise with that standard deviation,
-    clipped to [-1, 1].
+    uniform ones with that probability (of several factors all at once: the action is random as a whole or not
+    at all), continuous ones get Gaussian noise with that standard deviation, clipped to [-1, 1].
 
     Args:
-        action_space: the policy's, Discrete from zero or Box(-1, 1, (A,)).
+        action_space: the policy's, Discrete or MultiDiscrete from zero, or Box(-1, 1, (A,)).
         num_envs: number N of parallel environments.
         seed: of the noise.
         randomize_eps: multiply each environment's noise level by a number drawn uniformly from [0, 1) per
@@ -61,7 +61,7 @@ class ExplorationWrapper(ABC):
         """Noisy actions, same shape and dtype; counts one vector step.
 
         Args:
-            actions: (N,) int or (N, A) float in [-1, 1].
+            actions: (N,) or (N, K) int, or (N, A) float in [-1, 1].
             episode_timesteps: (N,) int, env steps since the episode began.
         """
         if self._block_step == _BLOCK_STEPS:
@@ -70,7 +70,10 @@ class ExplorationWrapper(ABC):
         self._block_step += 1
         self.num_calls += self.steps_per_call
         if self._thresholds is not None:
-            noisy = np.where(self._thresholds[step] < eps, self._noise[step], actions)
+            is_random = self._thresholds[step] < eps
+            if actions.ndim > 1:
+                is_random = is_random[:, None]
+            noisy = np.where(is_random, self._noise[step], actions)
         else:
             noisy = np.clip(actions + self._noise[step] * eps[:, None], -1.0, 1.0)
         return noisy.astype(actions.dtype, copy=False)
@@ -83,6 +86,10 @@ class ExplorationWrapper(ABC):
         if isinstance(self.action_space, spaces.Discrete):
             self._thresholds = self._rng.random(shape)
             self._noise: np.ndarray = self._rng.integers(int(self.action_space.n), size=shape)
+        elif isinstance(self.action_space, spaces.MultiDiscrete):
+            self._thresholds = self._rng.random(shape)
+            nvec = self.action_space.nvec
+            self._noise = self._rng.integers(nvec, size=(*shape, len(nvec)))
         else:
             self._noise = self._rng.standard_normal((*shape, *self.action_space.shape))
 
@@ -122,12 +129,12 @@ def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: fl
             f"{name}.steps_anneal is {steps_anneal}, but must be above 0. Fix: e.g. {name}.steps_anneal = "
             "10_000."
         )
-    top = 1.0 if isinstance(action_space, spaces.Discrete) else np.inf
+    top = np.inf if isinstance(action_space, spaces.Box) else 1.0
     for argument, level in levels.items():
         if not 0.0 <= level <= top:
             raise ValueError(
                 f"{name}.{argument} is {level}, but must lie in [0, {top}] for {action_space}. "
-                f"Fix: set {name}.{argument} to a probability (Discrete) or a standard deviation (Box)."
+                f"Fix: set {name}.{argument} to a probability (discrete) or a standard deviation (Box)."
             )
 
 

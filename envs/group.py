@@ -88,7 +88,7 @@ def _fields(
     obs: list[tuple[str, tuple[int, ...], Any]] = [
         (key, (num_envs, *(leaf.shape or ())), storage_dtype(leaf)) for key, leaf in obs_space.spaces.items()
     ]
-    action_dtype = np.int64 if isinstance(action_space, spaces.Discrete) else np.float32
+    action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
     return [
         *obs,
         *obs,

@@ -17,7 +17,7 @@ METRIC_PREFIX = "metric/"
 class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
     """A single environment with dict observations and a normalised action space.
 
-    observation_space: Dict of arrays (see `ObsLayout`); action_space: Discrete(n) from zero, or Box(-1, 1,
+    observation_space: Dict of arrays (see `ObsLayout`); action_space: see `ActionMap`, such as Box(-1, 1,
     (A,)). Rewards, flags and infos pass through unchanged.
 
     Args:

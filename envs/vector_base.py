@@ -26,9 +26,9 @@ StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, di
 class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     """N environments stepped together; one that ends is reset within the same step.
 
-    step(actions (N,) int or (N, A) float) returns obs dict of [N, ...], rewards (N,) float32, terminated (N,)
-    bool, truncated (N,) bool, infos. Where an episode ended, `obs` is already the first of the next episode
-    (but see `_ignore`) and
+    step(actions (N,) or (N, K) int, or (N, A) float) returns obs dict of [N, ...], rewards (N,) float32,
+    terminated (N,) bool, truncated (N,) bool, infos. Where an episode ended, `obs` is already the
+    first of the next episode (but see `_ignore`) and
 
     - infos["final_obs"]: dict of [N, ...], the episode's true last observation, valid where
       infos["_final_obs"] ((N,) bool) is True. Both are absent when no episode ended.

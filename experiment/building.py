@@ -22,7 +22,8 @@ from gymnasium import spaces
 
 from ..agents import OnPolicyAgent
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
-from ..envs import EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
+from ..envs import ActionCode, EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
+from ..envs.actions import PolicyActionSpace
 from .collector import Collector, Histories
 from .env_spaces import EnvSpaces
 from .freezing import FrozenParams
@@ -186,16 +187,15 @@ def _take_spaces(exp: Experiment, envs: Any) -> None:
     exp.env_spaces = EnvSpaces(envs.env_observation_space, envs.env_action_space)
 
 
-def layout_of(obs_space: spaces.Dict, action_space: spaces.Discrete | spaces.Box) -> Layout:
+def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout:
     """What trajectories of these spaces look like; texts are not stored."""
     obs: dict[str, Any] = {
         key: (tuple(space.shape or ()), np.dtype(space.dtype))
         for key, space in obs_space.spaces.items()
         if not is_text(space)
     }
-    if isinstance(action_space, spaces.Discrete):
-        return Layout(obs, int(action_space.n))
-    return Layout(obs, int((action_space.shape or (0,))[0]))
+    code = ActionCode(action_space)
+    return Layout(obs, code.width, code.nvec)
 
 
 def make_writer(
@@ -216,6 +216,7 @@ def make_writer(
         seed=stream_seed(exp, "writer", *names),
         actor_id=exp.accelerator.process_index,
         clock=clock,
+        nvec=ActionCode(exp.action_space).nvec,
     )
 
 

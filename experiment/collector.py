@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
 from ..agents import BaseAgent
-from ..envs import ExplorationWrapper, ReturnHistory, SpecialMetricHistory, is_text
+from ..envs import ActionCode, ExplorationWrapper, ReturnHistory, SpecialMetricHistory, is_text
 from .sink import Arrays, Sink
 from .timing import StageTimer
 
@@ -55,7 +54,7 @@ class RolloutState:
     time_idxs: np.ndarray  # (N, 1) int64, index within the episode
     env_names: list[str]
     hidden_state: Any = field(default=None, repr=False)
-    actions: np.ndarray | None = None  # of the step under way, (N,) or (N, A); None between two steps
+    actions: np.ndarray | None = None  # of the step under way, see ActionCode; None between two steps
 
 
 class Collector:
@@ -65,7 +64,7 @@ class Collector:
     taken in), so that something else can be done while the env is at work in other processes.
 
     Args:
-        envs: vector env with `env_names`; single action space Discrete(A) (start 0) or Box(-1, 1, (A,)).
+        envs: vector env with `env_names`; single action space as ActionMap makes it.
         agent: acts; its hidden state lives here.
         device: where the agent is.
         exploration: adds noise to the actions of all N envs; None acts as the agent says.
@@ -101,13 +100,8 @@ class Collector:
         self.exploration, self.sink, self.histories, self.sample = exploration, sink, histories, sample
         self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
         self.num_envs: int = envs.num_envs
-        self._rows = np.arange(self.num_envs)
         self._is_async = hasattr(envs, "step_async")
-        space = envs.single_action_space
-        self.is_discrete = isinstance(space, spaces.Discrete)
-        self.action_dim = (
-            int(space.n) if isinstance(space, spaces.Discrete) else int((space.shape or (0,))[0])
-        )
+        self.action_code = ActionCode(envs.single_action_space)
         # Neither tensors nor files of plain arrays can hold texts.
         self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
         self.state: RolloutState | None = None
@@ -122,7 +116,7 @@ class Collector:
         obs, _ = self.envs.reset(seed=seed)
         self.state = RolloutState(
             obs=self._numbers(obs),
-            rl2s=np.zeros((self.num_envs, 1 + self.action_dim), dtype=np.float32),
+            rl2s=np.zeros((self.num_envs, 1 + self.action_code.width), dtype=np.float32),
             time_idxs=np.zeros((self.num_envs, 1), dtype=np.int64),
             env_names=list(self.envs.env_names),
             hidden_state=self.agent.init_hidden_state(self.num_envs, self.device),
@@ -273,12 +267,9 @@ class Collector:
 
     def _rl2s(self, rewards: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """(N, 1+A) float32: rewards, then actions, discrete ones as one-hot."""
-        rl2s = np.zeros((self.num_envs, 1 + self.action_dim), dtype=np.float32)
+        rl2s = np.zeros((self.num_envs, 1 + self.action_code.width), dtype=np.float32)
         rl2s[:, 0] = rewards
-        if self.is_discrete:
-            rl2s[self._rows, 1 + actions] = 1.0
-        else:
-            rl2s[:, 1:] = actions
+        self.action_code.write(actions, rl2s[:, 1:])
         return rl2s
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
@@ -286,7 +277,7 @@ class Collector:
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
     def _act(self, state: RolloutState) -> np.ndarray:
-        """Actions (N,) int64 or (N, A) float32 with exploration noise."""
+        """Actions (N,) or (N, K) int64, or (N, A) float32, with exploration noise."""
         chosen, state.hidden_state = self.agent.get_actions(
             {key: self._tensor(value) for key, value in state.obs.items()},
             self._tensor(state.rl2s),
@@ -294,7 +285,7 @@ class Collector:
             state.hidden_state,
             self.sample,
         )
-        actions: np.ndarray = (chosen if self.is_discrete else chosen.float()).cpu().numpy()
+        actions: np.ndarray = (chosen if self.action_code.has_integers else chosen.float()).cpu().numpy()
         if self.exploration is not None:
             actions = self.exploration.add_exploration_noise(actions, state.time_idxs[:, 0])
         return actions

@@ -31,7 +31,7 @@ class EnvSpaces:
 
     @property
     def policy_action(self) -> PolicyActionSpace:
-        """What an agent is built with: Discrete from zero, or Box(-1, 1, (A,))."""
+        """What an agent is built with: Discrete or MultiDiscrete from zero, or Box(-1, 1, (A,))."""
         return ActionMap(self.action).policy_space
 
     def to_json(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms
+from ..envs.actions import PolicyActionSpace
 from . import building, collecting, evaluating, loop, resume
 from .artifacts.publishing import Publisher
 from .artifacts.restoring import restore_if_asked
@@ -72,7 +73,7 @@ class Experiment(Settings):
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
         self.view = ConsoleView(self.verbose and self.accelerator.is_main_process, None)
         self.obs_space: spaces.Dict
-        self.action_space: spaces.Discrete | spaces.Box
+        self.action_space: PolicyActionSpace
         self.env_spaces: EnvSpaces  # before anything is flattened or scaled
         self.run_facts: dict[str, Any] | None = None
         self.collector: Collector | OverlappedCollector | None = None

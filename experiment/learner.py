@@ -152,7 +152,7 @@ class Learner:
         optimizer: Any,
         accelerator: Accelerator,
         *,
-        compute_loss: Callable[[Batch, LossWeights, bool], LossResult],
+        compute_loss: Callable[[AnyBatch, LossWeights, bool], LossResult],
         edit_actor_mask: EditMask,
         edit_critic_mask: EditMask,
         lr_warmup_steps: int,

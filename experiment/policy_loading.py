@@ -11,10 +11,9 @@ from typing import Any
 import gin
 import numpy as np
 import torch
-from gymnasium import spaces
 
 from ..agents import BaseAgent
-from ..envs import ActionMap, ObsLayout, is_text
+from ..envs import ActionCode, ActionMap, ObsLayout, is_text
 from .checkpoints import MARKER, damage
 from .env_spaces import EnvSpaces
 from .gin_check.registry import preserved_config
@@ -61,9 +60,8 @@ class LoadedPolicy:
         self.agent, self.info, self.device, self.sample = agent, info, device, sample
         self.observation_space, self.action_space = env_spaces.observation, env_spaces.action
         self._layout, self._map = ObsLayout(env_spaces.observation), ActionMap(env_spaces.action)
-        space = self._map.policy_space
-        self._is_discrete = isinstance(space, spaces.Discrete)
-        self._width = 1 + (int(space.n) if isinstance(space, spaces.Discrete) else int(space.shape[0]))
+        self._code = ActionCode(self._map.policy_space)
+        self._width = 1 + self._code.width
         self.reset()
 
     def reset(self, num_envs: int | None = None) -> None:
@@ -104,7 +102,7 @@ class LoadedPolicy:
             chosen, self._hidden = self.agent.get_actions(
                 inputs, self._tensor(self._rl2s), self._tensor(self._time_idxs), self._hidden, self.sample
             )
-        actions: np.ndarray = (chosen if self._is_discrete else chosen.float()).cpu().numpy()
+        actions: np.ndarray = (chosen if self._code.has_integers else chosen.float()).cpu().numpy()
         self._remember(actions)
         env_actions = self._map.to_env(actions)
         if self._is_single:
@@ -127,10 +125,7 @@ class LoadedPolicy:
 
     def _remember(self, actions: np.ndarray) -> None:
         self._rl2s = np.zeros((self._num_envs, self._width), np.float32)
-        if self._is_discrete:
-            self._rl2s[np.arange(self._num_envs), 1 + actions] = 1.0
-        else:
-            self._rl2s[:, 1:] = actions
+        self._code.write(actions, self._rl2s[:, 1:])
         self._has_acted = True
 
     def _row(self, value: Any, name: str) -> np.ndarray:

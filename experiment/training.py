@@ -83,6 +83,7 @@ def _train_on_policy(exp: Experiment, learner: PPOLearner) -> None:
     figures = merge_metrics(own, 1.0, exp.accelerator)
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": figures["updates"] / elapsed_s}
+    speed |= exp.timer.update_figures()
     exp.fleet.put(gradient_steps=exp.learner.gradient_steps)
     exp.log({**{f"ppo/{name}": value for name, value in figures.items()}, **speed})
     exp.view.show(exp.epoch, "learning", {"loss": figures.get("loss", math.nan)})

@@ -6,7 +6,15 @@ if __name__ == "nets":
         "Fix: pip install -e ."
     )
 
-from .distributions import Categorical, Gaussian, PolicyDistribution, TanhGaussian
+from .distributions import (
+    Categorical,
+    DistributionType,
+    Gaussian,
+    MultiCategorical,
+    MultiCategoricalType,
+    PolicyDistribution,
+    TanhGaussian,
+)
 from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
 from .mlp import MLP, orthogonal_init
 from .normalization import (
@@ -27,12 +35,15 @@ __all__ = [
     "Actor",
     "Categorical",
     "CriticEnsemble",
+    "DistributionType",
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
     "Gaussian",
     "IdentityTrajEncoder",
     "LSTMTrajEncoder",
+    "MultiCategorical",
+    "MultiCategoricalType",
     "PolicyDistribution",
     "PolicyHead",
     "PopArt",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+import gin
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 class PolicyDistribution(ABC):
     """A distribution over actions with any leading shape.
 
-    `params` is (..., P); actions are (..., A): one-hot floats for discrete spaces, numbers for continuous
-    ones (in [-1, 1], unless the distribution says otherwise).
+    `params` is (..., P); actions are (..., A): one-hot floats for discrete spaces (for several factors, their
+    one-hots side by side), numbers for continuous ones (in [-1, 1], unless the distribution says otherwise).
     """
 
     is_discrete: ClassVar[bool]
@@ -41,7 +43,7 @@ class PolicyDistribution(ABC):
         """(..., A) float32, the greedy action."""
 
     def act(self, sample: bool) -> Tensor:
-        """What an environment is given: (...,) int64 indices if discrete, else (..., A) float32."""
+        """What an environment is given: int64 (...,) or (..., K) if discrete, else (..., A) float32."""
         action = self.sample() if sample else self.mode()
         return action.argmax(-1) if self.is_discrete else action
 
@@ -98,6 +100,129 @@ class Categorical(PolicyDistribution):
     def kl(self, other: Self) -> Tensor:
         log_ratio = torch.where(self.probs > 0.0, self.log_probs - other.log_probs, 0.0)
         return (self.probs * log_ratio).sum(-1, keepdim=True)
+
+
+_NO_ACTION = -1e9  # logit where a factor has fewer actions than others; its probability is exactly zero
+
+
+class MultiCategorical(PolicyDistribution):
+    """K independent softmaxes, one for each factor of an action.
+
+    Samples carry gradients by the straight-through Gumbel-softmax estimator: their value is one-hot, their
+    gradient that of softmax((log p + Gumbel noise) / temperature).
+
+    Source: Jang et al. 2017, arXiv:1611.01144; Maddison et al. 2017, arXiv:1611.00712.
+
+    Args:
+        params: (..., A) logits, those of all factors side by side.
+        nvec: number of actions of each factor; A is their sum.
+        temperature: above 0; low ones have less bias and more variance.
+    """
+
+    is_discrete = True
+
+    def __init__(self, params: Tensor, nvec: Sequence[int], temperature: float = 1.0) -> None:
+        super().__init__(params)
+        self.nvec, self.temperature = tuple(nvec), temperature
+
+    @classmethod
+    def for_nvec(cls, nvec: Sequence[int]) -> MultiCategoricalType:
+        """What makes these distributions of parameters alone, as other types of distributions do."""
+        return MultiCategoricalType(nvec)
+
+    @staticmethod
+    def num_params(action_dim: int) -> int:
+        return action_dim
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """(..., K, M) logarithms of the probabilities, M actions of the largest factor."""
+        return F.log_softmax(self._by_factor(self.params, _NO_ACTION), dim=-1)
+
+    @property
+    def probs(self) -> Tensor:
+        """(..., K, M) probabilities, zero where a factor has no such action."""
+        return self.log_probs.exp()
+
+    def _by_factor(self, side_by_side: Tensor, fill: float) -> Tensor:
+        """(..., A) -> (..., K, M)."""
+        most = max(self.nvec)
+        if min(self.nvec) == most:
+            return torch.unflatten(side_by_side, -1, (len(self.nvec), most))
+        parts = torch.split(side_by_side, list(self.nvec), dim=-1)
+        return torch.stack([F.pad(part, (0, most - part.shape[-1]), value=fill) for part in parts], dim=-2)
+
+    def _side_by_side(self, by_factor: Tensor) -> Tensor:
+        """(..., K, M) -> (..., A)."""
+        if min(self.nvec) == max(self.nvec):
+            return by_factor.flatten(-2)
+        return torch.cat([by_factor[..., k, :n] for k, n in enumerate(self.nvec)], dim=-1)
+
+    def act(self, sample: bool) -> Tensor:
+        if not sample:
+            return self.log_probs.argmax(-1)
+        return (self.probs / torch.empty_like(self.log_probs).exponential_()).argmax(-1)
+
+    def sample(self) -> Tensor:
+        if not (torch.is_grad_enabled() and self.log_probs.requires_grad):
+            return self._one_hot(self.act(sample=True))
+        clocks = torch.empty_like(self.log_probs).exponential_().clamp_min(torch.finfo(torch.float32).tiny)
+        noisy = self.log_probs - clocks.log()
+        soft = self._side_by_side(F.softmax(noisy / self.temperature, dim=-1))
+        return self._one_hot(noisy.argmax(-1)) + (soft - soft.detach())
+
+    def mode(self) -> Tensor:
+        return self._one_hot(self.act(sample=False))
+
+    def _one_hot(self, indices: Tensor) -> Tensor:
+        return self._side_by_side(F.one_hot(indices, max(self.nvec)).float())
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return (self.log_probs * self._by_factor(action, 0.0)).sum((-2, -1))[..., None]
+
+    def entropy(self) -> Tensor:
+        return -(self.probs * self.log_probs).sum((-2, -1))[..., None]
+
+    def kl(self, other: Self) -> Tensor:
+        return (self.probs * (self.log_probs - other.log_probs)).sum((-2, -1))[..., None]
+
+
+class DistributionType(Protocol):
+    """What turns parameters into a distribution: a class of them, or a MultiCategoricalType."""
+
+    is_discrete: bool
+
+    def __call__(self, params: Tensor, /) -> PolicyDistribution:
+        """Params (..., P) -> distribution over (..., A)."""
+
+    def num_params(self, action_dim: int, /) -> int:
+        """P, for an action of width A."""
+
+
+@gin.configurable(denylist=["nvec"])
+class MultiCategoricalType:
+    """Makes MultiCategorical distributions of one action space.
+
+    Args:
+        nvec: number of actions of each factor.
+        temperature: of the gradients through samples, see MultiCategorical.
+    Raises: ValueError for a temperature that is not above 0.
+    """
+
+    def __init__(self, nvec: Sequence[int], *, temperature: float = 1.0) -> None:
+        if not temperature > 0:
+            raise ValueError(
+                f"MultiCategoricalType.temperature is {temperature}, but must be above 0. Fix: 1.0 is usual."
+            )
+        self.nvec, self.temperature, self.is_discrete = tuple(nvec), temperature, True
+
+    def __call__(self, params: Tensor) -> MultiCategorical:
+        """(..., sum(nvec)) logits -> the distribution."""
+        return MultiCategorical(params, self.nvec, self.temperature)
+
+    def num_params(self, action_dim: int) -> int:
+        """P, for an action of width A."""
+        return action_dim
 
 
 class TanhGaussian(PolicyDistribution):

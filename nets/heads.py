@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import gin
 import torch
 from torch import Tensor, nn
 
-from .distributions import Gaussian, PolicyDistribution
+from .distributions import DistributionType, Gaussian, PolicyDistribution
 from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
 
 
@@ -26,7 +25,7 @@ class Actor(nn.Module):
         state_dim: int,
         action_dim: int,
         num_discounts: int,
-        distribution: type[PolicyDistribution],
+        distribution: DistributionType,
         *,
         n_layers: int = 2,
         d_hidden: int = 256,
@@ -112,16 +111,6 @@ class CriticEnsemble(nn.Module):
         return y
 
 
-class DistributionFactory(Protocol):
-    """What makes policies of head outputs: a `PolicyDistribution` class, or a callable like one."""
-
-    def num_params(self, action_dim: int, /) -> int:
-        """P, for an action of width A."""
-
-    def __call__(self, params: Tensor, /) -> PolicyDistribution:
-        """Params (..., P) -> distribution over (..., A)."""
-
-
 @gin.configurable(denylist=["state_dim", "action_dim", "distribution"])
 class PolicyHead(nn.Module):
     """One policy from an orthogonally initialised MLP, close to the same one in every state at the start.
@@ -149,7 +138,7 @@ class PolicyHead(nn.Module):
         self,
         state_dim: int,
         action_dim: int,
-        distribution: DistributionFactory,
+        distribution: DistributionType,
         *,
         n_layers: int = 1,
         d_hidden: int = 256,

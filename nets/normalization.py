@@ -1,9 +1,9 @@
 """Running statistics of network inputs and of value targets.
 
 All modules only *gather* while batches pass through them and move their statistics in `commit()`, once per
-optimizer step, or once per rollout. So every micro-batch of an accumulated update is normalised alike, and k micro-batches
-give the gradients of one batch k times as large. Between the two, `sum_over_processes` adds up what
-processes that train together have gathered, so that all of them keep the same statistics: those of one
+optimizer step or rollout. So every micro-batch of an accumulated update is normalised alike, and k
+micro-batches give the gradients of one batch k times as large. Between the two, `sum_over_processes` adds up
+what processes that train together have gathered, so that all of them keep the same statistics: those of one
 process that saw all the data.
 """
 

@@ -229,7 +229,9 @@ class TransformerTrajEncoder(TrajEncoder):
     def remember(self, seq: Tensor, time_idxs: Tensor, resets: Tensor) -> Rows:
         x, rotary = self._embed(seq, time_idxs)
         mask = attention_mask(seq, self.window, resets)
-        kept, all_keys, all_values = self.window - 1, [], []
+        kept = self.window - 1
+        all_keys: list[Tensor] = []
+        all_values: list[Tensor] = []
         short = max(kept - seq.shape[1], 0)
         for layer in cast("Iterable[TransformerLayer]", self.layers):
             _, keys, values = layer.queries_keys_values(x, rotary)

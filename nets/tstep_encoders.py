@@ -43,9 +43,9 @@ class TstepEncoder(nn.Module, ABC):
     def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
         """Show running statistics the timesteps of a rollout where mask (B, L, 1) bool is True.
 
-        Shapes as in `forward`. On-policy training calls this once per rollout, in place of masks in `forward`,
-        so that nothing moves between the evaluation of a rollout and its last update. Encoders without
-        statistics leave it as it is.
+        Shapes as in `forward`. On-policy training calls this once per rollout, in place of masks in
+        `forward`, so that nothing moves between the evaluation of a rollout and its last update. Encoders
+        without statistics leave it as it is.
         """
 
 

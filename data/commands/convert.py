@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..action_forms import discrete_indices
+from ..action_forms import action_indices
 from ..errors import BrokenTrajectoryError
 from ..files import FILE_FORMATS, format_name, load_trajectory, parse_name, save_trajectory
 from ..trajectory import Trajectory
@@ -105,7 +105,9 @@ def describe_difference(one: Trajectory, other: Trajectory) -> str | None:
             other_value.shape,
         ) or value.tobytes() != other_value.tobytes():
             return name
-    indices, other_indices = discrete_indices(one.actions), discrete_indices(other.actions)
+    if one.nvec != other.nvec:
+        return "set of action factors"
+    indices, other_indices = action_indices(one), action_indices(other)
     if indices is None or other_indices is None:
         indices, other_indices = one.actions, other.actions
     return None if np.array_equal(indices, other_indices, equal_nan=indices.dtype.kind == "f") else "actions"

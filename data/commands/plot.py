@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..action_forms import discrete_indices
+from ..action_forms import action_indices
 from ..trajectory import Array, Trajectory
 from .show import ending_text, low_dimensional
 
@@ -75,9 +75,9 @@ def _draw_rewards(axis: Any, times: npt.NDArray[np.int64], traj: Trajectory) -> 
 
 
 def _draw_actions(axis: Any, times: npt.NDArray[np.int64], traj: Trajectory) -> None:
-    indices = discrete_indices(traj.actions)
-    if indices is None:
-        _draw_numbers(axis, times, traj.actions)
+    indices = action_indices(traj)
+    if indices is None or traj.nvec is not None:
+        _draw_numbers(axis, times, traj.actions if indices is None else indices)
         axis.set_title("action", fontsize=10, loc="left")
         return
     num_actions = traj.rl2s.shape[1] - 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..action_forms import discrete_indices
+from ..action_forms import action_indices
 from ..extras import describe_extras
 from ..files import load_trajectory
 from ..trajectory import Array, Trajectory
@@ -95,7 +95,7 @@ def _columns(traj: Trajectory) -> list[str]:
 
 def _rows(traj: Trajectory, num_rows: int) -> list[list[str]]:
     """The first and the last timesteps; the final one has no action."""
-    low, indices = low_dimensional(traj), discrete_indices(traj.actions)
+    low, indices = low_dimensional(traj), action_indices(traj)
     num_timesteps = len(traj) + 1
     shown: list[int | None] = list(range(num_timesteps))
     if num_timesteps > num_rows:
@@ -108,8 +108,11 @@ def _rows(traj: Trajectory, num_rows: int) -> list[list[str]]:
             continue
         row = [str(traj.time_idxs[i, 0]), *(numbers_text(value[i]) for value in low.values())]
         if i < len(traj):
-            action = str(indices[i]) if indices is not None else numbers_text(traj.actions[i])
-            row += [action, f"{traj.rews[i, 0]:.4g}", "yes" if traj.dones[i, 0] else ""]
+            row += [
+                numbers_text((traj.actions if indices is None else indices)[i]),
+                f"{traj.rews[i, 0]:.4g}",
+                "yes" if traj.dones[i, 0] else "",
+            ]
         rows.append(row)
     return rows
 

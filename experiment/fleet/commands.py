@@ -64,6 +64,7 @@ def actor_words(
         num_per_machine: how many actors share a machine.
     """
     own: dict[str, Any] = {"val_interval": None, "evaluate_at_end": False, "start_collecting_at_epoch": 0}
+    own["max_wall_clock_s"] = None  # the learner's end is theirs
     own["replay_ratio"], own["actor_processes"] = run.replay_ratio, num_actors
     kept = without(words, "--actors", "--mode", "--resume", "Experiment.mode", *_named(own))
     defaults: dict[str, Any] = {"torch_threads": 1}

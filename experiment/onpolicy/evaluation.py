@@ -66,7 +66,7 @@ def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Se
     batch = dataclasses.replace(tensors.gather(places, {}), resets=resets)
     rows = agent.remember(batch)
     states = []
-    for part in torch.arange(tensors.num_envs, device=tensors.device).split(list(num_envs)):
+    for part in torch.split(torch.arange(tensors.num_envs, device=tensors.device), list(num_envs)):
         state = agent.import_hidden_state({key: value[part] for key, value in rows.items()})
         states.append(agent.reset_hidden_state(state, is_fresh[part]))
     agent.train(was_training)

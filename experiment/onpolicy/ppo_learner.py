@@ -21,7 +21,7 @@ from . import checks, sequences
 from .buffer import RolloutBuffer, join
 from .evaluation import disagreement, evaluate_rollout, refreshed_states, spread
 from .kl_adaptive import KLAdaptiveLR
-from .sequences import Pieces, Places, RolloutTensors
+from .sequences import Pieces, Places, Results, RolloutTensors
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -196,8 +196,8 @@ class PPOLearner:
             checks.check_rollout(rollout)
         actions = sequences.policy_actions(rollout.steps, self.agent.action_dim, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
-        figures = self._prepare(tensors)
-        figures |= self._run_epochs(tensors, epoch, should_stop)
+        results, figures = self._prepare(tensors)
+        figures |= self._run_epochs(tensors, results, epoch, should_stop)
         if self.rereads_context:  # so that acting, too, goes on from what the new weights make of the episode
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
@@ -215,12 +215,13 @@ class PPOLearner:
         """Warn, once, when acting and training do not agree on what the same weights do."""
         limit = _ALARM[self.accelerator.mixed_precision]
         found = figures.get("initial_logratio_abs_max", 0.0)
-        if found > limit and not self._has_warned:
+        # Burn-in reads with new weights what the old ones acted on, so there a difference means nothing.
+        if found > limit and not self.burn_in and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Log-probs of a rollout differ by up to %.3g nats from what the same weights give when "
-                "sequences are read again (expected below %g). The encoder does not do the same in acting and "
-                "training, or something moved in between; see ppo/initial_logratio_abs_max.",
+                "sequences are read again (expected below %g). The encoder does not do the same in acting "
+                "and training, or something moved in between; see ppo/initial_logratio_abs_max.",
                 found,
                 limit,
             )
@@ -234,8 +235,8 @@ class PPOLearner:
         context = self.agent.context_len if self.rereads_context else None
         return sequences.cut(tensors.rollout, self.chunk_len, context=context, burn_in=self.burn_in)
 
-    def _prepare(self, tensors: RolloutTensors) -> dict[str, float]:
-        """Evaluate the rollout, estimate and normalise advantages; fills `tensors.results`."""
+    def _prepare(self, tensors: RolloutTensors) -> tuple[Results, dict[str, float]]:
+        """Evaluate the rollout and estimate advantages: fields of batches (T * N, ...), and figures."""
         steps = tensors.rollout.steps
         mask = torch.from_numpy(steps["valid"]).to(tensors.device)
         found, next_values = evaluate_rollout(
@@ -261,8 +262,7 @@ class PPOLearner:
             advantages = self.advantage_norm(advantages, mask)
         found["advantages"], found["returns"] = advantages.reshape(-1, 1), returns.reshape(-1, 1)
         self.agent.update_values_statistics(returns[..., None], mask[..., None])
-        tensors.results = found
-        return figures
+        return found, figures
 
     def _evaluation_places(self, tensors: RolloutTensors) -> Iterator[Places]:
         """All steps and what followed them, in groups that take no more memory than a minibatch."""
@@ -278,7 +278,7 @@ class PPOLearner:
     # ---- the updates ----
 
     def _run_epochs(
-        self, tensors: RolloutTensors, epoch: int, should_stop: Callable[[], bool]
+        self, tensors: RolloutTensors, results: Results, epoch: int, should_stop: Callable[[], bool]
     ) -> dict[str, float]:
         """All passes over the rollout; returns the means of their figures."""
         self.agent.train()
@@ -288,7 +288,7 @@ class PPOLearner:
         for _ in range(self.update_epochs):
             self._kls = []
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
-                metrics = self._update(tensors, part, with_metrics=not self._kls)
+                metrics = self._update(self._batches(tensors, results, part), with_metrics=not self._kls)
                 if metrics is None:
                     is_over = self.stop_scope == "update"
                     break
@@ -307,12 +307,8 @@ class PPOLearner:
         figures = {"kl_last": last_kl, "updates": float(num_updates), "updates_share": num_updates / planned}
         return sums.means() | figures | {"learning_rate": self.learner.learning_rate}
 
-    def _update(
-        self, tensors: RolloutTensors, pieces: Pieces, with_metrics: bool
-    ) -> dict[str, Tensor] | None:
-        """One update; None if the policy is too far already."""
-        places = tensors.places(pieces).split(min(self.batches_per_update, len(pieces)))
-        batches = [tensors.gather(part, tensors.results) for part in places]
+    def _update(self, batches: Sequence[RolloutBatch], with_metrics: bool) -> dict[str, Tensor] | None:
+        """One update on the parts of a minibatch; None if the policy is too far already."""
         if self.advantage_norm.per_minibatch:
             batches = self._normalized(batches)
         if self.finite_checks == "full":
@@ -321,13 +317,19 @@ class PPOLearner:
         metrics = self.learner.update(batches, with_metrics, before_step=self._may_step)
         return None if self.learner.was_vetoed else metrics
 
+    def _batches(self, tensors: RolloutTensors, results: Results, pieces: Pieces) -> list[RolloutBatch]:
+        """A minibatch, in as many parts as there are batches per update."""
+        places = tensors.places(pieces).split(min(self.batches_per_update, len(pieces)))
+        return [tensors.gather(part, results) for part in places]
+
     def _normalized(self, batches: Sequence[RolloutBatch]) -> list[RolloutBatch]:
         """Micro-batches with their advantages normalised over all of them."""
         advantages = torch.cat(
             [batch.advantages.reshape(-1) for batch in batches if batch.advantages is not None]
         )
         mask = torch.cat([batch.mask.reshape(-1) for batch in batches])
-        parts = self.advantage_norm(advantages, mask).split([batch.mask.numel() for batch in batches])
+        sizes = [batch.mask.numel() for batch in batches]
+        parts = torch.split(self.advantage_norm(advantages, mask), sizes)
         return [
             dataclasses.replace(batch, advantages=part.view(batch.mask.shape))
             for batch, part in zip(batches, parts, strict=True)

@@ -160,7 +160,7 @@ class RolloutTensors:
     def _find_successors(self) -> np.ndarray:
         history, shape = self.rollout.history, (self.num_steps, self.num_envs)
         first = (history + 1) * self.num_envs
-        following = first + np.arange(self.num_steps * self.num_envs).reshape(shape)
+        following: np.ndarray = first + np.arange(self.num_steps * self.num_envs).reshape(shape)
         number = self.rollout.resets.size
         for part in self.rollout.finals:
             following[part.steps, part.envs] = number + np.arange(len(part.envs))
@@ -168,8 +168,9 @@ class RolloutTensors:
         return following
 
     def places(self, pieces: Pieces, *, tails: bool = False) -> Places:
-        """Where everything of some pieces stands. tails: add what followed a piece's last step, unless
-        it terminated the episode.
+        """Where everything of some pieces stands.
+
+        tails: add what followed a piece's last step, unless that terminated the episode.
         """
         lengths = pieces.prefixes + pieces.lengths
         place = np.arange(int(lengths.max()) + int(tails))
@@ -203,10 +204,10 @@ class RolloutTensors:
         )
 
     def running_episodes(self, context: int) -> tuple[Places, Tensor, Tensor]:
-        """The timesteps of every env's running episode before the newest one, at most `context` of them.
+        """The timesteps of every env's running episode before the newest one.
 
-        Returns: places (N, L) that all end with the last step; where each begins, (N, L) bool; and whether the
-            episode begins only now, (N,) bool.
+        Returns: places (N, L) that all end with the last step; where each begins, (N, L) bool; and whether
+            the episode begins only now, (N,) bool.
         """
         newest = self.rollout.history + self.num_steps
         known = newest - self.rollout.known_from
@@ -224,7 +225,8 @@ class RolloutTensors:
         return places, resets, fresh
 
     def _placed(self, *arrays: np.ndarray | None) -> Places:
-        return Places(*(None if x is None else torch.from_numpy(x).to(self.device) for x in arrays))
+        tensors: list[Any] = [None if x is None else torch.from_numpy(x).to(self.device) for x in arrays]
+        return Places(*tensors)
 
     def gather(self, places: Places, results: Results) -> RolloutBatch:
         """The batch of some places, with `results` (T * N, ...) by field name filled in where steps are."""

@@ -15,6 +15,7 @@ from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, LSTMTrajEncoder, TrajEn
 
 OBS = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
 NUM_ENVS, WINDOW, CPU = 3, 4, torch.device("cpu")
+FIVE = spaces.Discrete(5)
 ENCODERS: dict[str, Callable[[int, int], TrajEncoder]] = {
     "gru": lambda dim, length: GRUTrajEncoder(dim, length, n_layers=1, d_hidden=16, d_output=16),
     "lstm": lambda dim, length: LSTMTrajEncoder(dim, length, n_layers=1, d_hidden=16, d_output=16),
@@ -24,11 +25,11 @@ ENCODERS: dict[str, Callable[[int, int], TrajEncoder]] = {
 }
 
 
-def make_agent(encoder: str) -> Agent:
+def make_agent(encoder: str, space: spaces.Discrete | spaces.MultiDiscrete = FIVE) -> Agent:
     torch.manual_seed(0)
     agent = Agent(
         OBS,
-        spaces.Discrete(5),
+        space,
         lambda obs_space, rl2_dim: FFTstepEncoder(obs_space, rl2_dim, n_layers=1, d_hidden=8, d_output=8),
         ENCODERS[encoder],
         WINDOW,
@@ -50,15 +51,20 @@ def act(agent: Agent, num_timesteps: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow  # tracing takes seconds
-@pytest.mark.parametrize("encoder", sorted(ENCODERS))
-def test_compiled_acting_takes_the_same_actions_with_a_fixed_number_of_graphs(encoder: str) -> None:
+@pytest.mark.parametrize(
+    ("encoder", "space"),
+    [*((encoder, FIVE) for encoder in sorted(ENCODERS)), ("gru", spaces.MultiDiscrete([2, 3]))],
+)
+def test_compiled_acting_takes_the_same_actions_with_a_fixed_number_of_graphs(
+    encoder: str, space: spaces.Discrete | spaces.MultiDiscrete
+) -> None:
     graphs: list[Any] = []
 
     def count_graphs(graph: Any, example_inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    plain, compiled = make_agent(encoder), make_agent(encoder)
+    plain, compiled = make_agent(encoder, space), make_agent(encoder, space)
     compiled.compile_acting(backend=count_graphs)
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     with torch.inference_mode():

@@ -45,7 +45,7 @@ def test_kl_penalty() -> None:
     kl = torch.full((4, 1), 0.5)
     loss = PPOLoss(kind="kl_penalty", kl_beta=4.0)
     assert actor(loss, kl=kl) == pytest.approx([-4.0, 8.0, 0.5, 3.5])  # -A rho + 4 * 0.5
-    with pytest.raises(ValueError, match="No KL divergence was given.*Fix"):
+    with pytest.raises(ValueError, match=r"No KL divergence was given.*Fix"):
         actor(loss)
 
 

@@ -84,5 +84,5 @@ def test_another_number_of_envs_begins_afresh() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="gamma=2.*Fix"):
+    with pytest.raises(ValueError, match=r"gamma=2.*Fix"):
         RewardNormalizer(gamma=2)

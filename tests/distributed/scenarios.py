@@ -11,19 +11,21 @@ from unittest import mock
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from accelerate.optimizer import AcceleratedOptimizer
 from gymnasium import spaces
 from torch import distributed
 
-from loxodon.agents import Agent
+from loxodon.agents import AdvantageNorm, Agent, RewardNormalizer
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch
 from loxodon.envs import EnvSpec, TMazePassive
-from loxodon.experiment import Experiment
+from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.collector import Histories
 from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learner import make_optimizer
 from loxodon.experiment.processes import StopWatch, any_process, merge_episodes, merge_metrics
-from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian
+from loxodon.experiment.signals import StopRequest
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian, ValueNorm
 
 from ..experiment.fakes import CountingEnv, make_experiment
 
@@ -282,11 +284,63 @@ def _stopped_in(phase: str, folder: Path) -> dict[str, Any]:
 
 def stops(folder: Path) -> dict[str, Any]:
     """Runs that one process was told to stop, at different moments."""
-    return {phase: _stopped_in(phase, folder) for phase in ("evaluating", "collecting", "learning")}
+    found = {phase: _stopped_in(phase, folder) for phase in ("evaluating", "collecting", "learning")}
+    return {**found, "requested": _requested(folder), "too long": _too_long(folder)}
+
+
+def _requested(folder: Path) -> dict[str, Any]:
+    """A run whose second process asks for its end in the second epoch."""
+
+    class Asking(Callback):
+        def after_train(self, exp: Experiment) -> None:
+            if exp.epoch == 1 and exp.accelerator.process_index == 1:
+                exp.request_stop()
+
+    exp = make_experiment(folder / "requested", epochs=50, ckpt_interval=None, callbacks=[Asking])
+    return _ended(exp)
+
+
+def _too_long(folder: Path) -> dict[str, Any]:
+    """A run for which only the first process's clock says that time is up, after the second epoch."""
+    exp = make_experiment(folder / "long", epochs=50, ckpt_interval=None, max_wall_clock_s=100.0)
+    is_first = exp.accelerator.process_index == 0
+    with mock.patch.object(StopRequest, "age_s", side_effect=lambda: 60.0 * exp.epoch * is_first):
+        return _ended(exp)
+
+
+def _ended(exp: Experiment) -> dict[str, Any]:
+    exp.start()
+    exp.learn()
+    found = {"epoch": exp.epoch, "finished": exp.is_finished, "saved": exp.checkpoints.complete_epochs()}
+    exp.close()
+    return found
+
+
+def normalize_rollouts(share: slice) -> dict[str, Any]:
+    """Two rollouts of four envs, of which this process has a share, through every normaliser."""
+    advantages, rewards = AdvantageNorm(mode="ema"), RewardNormalizer()
+    values, everything = ValueNorm(), []
+    g = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        numbers = 3.0 + 2.0 * torch.randn(6, 4, generator=g)
+        ended, mask = torch.rand(2, 6, 4, generator=g) < torch.tensor([0.2, 0.8])[:, None, None]
+        part = [x[:, share] for x in (numbers, ended, mask)]
+        values.gather(part[0][..., None], part[2][..., None])
+        values.move()
+        everything.append([advantages(part[0], part[2]), rewards(*part), values(part[0][..., None])[..., 0]])
+    return {"normalized": everything, "mean": values.mean, "std": values.std}
+
+
+def normalizers(folder: Path) -> dict[str, Any]:
+    """What normalisers of on-policy training make of the envs of this process."""
+    PartialState(cpu=True)
+    rank = int(os.environ["RANK"])
+    return normalize_rollouts(slice(2 * rank, 2 * rank + 2))
 
 
 def main(name: str, folder: str) -> None:
     """Run a scenario in this process and keep what it returns as `<name>_<rank>.pt`."""
-    result = {"updates": updates, "agreements": agreements, "stops": stops}[name](Path(folder))
+    scenarios = {"updates": updates, "agreements": agreements, "stops": stops, "normalizers": normalizers}
+    result = scenarios[name](Path(folder))
     torch.save(result, Path(folder) / f"{name}_{os.environ['RANK']}.pt")
     distributed.destroy_process_group()

@@ -122,6 +122,13 @@ def test_a_signal_to_one_process_in_any_phase_stops_all_at_one_place(
     assert stopped[0][phase]["saved"] == [1]
 
 
+@pytest.mark.parametrize("cause", ["requested", "too long"])
+def test_an_end_that_one_process_asks_for_comes_after_the_same_epoch_in_all(
+    stopped: list[dict[str, Any]], cause: str
+) -> None:
+    assert stopped[0][cause] == stopped[1][cause] == {"epoch": 2, "finished": False, "saved": [1]}
+
+
 def test_priorities_reach_every_process(ranks: Any) -> None:
     every = torch.cat([rank["windows"]["sources"] for rank in ranks])
     for rank in ranks:

@@ -57,6 +57,22 @@ class ScriptedEnv(gym.Env):
         return np.array([self.seed_, self.episode, self.time], np.float32)
 
 
+class FactorsEnv(ScriptedEnv):
+    """Takes actions of several factors; the reward is the number that their digits make."""
+
+    def __init__(self, nvec: Any = (2, 3), start: Any = (0, 5)) -> None:
+        super().__init__()
+        self.action_space = spaces.MultiDiscrete(np.array(nvec), start=np.array(start))
+
+    def step(self, action: Any) -> Any:
+        if action not in self.action_space:
+            raise ValueError(f"bad action {action!r}")
+        self.received.append(action)
+        self.time += 1
+        ended = self.time == 4
+        return self._obs(), float("".join(map(str, action.reshape(-1)))), ended, False, {}
+
+
 @gin.configurable
 class WrappingEnv(gym.Wrapper):
     """An environment made of another one that gin names."""

@@ -76,7 +76,7 @@ def test_multipliers_change_only_where_an_episode_ended() -> None:
 
 
 @pytest.mark.parametrize("num_steps", [5, 64, 70])  # random numbers are drawn for 64 steps at once
-@pytest.mark.parametrize("space", [DISCRETE, BOX])
+@pytest.mark.parametrize("space", [DISCRETE, spaces.MultiDiscrete([2, 5]), BOX])
 def test_state_goes_through_json_and_continues_exactly(space: Any, num_steps: int) -> None:
     actions = np.zeros((6, *space.shape), space.dtype)
     first, second = (EpsilonGreedy(space, 6, seed, steps_anneal=20) for seed in (1, 2))

@@ -66,7 +66,7 @@ def test_huge_bounds_do_not_overflow() -> None:
         (spaces.Box(-np.inf, np.inf, (2,), np.float32), ValueError, r"infinite bounds.*Fix: .*RescaleAction"),
         (spaces.Box(0, np.inf, (2,), np.float32), ValueError, r"infinite bounds.*Fix"),
         (spaces.Box(0, 255, (2,), np.uint8), TypeError, r"integer Box.*Allowed are.*Fix"),
-        (spaces.MultiDiscrete([2, 3]), TypeError, r"MultiDiscrete.*Discrete and Box.*Fix"),
+        (spaces.Tuple([spaces.Discrete(2)]), TypeError, r"Tuple.*MultiDiscrete, MultiBinary and Box.*Fix"),
         (spaces.Text(4), TypeError, r"action space is Text.*Fix"),
     ],
 )

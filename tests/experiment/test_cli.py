@@ -127,6 +127,27 @@ def test_check_builds_everything_and_leaves_nothing(
     assert list(Path("temp").glob("loxodon*")) == []
 
 
+def test_a_test_run_through_the_front_door(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", "tiny.gin", "--test-run"]) == 0
+    assert "test run passed: " in (said := capsys.readouterr().out)
+    assert "updates, one checkpoint, all in runs/tiny-test" in said
+    assert [path.name for path in Path("runs").iterdir()] == ["tiny-test"]
+
+
+def test_a_test_run_has_no_actors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--config", "tiny.gin", "--test-run", "--actors", "2"])
+    assert "--test-run is one process, without --actors. Fix" in capsys.readouterr().err
+
+
+def test_the_way_on_after_a_stop_keeps_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", "tiny.gin", "Experiment.epochs=50", "Experiment.max_wall_clock_s=1e-9"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "Training stops after epoch 0" in said
+    assert said.rstrip().endswith(f"{' '.join(words)} --resume")
+
+
 def test_check_finds_a_value_that_the_code_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", "tiny.gin", "--check", "CriticEnsemble.num_critics=3"]) == 2
     assert "CriticEnsemble.num_critics = 3 has no effect" in capsys.readouterr().err

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gin
 import pytest
 
 from loxodon.data import DiskTrajDataset, MixtureOfDatasets
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
+from loxodon.experiment.cli import main
 from loxodon.experiment.test_mode import report
 from loxodon.experiment.timing import StageTimer
 
@@ -67,6 +69,24 @@ def test_the_parts_of_a_mixture_are_redirected(tmp_path: Path) -> None:
     parts = [DiskTrajDataset(str(tmp_path), name, takes_new_trajs=name == "new") for name in ("new", "old")]
     make_experiment(tmp_path, dataset=MixtureOfDatasets(parts, [1.0, 1.0]), test_run=True)
     assert [(part.dset_root, part.dset_name) for part in parts] == [(None, None), (str(tmp_path), "old")]
+
+
+@pytest.mark.slow
+def test_an_on_policy_run_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", "ppo/cartpole", "--test-run", "Experiment.test_timesteps=8"]
+    words += ["Experiment.callbacks=[@EpisodeLengthCurriculum]", "EpisodeLengthCurriculum.start=2"]
+    words += ["EpisodeLengthCurriculum.end=9", "EpisodeLengthCurriculum.over_epochs=9"]
+    words += ["Experiment.reward_shaper=@ScaleRewards()", "ScaleRewards.scale=100.0"]
+    try:
+        assert main(words) == 0
+    finally:
+        gin.clear_config()
+    (log,) = tmp_path.glob("runs/*-test/logs/metrics.jsonl")
+    found = {name: value for line in log.read_text().splitlines() for name, value in json.loads(line).items()}
+    assert (found["collect/episode_length"], found["collect/return"]) == (2.0, 2.0)
+    assert found["ppo/return"] > 10  # what is learned from is shaped
+    assert found["time/update_ms"] > 0
 
 
 # ---- the test after training ----

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from loxodon.data import MinariDataset, Trajectory, load_trajectory
+from loxodon.data import MinariDataset, Trajectory, load_trajectory, split_episodes
 from loxodon.data.minari import import_episodes, open_minari
 from loxodon.data.minari_episodes import EpisodeCodec, guess_spaces
 from loxodon.envs import SequenceEnv
@@ -130,10 +130,35 @@ def test_actions_outside_the_bounds_are_clipped_and_fixed_ones_are_zero() -> Non
 
 
 @pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete(np.array([[2, 3]]), start=np.array([[5, 1]])), spaces.MultiBinary(3)]
+)
+def test_actions_of_several_factors_there_and_back(space: Any) -> None:
+    codec = EpisodeCodec(spaces.Box(-1, 1, (1,)), space).actions
+    space.seed(0)
+    actions = np.stack([space.sample() for _ in range(20)])
+    indices, rows = codec.from_env(actions)
+    assert indices.min() == 0
+    assert rows.shape == (20, sum(codec.nvec or ()))
+    for stored in (indices, rows, rows.astype(np.uint8)):
+        np.testing.assert_array_equal(codec.to_env(stored), actions)
+    with pytest.raises(ValueError, match=r"none of factors of .*Fix"):
+        codec.from_env(actions + 7)
+
+
+def test_spaces_of_an_unknown_environment_have_the_factors_of_the_file() -> None:
+    obs, ends = np.zeros((3, 1), np.float32), np.array([False, False, True])
+    actions = np.array([[0, 2], [1, 1], [1, 0]])
+    (traj,) = split_episodes(obs, actions, np.ones(3), ends, 0 * ends, num_actions=[2, 3])
+    assert guess_spaces(traj)[1] == spaces.MultiDiscrete([2, 3])
+    columns = EpisodeCodec(*guess_spaces(traj)).to_columns(traj)
+    np.testing.assert_array_equal(columns["actions"], actions)
+
+
+@pytest.mark.parametrize(
     ("obs", "action", "error", "match"),
     [
         (spaces.Text(5), spaces.Discrete(2), TypeError, "no fixed array form.*Fix:"),
-        (spaces.Discrete(2), spaces.MultiBinary(3), TypeError, "allowed are Discrete and Box"),
+        (spaces.Discrete(2), spaces.Text(3), TypeError, "allowed are Discrete, MultiDiscrete, MultiB"),
         (spaces.Discrete(2), spaces.Box(0, 9, (1,), np.int64), TypeError, "Box with a float dtype"),
         (spaces.Discrete(2), spaces.Box(0, np.inf, (1,)), ValueError, "infinite bounds.*Fix:"),
     ],

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class RandomLengths(gym.Env[np.ndarray, Any]):
-    """Noise to look at; episodes of 1 to `longest` steps that terminate or are truncated, as chance has it."""
+    """Noise to look at; episodes of 1 to `longest` steps that terminate or are truncated, by chance."""
 
     def __init__(self, longest: int = 6, is_discrete: bool = True) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -160,7 +160,7 @@ def _timestep(n: int, obs: Any, rl2s: Any, time_idxs: Any) -> tuple[np.ndarray, 
 
 @torch.no_grad()
 def values_of(agent: PPOAgent, episode: Sequence[Any]) -> Tensor:
-    """(len(episode),) what the agent's value function says when it lives through an episode from its start."""
+    """(len(episode),) what the agent's value function says when it lives through an episode."""
     hidden, values = agent.init_hidden_state(1, CPU), []
     for obs, rl2, time_idx in episode:
         output = agent.act(

@@ -159,7 +159,7 @@ class ValueIsObservation(PPOAgent):
 
 
 class GoldenEnv(gym.Env[np.ndarray, int]):
-    """The observations are the values of the golden case; the first episode is truncated after three steps."""
+    """The observations are the values of the golden case; the first episode is cut after three steps."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(2)

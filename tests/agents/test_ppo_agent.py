@@ -1,0 +1,196 @@
+"""The PPO agent: acting, evaluating what was acted, settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from loxodon.agents import ActOutput, Agent, PPOAgent
+from loxodon.nets import Categorical, Gaussian, TanhGaussian
+
+from .rollouts import BOX, DISCRETE, ENCODERS, MULTI, OBS, collect, make_agent, stacked, tstep
+
+SEPARATE = {"share_encoder": False}
+ASYMMETRIC = {"share_encoder": False, "actor_obs_keys": ["observation"]}
+
+
+# --- acting and evaluating -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multi", "box"])
+@pytest.mark.parametrize("kwargs", [{}, SEPARATE, ASYMMETRIC], ids=["shared", "separate", "asymmetric"])
+@pytest.mark.parametrize("encoder", sorted(ENCODERS))
+def test_evaluating_reproduces_acting(encoder: str, kwargs: dict[str, Any], space: Any) -> None:
+    """From the beginning, and going on from an exported state; episode borders inside both."""
+    agent = make_agent(space, encoder, **kwargs)
+    batch, steps = collect(agent)
+    later, later_steps = collect(agent, after=steps[-1], seed=3)
+    assert later.start is not None
+    for rollout, acted in ((batch, steps), (later, later_steps)):
+        found = agent.evaluate(rollout)
+        assert torch.allclose(found.log_probs, stacked(acted, "log_probs"), atol=1e-5)
+        assert torch.allclose(found.values, stacked(acted, "values"), atol=1e-5)
+        assert found.entropy.shape == (3, 6, 1)
+        assert found.params.shape[:2] == (3, 6)
+
+
+def test_history_matters_to_a_recurrent_agent() -> None:
+    """So that the test above says something of `start` and `resets`."""
+    agent = make_agent()
+    _, steps = collect(agent)
+    later, _ = collect(agent, after=steps[-1], seed=3)
+    values = agent.evaluate(later).values
+    assert not torch.allclose(values, agent.evaluate(replace(later, start=None)).values, atol=1e-3)
+    without = replace(later, resets=torch.zeros_like(later.resets))
+    assert not torch.allclose(values, agent.evaluate(without).values, atol=1e-3)
+
+
+def test_evaluating_is_in_evaluation_mode_and_restores_the_mode() -> None:
+    agent = make_agent()
+    batch, _ = collect(agent)
+    before = agent.evaluate(batch).values
+    agent.train()
+    agent.value_head = nn.Sequential(agent.value_head, nn.Dropout(0.9)).train()
+    assert torch.equal(agent.evaluate(batch).values, before)
+    assert agent.training
+
+
+def test_hidden_state_survives_export_and_import() -> None:
+    for kwargs in ({}, SEPARATE):
+        agent = make_agent(**kwargs)
+        _, steps = collect(agent)
+        rows = agent.export_hidden_state(steps[-1].hidden_state)
+        assert all(row.shape[0] == 3 for row in rows.values())
+        again = agent.export_hidden_state(agent.import_hidden_state(rows))
+        assert rows.keys() == again.keys()
+        assert all(torch.equal(rows[name], again[name]) for name in rows)
+
+
+def test_context_is_the_longest_of_both_encoders() -> None:
+    assert make_agent(encoder="ff", **SEPARATE).context_len == 0
+    assert make_agent(encoder="gru", **SEPARATE).context_len is None
+    agent = make_agent(encoder="ff", **SEPARATE)
+    agent.critic_traj_encoder = make_agent(encoder="transformer").traj_encoder
+    assert agent.context_len == agent.critic_traj_encoder.context_len > 0  # type: ignore[operator]
+    agent.critic_traj_encoder = make_agent(encoder="gru").traj_encoder
+    assert agent.context_len is None
+
+
+def test_box_actions_are_clipped_samples() -> None:
+    batch, steps = collect(make_agent(BOX), rows=50)
+    samples, actions = stacked(steps, "samples"), torch.stack([step.actions for step in steps], dim=1)
+    assert samples.abs().max() > 1
+    assert torch.equal(actions, samples.clamp(-1, 1))
+    assert torch.equal(batch.actions, samples)
+
+
+def test_squashed_actions_are_the_samples() -> None:
+    agent = make_agent(BOX, distribution_type="TanhGaussian")
+    batch, steps = collect(agent)
+    assert isinstance(agent.policy(torch.zeros(1, 16)), TanhGaussian)
+    assert steps[0].extras.keys() == {"log_probs", "values"}
+    assert torch.allclose(agent.evaluate(batch).log_probs, stacked(steps, "log_probs"), atol=1e-4)
+
+
+def test_several_discrete_choices_at_once() -> None:
+    _, steps = collect(make_agent(MULTI), rows=50)
+    actions = torch.stack([step.actions for step in steps])
+    assert actions.dtype == torch.int64
+    assert actions.amax((0, 1)).tolist() == [1, 2]
+
+
+def test_distributions_by_space() -> None:
+    state = torch.zeros(1, 16)
+    assert isinstance(make_agent(DISCRETE).policy(state), Categorical)
+    assert isinstance(make_agent(BOX).policy(state), Gaussian)
+    assert isinstance(make_agent(BOX, distribution_type=TanhGaussian).policy(state), TanhGaussian)
+
+
+@pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
+def test_actions_without_values_are_the_same(kwargs: dict[str, Any]) -> None:
+    """`get_actions` serves evaluation and loaded policies."""
+    for space in (DISCRETE, MULTI, BOX):
+        agent = make_agent(space, **kwargs)
+        batch, _ = collect(agent, length=1)
+        hidden = agent.init_hidden_state(3, torch.device("cpu"))
+        given = ({k: x[:, 0] for k, x in batch.obs.items()}, batch.rl2s[:, 0], batch.time_idxs[:, 0])
+        with torch.no_grad():
+            for sample in (True, False):
+                torch.manual_seed(5)
+                actions, state = agent.get_actions(*given, hidden, sample)
+                torch.manual_seed(5)
+                full = agent.act(*given, hidden, sample)
+                assert torch.equal(actions, full.actions)
+                agent.get_actions(*given, state, sample)
+
+
+class Curious(PPOAgent):
+    """Reports one more figure per step."""
+
+    def act(self, *args: Any, **kwargs: Any) -> ActOutput:
+        out = super().act(*args, **kwargs)
+        return replace(out, extras={**out.extras, "novelty": out.extras["values"].square()})
+
+
+def test_a_subclass_adds_to_what_is_kept() -> None:
+    agent = Curious(OBS, DISCRETE, tstep, ENCODERS["gru"], 16)
+    _, steps = collect(agent)
+    assert steps[0].extras["novelty"].shape == (3, 1)
+    assert steps[0].extras["log_probs"].shape == (3, 1)
+
+
+def test_asymmetric_value_function_sees_what_the_policy_does_not() -> None:
+    agent = make_agent(encoder="gru", **ASYMMETRIC)
+    batch, _ = collect(agent)
+    changed = replace(batch, obs={**batch.obs, "secret": batch.obs["secret"] + 1.0})
+    before, after = agent.evaluate(batch), agent.evaluate(changed)
+    assert torch.equal(before.params, after.params)
+    assert not torch.allclose(before.values, after.values, atol=1e-3)
+    blind = make_agent(share_encoder=False, critic_obs_keys=["observation"])
+    assert torch.equal(blind.evaluate(batch).values, blind.evaluate(changed).values)
+    assert not torch.allclose(blind.evaluate(batch).params, blind.evaluate(changed).params, atol=1e-3)
+
+
+def test_encoders_of_the_off_policy_agent_fit() -> None:
+    other, agent = Agent(OBS, DISCRETE, tstep, ENCODERS["gru"], 16), make_agent(**SEPARATE)
+    weights = {k: v for k, v in other.state_dict().items() if "_encoder." in k}
+    missing, unexpected = agent.load_state_dict(weights, strict=False)
+    assert unexpected == []
+    assert not [name for name in missing if name.startswith(("tstep_encoder", "traj_encoder"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
+def test_compiled_acting_keeps_its_results(kwargs: dict[str, Any]) -> None:
+    agent = make_agent(encoder="transformer", **kwargs)
+    _, expected = collect(agent, length=3)
+    agent.compile_acting(backend="eager")
+    torch.manual_seed(0)
+    batch, steps = collect(agent, length=3)
+    assert torch.allclose(stacked(steps, "values"), stacked(expected, "values"), atol=1e-5)
+    assert torch.allclose(agent.evaluate(batch).log_probs, stacked(steps, "log_probs"), atol=1e-5)
+
+
+# --- settings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"critic_obs_keys": ["secret"]}, r"share_encoder is True.*Fix"),
+        ({"actor_obs_keys": ["secret"]}, r"share_encoder is True.*Fix"),
+        ({**SEPARATE, "critic_obs_keys": ["x"]}, r"critic_obs_keys names \['x'\].*Fix"),
+        ({**SEPARATE, "actor_obs_keys": []}, r"actor_obs_keys names nothing.*Fix"),
+        ({"value_norm": "x"}, r"value_norm is 'x'.*Fix"),
+        ({"distribution_type": "x"}, r"distribution_type is 'x'.*Fix"),
+        ({"distribution_type": "Gaussian"}, r"is Gaussian, which does not fit.*Fix"),
+        ({"value_norm": "popart", "value_head_type": lambda d: nn.Linear(d, 2)}, r"Linear does not end.*Fix"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(kwargs: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        PPOAgent(OBS, DISCRETE, tstep, ENCODERS["gru"], 16, **kwargs)

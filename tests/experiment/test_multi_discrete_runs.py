@@ -1,0 +1,145 @@
+"""Actions of several factors in whole runs: collecting, learning, acting with what was learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from loxodon.agents import Agent
+from loxodon.data import DiskTrajDataset, load_trajectory
+from loxodon.envs import EnvSpec, EpsilonGreedy, make_vector_env
+from loxodon.experiment import Collector, Experiment, Histories, load_policy
+from loxodon.nets import FFTrajEncoder, FFTstepEncoder
+
+from .test_collector import RecordingSink
+
+NVEC = (3, 4)
+BINDINGS = """
+EpsilonGreedy.steps_anneal = 200
+Agent.tau = 0.05
+Agent.gamma = 0.5
+Agent.training_discounts = ()
+Agent.num_critics = 2
+CriticEnsemble.d_hidden = 32
+Actor.d_hidden = 32
+Actor.n_layers = 1
+"""
+
+
+class MimicEnv(gym.Env[Any, Any]):
+    """Shows a digit from 0 to 2; each factor that repeats it is worth a half. Episodes have 8 steps."""
+
+    observation_space = spaces.Box(0, 1, (3,), np.float32)
+    action_space = spaces.MultiDiscrete(np.array(NVEC), start=np.array([0, 10]))
+
+    def _obs(self) -> Any:
+        self.digit = int(self.np_random.integers(3))
+        return np.eye(3, dtype=np.float32)[self.digit]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        assert action in self.action_space, action
+        reward = 0.5 * sum(action == [self.digit, 10 + self.digit])
+        self.t += 1
+        return self._obs(), float(reward), False, self.t == 8, {}
+
+
+class Tstep(FFTstepEncoder):
+    def __init__(self, obs_space: spaces.Dict, rl2_dim: int) -> None:
+        super().__init__(obs_space, rl2_dim, n_layers=1, d_hidden=32, d_output=32)
+
+
+class Memoryless(FFTrajEncoder):
+    def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
+        super().__init__(tstep_dim, max_seq_len, d_model=32)
+
+
+@pytest.fixture(autouse=True)
+def _no_configuration() -> Any:
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+def make_run(folder: Path, **changes: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "run_name": "mimic",
+        "ckpt_base_dir": str(folder),
+        "max_seq_len": 8,
+        "dataset": DiskTrajDataset(),
+        "tstep_encoder_type": Tstep,
+        "traj_encoder_type": Memoryless,
+        "agent_type": Agent,
+        "exploration_wrapper_type": EpsilonGreedy,
+        "make_train_env": EnvSpec(MimicEnv),
+        "make_val_env": EnvSpec(MimicEnv),
+        "val_timesteps_per_epoch": 40,
+        "sample_actions_val": False,
+        "parallel_actors": 8,
+        "env_mode": "sync",
+        "dloader_workers": 0,
+        "verbose": False,
+        "epochs": 6,
+        "train_timesteps_per_epoch": 64,
+        "train_batches_per_epoch": 60,
+        "batch_size": 16,
+        "learning_rate": 3e-3,
+        "lr_warmup_steps": 10,
+        "log_to_tensorboard": False,
+        "seed": 1,
+    }
+    gin.parse_config(BINDINGS)
+    return Experiment(**{**settings, **changes})
+
+
+def test_rl2s_hold_the_one_hots_of_all_factors() -> None:
+    envs = make_vector_env([EnvSpec(MimicEnv)] * 3, "sync")
+    torch.manual_seed(0)
+    agent = Agent(envs.single_observation_space, envs.single_action_space, Tstep, Memoryless, 8)  # type: ignore[arg-type]
+    noise, sink = EpsilonGreedy(envs.single_action_space, 3, 0), RecordingSink()  # type: ignore[arg-type]
+    collector = Collector(
+        envs, agent, torch.device("cpu"), noise, sink, Histories.create(3), True  # type: ignore[arg-type]
+    )  # fmt: skip
+    collector.restart(seed=0)
+    collector.collect(7)
+    seen = np.concatenate([step["actions"] for step in sink.added])
+    assert seen.dtype == np.int64
+    assert seen.max(axis=0).tolist() == [2, 3]
+    for step in sink.added:
+        first, second = (np.eye(n)[step["actions"][:, k]] for k, n in enumerate(NVEC))
+        np.testing.assert_array_equal(step["rl2s"], np.hstack([step["rewards"][:, None], first, second]))
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("save_as", ["npz", "traj"])
+def test_the_agent_learns_both_factors_and_acts_without_the_experiment(tmp_path: Path, save_as: str) -> None:
+    exp = make_run(tmp_path, save_trajs_as=save_as)
+    exp.start()
+    exp.learn()
+    exp.close()
+    stored = load_trajectory(next((exp.run_dir / "buffer" / "fifo").iterdir()))
+    assert stored.layout.nvec == NVEC
+    gin.clear_config()
+    policy, env, returns = load_policy(exp.run_dir), MimicEnv(), []
+    for episode in range(10):
+        obs, _ = env.reset(seed=100 + episode)
+        policy.reset()
+        action, total, over = policy.act(obs), 0.0, False
+        while not over:
+            assert action.shape == (2,)
+            obs, reward, _, over, _ = env.step(action)
+            total += reward
+            action = policy.act(obs, reward)
+        returns.append(total)
+    assert np.mean(returns) > 7  # of 8; chance is 2.3, one factor alone at best 5.0
