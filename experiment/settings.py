@@ -83,6 +83,9 @@ class Settings:
             with the name of the parameter, None lets it be.
         save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
             the middle of its episodes; all of them must offer `get_state` and `set_state`.
+        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
+            it multiplies the warm-up. None for 1.
+        on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
         callbacks: what makes each Callback: hooks of your own at the points of a run.
         max_wall_clock_s: training stops after the epoch in which so many seconds of `learn` have passed, with
             a checkpoint to go on from; None for no limit.
@@ -92,9 +95,6 @@ class Settings:
         reward_shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
             policy's input and all figures keep the environment's own. None changes nothing.
         profile_epoch: write a trace of this epoch to the run folder's logs; None for none.
-        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
-            it multiplies the warm-up. None for 1.
-        on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
     """
 
     run_name: str
@@ -171,6 +171,8 @@ class Settings:
     freeze: Callable[[], ParamFreezer] | None = None
     bad_grad: str | None = None
     save_env_state: bool = False
+    lr_schedule: Callable[[float], float] | None = None
+    on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     callbacks: Sequence[Callable[[], Callback]] = ()
     max_wall_clock_s: float | None = None
     test_run: bool = False
@@ -178,5 +180,3 @@ class Settings:
     test_timesteps: int = 0
     reward_shaper: ShapeRewards | None = None
     profile_epoch: int | None = None
-    lr_schedule: Callable[[float], float] | None = None
-    on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
