@@ -56,6 +56,26 @@ TASKS = {
         ("popgym_repeat", "encoders/transformer_small"), "val/return", 0.95, None, 150.0
     ),
     "pendulum": Task(("pendulum",), "val/return", -250.0, 100_000, None),
+    "ppo_cartpole": Task(("ppo/cartpole",), "val/return", 475.0, 100_000, None),
+    "ppo_pendulum": Task(("ppo/pendulum",), "val/return", -250.0, 200_000, None),
+    "ppo_acrobot": Task(("ppo/acrobot",), "val/return", -100.0, 500_000, None),
+    "ppo_cartpole_no_velocity": Task(("ppo/cartpole_no_velocity",), "val/return", 450.0, 200_000, None),
+    "ppo_cartpole_no_velocity_without_memory": Task(
+        ("ppo/cartpole_no_velocity", "encoders/identity"), "val/return", 200.0, None, None, is_control=True
+    ),
+    "ppo_repeat_gru": Task(("ppo/repeat_previous",), "val/return", 0.9, 2_000_000, None),
+    "ppo_repeat_transformer": Task(
+        ("ppo/repeat_previous", "encoders/transformer_small"), "val/return", 0.9, 2_000_000, None
+    ),
+    "ppo_repeat_without_memory": Task(
+        ("ppo/repeat_previous", "encoders/identity"),
+        "val/return",
+        -0.4,
+        None,
+        None,
+        is_control=True,
+        overrides=("Experiment.epochs=300",),
+    ),
 }
 
 
