@@ -18,6 +18,7 @@ from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from .kshot import KShotWrapper
 from .observations import ObsLayout, is_text
+from .partial import PartialObs, partial_env
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
 from .statistics import ReturnHistory, SpecialMetricHistory
@@ -40,6 +41,7 @@ __all__ = [
     "MaxEpisodeLength",
     "MazeRunner",
     "ObsLayout",
+    "PartialObs",
     "ReturnHistory",
     "SequenceEnv",
     "SpecialMetricHistory",
@@ -50,6 +52,7 @@ __all__ = [
     "is_text",
     "make_vector_env",
     "num_usable_cores",
+    "partial_env",
     "resolve_env",
     "set_generator_state",
 ]
