@@ -341,7 +341,8 @@ def test_environments_of_the_config_need_not_be_installed(tmp_path: Path) -> Non
 def test_the_sample_of_the_docs_runs(tmp_path: Path) -> None:
     exp = trained(tmp_path, "'CartPole-v1'")
     page = (Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    (sample,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    samples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (sample,) = (text for text in samples if "load_policy" in text)
     defined: dict[str, Any] = {}
     exec(sample.replace("runs/my-run", str(exp.run_dir)), defined)
     assert defined["over"]
