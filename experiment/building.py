@@ -36,7 +36,7 @@ from .reward_shaping import make_shaping
 from .rng import derive_seed, draw_seed, seed_global_generators
 from .sink import Sink
 from .tee import TeeSink
-from .validate import check_on_policy
+from .validate import check_on_policy, check_one_learning_rate
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -232,7 +232,7 @@ def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
     if not isinstance(exp.policy, OnPolicyAgent):
         return None
     check_on_policy(exp)
-    return exp.on_policy_learner_type(
+    learner = exp.on_policy_learner_type(
         exp.policy,
         exp.learner,
         exp.accelerator,
@@ -243,6 +243,8 @@ def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
         exp.caster,
         exp.batches_per_update,
     )
+    check_one_learning_rate(exp, learner.lr_adapter is not None)
+    return learner
 
 
 def build_collector(exp: Experiment) -> None:

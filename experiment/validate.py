@@ -117,6 +117,15 @@ def check_on_policy(experiment: Experiment) -> None:
             )
 
 
+def check_one_learning_rate(experiment: Experiment, has_adapter: bool) -> None:
+    """Raise ValueError if two settings move the learning rate."""
+    if has_adapter and experiment.lr_schedule is not None:
+        raise ValueError(
+            "Both Experiment.lr_schedule and PPOLearner.lr_adapter are set, but only one can move the "
+            "learning rate. Fix: set Experiment.lr_schedule = None or PPOLearner.lr_adapter = None."
+        )
+
+
 def _check_ratio(experiment: Experiment) -> None:
     ratio, tolerance = experiment.replay_ratio, experiment.replay_ratio_tolerance
     if ratio is not None:

@@ -96,3 +96,13 @@ def test_trajectories_are_kept_with_an_output_of_its_own(tmp_path: Path) -> None
     files = [path for path in tmp_path.rglob("*.npz") if "ckpt" not in str(path)]
     assert files
     assert {"log_probs", "values", "surprise"} <= set(load_trajectory(files[0]).extras)
+
+
+def test_two_rulers_of_the_learning_rate_are_refused(tmp_path: Path) -> None:
+    schedule = "Experiment.lr_schedule = @ConstantSchedule()\nConstantSchedule.value = 0.5"
+    with pytest.raises(ValueError, match=r"lr_schedule and PPOLearner\.lr_adapter.*Fix: set Experiment"):
+        figures_of(tmp_path, schedule, "PPOLearner.lr_adapter = @KLAdaptiveLR")
+
+
+def test_left_out_updates_are_counted(tmp_path: Path) -> None:
+    assert figures_of(tmp_path, "Experiment.bad_grad = 'skip'")["train/skipped_updates"] == 0
