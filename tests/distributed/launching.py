@@ -78,7 +78,11 @@ class Run:
         return self._start(self._command("collect"))
 
     def _command(self, mode: str) -> list[str]:
-        settings = [f"Experiment.ckpt_base_dir='{self.folder}'", "Experiment.run_name='pair'", *self._settings]
+        settings = [
+            f"Experiment.ckpt_base_dir='{self.folder}'",
+            "Experiment.run_name='pair'",
+            *self._settings,
+        ]
         return [str(ROOT / "examples" / "run.py"), "--config", self._config, "--mode", mode, *settings]
 
     def _start(self, words: list[str]) -> subprocess.Popen[str]:

@@ -69,7 +69,9 @@ class Scripted(RandomLengths):
 
 
 def scripted_envs(numbers: tuple[int, ...], mode: str) -> gym.vector.VectorEnv[Any, Any, Any]:
-    return gym.vector.SyncVectorEnv([partial(Scripted, n) for n in numbers], autoreset_mode=AutoresetMode(mode))
+    return gym.vector.SyncVectorEnv(
+        [partial(Scripted, n) for n in numbers], autoreset_mode=AutoresetMode(mode)
+    )
 
 
 @contextmanager

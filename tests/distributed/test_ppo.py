@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from .launching import run_scenario
+from .launching import Run, run_scenario
 from .ppo_scenarios import CASES, NUM_ROLLOUTS, equality
 
 pytestmark = pytest.mark.slow
@@ -42,8 +44,8 @@ def test_weights_and_statistics_are_those_of_one_process_with_all_envs(
     for name, value in one["state"].items():
         torch.testing.assert_close(both[0]["state"][name], value, rtol=1e-5, atol=1e-5, msg=name)
     learned = [rank["learner"] for rank in both]
-    for part, state in one["learner"].items():
-        state = dict(state or {})
+    for part, numbers in one["learner"].items():
+        state = dict(numbers or {})
         accumulators = state.pop("accumulators", None)
         for name, value in state.items():
             found = [rank[part][name] for rank in learned]
@@ -104,3 +106,40 @@ def test_a_gradient_that_is_nan_in_one_process_is_skipped_by_both(ranks: Any) ->
         assert all(torch.isfinite(value).all() for value in rank["state"].values())
         counts = [value for name, value in rank["state"].items() if name.endswith("input_norm.count")]
         assert counts == [NUM_ROLLOUTS * 4 * 8]  # the rollout's statistics are not lost with the update
+
+
+SETTINGS = (
+    "Experiment.parallel_actors=2",
+    "Experiment.torch_threads=1",
+    "Experiment.val_timesteps_per_epoch=0",
+    "Experiment.train_timesteps_per_epoch=8",
+    "Experiment.max_seq_len=8",
+    "Experiment.log_to_tensorboard=False",
+    "Experiment.seed=3",
+    "PPOLearner.minibatches=2",
+    "PPOLearner.reward_normalizer=@RewardNormalizer",
+    "PPOLearner.update_epochs=2",
+)
+
+
+def test_a_launched_run_keeps_what_each_process_has_and_goes_on_from_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, "ppo/cartpole", SETTINGS)
+    folder = tmp_path / "pair"
+    try:
+        for epochs, words in ((2, []), (3, ["--resume"])):
+            processes = run.learn(*words, f"Experiment.epochs={epochs}", mode="both")
+            assert run.end_of(processes, limit_s=60) == 0, run.text(processes)
+            state = folder / "ckpts" / "training_states" / f"pair_epoch_{epochs - 1}"
+            ranks = [json.loads((state / f"rank_{rank}.json").read_text())["on_policy"] for rank in range(2)]
+            own = [rank["reward_normalizer"].pop("accumulators") for rank in ranks]
+            assert [len(one) for one in own] == [2, 2]
+            assert ranks[0] == ranks[1]
+            assert ranks[0]["reward_normalizer"]["count"] == epochs * 8 * 4  # all steps of all processes
+        assert "Resuming at epoch 2" in run.text(processes)
+    finally:
+        run.close()
+    lines = map(json.loads, (folder / "logs" / "metrics.jsonl").read_text().splitlines())
+    records = [line for line in lines if "ppo/loss" in line]
+    assert [record["gradient_steps"] for record in records] == [4, 8, 12]
+    assert all(record["ppo/initial_logratio_abs_max"] < 1e-3 for record in records)
+    assert all(record["ppo/batch_timesteps"] == 16 for record in records)  # of both processes

@@ -16,11 +16,11 @@ from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss
 from loxodon.data import DoNothingDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
-from loxodon.experiment.onpolicy import PPOLearner, sequences
+from loxodon.experiment.onpolicy import sequences
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, TransformerTrajEncoder
 
 from ..fakes import make_experiment
-from .rollouts import RandomLengths, RecordingEstimator, make_agent, make_collector, make_learner
+from .rollouts import RandomLengths, make_agent, make_collector, make_learner
 
 ENCODERS: dict[str, Any] = {
     "ff": IdentityTrajEncoder,
@@ -40,6 +40,7 @@ def test_a_minibatch_in_parts_gives_the_update_of_the_whole(encoder: str, mode: 
         norm = partial(AdvantageNorm, mode=mode)
         learner = make_learner(agent, 8, 4, batches_per_update=parts, advantage_norm=norm)
         collector = make_collector(agent, learner)
+        learner.learner.lr_scale = 0.1
         collector.restart(seed=3)
         torch.manual_seed(1)
         for epoch in range(2):
@@ -48,7 +49,9 @@ def test_a_minibatch_in_parts_gives_the_update_of_the_whole(encoder: str, mode: 
         assert learner.learner.gradient_steps == figures["updates"] * 2 == 16
         weights.append(agent.state_dict())
     for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            weights[1][name], value, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_a_process_with_too_few_sequences_reads_one_without_loss() -> None:
@@ -157,3 +160,13 @@ def test_bfloat16_keeps_ratios_and_losses_in_float32(tmp_path: Path, encoder: st
         assert one["ppo/skipped_updates"] == 0
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in exp.policy.parameters())
     exp.close()
+
+
+def test_figures_of_updates_are_means_or_extremes() -> None:
+    figures = UpdateFigures()
+    for value in (1.0, 4.0, 1.0):
+        figures.add({name: torch.tensor(value) for name in ("kl", "ratio_min", "ratio_max")})
+    figures.add({"kl": torch.tensor(6.0, dtype=torch.float64)})
+    assert figures.summary() == {"kl": 3.0, "ratio_min": 1.0, "ratio_max": 4.0}
+    assert mean_kl([(1.0, 3.0), (float("nan"), 5.0), (3.0, 1.0)]) == 1.5
+    assert mean_kl([]) == 0.0
