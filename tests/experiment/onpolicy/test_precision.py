@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from loxodon.data import DoNothingDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.onpolicy import sequences
+from loxodon.experiment.onpolicy.figures import UpdateFigures, mean_kl
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, TransformerTrajEncoder
 
 from ..fakes import make_experiment
@@ -170,3 +173,27 @@ def test_figures_of_updates_are_means_or_extremes() -> None:
     assert figures.summary() == {"kl": 3.0, "ratio_min": 1.0, "ratio_max": 4.0}
     assert mean_kl([(1.0, 3.0), (float("nan"), 5.0), (3.0, 1.0)]) == 1.5
     assert mean_kl([]) == 0.0
+
+
+@pytest.mark.parametrize("bad_grad", [None, "skip"])
+def test_losses_that_are_nan_stop_the_run_or_are_left_out(tmp_path: Path, bad_grad: str | None) -> None:
+    exp = make_run(tmp_path, "ff", bad_grad=bad_grad, epochs=1)
+    spoils = [True] * 3 + [False] * 13
+    compute_loss = exp.learner.compute_loss
+
+    def spoilt(*args: Any) -> Any:
+        result = compute_loss(*args)
+        return dataclasses.replace(result, total=result.total * torch.nan) if spoils.pop(0) else result
+
+    exp.learner.compute_loss = spoilt
+    if bad_grad is None:
+        with pytest.raises(ValueError, match="The loss of epoch 0 is nan"):
+            exp.learn()
+    else:
+        exp.learn()
+        lines = (Path(exp.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines()
+        (record,) = [one for one in map(json.loads, lines) if "ppo/loss" in one]
+        assert (record["ppo/skipped_updates"], record["ppo/updates"]) == (3, 13)
+        assert np.isfinite([record["ppo/loss"], record["ppo/kl_last"]]).all()
+        assert all(p.isfinite().all() for p in exp.policy.parameters())
+    exp.close()
