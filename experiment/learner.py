@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..agents import BaseAgent, LossTerms
+from ..agents import BaseAgent, LossTerms, OnPolicyAgent
 from ..data import Batch, RolloutBatch
 from .freezing import FrozenParams
 from .gradient_guard import GradientGuard, forget_pending
@@ -243,7 +243,8 @@ class Learner:
         if not self._guard.is_bad(grad_norm):
             return False
         self.optimizer.zero_grad()
-        forget_pending(self.agent)
+        if not isinstance(self.agent, OnPolicyAgent):  # it has gathered them from the whole rollout
+            forget_pending(self.agent)
         self.skipped_updates += 1
         return True
 

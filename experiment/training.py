@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .fleet import pacing
@@ -59,7 +60,13 @@ def train(exp: Experiment) -> None:
     pace = {**lag.figures(), **pacing.ratio_figures(exp)}
     exp.log({**losses, "train/updates": num_updates, **skipped, **pace, **speed, **sampling})
     exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
-    if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16" and exp.bad_grad != "skip":
+    _check_loss(exp, means)
+
+
+def _check_loss(exp: Experiment, means: Mapping[str, float]) -> None:
+    """Raise ValueError if the epoch's loss is not finite."""
+    may_be = exp.mixed_precision == "fp16" or exp.bad_grad == "skip"
+    if not may_be and not math.isfinite(means.get("loss", 0.0)):
         raise ValueError(
             f"The loss of epoch {exp.epoch} is {means['loss']} (actor {means['actor_loss']}, critic "
             f"{means['critic_loss']}), so the weights are spoilt. Fix: lower Experiment.learning_rate or "
@@ -91,6 +98,7 @@ def _train_on_policy(exp: Experiment, learner: PPOLearner) -> None:
     exp.log({**{f"ppo/{name}": value for name, value in figures.items()}, **skipped, **speed})
     exp.view.show(exp.epoch, "learning", {"loss": figures.get("loss", math.nan)})
     learner.raise_alarm(figures)
+    _check_loss(exp, figures)
 
 
 def _run_updates(exp: Experiment, num_batches: int, lag: pacing.PolicyLag) -> tuple[dict[str, Any], int]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...agents import OnPolicyAgent
+from ...nets import summed_over_processes
 from ..sink import Arrays
 from .sequences import STEP, TAIL, Places, Results, RolloutTensors
 
@@ -80,17 +81,30 @@ def disagreement(results: Results, steps: Arrays, mask: Tensor) -> dict[str, flo
     for name, figure in names.items():
         if name in steps:
             acted = torch.from_numpy(steps[name]).to(mask.device).reshape(-1)
-            figures[figure] = float((results[name].reshape(-1) - acted)[valid].abs().max())
+            difference = (results[name].reshape(-1) - acted).abs()
+            figures[figure] = float(difference.masked_fill(~valid, 0.0).max())
     return figures
 
 
 def spread(values: Tensor, returns: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """How well the values explain the returns, and how large all are; (T, N) each."""
-    v, y, a = values[mask], returns[mask], advantages[mask]
-    unexplained = (y - v).var(unbiased=False) / y.var(unbiased=False).clamp(min=1e-12)
+    """How well the values explain the returns, and how large all are; (T, N) each, of all processes."""
+    v, y, a = values.double(), returns.double(), advantages.double()
+    moments = means_over_processes([v, y, a, y - v, y * y, a * a, (y - v) * (y - v)], mask)
+    value, mean_return, advantage, residual, y_squares, a_squares, residual_squares = moments
+    unexplained = max(residual_squares - residual**2, 0.0) / max(y_squares - mean_return**2, 1e-12)
     return {
-        "explained_variance": 1.0 - float(unexplained),
-        "value": float(v.mean()),
-        "return": float(y.mean()),
-        "advantage_std": float(a.std(unbiased=False)),
+        "explained_variance": 1.0 - unexplained,
+        "value": value,
+        "return": mean_return,
+        "advantage_std": max(a_squares - advantage**2, 0.0) ** 0.5,
     }
+
+
+def means_over_processes(columns: Sequence[Tensor], mask: Tensor) -> list[float]:
+    """The mean of each (T, N) float column where mask (T, N) bool is True, over the steps of all processes.
+
+    All processes that train together have to call this at the same time.
+    """
+    sums = [column.double().masked_fill(~mask, 0.0).sum() for column in columns]
+    count, *totals = summed_over_processes(torch.stack([mask.sum().double(), *sums])).tolist()
+    return [total / max(count, 1.0) for total in totals]

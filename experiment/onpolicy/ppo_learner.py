@@ -15,11 +15,12 @@ from torch import Tensor
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch
-from ..learner import Learner, LossResult, LossWeights
+from ..learner import Learner, LossResult
 from ..processes import sum_over_ranks
 from . import checks, sequences
 from .buffer import RolloutBuffer, join
-from .evaluation import disagreement, evaluate_rollout, refreshed_states, spread
+from .evaluation import disagreement, evaluate_rollout, means_over_processes, refreshed_states, spread
+from .figures import UpdateFigures, mean_kl
 from .kl_adaptive import KLAdaptiveLR
 from .sequences import Pieces, Places, Results, RolloutTensors
 
@@ -188,7 +189,7 @@ class PPOLearner:
         """Train on the rollout that fills the buffers, and free them.
 
         epoch: decides the minibatches together with the seed. should_stop: asked between updates.
-        Returns: figures of this process's rollout and of the updates.
+        Returns: figures of all processes' rollouts, extremes and losses aside, and of the updates.
         Raises: ValueError when the rollout is incomplete or holds NaN.
         """
         rollout = join([buffer.read() for buffer in self.buffers])
@@ -197,7 +198,7 @@ class PPOLearner:
         actions = sequences.policy_actions(rollout.steps, self.agent.action_dim, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         results, figures = self._prepare(tensors)
-        figures |= self._run_epochs(tensors, results, epoch, should_stop)
+        figures = self._run_epochs(tensors, results, epoch, should_stop) | figures
         if self.rereads_context:  # so that acting, too, goes on from what the new weights make of the episode
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
@@ -253,8 +254,10 @@ class PPOLearner:
         rewards = torch.from_numpy(steps["rewards"].astype(np.float32)).to(tensors.device)
         rewards = rewards.where(mask, 0.0)
         if self.reward_normalizer is not None:
+            if tensors.rollout.resets[tensors.rollout.history].all():  # no episode goes on
+                self.reward_normalizer.restart()
             rewards = self.reward_normalizer(rewards, ended, mask)
-            figures["normalized_reward"] = float(rewards[mask].mean())
+            (figures["normalized_reward"],) = means_over_processes([rewards], mask)
         values = found["values"].view(mask.shape)
         advantages, returns = self.advantage_estimator(rewards, values, next_values, terminated, ended, mask)
         figures |= spread(values, returns, advantages, mask)
@@ -283,21 +286,24 @@ class PPOLearner:
         """All passes over the rollout; returns the means of their figures."""
         self.agent.train()
         rng = np.random.default_rng([self.seed, epoch, self.accelerator.process_index])
-        pieces, sums = self._pieces(tensors), _Means()
+        pieces, sums = self._pieces(tensors), UpdateFigures()
         num_updates, last_kl, is_over = 0, 0.0, False
+        skipped_before = self.learner.skipped_updates
         for _ in range(self.update_epochs):
-            self._kls = []
+            self._kls, has_details = [], False
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
-                metrics = self._update(self._batches(tensors, results, part), with_metrics=not self._kls)
+                metrics = self._update(self._batches(tensors, results, part), with_metrics=not has_details)
                 if metrics is None:
                     is_over = self.stop_scope == "update"
                     break
-                num_updates += 1
-                sums.add(metrics)
+                if metrics:
+                    has_details = True
+                    num_updates += 1
+                    sums.add(metrics)
                 if should_stop():
                     is_over = True
                     break
-            last_kl = _mean_kl(self._kls)
+            last_kl = mean_kl(self._kls)
             if self.lr_adapter is not None and not self.lr_adapter.per_minibatch:
                 self._adapt(last_kl)
             if is_over:
@@ -305,17 +311,22 @@ class PPOLearner:
         self.agent.after_rollout(last_kl)
         planned = self.update_epochs * self.minibatches
         figures = {"kl_last": last_kl, "updates": float(num_updates), "updates_share": num_updates / planned}
-        return sums.means() | figures | {"learning_rate": self.learner.learning_rate}
+        figures["skipped_updates"] = float(self.learner.skipped_updates - skipped_before)
+        return sums.summary() | figures | {"learning_rate": self.learner.learning_rate}
 
     def _update(self, batches: Sequence[RolloutBatch], with_metrics: bool) -> dict[str, Tensor] | None:
-        """One update on the parts of a minibatch; None if the policy is too far already."""
+        """One update on the parts of a minibatch; None if the policy is too far, nothing if skipped."""
         if self.advantage_norm.per_minibatch:
             batches = self._normalized(batches)
         if self.finite_checks == "full":
             for batch in batches:
                 checks.check_batch(batch)
-        metrics = self.learner.update(batches, with_metrics, before_step=self._may_step)
-        return None if self.learner.was_vetoed else metrics
+        skipped_before = self.learner.skipped_updates
+        counts = [float(batch.mask.sum()) for batch in batches]
+        metrics = self.learner.update(batches, with_metrics, lambda found, _: self._may_step(found, counts))
+        if self.learner.was_vetoed:
+            return None
+        return metrics if self.learner.skipped_updates == skipped_before else {}
 
     def _batches(self, tensors: RolloutTensors, results: Results, pieces: Pieces) -> list[RolloutBatch]:
         """A minibatch, in as many parts as there are batches per update."""
@@ -335,9 +346,11 @@ class PPOLearner:
             for batch, part in zip(batches, parts, strict=True)
         ]
 
-    def _may_step(self, results: Sequence[LossResult], weights: Sequence[LossWeights]) -> bool:
-        """Asked before the step: note the KL divergence of all processes, and decide alike in all."""
-        counts = [float(weight.actor_mask.sum()) for weight in weights]
+    def _may_step(self, results: Sequence[LossResult], counts: Sequence[float]) -> bool:
+        """Asked before the step: note the KL divergence of all processes, and decide alike in all.
+
+        counts: timesteps that each result is the mean of.
+        """
         own = [sum(float(r.metrics["kl"]) * n for r, n in zip(results, counts, strict=True)), sum(counts)]
         total, count = sum_over_ranks(own, self.accelerator)
         kl = total / max(count, 1.0)
@@ -374,25 +387,3 @@ class PPOLearner:
         if self.lr_adapter is not None and state["lr_adapter"] is not None:
             self.lr_adapter.load_state_dict(state["lr_adapter"])
             self.learner.lr_scale = self.lr_adapter.scale
-
-
-class _Means:
-    """Means of scalar tensors by name, over however many updates reported them."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-
-    def add(self, metrics: dict[str, Tensor]) -> None:
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value.detach()
-            self._counts[name] = self._counts.get(name, 0) + 1
-
-    def means(self) -> dict[str, float]:
-        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
-
-
-def _mean_kl(kls: Sequence[tuple[float, float]]) -> float:
-    """Of (divergence, timesteps) pairs, weighted."""
-    count = sum(n for _, n in kls)
-    return sum(kl * n for kl, n in kls) / count if count else 0.0

@@ -263,23 +263,34 @@ def _next_true(flags: np.ndarray) -> np.ndarray:
 
 
 def shuffled_minibatches(pieces: Pieces, count: int, rng: np.random.Generator) -> list[Pieces]:
-    """All pieces in `count` random groups of about equally many steps, none of them empty.
+    """All pieces in `count` random groups of about equally many steps.
 
-    Raises: ValueError when there are fewer pieces than groups.
+    All processes take the same number of updates, however few pieces one of them has: groups for which none
+    is left hold a piece that is only read.
+
+    Raises: ValueError when there is no piece.
     """
-    if len(pieces) < count:
+    if not len(pieces):
         raise ValueError(
-            f"The rollout has {len(pieces)} sequences, too few for {count} minibatches. Fix: lower "
-            "PPOLearner.minibatches or PPOLearner.chunk_len, or use more environments."
+            "The rollout has no step: all environments were being reset. Fix: raise "
+            "Experiment.train_timesteps_per_epoch, or use environments that reset in the step that ends."
         )
     order = rng.permutation(len(pieces))
+    idle, count = max(count - len(pieces), 0), min(count, len(pieces))
     ends = np.cumsum(pieces.lengths[order])
     goals = ends[-1] * np.arange(1, count) / count
     borders = np.searchsorted(ends, goals, side="left") + 1
     for i in range(count - 1):  # every group keeps at least one piece
         least = (borders[i - 1] if i else 0) + 1
         borders[i] = min(max(borders[i], least), len(pieces) - (count - 1 - i))
-    return [pieces.take(part) for part in np.split(order, borders)]
+    groups = [pieces.take(part) for part in np.split(order, borders)]
+    return groups + [_only_read(pieces.take(order[:1]))] * idle
+
+
+def _only_read(pieces: Pieces) -> Pieces:
+    """The same timesteps, all of them before the first step of which the loss is asked."""
+    read = pieces.prefixes + pieces.lengths
+    return Pieces(pieces.envs, pieces.firsts + pieces.lengths, np.zeros_like(read), read, pieces.starts)
 
 
 def policy_actions(steps: Arrays, action_dim: int, space: Space[Any]) -> np.ndarray:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,8 @@ import sys, types
 package = types.ModuleType("tests")
 package.__path__ = [{tests!r}]
 sys.modules["tests"] = package  # whatever else on this machine is called so
-from tests.distributed import scenarios
+import importlib
+scenarios = importlib.import_module("tests.distributed." + {module!r})
 scenarios.main({name!r}, {folder!r})
 """
 
@@ -33,9 +34,11 @@ def free_port() -> int:
         return port
 
 
-def run_scenario(name: str, folder: Path, num_processes: int = 2, timeout_s: float = 90.0) -> None:
-    """Run a function of scenarios.py in several processes; it fails if one of them does."""
-    code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), name=name, folder=str(folder))
+def run_scenario(
+    name: str, folder: Path, num_processes: int = 2, timeout_s: float = 90.0, module: str = "scenarios"
+) -> None:
+    """Run a function of `module` in several processes; it fails if one of them does."""
+    code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), module=module, name=name, folder=str(folder))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **ON_CPU}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_processes))
     processes = [
@@ -59,23 +62,28 @@ def run_scenario(name: str, folder: Path, num_processes: int = 2, timeout_s: flo
 class Run:
     """Processes of one run through the front door, ended when the test ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: str = "tmaze", settings: Sequence[str] | None = None) -> None:
         self.folder, self._started = folder, list[subprocess.Popen[str]]()
+        self._config, self._settings = config, SETTINGS if settings is None else settings
 
-    def learn(self, *words: str, num_processes: int = 2) -> subprocess.Popen[str]:
-        """The learners, under `accelerate launch`."""
+    def learn(self, *words: str, num_processes: int = 2, mode: str = "learn") -> subprocess.Popen[str]:
+        """The processes that train, under `accelerate launch`."""
         launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(num_processes)]
         quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         port = ["--main_process_port", str(free_port())]
-        return self._start([*launcher, *quiet, *port, *self._command("learn"), *words])
+        return self._start([*launcher, *quiet, *port, *self._command(mode), *words])
 
     def collect(self) -> subprocess.Popen[str]:
         """A collecting process."""
         return self._start(self._command("collect"))
 
     def _command(self, mode: str) -> list[str]:
-        settings = [f"Experiment.ckpt_base_dir='{self.folder}'", "Experiment.run_name='pair'", *SETTINGS]
-        return [str(ROOT / "examples" / "run.py"), "--config", "tmaze", "--mode", mode, *settings]
+        settings = [
+            f"Experiment.ckpt_base_dir='{self.folder}'",
+            "Experiment.run_name='pair'",
+            *self._settings,
+        ]
+        return [str(ROOT / "examples" / "run.py"), "--config", self._config, "--mode", mode, *settings]
 
     def _start(self, words: list[str]) -> subprocess.Popen[str]:
         name = f"out_{len(self._started)}.txt"

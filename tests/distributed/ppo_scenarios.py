@@ -1,0 +1,223 @@
+"""What the processes of on-policy tests do; run by launching.run_scenario, and in the test for comparison."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gymnasium as gym
+import numpy as np
+import torch
+from accelerate import PartialState
+from gymnasium.vector import AutoresetMode
+from torch import Tensor, distributed
+
+from loxodon.agents import AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
+from loxodon.envs import EnvSpec, make_vector_env
+from loxodon.experiment.onpolicy import KLAdaptiveLR, PPOLearner
+from loxodon.experiment.processes import merge_metrics
+from loxodon.nets import Categorical, GRUTrajEncoder, IdentityTrajEncoder
+
+from ..experiment.onpolicy.rollouts import RandomLengths, make_agent, make_collector, make_learner
+
+NUM_ENVS, NUM_STEPS, NUM_ROLLOUTS = 4, 8, 3
+GRU = partial(GRUTrajEncoder, d_hidden=8, d_output=8)
+CASES: dict[str, dict[str, Any]] = {
+    "feed-forward": {"norm": "batch", "lr_schedule": True, "resets": "NextStep"},
+    "feed-forward, everything normalised": {
+        "norm": "minibatch",
+        "agent": {"value_norm": "popart", "normalize_inputs": True},
+        "learner": {
+            "reward_normalizer": RewardNormalizer,
+            "lr_adapter": partial(KLAdaptiveLR, kl_threshold=1e-4, per="minibatch"),
+        },
+    },
+    "gru": {
+        "encoder": GRU,
+        "norm": "ema",
+        "resets": "NextStep",
+        "agent": {"value_norm": "running", "normalize_inputs": True, "share_encoder": False},
+        "learner": {
+            "reward_normalizer": RewardNormalizer,
+            "lr_adapter": partial(KLAdaptiveLR, kl_threshold=1e-4),
+        },
+    },
+    "gru, penalty": {
+        "encoder": GRU,
+        "norm": "batch",
+        "agent": {"value_norm": "popart", "loss_type": partial(PPOLoss, kind="kl_penalty", kl_target=1e-5)},
+        "learner": {"chunk_len": 4, "target_kl": 1e-3, "stop_scope": "epoch"},
+    },
+}
+
+
+class Scripted(RandomLengths):
+    """An env whose course depends on its number alone; the first numbers have short episodes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(longest=2 + 3 * number)
+        self.number: int | None = number
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        seed, self.number = self.number, None
+        return super().reset(seed=seed)
+
+
+def scripted_envs(numbers: tuple[int, ...], mode: str) -> gym.vector.VectorEnv[Any, Any, Any]:
+    return gym.vector.SyncVectorEnv(
+        [partial(Scripted, n) for n in numbers], autoreset_mode=AutoresetMode(mode)
+    )
+
+
+@contextmanager
+def scripted_actions(rows: slice) -> Iterator[None]:
+    """The actions of all envs are the same however many processes there are."""
+    rng = np.random.default_rng(5)
+
+    def sample(self: Categorical) -> Tensor:
+        return torch.eye(3)[rng.integers(3, size=NUM_ENVS)[rows]]
+
+    with mock.patch.object(Categorical, "sample", sample):
+        yield
+
+
+def make_pair(
+    rank: int, world: int, case: dict[str, Any], **settings: Any
+) -> tuple[PPOAgent, PPOLearner, Any, slice]:
+    """Agent, learner, collector and the envs of one process."""
+    num_envs = NUM_ENVS // world
+    rows = slice(rank * num_envs, (rank + 1) * num_envs)
+    agent = make_agent(case.get("encoder", IdentityTrajEncoder), **case.get("agent", {}))
+    chosen = {
+        "minibatches": 1,
+        "update_epochs": 3,
+        "advantage_norm": partial(AdvantageNorm, mode=case.get("norm", "batch")),
+        **case.get("learner", {}),
+        **settings,
+    }
+    learner = make_learner(agent, NUM_STEPS, num_envs, **chosen)
+    numbers = tuple(range(NUM_ENVS))[rows]
+    spec = EnvSpec(scripted_envs, {"numbers": numbers, "mode": case.get("resets", "SameStep")})
+    collector = make_collector(agent, learner, make_vector_env([spec], "already_vectorized"))
+    return agent, learner, collector, rows
+
+
+def train(
+    rank: int,
+    world: int,
+    case: dict[str, Any],
+    prepare: Callable[[PPOLearner], None] = lambda learner: None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Everything that several rollouts of scripted envs lead to."""
+    agent, learner, collector, rows = make_pair(rank, world, case, **settings)
+    prepare(learner)
+    figures = []
+    with scripted_actions(rows):
+        for epoch in range(NUM_ROLLOUTS):
+            if case.get("lr_schedule"):
+                learner.learner.lr_scale = 1.0 - epoch / NUM_ROLLOUTS
+            collector.collect(NUM_STEPS)
+            figures.append(merge_metrics(learner.train(epoch), 1.0, learner.accelerator))
+    return {
+        "state": {name: value.clone() for name, value in agent.state_dict().items()},
+        "figures": figures,
+        "updates": learner.learner.gradient_steps,
+        "skipped": learner.learner.skipped_updates,
+        "learner": learner.state_dict(),
+    }
+
+
+def equality(rank: int, world: int) -> dict[str, Any]:
+    """All forms of training."""
+    return {name: train(rank, world, case) for name, case in CASES.items()}
+
+
+class _Lying:
+    """Replaces the KL divergence of this process; and remembers the weights before every step."""
+
+    def __init__(self, kl_per_call: float, learner: PPOLearner) -> None:
+        self.kl_per_call, self.learner, self.calls = kl_per_call, learner, 0
+        self.before: list[list[Tensor]] = []
+        self.compute_loss = learner.learner.compute_loss
+        learner.learner.compute_loss = self
+
+    def __call__(self, batch: Any, weights: Any, with_metrics: bool) -> Any:
+        self.before.append([p.detach().clone() for p in self.learner.agent.parameters()])
+        result = self.compute_loss(batch, weights, with_metrics)
+        result.metrics["kl"] = torch.tensor(self.kl_per_call * self.calls)
+        self.calls += 1
+        return result
+
+
+def early_stop(rank: int, scope: str) -> dict[str, Any]:
+    """The second process's policy is too far from the second minibatch on, that of both from the third on."""
+    agent, learner, collector, rows = make_pair(
+        rank, 2, CASES["gru"] | {"learner": {}}, minibatches=2, target_kl=0.02, stop_scope=scope
+    )
+    liar = _Lying([0.0, 0.03][rank], learner)
+    with scripted_actions(rows):
+        collector.collect(NUM_STEPS)
+        figures = learner.train(0)
+    after = [p.detach().clone() for p in agent.parameters()]
+    return {"figures": figures, "calls": liar.calls, "before": liar.before, "after": after}
+
+
+def uneven(rank: int) -> dict[str, Any]:
+    """Rollouts that fall into many pieces in one process and into few in the other."""
+    found = {}
+    for name, encoder, minibatches in (("many", GRU, 2), ("too few", IdentityTrajEncoder, 2 * NUM_STEPS)):
+        counts: list[int] = []
+        case = {"encoder": encoder, "norm": "minibatch", "resets": "NextStep"}
+        result = train(rank, 2, case, partial(_count, counts), minibatches=minibatches, update_epochs=2)
+        found[name] = result | {"pieces": counts}
+    return found
+
+
+def _count(counts: list[int], learner: PPOLearner) -> None:
+    """Note how many pieces each rollout falls into."""
+    cut = learner._pieces
+
+    def counted(tensors: Any) -> Any:
+        pieces = cut(tensors)
+        counts.append(len(pieces))
+        return pieces
+
+    learner._pieces = counted  # type: ignore[method-assign]
+
+
+def skipped(rank: int) -> dict[str, Any]:
+    """A gradient that is NaN in one process and one minibatch only."""
+
+    def prepare(learner: PPOLearner) -> None:
+        learner.learner._guard._choice = "skip"
+        backward, spoils = learner.accelerator.backward, [False, rank == 1] + 100 * [False]
+        learner.accelerator.backward = lambda loss: backward(  # type: ignore[method-assign]
+            loss * torch.nan if spoils.pop(0) else loss
+        )
+
+    return train(rank, 2, {"agent": {"normalize_inputs": True}}, prepare)
+
+
+def everything(rank: int) -> dict[str, Any]:
+    """All of it in one process group."""
+    return {
+        "equality": equality(rank, 2),
+        "epoch": early_stop(rank, "epoch"),
+        "update": early_stop(rank, "update"),
+        "uneven": uneven(rank),
+        "skipped": skipped(rank),
+    }
+
+
+def main(name: str, folder: str) -> None:
+    """Run everything in this process and keep what it returns as `<name>_<rank>.pt`."""
+    PartialState(cpu=True)
+    rank = int(os.environ["RANK"])
+    torch.save(everything(rank), Path(folder) / f"{name}_{rank}.pt")
+    distributed.destroy_process_group()
