@@ -291,6 +291,7 @@ class _Evaluated:
 
     def __init__(self, batch: RolloutBatch) -> None:
         found: dict[str, Tensor] = {}
+        no_step = ~batch.mask
         for name in ("log_probs", "values", "params", "advantages", "returns"):
             value = getattr(batch, name)
             if value is None:
@@ -298,7 +299,7 @@ class _Evaluated:
                     f"The rollout batch has no {name}, but the losses need them. "
                     "Fix: put what agent.evaluate() and GAE return into the batch first, as PPOLearner does."
                 )
-            found[name] = value.masked_fill(~batch.mask, 0.0)
+            found[name] = value.masked_fill(no_step, 0.0)
         self.log_probs, self.values, self.params = found["log_probs"], found["values"], found["params"]
         self.advantages, self.returns = found["advantages"], found["returns"]
 

@@ -74,9 +74,7 @@ def masked_share(terms: Tensor, mask: Tensor, count: Tensor) -> Tensor:
     terms = terms.float() if terms.dtype in (torch.float16, torch.bfloat16) else terms
     weights = mask.reshape(*mask.shape[:2], *([1] * (axes + 1)))
     per_timestep = terms[0, 0].numel()
-    return torch.where(weights, terms, torch.zeros((), dtype=terms.dtype, device=terms.device)).sum() / (
-        count * per_timestep
-    )
+    return terms.where(weights, 0.0).sum() / (count * per_timestep)
 
 
 def combine_losses(terms: LossTerms, weights: LossWeights, critic_loss_weight: float) -> LossResult:
@@ -230,9 +228,9 @@ class Learner:
         else:
             grad_norm = self._step()
         metrics = {
-            "loss": torch.stack([r.total.detach() for r in results]).sum(),
-            "actor_loss": torch.stack([r.actor.detach() for r in results]).sum(),
-            "critic_loss": torch.stack([r.critic.detach() for r in results]).sum(),
+            "loss": _sum([r.total.detach() for r in results]),
+            "actor_loss": _sum([r.actor.detach() for r in results]),
+            "critic_loss": _sum([r.critic.detach() for r in results]),
         }
         if with_metrics:
             metrics = self._with_details(metrics | results[-1].metrics, batches, grad_norm)
@@ -351,6 +349,10 @@ class Learner:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.gradient_steps = int(state["gradient_steps"])
+
+
+def _sum(scalars: Sequence[Tensor]) -> Tensor:
+    return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
 
 
 def _at_least_one(count: Tensor) -> Tensor:
