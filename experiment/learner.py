@@ -171,8 +171,9 @@ class Learner:
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
-        # Without a loss scaler Accelerate's wrapper has nothing to do, which takes it longer than a small step.
-        self._stepper = optimizer if accelerator.scaler is not None else getattr(optimizer, "optimizer", optimizer)
+        # Without a loss scaler Accelerate's wrapper has nothing to do, but takes as long as a small step.
+        has_scaler = accelerator.scaler is not None
+        self._stepper = optimizer if has_scaler else getattr(optimizer, "optimizer", optimizer)
         self._is_new = True
         if isinstance(model, DistributedDataParallel):
             # Buffers are statistics that the agent merges; DDP would replace them by those of one process

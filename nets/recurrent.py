@@ -168,7 +168,7 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
         return nn.GRU(d_in, d_hidden, n_layers, batch_first=True)
 
     def _run(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
-        if is_faster_for(seq) and isinstance(state, Tensor):
+        if is_faster_for(seq, self.rnn.hidden_size) and isinstance(state, Tensor):
             return run_gru(seq, state, self.rnn.all_weights)
         return super()._run(seq, state)
 

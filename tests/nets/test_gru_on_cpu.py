@@ -65,12 +65,13 @@ def test_second_derivatives_are_refused() -> None:
 
 def test_torch_does_it_where_it_is_faster_or_mixes_precisions() -> None:
     seq = torch.zeros(1, 2, 3)
-    assert is_faster_for(seq)
-    assert not is_faster_for(seq.to("meta"))
+    assert is_faster_for(seq, 64)
+    assert not is_faster_for(seq.to("meta"), 64)
+    assert not is_faster_for(torch.zeros(64, 2, 3), 256)
     with torch.no_grad():
-        assert not is_faster_for(seq)
+        assert not is_faster_for(seq, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not is_faster_for(seq)
+        assert not is_faster_for(seq, 64)
 
 
 def test_the_encoder_trains_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
