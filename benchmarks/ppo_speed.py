@@ -1,6 +1,6 @@
 """How fast is PPO on the CPU, and where does its time go? Prints one JSON document.
 
-    OMP_NUM_THREADS=1 python benchmarks/ppo_speed.py                  # ff, gru and transformer
+    OMP_NUM_THREADS=1 python benchmarks/ppo_speed.py                  # all cases
     OMP_NUM_THREADS=1 python benchmarks/ppo_speed.py gru --rollouts 40
 
 CartPole-v1, 8 environments of 128 steps, 4 epochs of 4 minibatches, networks of two hidden layers of 64, one
@@ -36,7 +36,8 @@ COMMON = [
     "Experiment.max_seq_len=128",
     "PPOLearner.update_epochs=4",
     "PPOLearner.minibatches=4",
-    "PPOAgent.value_norm='running'",
+    "PPOAgent.value_norm='none'",
+    "FFTstepEncoder.normalize_inputs=False",
     "FFTstepEncoder.activation='tanh'",
     "FFTstepEncoder.out_norm=None",
     "FFTstepEncoder.d_hidden=64",
@@ -44,20 +45,25 @@ COMMON = [
     "PolicyHead.d_hidden=64",
     "ValueHead.d_hidden=64",
 ]
-SHARED = ["PPOAgent.share_encoder=True", "PolicyHead.n_layers=1", "ValueHead.n_layers=1"]
+SHARED = [
+    "PPOAgent.share_encoder=True",
+    "FFTstepEncoder.n_layers=1",
+    "PolicyHead.n_layers=1",
+    "ValueHead.n_layers=1",
+]
+FF = [
+    "PPOAgent.share_encoder=False",
+    "FFTstepEncoder.n_layers=1",
+    "PolicyHead.n_layers=0",
+    "ValueHead.n_layers=0",
+]
+NORMALIZED = ["PPOAgent.value_norm='running'", "FFTstepEncoder.normalize_inputs=True"]
 CASES: dict[str, tuple[list[str], list[str]]] = {
-    "ff": (
-        [],
-        [
-            "PPOAgent.share_encoder=False",
-            "FFTstepEncoder.n_layers=1",
-            "PolicyHead.n_layers=0",
-            "ValueHead.n_layers=0",
-        ],
-    ),
-    "gru": (["encoders/gru_small"], [*SHARED, "FFTstepEncoder.n_layers=1"]),
-    "lstm": (["encoders/lstm_small"], [*SHARED, "FFTstepEncoder.n_layers=1"]),
-    "transformer": (["encoders/transformer_small"], [*SHARED, "FFTstepEncoder.n_layers=1"]),
+    "ff": ([], FF),
+    "ff_normalized": ([], [*FF, *NORMALIZED]),
+    "gru": (["encoders/gru_small"], SHARED),
+    "lstm": (["encoders/lstm_small"], SHARED),
+    "transformer": (["encoders/transformer_small"], SHARED),
 }
 COLLECT = ("collect", "act", "env", "store")
 
@@ -152,10 +158,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="all but lstm when left out")
+    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="all when left out")
     parser.add_argument("--rollouts", type=int, default=30)
     args = parser.parse_args()
-    found = {name: measure(name, args.rollouts) for name in args.cases or ("ff", "gru", "transformer")}
+    found = {name: measure(name, args.rollouts) for name in args.cases or CASES}
     print(json.dumps({"provenance": provenance(), "cases": found}, indent=1))
 
 

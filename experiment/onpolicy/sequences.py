@@ -120,7 +120,8 @@ class Places:
             return [self]
         parts = [x.tensor_split(count) for x in (self.timesteps, self.steps, self.kinds, self.is_fresh)]
         states = [None] * count if self.states is None else self.states.tensor_split(count)
-        return [Places(*(part[i] for part in parts), states[i], is_dense=self.is_dense) for i in range(count)]
+        dense = [self.is_dense] * count
+        return [Places(*part) for part in zip(*parts, states, dense, strict=True)]
 
 
 class RolloutTensors:
