@@ -22,8 +22,9 @@ class ActOutput:
         actions: what the envs take: (N,) int64 if discrete, (N, K) int64 for K discrete choices at once,
             (N, A) float32 in [-1, 1] otherwise.
         hidden_state: to act on from.
-        extras: each (N, ...): what the rollout buffer keeps of every step, whatever it is called. "log_probs"
-            and "values" (N, 1) float32 are always there; "samples" (N, A) float32 where what the policy drew
+        extras: each (N, ...): what the rollout buffer keeps of every step, whatever it is called.
+            "log_probs" (N, 1) float32 is always there, "values" (N, 1) float32 unless nobody reads it;
+            "samples" (N, A) float32 where what the policy drew
             is not what the envs are given. The names are the same at every timestep.
     """
 
@@ -56,7 +57,13 @@ class OnPolicyAgent(BaseAgent, ABC):
     `update_values_statistics`, then `forward` for every minibatch, and `after_rollout` at the end. Between
     `evaluate` and `after_rollout` nothing moves but what an optimizer moves, so the first ratios are 1. With
     dropout they are not, as `forward` then draws at random.
+
+    Attributes:
+        values_when_acting: False where nobody reads the values that `act` finds. An agent may leave them out
+            then, if neither its actions nor its memory need what they cost.
     """
+
+    values_when_acting: bool = True
 
     @property
     def context_len(self) -> int | None:

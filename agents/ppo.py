@@ -180,21 +180,24 @@ class PPOAgent(OnPolicyAgent):
     def _act_and_judge(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
+        critic_state: Tensor | None = None
         if self.critic_tstep_encoder is None or self.critic_traj_encoder is None:
             state, hidden_state = self._actor_step(obs, rl2s, time_idxs, hidden_state)
             critic_state = state
         else:
             state, actor_hidden = self._actor_step(obs, rl2s, time_idxs, hidden_state[0])
-            seen = {key: obs[key][:, None] for key in self.critic_obs_keys}
-            embedded = self.critic_tstep_encoder(seen, rl2s[:, None])
-            encoded, critic_hidden = self.critic_traj_encoder(embedded, time_idxs[:, None], hidden_state[1])
-            critic_state, hidden_state = encoded[:, 0], (actor_hidden, critic_hidden)
+            critic_hidden = hidden_state[1]
+            if self.values_when_acting or self.critic_traj_encoder.context_len != 0:
+                seen = {key: obs[key][:, None] for key in self.critic_obs_keys}
+                embedded = self.critic_tstep_encoder(seen, rl2s[:, None])
+                encoded, critic_hidden = self.critic_traj_encoder(embedded, time_idxs[:, None], critic_hidden)
+                critic_state = encoded[:, 0]
+            hidden_state = actor_hidden, critic_hidden
         policy = self.policy(state)
         samples = policy.sample() if sample else policy.mode()
-        extras = {
-            "log_probs": policy.log_prob(samples).float(),
-            "values": self.value_norm.value(self.value_head(critic_state)),
-        }
+        extras = {"log_probs": policy.log_prob(samples).float()}
+        if critic_state is not None:
+            extras["values"] = self.value_norm.value(self.value_head(critic_state))
         if not (self.is_discrete or isinstance(policy, TanhGaussian)):
             extras["samples"] = samples
         return self._env_actions(samples), hidden_state, extras
@@ -218,11 +221,13 @@ class PPOAgent(OnPolicyAgent):
 
     def evaluate(self, batch: RolloutBatch) -> Evaluation:
         was_training = self.training
-        self.eval()
+        if was_training:
+            self.eval()
         try:
             policy, outputs = self._judge(batch)
         finally:
-            self.train(was_training)
+            if was_training:  # setting the mode of all modules takes as long as judging a small batch
+                self.train()
         log_probs, entropy = policy.log_prob(batch.actions).float(), policy.entropy().float()
         return Evaluation(log_probs, self.value_norm.value(outputs), entropy, policy.params.float())
 
@@ -286,6 +291,7 @@ class _Evaluated:
 
     def __init__(self, batch: RolloutBatch) -> None:
         found: dict[str, Tensor] = {}
+        no_step = ~batch.mask
         for name in ("log_probs", "values", "params", "advantages", "returns"):
             value = getattr(batch, name)
             if value is None:
@@ -293,7 +299,7 @@ class _Evaluated:
                     f"The rollout batch has no {name}, but the losses need them. "
                     "Fix: put what agent.evaluate() and GAE return into the batch first, as PPOLearner does."
                 )
-            found[name] = value.masked_fill(~batch.mask, 0.0)
+            found[name] = value.masked_fill(no_step, 0.0)
         self.log_probs, self.values, self.params = found["log_probs"], found["values"], found["params"]
         self.advantages, self.returns = found["advantages"], found["returns"]
 

@@ -130,7 +130,7 @@ class PPOLoss(nn.Module):
             )
         else:
             loss = self.beta * kl.float() - gain
-        return loss - self.entropy_coef * entropy.float()
+        return loss - self.entropy_coef * entropy.float() if self.entropy_coef else loss
 
     def critic(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
         """Value loss per timestep: arguments and result are (..., 1) float, in units of the critic."""

@@ -280,6 +280,7 @@ def _make_collector(
     kind: Callable[..., Collector] = Collector
     if exp.on_policy is not None:
         buffer = exp.on_policy.make_buffer(envs.num_envs)
+        exp.on_policy.agent.values_when_acting = folder is not None or not exp.on_policy.recompute_old
         sinks.insert(0, buffer)
         kind = functools.partial(OnPolicyCollector, buffer)
     return kind(

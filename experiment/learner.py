@@ -74,9 +74,7 @@ def masked_share(terms: Tensor, mask: Tensor, count: Tensor) -> Tensor:
     terms = terms.float() if terms.dtype in (torch.float16, torch.bfloat16) else terms
     weights = mask.reshape(*mask.shape[:2], *([1] * (axes + 1)))
     per_timestep = terms[0, 0].numel()
-    return torch.where(weights, terms, torch.zeros((), dtype=terms.dtype, device=terms.device)).sum() / (
-        count * per_timestep
-    )
+    return terms.where(weights, 0.0).sum() / (count * per_timestep)
 
 
 def combine_losses(terms: LossTerms, weights: LossWeights, critic_loss_weight: float) -> LossResult:
@@ -173,6 +171,9 @@ class Learner:
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        # Without a loss scaler Accelerate's wrapper has nothing to do, but takes as long as a small step.
+        has_scaler = accelerator.scaler is not None
+        self._stepper = optimizer if has_scaler else getattr(optimizer, "optimizer", optimizer)
         self._is_new = True
         if isinstance(model, DistributedDataParallel):
             # Buffers are statistics that the agent merges; DDP would replace them by those of one process
@@ -224,13 +225,13 @@ class Learner:
         self.was_vetoed = before_step is not None and not before_step(results, weights)
         grad_norm = None
         if self.was_vetoed:
-            self.optimizer.zero_grad()
+            self._stepper.zero_grad()
         else:
             grad_norm = self._step()
         metrics = {
-            "loss": torch.stack([r.total.detach() for r in results]).sum(),
-            "actor_loss": torch.stack([r.actor.detach() for r in results]).sum(),
-            "critic_loss": torch.stack([r.critic.detach() for r in results]).sum(),
+            "loss": _sum([r.total.detach() for r in results]),
+            "actor_loss": _sum([r.actor.detach() for r in results]),
+            "critic_loss": _sum([r.critic.detach() for r in results]),
         }
         if with_metrics:
             metrics = self._with_details(metrics | results[-1].metrics, batches, grad_norm)
@@ -259,8 +260,8 @@ class Learner:
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._stepper.step()
+        self._stepper.zero_grad()
         if self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
             self.skipped_updates += 1
         else:
@@ -350,6 +351,10 @@ class Learner:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.gradient_steps = int(state["gradient_steps"])
+
+
+def _sum(scalars: Sequence[Tensor]) -> Tensor:
+    return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
 
 
 def _at_least_one(count: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
+from .gru_on_cpu import is_faster_for, run_gru
 from .mlp import norm_layer, require_positive
 from .traj_encoders import TrajEncoder
 
@@ -94,10 +95,15 @@ class RecurrentTrajEncoder(TrajEncoder):
                 seq, state if resets is None else self.reset_hidden_state(state, resets[:, 0])
             )
         elif resets is None:
-            y, state = self.rnn(seq, state)
+            y, state = self._run(seq, state)
         else:
             y, state = self._forward_with_resets(seq, state, resets)
         return self.out_norm(self.out(y)), state
+
+    def _run(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
+        """All layers over (B, L, tstep_dim) -> (B, L, d_hidden) and the state after it."""
+        found: tuple[Tensor, State] = self.rnn(seq, state)
+        return found
 
     def _forward_timestep(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
         """One timestep, without what the torch module spends on preparing a sequence."""
@@ -115,7 +121,7 @@ class RecurrentTrajEncoder(TrajEncoder):
         pieces = []
         for start, stop in pairwise(borders):
             state = self.reset_hidden_state(state, resets[:, start])
-            y, state = self.rnn(seq[:, start:stop], state)
+            y, state = self._run(seq[:, start:stop], state)
             pieces.append(y)
         return torch.cat(pieces, dim=1), state
 
@@ -160,6 +166,11 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
 
     def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.GRU:
         return nn.GRU(d_in, d_hidden, n_layers, batch_first=True)
+
+    def _run(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
+        if is_faster_for(seq, self.rnn.hidden_size) and isinstance(state, Tensor):
+            return run_gru(seq, state, self.rnn.all_weights)
+        return super()._run(seq, state)
 
     def _cell(self, x: Tensor, parts: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (torch.gru_cell(x, *parts, *weights),)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loxodon")
 CONTEXT_MODES = ("episode", "segment")
 STOP_SCOPES = ("epoch", "update")
+_STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
 _ALARM = {"no": 1e-3, "fp16": 5e-2, "bf16": 5e-2}  # in nats
 
 
@@ -268,8 +269,8 @@ class PPOLearner:
         return found, figures
 
     def _evaluation_places(self, tensors: RolloutTensors) -> Iterator[Places]:
-        """All steps and what followed them, in groups that take no more memory than a minibatch."""
-        count = self.minibatches * self.batches_per_update
+        """All steps and what followed them, in groups that without gradients take less than a minibatch."""
+        count = -(-self.minibatches * self.batches_per_update // _STEPS_WITHOUT_GRADIENT)
         if self.agent.context_len == 0:
             yield from tensors.all_timesteps().split(count)
             return

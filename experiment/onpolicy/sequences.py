@@ -104,6 +104,7 @@ class Places:
     kinds: (P, L) int8, PADDING, STEP, CONTEXT (only read) or TAIL (what followed the last step).
     is_fresh: (P,) bool, True where a sequence begins without a state.
     states: (P,) int64, row of the kept hidden states; None if all begin without.
+    is_dense: True where every place is a step.
     """
 
     timesteps: Tensor
@@ -111,6 +112,7 @@ class Places:
     kinds: Tensor
     is_fresh: Tensor
     states: Tensor | None
+    is_dense: bool
 
     def split(self, count: int) -> list[Places]:
         """`count` groups of sequences of about equal number."""
@@ -118,7 +120,8 @@ class Places:
             return [self]
         parts = [x.tensor_split(count) for x in (self.timesteps, self.steps, self.kinds, self.is_fresh)]
         states = [None] * count if self.states is None else self.states.tensor_split(count)
-        return [Places(*part) for part in zip(*parts, states, strict=True)]
+        dense = [self.is_dense] * count
+        return [Places(*part) for part in zip(*parts, states, dense, strict=True)]
 
 
 class RolloutTensors:
@@ -173,7 +176,10 @@ class RolloutTensors:
         tails: add what followed a piece's last step, unless that terminated the episode.
         """
         lengths = pieces.prefixes + pieces.lengths
-        place = np.arange(int(lengths.max()) + int(tails))
+        longest = int(lengths.max())
+        if longest == 1 and not tails and not self._states:
+            return self._single_steps(pieces)
+        place = np.arange(longest + int(tails))
         steps = pieces.firsts[:, None] - pieces.prefixes[:, None] + place
         timesteps = (self.rollout.history + steps) * self.num_envs + pieces.envs[:, None]
         steps = steps * self.num_envs + pieces.envs[:, None]
@@ -192,6 +198,13 @@ class RolloutTensors:
                 np.array([self._state_rows.get(start, 0) for start in pieces.starts.tolist()]) + pieces.envs
             )
         return self._placed(timesteps, steps, kinds, is_fresh, states)
+
+    def _single_steps(self, pieces: Pieces) -> Places:
+        """What `places` gives for pieces of one step that begin without a state, without the detours."""
+        steps = (pieces.firsts * self.num_envs + pieces.envs)[:, None]
+        timesteps = steps + self.rollout.history * self.num_envs
+        kinds = np.full(steps.shape, STEP, np.int8)
+        return self._placed(timesteps, steps, kinds, np.ones(len(steps), np.bool_), None)
 
     def all_timesteps(self) -> Places:
         """Every timestep of this rollout as a sequence of its own, for agents without memory."""
@@ -224,33 +237,50 @@ class RolloutTensors:
         resets, fresh = (torch.from_numpy(x).to(self.device) for x in (begins, is_fresh))
         return places, resets, fresh
 
-    def _placed(self, *arrays: np.ndarray | None) -> Places:
-        tensors: list[Any] = [None if x is None else torch.from_numpy(x).to(self.device) for x in arrays]
-        return Places(*tensors)
+    def _placed(
+        self,
+        timesteps: np.ndarray,
+        steps: np.ndarray,
+        kinds: np.ndarray,
+        is_fresh: np.ndarray,
+        states: np.ndarray | None,
+    ) -> Places:
+        def tensor(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        return Places(
+            tensor(timesteps),
+            tensor(steps),
+            tensor(kinds),
+            tensor(is_fresh),
+            None if states is None else tensor(states),
+            is_dense=bool((kinds == STEP).all()),
+        )
 
     def gather(self, places: Places, results: Results) -> RolloutBatch:
         """The batch of some places, with `results` (T * N, ...) by field name filled in where steps are."""
-        timesteps, steps = places.timesteps, places.steps
+        timesteps, steps = places.timesteps.reshape(-1), places.steps.reshape(-1)
         exists, is_step = (places.kinds != PADDING)[..., None], (places.kinds == STEP)[..., None]
         # A piece lies within one episode, so an episode can begin with its first place only.
-        resets = torch.zeros(timesteps.shape, dtype=torch.bool, device=self.device)
+        resets = torch.zeros(places.kinds.shape, dtype=torch.bool, device=self.device)
         resets[:, 0] = places.is_fresh
 
-        def at_steps(values: Tensor) -> Tensor:
-            return values[steps] * is_step
+        def chosen(values: Tensor, index: Tensor, counts: Tensor | None = None) -> Tensor:
+            rows = values.index_select(0, index).view(*places.kinds.shape, *values.shape[1:])
+            return rows if counts is None or places.is_dense else rows * counts
 
         start = None
         if places.states is not None:
-            start = {key: value[places.states] for key, value in self._states.items()}
+            start = {key: value.index_select(0, places.states) for key, value in self._states.items()}
         return RolloutBatch(
-            obs={key: value[timesteps] for key, value in self.obs.items()},
-            rl2s=self.rl2s[timesteps] * exists,
-            time_idxs=self.time_idxs[timesteps] * exists,
+            obs={key: chosen(value, timesteps) for key, value in self.obs.items()},
+            rl2s=chosen(self.rl2s, timesteps, exists),
+            time_idxs=chosen(self.time_idxs, timesteps, exists),
             resets=resets,
-            actions=at_steps(self.actions),
-            mask=is_step & self.valid[steps],
+            actions=chosen(self.actions, steps, is_step),
+            mask=is_step & chosen(self.valid, steps),
             start=start,
-            **{name: at_steps(values) for name, values in results.items()},
+            **{name: chosen(values, steps, is_step) for name, values in results.items()},
         )
 
 

@@ -1,0 +1,98 @@
+"""The backward pass of recurrent layers on the CPU, beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loxodon.nets import GRUTrajEncoder, recurrent
+from loxodon.nets.gru_on_cpu import is_faster_for, run_gru
+
+
+def layers(**kwargs: int) -> nn.GRU:
+    torch.manual_seed(0)
+    return nn.GRU(3, 5, batch_first=True, dtype=torch.float64, **kwargs)
+
+
+def gradients(parts: Sequence[Tensor], factors: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    loss = torch.stack([(part * factor).sum() for part, factor in zip(parts, factors, strict=True)]).sum()
+    return list(torch.autograd.grad(loss, list(inputs)))
+
+
+def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_results_and_gradients_are_those_of_torch(num_layers: int) -> None:
+    """Of outputs and of the last state, with respect to inputs, the first state and all weights."""
+    rnn = layers(num_layers=num_layers)
+    seq = torch.randn(4, 7, 3, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(num_layers, 4, 5, dtype=torch.float64, requires_grad=True)
+    ours, theirs = run_gru(seq, state, rnn.all_weights), rnn(seq, state)
+    weights = [torch.randn_like(part) for part in theirs]
+    inputs = [seq, state, *rnn.parameters()]
+    assert_same(ours, theirs)
+    assert_same(gradients(ours, weights, inputs), gradients(theirs, weights, inputs))
+
+
+def test_gradients_are_right_where_gates_are_shut() -> None:
+    """Nothing is divided by a gate, so one that is exactly 0 or 1 does no harm."""
+    rnn = layers()
+    with torch.no_grad():
+        rnn.bias_ih_l0[:5], rnn.bias_ih_l0[5:10] = -2000.0, 2000.0
+    seq = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True)
+    inputs = [seq, state, *rnn.parameters()]
+    ours, theirs = run_gru(seq, state, rnn.all_weights), rnn(seq, state)
+    weights = [torch.randn_like(part) for part in theirs]
+    assert_same(gradients(ours, weights, inputs), gradients(theirs, weights, inputs))
+
+
+def test_second_derivatives_are_refused() -> None:
+    rnn = layers()
+    seq = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    y, _ = run_gru(seq, torch.zeros(1, 2, 5, dtype=torch.float64), rnn.all_weights)
+    (first,) = torch.autograd.grad(y.square().sum(), seq, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_torch_does_it_where_it_is_faster_or_mixes_precisions() -> None:
+    seq = torch.zeros(1, 2, 3)
+    assert is_faster_for(seq, 64)
+    assert not is_faster_for(seq.to("meta"), 64)
+    assert not is_faster_for(torch.zeros(64, 2, 3), 256)
+    with torch.no_grad():
+        assert not is_faster_for(seq, 64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not is_faster_for(seq, 64)
+
+
+def test_the_encoder_trains_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an encoder's own weights frozen in part, and episodes that begin inside."""
+    encoder = GRUTrajEncoder(3, 8, d_hidden=5, d_output=4, n_layers=2)
+    encoder.rnn.weight_hh_l0.requires_grad_(False)
+    seq, time_idxs = torch.randn(2, 6, 3), torch.arange(6)[None, :, None].expand(2, 6, 1)
+    resets = torch.zeros(2, 6, dtype=torch.bool)
+    resets[1, 3] = True
+    lengths = []
+
+    def counted(seq: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        lengths.append(seq.shape[1])
+        return run_gru(seq, *args)
+
+    monkeypatch.setattr(recurrent, "run_gru", counted)
+    y, _ = encoder(seq, time_idxs, resets=resets)
+    assert lengths == [3, 3]
+    y.square().sum().backward()
+    assert encoder.rnn.weight_hh_l0.grad is None
+    assert encoder.rnn.weight_ih_l0.grad is not None
+    with torch.no_grad():
+        assert torch.allclose(encoder(seq, time_idxs, resets=resets)[0], y, atol=1e-6)
+    assert lengths == [3, 3]
