@@ -128,7 +128,7 @@ def test_a_launched_run_keeps_what_each_process_has_and_goes_on_from_it(tmp_path
     try:
         for epochs, words in ((2, []), (3, ["--resume"])):
             processes = run.learn(*words, f"Experiment.epochs={epochs}", mode="both")
-            assert run.end_of(processes, limit_s=60) == 0, run.text(processes)
+            assert run.end_of(processes, limit_s=90) == 0, run.text(processes)
             state = folder / "ckpts" / "training_states" / f"pair_epoch_{epochs - 1}"
             ranks = [json.loads((state / f"rank_{rank}.json").read_text())["on_policy"] for rank in range(2)]
             own = [rank["reward_normalizer"].pop("accumulators") for rank in ranks]
@@ -143,3 +143,14 @@ def test_a_launched_run_keeps_what_each_process_has_and_goes_on_from_it(tmp_path
     assert [record["gradient_steps"] for record in records] == [4, 8, 12]
     assert all(record["ppo/initial_logratio_abs_max"] < 1e-3 for record in records)
     assert all(record["ppo/batch_timesteps"] == 16 for record in records)  # of both processes
+
+
+def test_what_is_compared_does_happen(alone: Any) -> None:
+    everything, penalty = alone["feed-forward, everything normalised"], alone["gru, penalty"]
+    assert everything["learner"]["lr_adapter"]["scale"] != 1.0
+    assert alone["gru"]["learner"]["lr_adapter"]["scale"] != 1.0
+    assert everything["state"]["tstep_encoder.input_norm.count"] == NUM_ROLLOUTS * 32
+    assert float(penalty["state"]["loss.beta"]) != 1.0
+    assert penalty["updates"] < 3 * NUM_ROLLOUTS  # target_kl ended some
+    rates = [figures["learning_rate"] for figures in alone["feed-forward"]["figures"]]
+    assert rates == pytest.approx([1e-2, 2e-2 / 3, 1e-2 / 3])

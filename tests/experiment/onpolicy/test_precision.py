@@ -123,7 +123,7 @@ def make_run(folder: Path, encoder: str, is_discrete: bool = True, **changes: An
 @pytest.fixture
 def float32_only() -> Any:
     """Fails when what PPO compares and divides comes in another precision."""
-    actor, critic, gae = PPOLoss.actor, PPOLoss.critic, GAE.__call__
+    actor, critic, ratio, gae = PPOLoss.actor, PPOLoss.critic, PPOLoss.log_ratio, GAE.__call__
     calls = []
 
     def checked(inner: Any) -> Any:
@@ -140,10 +140,11 @@ def float32_only() -> Any:
     with (
         mock.patch.object(PPOLoss, "actor", checked(actor)),
         mock.patch.object(PPOLoss, "critic", checked(critic)),
+        mock.patch.object(PPOLoss, "log_ratio", checked(ratio)),
         mock.patch.object(GAE, "__call__", checked(gae)),
     ):
         yield
-    assert set(calls) == {actor, critic, gae}
+    assert set(calls) == {actor, critic, ratio, gae}
 
 
 @pytest.mark.usefixtures("float32_only")
