@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -172,8 +173,8 @@ class Learner:
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
         # Without a loss scaler Accelerate's wrapper has nothing to do, but takes as long as a small step.
-        has_scaler = accelerator.scaler is not None
-        self._stepper = optimizer if has_scaler else getattr(optimizer, "optimizer", optimizer)
+        is_idle = type(optimizer) is AcceleratedOptimizer and accelerator.scaler is None
+        self._stepper = optimizer.optimizer if is_idle else optimizer
         self._is_new = True
         if isinstance(model, DistributedDataParallel):
             # Buffers are statistics that the agent merges; DDP would replace them by those of one process
