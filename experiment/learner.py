@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -172,9 +171,6 @@ class Learner:
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
-        # Without a loss scaler Accelerate's wrapper has nothing to do, but takes as long as a small step.
-        is_idle = type(optimizer) is AcceleratedOptimizer and accelerator.scaler is None
-        self._stepper = optimizer.optimizer if is_idle else optimizer
         self._is_new = True
         if isinstance(model, DistributedDataParallel):
             # Buffers are statistics that the agent merges; DDP would replace them by those of one process
@@ -226,7 +222,7 @@ class Learner:
         self.was_vetoed = before_step is not None and not before_step(results, weights)
         grad_norm = None
         if self.was_vetoed:
-            self._stepper.zero_grad()
+            self.optimizer.zero_grad()
         else:
             grad_norm = self._step()
         metrics = {
@@ -260,8 +256,8 @@ class Learner:
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-        self._stepper.step()
-        self._stepper.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         if self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
             self.skipped_updates += 1
         else:
