@@ -171,9 +171,6 @@ class Learner:
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
-        # Without a loss scaler Accelerate's wrapper has nothing to do, but takes as long as a small step.
-        has_scaler = accelerator.scaler is not None
-        self._stepper = optimizer if has_scaler else getattr(optimizer, "optimizer", optimizer)
         self._is_new = True
         if isinstance(model, DistributedDataParallel):
             # Buffers are statistics that the agent merges; DDP would replace them by those of one process
@@ -225,7 +222,7 @@ class Learner:
         self.was_vetoed = before_step is not None and not before_step(results, weights)
         grad_norm = None
         if self.was_vetoed:
-            self._stepper.zero_grad()
+            self.optimizer.zero_grad()
         else:
             grad_norm = self._step()
         metrics = {
@@ -260,8 +257,8 @@ class Learner:
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-        self._stepper.step()
-        self._stepper.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         if self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
             self.skipped_updates += 1
         else:

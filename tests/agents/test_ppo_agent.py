@@ -128,6 +128,25 @@ def test_actions_without_values_are_the_same(kwargs: dict[str, Any]) -> None:
                 agent.get_actions(*given, state, sample)
 
 
+@pytest.mark.parametrize(
+    ("encoder", "kwargs", "has_values"),
+    [("ff", SEPARATE, False), ("ff", {}, True), ("gru", SEPARATE, True)],
+    ids=["separate without memory", "shared", "separate with memory"],
+)
+def test_values_that_nobody_reads_are_left_out_where_they_cost_an_encoder(
+    encoder: str, kwargs: dict[str, Any], has_values: bool
+) -> None:
+    """Nothing else changes, and evaluating finds the same."""
+    expected_batch, expected = collect(make_agent(encoder=encoder, **kwargs))
+    agent = make_agent(encoder=encoder, **kwargs)
+    agent.values_when_acting = False
+    batch, steps = collect(agent)
+    assert ("values" in steps[0].extras) is has_values
+    assert torch.equal(stacked(steps, "log_probs"), stacked(expected, "log_probs"))
+    assert torch.equal(batch.actions, expected_batch.actions)
+    assert torch.allclose(agent.evaluate(batch).values, stacked(expected, "values"), atol=1e-5)
+
+
 class Curious(PPOAgent):
     """Reports one more figure per step."""
 
