@@ -124,7 +124,7 @@ class OnPolicyAgent(BaseAgent, ABC):
         super().after_update()
 
     def after_imitation(self) -> None:
-        """After an update on demonstrations: let statistics move. All processes call this at the same time."""
+        """After an update on demonstrations: statistics move; in all processes at the same time."""
         super().after_update()
 
     def set_progress(self, progress: float) -> None:

@@ -17,8 +17,8 @@ from .mixture import MixtureOfDatasets
 def dataset_fingerprint(dataset: RLDataset) -> str | None:
     """A text that changes with the data and with how they are drawn; None where that is not known.
 
-    Files count by name and size, as of the last refresh; the folder does not, so a copy is the same. A dataset
-    of your own says so itself with a method `fingerprint() -> str`.
+    Files count by name and size, as of the last refresh; the folder does not, so a copy is the same. A
+    dataset of your own says so itself with a method `fingerprint() -> str`.
     """
     own = getattr(dataset, "fingerprint", None)
     if callable(own):

@@ -1,4 +1,4 @@
-"""An off-policy agent beside the run's own, for as long as it is trained; and what the run's agent gets of it."""
+"""An off-policy agent beside the run's own, while it is trained; and what is taken from it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def hand_over(source: BaseAgent, target: nn.Module) -> None:
 
 
 def _policy_weights(actor: Any, head: Any) -> dict[str, Tensor]:
-    """The actor's part that acts (that of the last discount) as a policy head; {} if that computes something else."""
+    """The acting part of the actor (last discount) as a policy head; {} where that computes another."""
     if not isinstance(actor, Actor) or not isinstance(head, PolicyHead):
         return {}
     weights = {f"policy_head.{name}": value for name, value in actor.state_dict().items()}

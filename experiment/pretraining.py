@@ -62,7 +62,7 @@ class Pretraining:
 
     def __init__(
         self,
-        dataset: RLDataset = gin.REQUIRED,  # type: ignore[assignment]
+        dataset: RLDataset = gin.REQUIRED,
         *,
         method: str = "bc",
         num_batches: int = 1000,
@@ -113,8 +113,8 @@ def prepare_pretraining(exp: Experiment) -> Pretraining | None:
         return None
     if not isinstance(exp.policy, OnPolicyAgent) or exp.on_policy is None:
         raise ValueError(
-            f"Experiment.pretraining is for on-policy agents, but {type(exp.policy).__name__} learns from stored "
-            "trajectories itself. Fix: leave it out; set Experiment.dataset and start_collecting_at_epoch."
+            f"Experiment.pretraining is for on-policy agents, but {type(exp.policy).__name__} learns from "
+            "stored trajectories itself. Fix: leave it out, and set Experiment.start_collecting_at_epoch."
         )
     stage = exp.pretraining()
     if exp.on_policy.reward_normalizer is not None and stage.method == "bc" and stage.value_coef:
@@ -171,8 +171,8 @@ def _run(exp: Experiment, stage: Pretraining) -> bool:
         return False
     if not math.isfinite(figures.get("loss", 0.0)):
         raise ValueError(
-            f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, or look for "
-            "NaN in the data with python -m loxodon.data check."
+            f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, or look "
+            "for NaN in the data with python -m loxodon.data check."
         )
     exp.log(figures, "pretrain")
     if digest is not None and stage.cache_dir is not None:
@@ -183,6 +183,7 @@ def _run(exp: Experiment, stage: Pretraining) -> bool:
 def _train(exp: Experiment, stage: Pretraining) -> dict[str, float]:
     """Train, and hand over what an off-policy agent has learned; returns the figures of the stage."""
     if stage.method == "bc":
+        assert isinstance(exp.policy, OnPolicyAgent)
         assert exp.on_policy is not None
         demos = functools.partial(Demonstrations, estimate=exp.on_policy.advantage_estimator)
         learner = _learner(exp, stage, exp.policy, exp.model, exp.optimizer)

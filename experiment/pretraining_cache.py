@@ -41,8 +41,8 @@ _OF_RUN = (
 def digest_of(exp: Experiment, stage: Pretraining) -> str | None:
     """Name of this stage's result; None, with a warning, if the dataset does not say what its data are.
 
-    It covers the agent's structure and initial weights, the seed, the data, the settings of the stage and those
-    of the run that it uses; not those of PPO's loss, so runs that differ in it share a result.
+    It covers the agent's structure and initial weights, the seed, the data, the settings of the stage and
+    those of the run that it uses; not those of PPO's loss, so runs that differ in it share a result.
     """
     data = dataset_fingerprint(stage.dataset)
     if data is None:

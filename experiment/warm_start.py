@@ -26,7 +26,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Handover:
-    """Names of tensors: taken over, left as they were in the agent, left over in the source, of another shape."""
+    """Names of tensors: taken over, left as they were, left over in the source, of another shape."""
 
     loaded: list[str]
     left: list[str]
