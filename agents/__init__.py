@@ -11,6 +11,7 @@ from .agent import Agent
 from .base import BaseAgent, LossTerms
 from .filters import binary_filter, exp_filter, leaky_relu_filter
 from .gae import GAE, gae
+from .imitation import Demonstrations, imitation_loss
 from .objectives import masked_mean, n_step_targets
 from .on_policy import ActOutput, Evaluation, OnPolicyAgent
 from .ppo import PPOAgent
@@ -26,6 +27,7 @@ __all__ = [
     "BaseAgent",
     "ConstantSchedule",
     "CosineSchedule",
+    "Demonstrations",
     "Evaluation",
     "LinearSchedule",
     "LossTerms",
@@ -37,6 +39,7 @@ __all__ = [
     "binary_filter",
     "exp_filter",
     "gae",
+    "imitation_loss",
     "leaky_relu_filter",
     "masked_mean",
     "n_step_targets",

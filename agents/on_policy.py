@@ -130,6 +130,10 @@ class OnPolicyAgent(BaseAgent, ABC):
         """
         super().after_update()
 
+    def after_imitation(self) -> None:
+        """After an update on demonstrations: statistics move; in all processes at the same time."""
+        super().after_update()
+
     def set_progress(self, progress: float) -> None:
         """Tell the share of training that is done, in [0, 1]."""
 

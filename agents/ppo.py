@@ -22,6 +22,7 @@ from ..nets import (
     ValueNorm,
 )
 from .base import LossTerms
+from .imitation import Demonstrations, imitation_loss
 from .on_policy import ActOutput, Evaluation, OnPolicyAgent
 from .ppo_loss import PPOLoss
 from .ppo_metrics import kl_estimate, policy_metrics, value_metrics
@@ -231,7 +232,11 @@ class PPOAgent(OnPolicyAgent):
         log_probs, entropy = policy.log_prob(batch.actions).float(), policy.entropy().float()
         return Evaluation(log_probs, self.value_norm.value(outputs), entropy, policy.params.float())
 
-    def forward(self, batch: RolloutBatch, with_metrics: bool = False) -> LossTerms:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, batch: RolloutBatch | Demonstrations, with_metrics: bool = False
+    ) -> LossTerms:
+        if isinstance(batch, Demonstrations):
+            return imitation_loss(self, batch, with_metrics)
         policy, outputs = self._judge(batch)
         old, mask = _Evaluated(batch), batch.mask
         log_probs, entropy = policy.log_prob(batch.actions), policy.entropy()
@@ -260,6 +265,10 @@ class PPOAgent(OnPolicyAgent):
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         self.value_norm.gather(returns, mask)
         self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
+
+    def after_imitation(self) -> None:
+        self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
+        super().after_imitation()
 
     def after_rollout(self, kl: float) -> None:
         super().after_rollout(kl)

@@ -27,6 +27,7 @@ from .files import (
     open_trajectory,
     save_trajectory,
 )
+from .fingerprint import dataset_fingerprint
 from .hindsight import HindsightRelabeler
 from .layout import Layout
 from .memory import MemoryTrajDataset
@@ -70,6 +71,7 @@ __all__ = [
     "TrajectoryWriter",
     "WritingClock",
     "check_file",
+    "dataset_fingerprint",
     "load_episodes",
     "load_trajectory",
     "open_trajectory",

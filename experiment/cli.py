@@ -178,7 +178,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
             )
     elif resumes:
         earlier.newest_epoch()
-        exp.restore_from = None  # its own checkpoint goes further than what it began from
+        exp.restore_from = exp.warm_start = None  # its own checkpoint goes further than what it began from
     elif epochs := earlier.complete_epochs():
         _say(
             f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew. "

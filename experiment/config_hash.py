@@ -31,6 +31,7 @@ _SETTINGS = (
     "Experiment.make_test_env",
     "Experiment.test_timesteps",
     "Experiment.profile_epoch",
+    "Pretraining.cache_dir",
     "Experiment.max_wall_clock_s",  # a stopped run goes on as if it had not been
     # how many processes and threads do the work
     "Experiment.torch_threads",

@@ -33,6 +33,7 @@ from .metadata import check_policy, hash_of, policy_facts
 from .overlap import OverlappedCollector
 from .param_groups import param_groups
 from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
+from .pretraining import prepare_pretraining
 from .processes import merge_episodes
 from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
@@ -40,6 +41,7 @@ from .signals import StopRequest
 from .test_mode import shrink
 from .timing import StageTimer
 from .validate import check_settings
+from .warm_start import warm_start_if_asked
 
 logger = logging.getLogger("loxodon")
 
@@ -67,6 +69,7 @@ class Experiment(Settings):
         self.fleet = pacing.make_membership(self)
         self.loaded_policy: PolicyInfo | None = None
         self.best_score: float | None = None
+        self.is_pretrained = False
         self.is_finished = False  # nothing is left to do after the last epoch
         self.last_val_metrics: dict[str, float] = {}
         self.stop = StopRequest()
@@ -107,7 +110,9 @@ class Experiment(Settings):
             check_test_envs(self)
             self.init_checkpoints()
             self.init_logger()
+            warm_start_if_asked(self)
             restore_if_asked(self)
+            self.pretraining_stage = prepare_pretraining(self)
         self.view.say(self.summary())
 
     def init_dsets(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from . import final_test, resume, stopping
 from .console import ConsoleView
 from .fleet import pacing
+from .pretraining import pretrain_if_due
 from .processes import any_process, explained_loss_of_contact
 from .signals import StopRequest
 from .timing import profiled_epoch
@@ -45,6 +46,9 @@ def run_epochs(exp: Experiment) -> Generator[int, None, None]:
         if exp.actors is not None:
             stack.enter_context(exp.actors)
         exp.hooks("on_fit_start")
+        pretrain_if_due(exp)
+        if stop_agreed(exp):
+            _stop(exp)
         is_stopped = yield from _epochs(exp, first)
         if not is_stopped:
             _finish(exp)

@@ -34,6 +34,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "policy_version": exp.policy_version,
             "best_score": exp.best_score,
             "is_finished": exp.is_finished,
+            "is_pretrained": exp.is_pretrained,
             "dataset": exp.dataset.state_dict(),
             "logs": exp.metric_logger.state_dict(),
             "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
@@ -128,6 +129,7 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     exp.epoch, exp.env_steps = int(shared["next_epoch"]), int(shared["env_steps"])
     exp.policy_version, exp.best_score = int(shared["policy_version"]), shared["best_score"]
     exp.is_finished = bool(shared["is_finished"])
+    exp.is_pretrained = bool(shared.get("is_pretrained", True))
     if exp.mode == "both" and exp.accelerator.is_main_process and exp.has_dset_edit_rights:
         exp.dataset.set_aside_newer(shared["dataset"])
     exp.accelerator.wait_for_everyone()

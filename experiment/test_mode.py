@@ -13,6 +13,7 @@ TINY: dict[str, Any] = {
     "log_to_wandb": False,
     "artifact_store": None,
     "restore_from": None,
+    "warm_start": None,
     "start_collecting_at_epoch": 0,
 }
 """Settings of everything that is only tried."""

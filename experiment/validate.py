@@ -85,7 +85,18 @@ def check_settings(experiment: Experiment) -> None:
             f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters "
             "without '/'. Fix: set Experiment.run_name = 'my-run'."
         )
-    check_artifact_settings(experiment.run_name, experiment.artifact_store, experiment.restore_from)
+    _check_beginning(experiment)
+
+
+def _check_beginning(experiment: Experiment) -> None:
+    store, warm_start = experiment.artifact_store, experiment.warm_start
+    check_artifact_settings(experiment.run_name, store, experiment.restore_from)
+    check_artifact_settings(experiment.run_name, store, warm_start, "warm_start")
+    if warm_start is not None and experiment.restore_from is not None:
+        raise ValueError(
+            "Experiment.restore_from and warm_start are both set, but a run begins from one of them. Fix: "
+            "leave out warm_start to take all weights, or restore_from to take those that fit."
+        )
 
 
 def check_on_policy(experiment: Experiment) -> None:

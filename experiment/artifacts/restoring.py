@@ -23,7 +23,9 @@ logger = logging.getLogger("loxodon")
 _WEIGHTS_SUFFIX = ".safetensors"
 
 
-def check_artifact_settings(run_name: str, artifact_store: Any, restore_from: Any) -> None:
+def check_artifact_settings(
+    run_name: str, artifact_store: Any, restore_from: Any, name: str = "restore_from"
+) -> None:
     """Raise for settings of the artifacts that cannot work, before anything is built."""
     if artifact_store is not None:
         if isinstance(artifact_store, ArtifactStore) or not callable(artifact_store):
@@ -36,12 +38,12 @@ def check_artifact_settings(run_name: str, artifact_store: Any, restore_from: An
         return
     if not isinstance(restore_from, str) or not restore_from:
         raise TypeError(
-            f"Experiment.restore_from is {restore_from!r}, but must be None or a text. Fix: set it to "
+            f"Experiment.{name} is {restore_from!r}, but must be None or a text. Fix: set it to "
             "'latest', 'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
         )
     if artifact_store is None and not is_path(restore_from):
         raise ValueError(
-            f"Experiment.restore_from = {restore_from!r} names an artifact, but this run has no store. Fix: "
+            f"Experiment.{name} = {restore_from!r} names an artifact, but this run has no store. Fix: "
             "set Experiment.artifact_store = @FolderStore and FolderStore.root, or give a path, which begins "
             "with '/', './' or '~'."
         )
@@ -68,7 +70,7 @@ def restore_if_asked(exp: Experiment) -> None:
     fetched = exp.checkpoints.root / "restored"
     where: list[Any] = [None, None]
     if exp.accelerator.is_main_process:
-        where = list(_locate(exp, exp.restore_from, fetched))
+        where = list(locate(exp, exp.restore_from, fetched))
     broadcast_object_list(where)
     path, run = where
     is_state = path.is_dir()
@@ -85,10 +87,12 @@ def restore_if_asked(exp: Experiment) -> None:
         logger.info("Restored %s, from %s.", began, exp.restore_from)
 
 
-def _locate(exp: Experiment, reference: str, folder: Path) -> tuple[Path, str | None]:
+def locate(
+    exp: Experiment, reference: str, folder: Path, name: str = "restore_from"
+) -> tuple[Path, str | None]:
     """File or folder to load, and the run it belongs to as far as that is known; artifacts are fetched."""
     if is_path(reference):
-        found = find_files(Path(reference).expanduser())
+        found = find_files(Path(reference).expanduser(), name)
         is_own = found.resolve().is_relative_to(exp.checkpoints.root.resolve())
         return found, exp.run_name if is_own else None
     store = exp.artifacts.store
@@ -96,10 +100,10 @@ def _locate(exp: Experiment, reference: str, folder: Path) -> tuple[Path, str | 
     info = find_artifact(store, reference, exp.run_name)
     shutil.rmtree(folder, ignore_errors=True)
     exp.view.say(f"Fetching {info.reference} from {store!r}.")
-    return find_files(store.get(info.reference, folder)), info.name.partition("/")[0]
+    return find_files(store.get(info.reference, folder), name), info.name.partition("/")[0]
 
 
-def find_files(path: Path) -> Path:
+def find_files(path: Path, name: str = "restore_from") -> Path:
     """The training state (a folder) or weights (a file) at `path`, which may be an artifact's folder.
 
     Raises: FileNotFoundError if there is neither.
@@ -114,7 +118,7 @@ def find_files(path: Path) -> Path:
     holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
     found = f"holds neither a training state nor {POLICY_FILE}, but: {holds or 'nothing'}"
     raise FileNotFoundError(
-        f"Experiment.restore_from: {path} {found if path.is_dir() else 'does not exist'}. Fix: name a "
+        f"Experiment.{name}: {path} {found if path.is_dir() else 'does not exist'}. Fix: name a "
         f"checkpoint's folder, a {_WEIGHTS_SUFFIX} file, or the folder of an artifact's version."
     )
 

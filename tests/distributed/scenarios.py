@@ -16,7 +16,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gymnasium import spaces
 from torch import distributed
 
-from loxodon.agents import AdvantageNorm, Agent, RewardNormalizer
+from loxodon.agents import AdvantageNorm, Agent, PPOAgent, RewardNormalizer
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch
 from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment import Callback, Experiment
@@ -27,6 +27,7 @@ from loxodon.experiment.processes import StopWatch, any_process, merge_episodes,
 from loxodon.experiment.signals import StopRequest
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian, ValueNorm
 
+from ..experiment.demonstrations import make_ppo, pretrained, stage
 from ..experiment.fakes import CountingEnv, make_experiment
 
 LENGTHS = (3, 8, 1, 5, 7, 2, 8, 4)
@@ -338,9 +339,22 @@ def normalizers(folder: Path) -> dict[str, Any]:
     return normalize_rollouts(slice(2 * rank, 2 * rank + 2))
 
 
+def pretraining(folder: Path) -> dict[str, Any]:
+    """Weights before the first epoch, by method: of a stage that trains, and from the cache."""
+    found = {}
+    for method in ("bc", "off_policy"):
+        small = {"num_batches": 6, "method": method, "cache_dir": str(folder / method)}
+        for place in ("trained", "cached"):
+            agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
+            exp = make_ppo(folder / place, agent_type=agent, pretraining=stage(**small))
+            found[f"{method}-{place}"] = pretrained(exp)
+    return found
+
+
 def main(name: str, folder: str) -> None:
     """Run a scenario in this process and keep what it returns as `<name>_<rank>.pt`."""
     scenarios = {"updates": updates, "agreements": agreements, "stops": stops, "normalizers": normalizers}
+    scenarios["pretraining"] = pretraining
     result = scenarios[name](Path(folder))
     torch.save(result, Path(folder) / f"{name}_{os.environ['RANK']}.pt")
     distributed.destroy_process_group()

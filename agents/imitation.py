@@ -1,0 +1,94 @@
+"""Learning from demonstrations with an on-policy agent: what others did, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..data import Batch
+from ..nets import TrajEncoder, TstepEncoder
+from .base import LossTerms
+from .objectives import masked_mean
+
+if TYPE_CHECKING:
+    from .ppo import PPOAgent
+
+EstimateReturns = Callable[..., tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Windows of trajectories to imitate.
+
+    Attributes:
+        batch: B windows of L transitions.
+        estimate: advantages and returns of (L, B) rewards; see `GAE`.
+    """
+
+    batch: Batch
+    estimate: EstimateReturns
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, L, 1) bool, True on real transitions."""
+        return self.batch.mask
+
+    def to(self, device: torch.device) -> Demonstrations:
+        """The same on another device."""
+        return replace(self, batch=self.batch.to(device))
+
+
+def imitation_loss(agent: PPOAgent, demos: Demonstrations, with_metrics: bool = False) -> LossTerms:
+    """Behaviour cloning, and a value function of the demonstrated behaviour.
+
+        actor = -log pi(a | s),  critic = the agent's value loss of V(s) against R
+    R are the returns that `demos.estimate` makes of the rewards and of the agent's own values, which count
+    where a window ends without termination. In training mode, statistics of inputs and returns gather.
+
+    Returns: actor (B, L, 1, 1), critic (B, L, 1, 1, 1).
+    """
+    batch = demos.batch
+    states = _states(agent.tstep_encoder, agent.traj_encoder, agent.actor_obs_keys, batch)
+    critic_states = states
+    if agent.critic_tstep_encoder is not None and agent.critic_traj_encoder is not None:
+        critic_states = _states(
+            agent.critic_tstep_encoder, agent.critic_traj_encoder, agent.critic_obs_keys, batch
+        )
+    policy = agent.policy(states[:, :-1])
+    log_probs = policy.log_prob(batch.actions).float()
+    outputs: Tensor = agent.value_head(critic_states).float()
+    values = agent.value_norm.value(outputs.detach())
+    returns = _returns(batch, values, demos.estimate)
+    if agent.training and agent.value_norm.enabled:
+        agent.value_norm.gather(returns, batch.mask)
+    critic = agent.loss.value_loss(outputs[:, :-1], agent.value_norm(returns), reduction="none")
+    metrics: dict[str, Tensor] = {}
+    if with_metrics:
+        metrics = {
+            "log_prob": masked_mean(log_probs.detach(), batch.mask),
+            "entropy": masked_mean(policy.entropy().detach().float(), batch.mask),
+            "value": masked_mean(values[:, :-1], batch.mask),
+            "return": masked_mean(returns, batch.mask),
+        }
+    return LossTerms(-log_probs[:, :, None], critic[:, :, None, None], metrics)
+
+
+def _states(
+    tstep_encoder: TstepEncoder, traj_encoder: TrajEncoder, keys: Sequence[str], batch: Batch
+) -> Tensor:
+    """(B, L+1, D); the mask lets input statistics gather."""
+    embedded = tstep_encoder({key: batch.obs[key] for key in keys}, batch.rl2s, batch.timestep_mask)
+    states: Tensor = traj_encoder(embedded, batch.time_idxs)[0]
+    return states
+
+
+@torch.no_grad()
+def _returns(batch: Batch, values: Tensor, estimate: EstimateReturns) -> Tensor:
+    """(B, L, 1) float32 from values (B, L+1, 1)."""
+    steps = (batch.rews, values[:, :-1], values[:, 1:], batch.dones, batch.dones, batch.mask)
+    _, returns = estimate(*(step.squeeze(-1).T for step in steps))
+    return returns.T[..., None]
