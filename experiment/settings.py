@@ -96,9 +96,6 @@ class Settings:
         reward_shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
             policy's input and all figures keep the environment's own. None changes nothing.
         profile_epoch: write a trace of this epoch to the run folder's logs; None for none.
-        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
-            it multiplies the warm-up. None for 1.
-        on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
         pretraining: makes the stage that trains on stored data before the first epoch, such as Pretraining;
             for on-policy agents. None for none.
         warm_start: what a new run takes those weights from that fit, named as in restore_from; None for
@@ -188,7 +185,5 @@ class Settings:
     test_timesteps: int = 0
     reward_shaper: ShapeRewards | None = None
     profile_epoch: int | None = None
-    lr_schedule: Callable[[float], float] | None = None
-    on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     pretraining: Callable[[], Pretraining] | None = None
     warm_start: str | None = None
