@@ -30,6 +30,7 @@ from .freezing import FrozenParams
 from .logs import MetricLogger
 from .metadata import PACKAGES, version_of
 from .onpolicy import OnPolicyCollector, PPOLearner
+from .onpolicy_settings import check_learner
 from .overlap import EnvHalves, OverlappedCollector
 from .policy_files import write_text
 from .reward_shaping import make_shaping
@@ -232,7 +233,7 @@ def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
     if not isinstance(exp.policy, OnPolicyAgent):
         return None
     check_on_policy(exp)
-    return exp.on_policy_learner_type(
+    learner = exp.on_policy_learner_type(
         exp.policy,
         exp.learner,
         exp.accelerator,
@@ -243,6 +244,8 @@ def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
         exp.caster,
         exp.batches_per_update,
     )
+    check_learner(exp, learner)
+    return learner
 
 
 def build_collector(exp: Experiment) -> None:

@@ -59,7 +59,13 @@ def train(exp: Experiment) -> None:
     pace = {**lag.figures(), **pacing.ratio_figures(exp)}
     exp.log({**losses, "train/updates": num_updates, **skipped, **pace, **speed, **sampling})
     exp.view.show(exp.epoch, "learning", {"loss": means["loss"]})
-    if not math.isfinite(means["loss"]) and exp.mixed_precision != "fp16" and exp.bad_grad != "skip":
+    _check_loss(exp, means)
+
+
+def _check_loss(exp: Experiment, means: dict[str, float]) -> None:
+    """Raise ValueError for a loss that is not finite, unless such updates are left out."""
+    is_fine = math.isfinite(means.get("loss", 0.0))  # the first update may have been vetoed
+    if not is_fine and exp.mixed_precision != "fp16" and exp.bad_grad != "skip":
         raise ValueError(
             f"The loss of epoch {exp.epoch} is {means['loss']} (actor {means['actor_loss']}, critic "
             f"{means['critic_loss']}), so the weights are spoilt. Fix: lower Experiment.learning_rate or "
@@ -88,6 +94,7 @@ def _train_on_policy(exp: Experiment, learner: PPOLearner) -> None:
     exp.log({**{f"ppo/{name}": value for name, value in figures.items()}, **speed})
     exp.view.show(exp.epoch, "learning", {"loss": figures.get("loss", math.nan)})
     learner.raise_alarm(figures)
+    _check_loss(exp, figures)
 
 
 def _run_updates(exp: Experiment, num_batches: int, lag: pacing.PolicyLag) -> tuple[dict[str, Any], int]:

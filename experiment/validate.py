@@ -108,6 +108,11 @@ def check_on_policy(experiment: Experiment) -> None:
             experiment.train_timesteps_per_epoch > 0,
             "the length of a rollout, such as 128",
         ),
+        "start_collecting_at_epoch": (
+            experiment.start_collecting_at_epoch,
+            experiment.start_collecting_at_epoch == 0,
+            "0: it trains on the rollout of each epoch",
+        ),
     }
     for name, (found, is_fine, expected) in wrong.items():
         if not is_fine:

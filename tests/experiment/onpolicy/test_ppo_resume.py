@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from loxodon.experiment import Experiment
 from loxodon.experiment.onpolicy import KLAdaptiveLR
 from loxodon.experiment.policy_files import read_policy
 
-from ..test_resume import metrics, wait_for
+from ..test_resume import metrics
 from .whole_runs import differing, learned, ppo_experiment
 
 EPOCHS, MIDDLE = 4, 2
@@ -145,7 +146,8 @@ Experiment.ckpt_base_dir = '{folder}'
 Experiment.run_name = 'exact'
 Experiment.epochs = 16
 Experiment.ckpt_interval = 2
-Experiment.train_timesteps_per_epoch = 64
+Experiment.train_timesteps_per_epoch = 32
+PPOLearner.update_epochs = 1
 Experiment.val_timesteps_per_epoch = 0
 Experiment.seed = 3
 Experiment.deterministic = True
@@ -177,7 +179,12 @@ def test_kill_9_of_a_preset_changes_no_bit(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "exact.gin").write_text(CONFIG.format(folder=folder))
     whole, victim = (launch(folder) for folder in folders)
-    wait_for((folders[1] / "exact/ckpts/training_states/exact_epoch_3/COMPLETE").exists, victim)
+    marker = folders[1] / "exact/ckpts/training_states/exact_epoch_3/COMPLETE"
+    deadline = time.monotonic() + 120
+    while not marker.exists():
+        assert victim.poll() is None, victim.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
     assert not (folders[1] / "exact/ckpts/training_states/exact_epoch_15/COMPLETE").exists()

@@ -49,7 +49,9 @@ def ppo_experiment(
     env = EnvSpec(RandomLengths, {"longest": 9})
     settings: dict[str, Any] = {
         "agent_type": partial(PPOAgent, **(agent or {})),
-        "on_policy_learner_type": partial(PPOLearner, **{"minibatches": 2, "update_epochs": 2, **(learner or {})}),
+        "on_policy_learner_type": partial(
+            PPOLearner, **{"minibatches": 2, "update_epochs": 2, **(learner or {})}
+        ),
         "tstep_encoder_type": partial(FFTstepEncoder, n_layers=1, d_hidden=8, d_output=8, **(tstep or {})),
         "traj_encoder_type": ENCODERS[encoder],
         "dataset": DoNothingDataset(),
