@@ -30,13 +30,14 @@ from .freezing import FrozenParams
 from .logs import MetricLogger
 from .metadata import PACKAGES, version_of
 from .onpolicy import OnPolicyCollector, PPOLearner
+from .onpolicy_settings import check_learner
 from .overlap import EnvHalves, OverlappedCollector
 from .policy_files import write_text
 from .reward_shaping import make_shaping
 from .rng import derive_seed, draw_seed, seed_global_generators
 from .sink import Sink
 from .tee import TeeSink
-from .validate import check_on_policy, check_one_learning_rate
+from .validate import check_on_policy
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -243,7 +244,7 @@ def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
         exp.caster,
         exp.batches_per_update,
     )
-    check_one_learning_rate(exp, learner.lr_adapter is not None)
+    check_learner(exp, learner)
     return learner
 
 

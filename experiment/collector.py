@@ -130,8 +130,15 @@ class Collector:
         """The memory that the next action comes from."""
         return None if self.state is None else self.state.hidden_state
 
-    def go_on_from(self, state: RolloutState) -> None:
-        """Act on in the middle of episodes; what the sink gets from here on begins with this timestep."""
+    def context(self) -> dict[str, Any] | None:
+        """What learning needs of the steps before this timestep, for `tensor_tree`; None for nothing."""
+        return None
+
+    def go_on_from(self, state: RolloutState, context: dict[str, Any] | None = None) -> None:
+        """Act on in the middle of episodes; what the sink gets from here on begins with this timestep.
+
+        context: what `context` returned when that state was captured.
+        """
         self.state = state
         if self.sink is not None:
             rows = np.arange(self.num_envs)

@@ -10,6 +10,7 @@ import torch
 
 from .config import LoadedConfig, check_all_used
 from .experiment import Experiment
+from .onpolicy_settings import is_on_policy
 from .test_mode import FEW_STEPS, TINY
 
 
@@ -22,6 +23,8 @@ def dry_run(config: LoadedConfig) -> str:
     with tempfile.TemporaryDirectory(prefix="loxodon-check-") as folder:
         _redirect(config, folder)
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+        if not is_on_policy(exp.agent_type):  # whose sequences and minibatches need a whole rollout
+            exp.train_timesteps_per_epoch = FEW_STEPS
         try:
             exp.start()
             check_all_used(config)
@@ -38,7 +41,6 @@ def _redirect(config: LoadedConfig, folder: str) -> None:
         **TINY,
         "ckpt_base_dir": folder,
         "verbose": False,
-        "train_timesteps_per_epoch": FEW_STEPS,
         "val_timesteps_per_epoch": FEW_STEPS,
     }
     for name, value in settings.items():
@@ -56,6 +58,11 @@ def _try_everything(exp: Experiment) -> list[str]:
         lines.append(f"   evaluated  {FEW_STEPS} steps in each validation environment")
     assert exp.collector is not None
     exp.collector.flush()
+    if exp.on_policy is not None:
+        exp.learner.lr_scale = 0.0
+        figures = exp.on_policy.train(0)
+        found = ", ".join(f"{name} {figures[name]:.4g}" for name in ("loss", "initial_logratio_abs_max"))
+        return [*lines, f"      losses  {found} with untrained weights"]
     exp.dataset.refresh()
     if not exp.dataset.ready_for_training:
         return [*lines, "       batch  not tried, because the dataset is not ready for training"]

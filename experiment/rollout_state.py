@@ -91,6 +91,7 @@ def _capture(part: Collector) -> dict[str, Any]:
         "env_names": list(state.env_names),
         "memory": part.agent.export_hidden_state(part.hidden_state),
         "running": part.histories.returns.running(),
+        "context": part.context(),
     }
 
 
@@ -104,5 +105,6 @@ def _continue(part: Collector, saved: dict[str, Any]) -> None:
             time_idxs=saved["time_idxs"].copy(),
             env_names=list(saved["env_names"]),
             hidden_state=part.agent.import_hidden_state(rows),
-        )
+        ),
+        saved.get("context"),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .onpolicy_settings import is_on_policy
+
 if TYPE_CHECKING:
     from .experiment import Experiment
 
@@ -47,6 +49,8 @@ def shrink(exp: Experiment) -> None:
     for name, value in _OF_A_RUN.items():
         setattr(exp, name, value)
     for name, most in _AT_MOST.items():
+        if name == "train_timesteps_per_epoch" and is_on_policy(exp.agent_type):
+            continue  # sequences and minibatches are made for rollouts of this length
         setattr(exp, name, min(getattr(exp, name), most))
     exp.train_batches_per_epoch = min(exp.train_batches_per_epoch, 2 * exp.batches_per_update)
     _redirect(exp.dataset)

@@ -64,9 +64,9 @@ def train(exp: Experiment) -> None:
 
 
 def _check_loss(exp: Experiment, means: Mapping[str, float]) -> None:
-    """Raise ValueError if the epoch's loss is not finite."""
-    may_be = exp.mixed_precision == "fp16" or exp.bad_grad == "skip"
-    if not may_be and not math.isfinite(means.get("loss", 0.0)):
+    """Raise ValueError for a loss that is not finite, unless such updates are left out."""
+    is_fine = math.isfinite(means.get("loss", 0.0))  # the first update may have been vetoed
+    if not is_fine and exp.mixed_precision != "fp16" and exp.bad_grad != "skip":
         raise ValueError(
             f"The loss of epoch {exp.epoch} is {means['loss']} (actor {means['actor_loss']}, critic "
             f"{means['critic_loss']}), so the weights are spoilt. Fix: lower Experiment.learning_rate or "

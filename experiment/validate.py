@@ -119,6 +119,11 @@ def check_on_policy(experiment: Experiment) -> None:
             experiment.train_timesteps_per_epoch > 0,
             "the length of a rollout, such as 128",
         ),
+        "start_collecting_at_epoch": (
+            experiment.start_collecting_at_epoch,
+            experiment.start_collecting_at_epoch == 0,
+            "0: it trains on the rollout of each epoch",
+        ),
     }
     for name, (found, is_fine, expected) in wrong.items():
         if not is_fine:
@@ -126,15 +131,6 @@ def check_on_policy(experiment: Experiment) -> None:
                 f"Experiment.{name} is {found!r}, but the on-policy agent {agent} needs {expected}. Fix: set "
                 f"Experiment.{name} so, or use an off-policy agent such as Agent."
             )
-
-
-def check_one_learning_rate(experiment: Experiment, has_adapter: bool) -> None:
-    """Raise ValueError if two settings move the learning rate."""
-    if has_adapter and experiment.lr_schedule is not None:
-        raise ValueError(
-            "Both Experiment.lr_schedule and PPOLearner.lr_adapter are set, but only one can move the "
-            "learning rate. Fix: set Experiment.lr_schedule = None or PPOLearner.lr_adapter = None."
-        )
 
 
 def _check_ratio(experiment: Experiment) -> None:

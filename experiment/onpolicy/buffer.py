@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,7 @@ class RolloutBuffer:
         burn_in: ... or so many steps earlier.
         history: rows of earlier rollouts that stay, at least burn_in.
         keeps_states: False for agents that do without hidden states.
+        on_restart: called when all envs are reset in the middle of their episodes.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class RolloutBuffer:
         burn_in: int = 0,
         history: int = 0,
         keeps_states: bool = True,
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
+        self.on_restart = on_restart
         self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.policy_version: int | None = None
@@ -121,6 +124,40 @@ class RolloutBuffer:
         self._finals, self._states, self.carried_state = [], {}, None
         self._known_from[:] = self.history
         self._poison()
+
+    def context(self) -> dict[str, Any] | None:
+        """Copies of the earlier timesteps that the next rollout may read; None where it reads none.
+
+        "obs": by key, each (H, N, ...); "rows": "rl2s", "time_idxs" and "resets", each (H, N, ...);
+        "known_from": (N,) int64.
+        """
+        if self.keeps_states or not self.history or not self._rows:
+            return None
+        past = slice(self._now, self._now + self.history)
+        return {
+            "obs": {key: column[past].copy() for key, column in self._obs.items()},
+            "rows": {key: column[past].copy() for key, column in self._rows.items()},
+            "known_from": np.maximum(self._known_from - self._now, 0),
+        }
+
+    def recall(self, context: dict[str, Any]) -> None:
+        """Put back what `context` returned, once `begin` has told the timestep that followed.
+
+        Raises: ValueError if it is that of another number of timesteps or of envs.
+        """
+        known = np.asarray(context["known_from"])
+        found = (len(context["rows"]["resets"]), len(known))
+        if found != (self.history, self.num_envs):
+            raise ValueError(
+                f"The checkpoint holds {found[0]} earlier timesteps of {found[1]} environments, this run "
+                f"reads {self.history} of {self.num_envs}. Fix: resume with the encoder, "
+                "Experiment.max_seq_len and parallel_actors of the earlier run, or set "
+                "Experiment.save_env_state = False."
+            )
+        for columns, saved in ((self._obs, context["obs"]), (self._rows, context["rows"])):
+            for key, column in columns.items():
+                column[: self.history] = saved[key]
+        self._known_from[:] = known
 
     def next_rollout(self) -> None:
         """Make room for T further steps: the newest timesteps become history."""

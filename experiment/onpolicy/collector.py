@@ -28,6 +28,7 @@ class OnPolicyCollector(Collector):
     def restart(self, seed: int | None) -> None:
         self.flush()
         self.buffer.restart()
+        self.buffer.on_restart()
         super().restart(seed)
 
     @property
@@ -36,10 +37,14 @@ class OnPolicyCollector(Collector):
         carried = self.buffer.carried_state
         return super().hidden_state if carried is None else carried
 
-    def go_on_from(self, state: RolloutState) -> None:
-        """As of its base; earlier timesteps are forgotten as context."""
+    def context(self) -> dict[str, Any] | None:
+        return self.buffer.context()
+
+    def go_on_from(self, state: RolloutState, context: dict[str, Any] | None = None) -> None:
         self.buffer.restart()
         super().go_on_from(state)
+        if context is not None:
+            self.buffer.recall(context)
 
     def _act(self, state: RolloutState) -> np.ndarray:
         """Actions of all envs; the state that chose them is kept before they are chosen."""

@@ -113,13 +113,8 @@ class PPOLearner:
         lr_adapter: Callable[[], KLAdaptiveLR] | None = None,
         finite_checks: str = "cheap",
     ) -> None:
-        self.agent, self.learner, self.accelerator, self.seed, self.cast = (
-            agent,
-            learner,
-            accelerator,
-            seed,
-            cast,
-        )
+        self.agent, self.learner, self.accelerator = agent, learner, accelerator
+        self.seed, self.cast = seed, cast
         self.batches_per_update, self.num_steps = batches_per_update, num_steps
         self.chunk_len = chunk_len or min(num_steps, max_seq_len)
         self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
@@ -182,6 +177,7 @@ class PPOLearner:
             burn_in=0 if self.rereads_context else self.burn_in,
             history=history or 0,
             keeps_states=self.agent.context_len != 0 and not self.rereads_context,
+            on_restart=lambda: self.reward_normalizer.restart() if self.reward_normalizer else None,
         )
         self.buffers.append(buffer)
         return buffer

@@ -1,0 +1,360 @@
+"""The rollout buffer gives out what was written exactly once, and sequences cover it exactly once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loxodon.envs import EnvSpec, make_vector_env
+from loxodon.experiment.onpolicy import RolloutBuffer, checks
+from loxodon.experiment.onpolicy.buffer import CollectedRollout
+from loxodon.experiment.onpolicy.sequences import Pieces, cut, shuffled_minibatches, single_steps
+from loxodon.nets import GRUTrajEncoder
+
+from .rollouts import RandomLengths, make_agent, make_collector, make_learner
+
+N, T = 2, 4
+
+
+def make_buffer(**kwargs: Any) -> RolloutBuffer:
+    return RolloutBuffer(N, T, **{"chunk_len": 2, **kwargs})
+
+
+def timestep(number: float) -> dict[str, Any]:
+    """What all envs show: number + 100 * env, and where they are."""
+    obs = {"x": np.float32([[number], [number + 100]])}
+    return {
+        "obs": obs,
+        "rl2s": np.full((N, 3), number, np.float32),
+        "time_idxs": np.full((N, 1), int(number), np.int64),
+    }
+
+
+def begin(buffer: RolloutBuffer, number: float = 0.0) -> None:
+    step = timestep(number)
+    buffer.begin(np.arange(N), step["obs"], step["rl2s"], step["time_idxs"], ["a"] * N)
+
+
+def add(buffer: RolloutBuffer, number: float, **changes: Any) -> None:
+    """A step that leads to timestep `number`."""
+    given = {
+        "actions": np.full(N, number, np.int64),
+        "rewards": np.full(N, number, np.float32),
+        "terminated": np.zeros(N, bool),
+        "ended": np.zeros(N, bool),
+        "extras": {"log_probs": np.full((N, 1), -number, np.float32)},
+        **timestep(number),
+    }
+    buffer.add(**{**given, **changes})
+
+
+def filled(**kwargs: Any) -> RolloutBuffer:
+    buffer = make_buffer(**kwargs)
+    begin(buffer)
+    for number in range(1, T + 1):
+        add(buffer, number)
+    return buffer
+
+
+def test_steps_and_timesteps_are_where_they_belong() -> None:
+    rollout = filled().read()
+    assert rollout.obs["x"][:, 1, 0].tolist() == [100, 101, 102, 103, 104]
+    assert rollout.steps["rewards"][:, 0].tolist() == [1, 2, 3, 4]
+    assert rollout.steps["log_probs"][:, 0, 0].tolist() == [-1, -2, -3, -4]
+    assert rollout.steps["valid"].all()
+    assert rollout.resets[:, 0].tolist() == [True] + [False] * T
+
+
+def test_an_unfinished_rollout_is_refused_and_its_cells_are_poison() -> None:
+    buffer = make_buffer()
+    with pytest.raises(ValueError, match=r"is empty.*Fix:"):
+        buffer.read()
+    begin(buffer)
+    for number in (1, 2):
+        add(buffer, number)
+    assert not buffer.is_full
+    with pytest.raises(ValueError, match=r"'actions' was written 0 times at step 2 of 4.*Fix:"):
+        buffer.read()
+    assert np.isnan(buffer._steps["rewards"][2:]).all()
+    assert (np.abs(buffer._steps["actions"][2:]) > 2**60).all()
+
+
+def test_a_key_that_is_missing_at_one_step_is_named() -> None:
+    buffer = make_buffer()
+    begin(buffer)
+    for number in (1, 2, 3, 4):
+        add(buffer, number, **({"extras": None} if number == 3 else {}))
+    with pytest.raises(ValueError, match=r"'log_probs' was written 0 times at step 2"):
+        buffer.read()
+
+
+def test_a_key_that_appears_late_is_named() -> None:
+    buffer = make_buffer()
+    begin(buffer)
+    for number in (1, 2, 3, 4):
+        add(buffer, number, **({"extras": None} if number < 3 else {}))
+    with pytest.raises(ValueError, match=r"'log_probs' was written 0 times at step 0"):
+        buffer.read()
+
+
+def test_a_key_that_is_written_twice_is_named() -> None:
+    buffer = filled()
+    buffer._now = 1
+    buffer._write({"rewards": np.zeros(N, np.float32)})
+    with pytest.raises(ValueError, match=r"'rewards' was written 2 times at step 1"):
+        buffer.read()
+
+
+def test_one_step_too_many_is_refused() -> None:
+    buffer = filled()
+    assert buffer.is_full
+    with pytest.raises(ValueError, match=r"holds all its 4 steps.*Fix:"):
+        add(buffer, 5)
+
+
+@pytest.mark.parametrize("name", ["actions", "rewards", "terminated", "ended", "valid"])
+def test_extras_cannot_take_the_names_of_the_buffers_own(name: str) -> None:
+    buffer = make_buffer()
+    begin(buffer)
+    with pytest.raises(ValueError, match=rf"extra named '{name}'.*Fix:"):
+        add(buffer, 1, extras={name: np.zeros((N, 1), np.float32)})
+
+
+def test_the_next_rollout_keeps_history_and_poisons_the_rest() -> None:
+    buffer = filled(history=2)
+    assert buffer.read().known_from.tolist() == [2, 2]
+    buffer.next_rollout()
+    assert np.isnan(buffer._steps["rewards"]).all()
+    with pytest.raises(ValueError, match="was written 0 times at step 0"):
+        buffer.read()
+    for number in range(5, 9):
+        add(buffer, number)
+    rollout = buffer.read()
+    assert rollout.obs["x"][:, 0, 0].tolist() == [2, 3, 4, 5, 6, 7, 8]
+    assert rollout.known_from.tolist() == [0, 0]
+    assert not rollout.resets.any()
+
+
+def test_a_restart_forgets_history_and_states() -> None:
+    buffer = filled(history=2, keeps_states=True)
+    buffer.keep_state({"h": torch.zeros(N, 1)})
+    buffer.carried_state = object()
+    buffer.next_rollout()
+    buffer.restart()
+    assert buffer.carried_state is None
+    begin(buffer)
+    for number in range(1, T + 1):
+        add(buffer, number)
+    rollout = buffer.read()
+    assert rollout.known_from.tolist() == [2, 2]
+    assert rollout.states == {}
+
+
+@pytest.mark.parametrize("steps_since", [0, 1, 3])
+def test_context_is_what_came_before(steps_since: int) -> None:
+    buffer = filled(history=2, keeps_states=False)
+    buffer.next_rollout()
+    for number in range(5, 5 + steps_since):
+        add(buffer, number)
+    context = buffer.context()
+    assert context is not None
+    other = make_buffer(history=2, keeps_states=False)
+    begin(other, 4 + steps_since)
+    other.recall(context)
+    for number in range(5 + steps_since, 9 + steps_since):
+        add(other, number)
+    rollout = other.read()
+    assert rollout.obs["x"][:, 0, 0].tolist() == [steps_since + i for i in range(2, 9)]
+    assert rollout.known_from.tolist() == [0, 0]
+    with pytest.raises(ValueError, match=r"2 earlier timesteps of 2 environments.*reads 3 of 2.*Fix:"):
+        make_buffer(history=3, keeps_states=False).recall(context)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"history": 2}])
+def test_buffers_that_read_nothing_again_have_no_context(kwargs: dict[str, Any]) -> None:
+    assert filled(keeps_states=bool(kwargs), **kwargs).context() is None
+
+
+def test_hidden_states_are_asked_for_before_every_chunk_and_burn_in() -> None:
+    for burn_in, expected in ((0, [0, 2]), (1, [0, 1, 3])):
+        buffer, asked = make_buffer(burn_in=burn_in), []
+        begin(buffer)
+        for number in range(T):
+            if buffer.wants_state:
+                asked.append(number)
+            add(buffer, number + 1)
+        assert asked == expected
+
+
+# ---- sequences ----
+
+
+def make_rollout(valid: np.ndarray, resets: np.ndarray, history: int = 0) -> CollectedRollout:
+    """valid: (N, T) bool. resets: (N, T) bool, first timesteps of episodes."""
+    num_envs, num_steps = valid.shape
+    rows = np.zeros((history + num_steps + 1, num_envs), bool)
+    rows[history : history + num_steps] = resets.T
+    ages = np.zeros((len(rows), num_envs, 1), np.int64)
+    for n in range(num_envs):
+        age = 3  # episodes that began before
+        for t in range(len(rows)):
+            age = 0 if rows[t, n] else age + 1
+            ages[t, n] = age
+    states = {step: {"h": torch.zeros(num_envs, 1)} for step in range(num_steps)}
+    return CollectedRollout(
+        history, {}, np.zeros(0), ages, rows, np.zeros(num_envs, np.int64), {"valid": valid.T}, [], states
+    )
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> tuple[CollectedRollout, int, int | None]:
+    num_envs, num_steps = draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    valid = rng.random((num_envs, num_steps)) < draw(st.sampled_from([0.7, 0.95, 1.0]))
+    resets = rng.random((num_envs, num_steps)) < draw(st.sampled_from([0.0, 0.2, 0.6]))
+    history = draw(st.integers(0, 3))
+    context = draw(st.sampled_from([None, history])) if history else None
+    return make_rollout(valid, resets, history), draw(st.integers(1, num_steps)), context
+
+
+@given(rollouts())
+@settings(max_examples=150, deadline=None)
+def test_pieces_are_the_valid_steps_and_cross_no_border(
+    given_: tuple[CollectedRollout, int, int | None],
+) -> None:
+    rollout, chunk_len, context = given_
+    valid, seen = rollout.steps["valid"], np.zeros(rollout.steps["valid"].shape, int)
+    resets = rollout.resets[rollout.history :]
+    pieces = cut(rollout, chunk_len, context=context)
+    for n, first, length, prefix, start in zip(
+        pieces.envs, pieces.firsts, pieces.lengths, pieces.prefixes, pieces.starts, strict=True
+    ):
+        seen[first : first + length, n] += 1
+        assert length >= 1
+        assert not resets[first + 1 : first + length, n].any()
+        assert first // chunk_len == (first + length - 1) // chunk_len
+        before = rollout.resets[rollout.history + first - prefix + 1 : rollout.history + first + 1, n]
+        assert prefix == 0 or not before.any()  # the prefix is of the same episode
+        assert prefix <= rollout.history + first
+        if resets[first, n]:
+            assert (prefix, start) == (0, np.iinfo(np.int64).min)
+        elif context is None:
+            assert start == first
+    assert np.array_equal(seen, valid.astype(int))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(1, 6), st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_every_piece_is_in_one_minibatch_of_every_pass(lengths: list[int], count: int, seed: int) -> None:
+    number = len(lengths)
+    zeros = np.zeros(number, np.int64)
+    pieces = Pieces(np.arange(number), zeros, np.array(lengths), zeros, zeros)
+    if number < count:
+        with pytest.raises(ValueError, match=r"too few for \d+ minibatches. Fix:"):
+            shuffled_minibatches(pieces, count, np.random.default_rng(seed))
+        return
+    groups = shuffled_minibatches(pieces, count, np.random.default_rng(seed))
+    assert len(groups) == count
+    assert all(len(group) for group in groups)
+    assert sorted(np.concatenate([group.envs for group in groups])) == list(range(number))
+    for group in groups:
+        assert np.array_equal(group.lengths, pieces.lengths[group.envs])
+    again = shuffled_minibatches(pieces, count, np.random.default_rng(seed))
+    assert all(np.array_equal(a.envs, b.envs) for a, b in zip(groups, again, strict=True))
+    if number >= 4 * count:
+        sizes = [group.lengths.sum() for group in groups]
+        assert max(sizes) - min(sizes) <= 3 * max(lengths)
+
+
+def test_passes_are_shuffled_anew() -> None:
+    rollout = make_rollout(np.ones((8, 4), bool), np.zeros((8, 4), bool))
+    pieces, rng = single_steps(rollout), np.random.default_rng(0)
+    passes = [[g.envs * 4 + g.firsts for g in shuffled_minibatches(pieces, 4, rng)] for _ in range(2)]
+    assert all(sorted(np.concatenate(one)) == list(range(32)) for one in passes)
+    assert not np.array_equal(passes[0][0], passes[1][0])
+
+
+def test_minibatches_hold_every_step_once_and_in_order() -> None:
+    """Through the learner: what the losses are computed of."""
+    agent = make_agent(partial(GRUTrajEncoder, d_hidden=8, d_output=8))
+    learner = make_learner(agent, 8, 4, chunk_len=4, minibatches=3, update_epochs=2, batches_per_update=2)
+    collector = make_collector(agent, learner)
+    seen: list[list[float]] = []
+    update = learner.learner.update
+
+    def watching(batches: Any, *args: Any, **kwargs: Any) -> Any:
+        for batch in batches:
+            for obs, time_idxs, mask in zip(
+                batch.obs["observation"], batch.time_idxs[..., 0], batch.mask[..., 0], strict=True
+            ):
+                assert (time_idxs[mask].diff() == 1).all()
+                seen.extend(obs[mask].tolist())
+        return update(batches, *args, **kwargs)
+
+    learner.learner.update = watching  # type: ignore[method-assign]
+    collector.collect(8)
+    expected = collector.buffer.read().obs["observation"][:8].reshape(32, 3).tolist()
+    learner.train(0)
+    assert sorted(seen) == sorted(expected + expected)
+
+
+# ---- finite checks ----
+
+
+class BrokenEnv(RandomLengths):
+    """Shows a number that is none, or gives it as reward, in the third step."""
+
+    def __init__(self, what: str, number: float) -> None:
+        super().__init__(longest=30)
+        self.what, self.number, self.num_steps = what, number, 0
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, _, info = super().step(action)
+        self.num_steps += 1
+        if self.num_steps == 3:
+            obs = np.full_like(obs, self.number) if self.what == "observation" else obs
+            reward = self.number if self.what == "reward" else reward
+        return obs, reward, False, False, info
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "words"),
+    [
+        ("observation", np.nan, r"BrokenEnv returned NaN as observation.*Fix:"),
+        ("reward", np.nan, r"BrokenEnv returned NaN as reward.*Fix:"),
+        ("observation", np.inf, r"observation 'observation' has 3 .* first at step 3 of env 1. Fix:"),
+        ("reward", np.inf, r"first at step [23] of env 1. Fix:"),
+    ],
+)
+def test_numbers_that_are_none_are_found_with_their_place(what: str, number: float, words: str) -> None:
+    agent = make_agent(partial(GRUTrajEncoder, d_hidden=8, d_output=8))
+    learner = make_learner(agent, 8, 2)
+    specs = [EnvSpec(RandomLengths), EnvSpec(BrokenEnv, {"what": what, "number": number})]
+    collector = make_collector(agent, learner, envs=make_vector_env(specs, "sync"))
+    with pytest.raises(ValueError, match=words):  # noqa: PT012 - either may find it
+        collector.collect(8)
+        learner.train(0)
+
+
+def test_the_full_level_names_the_tensor_of_a_minibatch() -> None:
+    agent = make_agent(partial(GRUTrajEncoder, d_hidden=8, d_output=8))
+    learner = make_learner(agent, 8, 4, finite_checks="full")
+    collector = make_collector(agent, learner)
+    collector.collect(8)
+    judge = learner._prepare
+
+    def spoilt(tensors: Any) -> Any:
+        results, figures = judge(tensors)
+        results["params"][5] = float("nan")
+        return results, figures
+
+    learner._prepare = spoilt  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"minibatch's params holds NaN.*Fix:"):
+        learner.train(0)
+    assert set(checks.LEVELS) == {"off", "cheap", "full"}

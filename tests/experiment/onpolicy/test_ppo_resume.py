@@ -1,0 +1,197 @@
+"""An on-policy run that dies and is resumed is the run that never died, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loxodon.agents import PPOLoss, RewardNormalizer
+from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
+from loxodon.experiment import Experiment
+from loxodon.experiment.onpolicy import KLAdaptiveLR
+from loxodon.experiment.policy_files import read_policy
+
+from ..test_resume import metrics
+from .whole_runs import differing, learned, ppo_experiment
+
+EPOCHS, MIDDLE = 4, 2
+ALL_STATE = {"reward_normalizer": RewardNormalizer, "lr_adapter": partial(KLAdaptiveLR, kl_threshold=1e-3)}
+CARTPOLE = EnvSpec(ClassicControlState, {"env": "CartPole-v1"})
+LONG = EnvSpec(TMazePassive, {"horizon": 40})
+
+
+@pytest.fixture(autouse=True)
+def _deterministic_algorithms_are_put_back() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def resumable(folder: Path, encoder: str, env: EnvSpec, save_env_state: bool, **changes: Any) -> Experiment:
+    learner = {"chunk_len": 4, **ALL_STATE, **changes.pop("learner", {})}
+    agent = {"value_norm": "popart", **changes.pop("agent", {})}
+    settings: dict[str, Any] = {
+        "epochs": EPOCHS,
+        "ckpt_interval": MIDDLE,
+        "train_timesteps_per_epoch": 8,
+        "make_train_env": env,
+        "make_val_env": env,
+        "val_timesteps_per_epoch": 6,
+        "val_interval": 2,
+        "save_env_state": save_env_state,
+        "deterministic": True,
+    }
+    return ppo_experiment(
+        folder,
+        encoder,
+        agent=agent,
+        learner=learner,
+        tstep={"normalize_inputs": True},
+        **{**settings, **changes},
+    )
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("identity", {}),
+    ("gru", {}),
+    ("gru", {"learner": {"burn_in": 2}}),
+    ("lstm", {"agent": {"share_encoder": False}}),
+    ("transformer", {"learner": {"context_mode": "episode"}}),
+    ("transformer", {"learner": {"context_mode": "segment"}}),
+    ("transformer", {"agent": {"share_encoder": False, "loss_type": partial(PPOLoss, kind="kl_penalty")}}),
+]
+
+
+@pytest.mark.parametrize("save_env_state", [False, True], ids=["restart", "mid-episode"])
+@pytest.mark.parametrize(("encoder", "changes"), CASES, ids=str)
+def test_death_and_resume_change_no_bit(
+    tmp_path: Path, encoder: str, changes: dict[str, Any], save_env_state: bool
+) -> None:
+    def make(name: str) -> Experiment:
+        env = LONG if encoder == "transformer" else CARTPOLE
+        exp = resumable(tmp_path / name, encoder, env, save_env_state, **changes)
+        exp.start()
+        return exp
+
+    whole = learned(make("whole"))
+    first = make("parts")
+    update = first.learner.update
+
+    def dying(*args: Any, **kwargs: Any) -> Any:  # in the middle of the updates after the checkpoint
+        if first.epoch == MIDDLE and first.learner.gradient_steps % 4 == 2:
+            raise KeyboardInterrupt
+        return update(*args, **kwargs)
+
+    first.learner.update = dying  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        first.learn()
+    second = make("parts")
+    assert second.load_checkpoint() == MIDDLE
+    if save_env_state:
+        assert second.collector.state.time_idxs.any()
+    learned(second)
+    assert differing(whole, second) == []
+    records = metrics(whole.run_dir)
+    assert records == metrics(second.run_dir)
+    figures = [r for r in records if "ppo/learning_rate" in r]
+    assert len(figures) == EPOCHS
+    assert len({r["ppo/learning_rate"] for r in figures}) > 1  # else its adaptation was not seen
+    is_read_differently = changes.get("learner", {}).get("burn_in")
+    for record in figures:
+        assert record["ppo/initial_logratio_abs_max"] < 1e-5 or is_read_differently
+        assert record["ppo/initial_value_diff_abs_max"] < 1e-4 or is_read_differently
+
+
+def test_earlier_timesteps_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    exp = resumable(tmp_path, "transformer", LONG, True)
+    exp.start()
+    exp.collect_new_training_data()
+    exp.save_checkpoint()
+    exp.close()
+    again = resumable(tmp_path, "transformer", LONG, True, max_seq_len=7)
+    again.start()
+    with pytest.raises(ValueError, match=r"earlier timesteps|window|max_seq_len"):
+        again.load_checkpoint()
+    again.close()
+
+
+@pytest.mark.parametrize("save_env_state", [False, True])
+def test_reward_sums_begin_anew_where_episodes_are_cut(tmp_path: Path, save_env_state: bool) -> None:
+    exp = resumable(tmp_path, "gru", CARTPOLE, save_env_state)
+    exp.start()
+    next(exp.learn_iter())
+    normalizer = exp.on_policy.reward_normalizer
+    before = normalizer.state_dict()
+    assert np.any(before["accumulators"])
+    exp.save_checkpoint()  # resets the environments unless it stores them
+    after = normalizer.state_dict()
+    assert after["accumulators"] == (before["accumulators"] if save_env_state else None)
+    assert after["m2"] == before["m2"]
+    exp.close()
+
+
+CONFIG = """
+include 'ppo/cartpole.gin'
+Experiment.ckpt_base_dir = '{folder}'
+Experiment.run_name = 'exact'
+Experiment.epochs = 16
+Experiment.ckpt_interval = 2
+Experiment.train_timesteps_per_epoch = 32
+PPOLearner.update_epochs = 1
+Experiment.val_timesteps_per_epoch = 0
+Experiment.seed = 3
+Experiment.deterministic = True
+Experiment.verbose = False
+Experiment.log_to_tensorboard = False
+Experiment.save_env_state = False
+PPOAgent.value_norm = 'popart'
+PPOLearner.reward_normalizer = @RewardNormalizer
+PPOLearner.lr_adapter = @KLAdaptiveLR
+"""
+
+
+def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
+    code = "import sys; from loxodon.experiment.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "--config", "exact.gin", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.slow
+def test_kill_9_of_a_preset_changes_no_bit(tmp_path: Path) -> None:
+    folders = [tmp_path / "whole", tmp_path / "parts"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "exact.gin").write_text(CONFIG.format(folder=folder))
+    whole, victim = (launch(folder) for folder in folders)
+    marker = folders[1] / "exact/ckpts/training_states/exact_epoch_3/COMPLETE"
+    deadline = time.monotonic() + 120
+    while not marker.exists():
+        assert victim.poll() is None, victim.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    assert not (folders[1] / "exact/ckpts/training_states/exact_epoch_15/COMPLETE").exists()
+    for process in (launch(folders[1], "--resume"), whole):
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, text
+    names = [folder / "exact/ckpts/policy_weights/policy_epoch_15.safetensors" for folder in folders]
+    first, second = (read_policy(path)[1] for path in names)
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert metrics(folders[0] / "exact") == metrics(folders[1] / "exact")

@@ -1,0 +1,202 @@
+"""Every setting that docs/ppo_from_skrl.md names exists, and changing it changes what is learned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gin
+import pytest
+import torch
+
+from loxodon.agents import LinearSchedule
+from loxodon.experiment import Experiment, ScaleRewards
+from loxodon.experiment.gin_check.registry import find
+from loxodon.experiment.onpolicy import PPOLearner
+
+from ..test_resume import metrics
+from .whole_runs import learned, ppo_experiment, weights
+
+DOC = Path(__file__).parents[3] / "docs" / "ppo_from_skrl.md"
+SMALL = {"PPOLearner.minibatches": 2, "PPOLearner.update_epochs": 2}
+BURN_IN = {"PPOLearner.chunk_len": 4, "PPOLearner.burn_in": 2}
+ADAPTER = {"PPOLearner.lr_adapter": "@KLAdaptiveLR"}
+NORMALIZER = {"PPOLearner.reward_normalizer": "@RewardNormalizer"}
+PENALTY = {"PPOLoss.kind": "'kl_penalty'"}
+CLIPPED = {"PPOLoss.value_clip": 0.01}
+# setting, another value than the default, and what else has to be bound for it to matter
+CASES: list[tuple[str, Any, dict[str, Any]]] = [
+    ("PPOLearner.update_epochs", 3, {}),
+    ("PPOLearner.minibatches", 4, {}),
+    ("PPOLearner.chunk_len", 3, {}),
+    ("PPOLearner.burn_in", 2, {"PPOLearner.chunk_len": 4}),
+    ("PPOLearner.context_mode", "'segment'", {"PPOLearner.chunk_len": 4, "encoder": "transformer"}),
+    ("PPOLearner.target_kl", 1e-7, {}),
+    ("PPOLearner.recompute_old", False, BURN_IN),
+    ("PPOLearner.reward_normalizer", "@RewardNormalizer", {}),
+    ("PPOLearner.lr_adapter", "@KLAdaptiveLR", {}),
+    ("RewardNormalizer.gamma", 0.5, NORMALIZER),
+    ("RewardNormalizer.clip", 0.1, NORMALIZER),
+    ("KLAdaptiveLR.kl_threshold", 1e-7, ADAPTER),
+    ("KLAdaptiveLR.factor", 3.0, ADAPTER),
+    ("KLAdaptiveLR.min_lr", 9.9e-3, {**ADAPTER, "KLAdaptiveLR.kl_threshold": 1e-7}),
+    ("KLAdaptiveLR.max_lr", 1.0, {**ADAPTER, "KLAdaptiveLR.kl_threshold": 1.0}),
+    ("KLAdaptiveLR.per", "'minibatch'", {**ADAPTER, "KLAdaptiveLR.kl_threshold": 1e-7}),
+    ("GAE.gamma", 0.5, {}),
+    ("GAE.lam", 0.5, {}),
+    ("GAE.time_limit_bootstrap", False, {}),
+    ("AdvantageNorm.mode", "'none'", {}),
+    ("AdvantageNorm.mode", "'minibatch'", {}),
+    ("AdvantageNorm.mode", "'ema'", {}),
+    ("PPOLoss.kind", "'kl_penalty'", {}),
+    ("PPOLoss.clip_eps", 1e-3, {}),
+    ("PPOLoss.value_clip", 0.01, {}),
+    ("PPOLoss.value_clip_mode", "'only'", CLIPPED),
+    ("PPOLoss.value_loss", "'huber'", {}),
+    ("PPOLoss.value_loss", "'l1'", {}),
+    ("PPOLoss.entropy_coef", 0.1, {}),
+    ("PPOLoss.kl_target", 1e-9, PENALTY),
+    ("PPOLoss.kl_beta", 9.0, PENALTY),
+    ("PPOLoss.kl_increase", 9.0, {**PENALTY, "PPOLoss.kl_target": 1e-9}),
+    ("PPOLoss.kl_decrease", 0.1, {**PENALTY, "PPOLoss.kl_target": 10.0}),
+    ("PPOLoss.log_ratio_limit", 1e-4, {}),
+    ("PPOAgent.share_encoder", False, {}),
+    ("PPOAgent.value_norm", "'running'", {}),
+    ("PPOAgent.value_norm", "'popart'", {"PPOAgent.value_norm": "'running'"}),
+    ("PPOAgent.value_norm_window", 1.0, {"PPOAgent.value_norm": "'running'"}),
+    ("FFTstepEncoder.normalize_inputs", False, {}),
+    ("Experiment.train_timesteps_per_epoch", 9, {}),
+    ("Experiment.parallel_actors", 4, {}),
+    ("Experiment.learning_rate", 3e-3, {}),
+    ("Experiment.lr_schedule", LinearSchedule(1.0, 0.0), {}),
+    ("Experiment.lr_warmup_steps", 4, {}),
+    ("Experiment.l2_coeff", 0.5, {}),
+    ("Experiment.adam_eps", 1e-3, {}),
+    ("Experiment.lr_multipliers", {"value_head": 0.1}, {}),
+    ("Experiment.grad_clip", 1e-3, {"Experiment.adam_eps": 1e-3}),
+    ("Experiment.critic_loss_weight", 2.5, {}),
+    ("Experiment.reward_shaper", ScaleRewards(0.1), {}),
+    ("Experiment.mixed_precision", "bf16", {}),
+    ("Experiment.max_seq_len", 4, {}),
+    ("Experiment.seed", 8, {}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _gin_is_left_empty() -> Iterator[None]:
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture(scope="module")
+def base_runs() -> dict[str, Experiment]:
+    """Runs that several cases are compared with, by what they bind."""
+    return {}
+
+
+def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
+    """Two epochs with the settings bound in gin, those of Experiment given to it."""
+    own = {key.split(".")[1]: value for key, value in settings.items() if key.startswith("Experiment.")}
+    gin.clear_config()
+    bound = {k: v for k, v in {**SMALL, **settings}.items() if "." in k and not k.startswith("Experiment.")}
+    gin.parse_config([f"{name} = {value}" for name, value in bound.items()])
+    exp = ppo_experiment(
+        folder,
+        settings.get("encoder", "gru"),
+        **{"on_policy_learner_type": PPOLearner, "ckpt_interval": None, **own},
+    )
+    return learned(exp)
+
+
+@pytest.mark.parametrize(("name", "value", "needs"), CASES, ids=[f"{case[0]}={case[1]}" for case in CASES])
+def test_changing_a_setting_changes_what_is_learned(
+    tmp_path_factory: pytest.TempPathFactory,
+    base_runs: dict[str, Experiment],
+    name: str,
+    value: Any,
+    needs: dict[str, Any],
+) -> None:
+    if (key := str(needs)) not in base_runs:
+        base_runs[key] = short_run(tmp_path_factory.mktemp("base"), needs)
+    changed = short_run(tmp_path_factory.mktemp("changed"), {**needs, name: value})
+    before, after = weights(base_runs[key]), weights(changed)
+    same_names = before.keys() == after.keys()
+    assert not (same_names and all(torch.allclose(before[k], after[k], atol=1e-7) for k in before))
+
+
+def test_the_same_settings_learn_the_same(tmp_path: Path) -> None:
+    one, two = (weights(short_run(tmp_path / name, {})) for name in "ab")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_scope_of_a_stop_decides_whether_further_passes_look_again(tmp_path: Path) -> None:
+    divergences = []
+    for scope in ("update", "epoch"):
+        settings = {"PPOLearner.target_kl": 1e-7, "PPOLearner.stop_scope": f"'{scope}'"}
+        exp = short_run(tmp_path / scope, settings)
+        records = [r for r in metrics(exp.run_dir) if "ppo/kl_last" in r]
+        assert all(r["ppo/updates_share"] < 1 for r in records)
+        divergences.append(records[0]["ppo/kl_last"])
+    assert divergences[0] != divergences[1]
+
+
+def test_parts_of_a_minibatch_add_up_to_it(tmp_path: Path) -> None:
+    one, two = (
+        weights(short_run(tmp_path / str(parts), {"Experiment.batches_per_update": parts}))
+        for parts in (1, 2)
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-4)
+
+
+# Named on the page, and tested elsewhere: where a run is written to, schedules, privileged observations ...
+ELSEWHERE = {
+    "Experiment.batches_per_update",
+    "Experiment.ckpt_base_dir",
+    "Experiment.ckpt_interval",
+    "Experiment.epochs",
+    "Experiment.log_interval",
+    "Experiment.log_to_wandb",
+    "Experiment.run_name",
+    "Experiment.wandb_entity",
+    "Experiment.wandb_group_name",
+    "Experiment.wandb_project",
+    "LinearSchedule.end",
+    "LinearSchedule.start",
+    "LinearSchedule.until",
+    "PPOAgent.actor_obs_keys",
+    "PPOAgent.critic_obs_keys",
+    "PPOAgent.distribution_type",
+    "PPOLearner.stop_scope",
+}
+
+
+def mentioned() -> set[str]:
+    """Settings that the page names; `.x` belongs to the class before it, other libraries' do not count."""
+    found: set[str] = set()
+    for line in DOC.read_text().splitlines():
+        owner = ""
+        for text in re.findall(r"`([^`]+)`", line.split("|", 3)[-1]):  # the table's first columns are skrl's
+            for class_name, name in re.findall(r"(?:^|[\s@,])([A-Z]\w*)?\.([a-z]\w*)", " " + text):
+                owner = class_name or owner
+                if owner:
+                    found.add(f"{owner}.{name}")
+    return found
+
+
+def test_every_setting_that_the_page_names_exists_and_is_tested() -> None:
+    names = mentioned()
+    assert {"GAE.lam", "KLAdaptiveLR.per", "Experiment.wandb_entity", "PPOLoss.clip_eps"} <= names
+    for full_name in sorted(names):
+        owner, name = full_name.split(".")
+        (configurable,) = find(owner)
+        assert configurable.params[name].is_settable, full_name
+    assert names - {case[0] for case in CASES} - ELSEWHERE == set()
+
+
+def test_every_class_that_the_page_names_exists() -> None:
+    for name in set(re.findall(r"@(\w+)", DOC.read_text())):
+        assert len(find(name)) == 1, name

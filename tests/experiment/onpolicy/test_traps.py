@@ -1,0 +1,154 @@
+"""Traps of training with memory: what must not leak, and what must be noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from loxodon.experiment.onpolicy import OnPolicyCollector
+from loxodon.nets import TransformerTrajEncoder
+
+from .rollouts import Witness, make_agent, make_collector, make_learner
+from .whole_runs import ENCODERS
+
+MEMORIES = ["gru", "lstm", "transformer"]
+DROPPING = partial(
+    TransformerTrajEncoder, d_model=8, n_heads=2, d_ff=16, n_layers=2, dropout_ff=0.5, dropout_emb=0.5
+)
+
+
+def batches_of(learner: Any, epoch: int = 0) -> list[Any]:
+    """The minibatches that the learner trains on; no weight moves."""
+    seen: list[Any] = []
+    update = learner.learner.update
+
+    def watching(batches: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.extend(batches)
+        return update(batches, *args, **kwargs)
+
+    learner.learner.update, learner.learner.lr_scale = watching, 0.0
+    learner.train(epoch)
+    learner.learner.update = update
+    return seen
+
+
+@pytest.mark.parametrize("encoder", MEMORIES)
+@pytest.mark.parametrize("context_mode", ["episode", "segment"])
+def test_a_truncation_within_a_chunk_begins_a_sequence_of_its_own(encoder: str, context_mode: str) -> None:
+    agent = make_agent(ENCODERS[encoder])
+    learner = make_learner(agent, 8, 4, context_mode=context_mode)
+    collector = make_collector(agent, learner, longest=5)
+    collector.collect(8)
+    rollout = collector.buffer.read()
+    truncated = rollout.steps["ended"] & ~rollout.steps["terminated"]
+    assert truncated[:-1].any()  # not at the end of the chunk
+    for batch in batches_of(learner):
+        assert not batch.resets[:, 1:].any()
+        for mask, time_idxs in zip(batch.mask[..., 0], batch.time_idxs[..., 0], strict=True):
+            assert (time_idxs[mask].diff() == 1).all()
+
+
+@pytest.mark.parametrize("encoder", MEMORIES)
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_no_sequence_knows_of_another_episode(encoder: str, share: bool) -> None:
+    agent = make_agent(ENCODERS[encoder], share_encoder=share)
+    learner = make_learner(agent, 8, 4, context_mode="segment")
+    collector = make_collector(agent, learner, longest=5)
+    collector.collect(8)
+    learner.learner.lr_scale = 0.0
+    learner.train(0)
+    collector.collect(8)  # goes on in the middle of episodes
+    for given in batches_of(learner, 1):
+        obs = given.obs["observation"].clone().requires_grad_()
+        judged = agent.evaluate(_with_obs(given, obs))
+        target = int(given.mask[:, 0].nonzero()[0, 0])
+        (judged.log_probs + judged.values)[target][given.mask[target]].sum().backward()
+        assert obs.grad is not None
+        touched = obs.grad.abs().sum((1, 2)) > 0
+        assert touched[target]
+        assert int(touched.sum()) == 1
+        padding = ~given.mask[target, :, 0]
+        assert not obs.grad[target][padding].any()
+
+
+def _with_obs(batch: Any, obs: Tensor) -> Any:
+
+    return dataclasses.replace(batch, obs={"observation": obs})
+
+
+@pytest.mark.parametrize("encoder", MEMORIES)
+def test_no_gradient_reaches_what_a_sequence_continues_from(encoder: str) -> None:
+    agent = make_agent(ENCODERS[encoder])
+    learner = make_learner(agent, 8, 4, chunk_len=4, context_mode="segment")
+    collector = make_collector(agent, learner, longest=30)
+    collector.collect(8)
+    batches = [batch for batch in batches_of(learner) if batch.start]
+    assert batches
+    for batch in batches:
+        assert all(not rows.requires_grad for rows in batch.start.values())
+        rows = {name: row.clone() for name, row in batch.start.items()}
+        for row in rows.values():
+            if row.is_floating_point():
+                row.requires_grad_()
+
+        terms = agent(dataclasses.replace(batch, start=rows))
+        (terms.actor.sum() + terms.critic.sum()).backward()
+        assert all(row.grad is None or not row.grad.any() for row in rows.values())
+
+
+@pytest.mark.parametrize("encoder", MEMORIES)
+def test_kept_states_do_not_change_with_the_live_one(encoder: str) -> None:
+    agent = make_agent(ENCODERS[encoder])
+    learner = make_learner(agent, 8, 4, chunk_len=4, context_mode="segment")
+    collector = make_collector(agent, learner, longest=30)
+    collector.collect(5)
+    kept = {
+        step: {name: row.clone() for name, row in rows.items()}
+        for step, rows in collector.buffer._states.items()
+    }
+    assert list(kept) == [0, 4]
+    state = collector.state
+    assert state is not None
+    with torch.inference_mode():
+        state.hidden_state = agent.reset_hidden_state(state.hidden_state, torch.ones(4, dtype=torch.bool))
+    collector.collect(3)
+    for step, rows in kept.items():
+        for name, row in rows.items():
+            assert torch.equal(collector.buffer._states[step][name], row)
+
+
+def test_the_first_timestep_of_every_episode_is_that_of_a_fresh_reset() -> None:
+    agent = make_agent(ENCODERS["gru"])
+    learner = make_learner(agent, 8, 4)
+    collector = make_collector(agent, learner, sink=Witness, longest=4)
+    collector.collect(8)
+    rollout, fresh = collector.buffer.read(), agent.init_hidden_state(1, torch.device("cpu"))
+    firsts = np.argwhere(rollout.resets[:8])
+    assert len(firsts) > 4  # of later episodes, too
+    with torch.no_grad():
+        for t, n in firsts:
+            assert not rollout.rl2s[t, n].any()
+            assert rollout.time_idxs[t, n, 0] == 0
+            obs = {"observation": torch.from_numpy(rollout.obs["observation"][t, n][None])}
+            zeros = torch.zeros(1, rollout.rl2s.shape[-1]), torch.zeros(1, 1, dtype=torch.int64)
+            values = agent.act(obs, *zeros, fresh, True).extras["values"]
+            np.testing.assert_allclose(rollout.steps["values"][t, n], values[0].numpy(), atol=1e-5)
+
+
+def test_acting_in_training_mode_rings_the_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    for is_right in (True, False):
+        agent = make_agent(DROPPING)
+        learner = make_learner(agent, 8, 4)
+        collector: OnPolicyCollector = make_collector(agent, learner, longest=30)
+        agent.train(not is_right)
+        collector.collect(8)
+        with caplog.at_level(logging.WARNING, logger="loxodon"):
+            learner.raise_alarm(learner.train(0))
+        assert ("Log-probs of a rollout differ" in caplog.text) is not is_right
