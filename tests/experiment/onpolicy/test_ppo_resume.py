@@ -157,6 +157,7 @@ Experiment.save_env_state = False
 PPOAgent.value_norm = 'popart'
 PPOLearner.reward_normalizer = @RewardNormalizer
 PPOLearner.lr_adapter = @KLAdaptiveLR
+Experiment.lr_schedule = None
 """
 
 
