@@ -151,12 +151,14 @@ PPOLearner.update_epochs = 1
 Experiment.val_timesteps_per_epoch = 0
 Experiment.seed = 3
 Experiment.deterministic = True
+Experiment.torch_threads = 1
 Experiment.verbose = False
 Experiment.log_to_tensorboard = False
 Experiment.save_env_state = False
 PPOAgent.value_norm = 'popart'
 PPOLearner.reward_normalizer = @RewardNormalizer
 PPOLearner.lr_adapter = @KLAdaptiveLR
+Experiment.lr_schedule = None
 """
 
 
