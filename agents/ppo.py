@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ..data import RolloutBatch
 from ..nets import (
-    Gaussian,
     PolicyDistribution,
     PolicyHead,
     TanhGaussian,
@@ -26,9 +25,7 @@ from .imitation import Demonstrations, imitation_loss
 from .on_policy import ActOutput, Evaluation, OnPolicyAgent
 from .ppo_loss import PPOLoss
 from .ppo_metrics import kl_estimate, policy_metrics, value_metrics
-
-_DISTRIBUTIONS: dict[str, type[PolicyDistribution]] = {"Gaussian": Gaussian, "TanhGaussian": TanhGaussian}
-_VALUE_NORMS = ("none", "running", "popart")
+from .ppo_settings import check_sharing, chosen_distribution, is_normed, output_layer, part_of
 
 
 @gin.configurable(
@@ -82,13 +79,13 @@ class PPOAgent(OnPolicyAgent):
         value_head_type: Callable[..., nn.Module] = ValueHead,
         loss_type: Callable[..., PPOLoss] = PPOLoss,
     ) -> None:
-        _check_sharing(share_encoder, actor_obs_keys, critic_obs_keys)
-        actor_space = _part_of(obs_space, actor_obs_keys, "actor_obs_keys")
-        critic_space = _part_of(obs_space, critic_obs_keys, "critic_obs_keys")
+        check_sharing(share_encoder, actor_obs_keys, critic_obs_keys)
+        actor_space = part_of(obs_space, actor_obs_keys, "actor_obs_keys")
+        critic_space = part_of(obs_space, critic_obs_keys, "critic_obs_keys")
         super().__init__(actor_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len)
         self.obs_space = obs_space
         self.actor_obs_keys, self.critic_obs_keys = list(actor_space.spaces), list(critic_space.spaces)
-        if (chosen := _distribution(distribution_type, action_space)) is not None:
+        if (chosen := chosen_distribution(distribution_type, action_space)) is not None:
             self.distribution = chosen
         self.factor_sizes: list[int] = []
         if isinstance(action_space, spaces.MultiDiscrete):
@@ -104,10 +101,10 @@ class PPOAgent(OnPolicyAgent):
         self.policy_head = policy_head_type(width, self.action_dim, self.distribution)
         self.value_head = value_head_type(critic_width)
         self.loss = loss_type()
-        self.value_norm = ValueNorm(window=value_norm_window, enabled=_is_normed(value_norm))
+        self.value_norm = ValueNorm(window=value_norm_window, enabled=is_normed(value_norm))
         self.rescales_output = value_norm == "popart"
         if self.rescales_output:
-            _output_layer(self.value_head)  # may say that there is none
+            output_layer(self.value_head)  # may say that there is none
 
     # --- acting --------------------------------------------------------------------------------------------
 
@@ -264,10 +261,10 @@ class PPOAgent(OnPolicyAgent):
 
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         self.value_norm.gather(returns, mask)
-        self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
+        self.value_norm.move(output_layer(self.value_head) if self.rescales_output else None)
 
     def after_imitation(self) -> None:
-        self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
+        self.value_norm.move(output_layer(self.value_head) if self.rescales_output else None)
         super().after_imitation()
 
     def after_rollout(self, kl: float) -> None:
@@ -338,66 +335,3 @@ def _under(prefix: str, rows: dict[str, Tensor] | None) -> Any:
     if rows is None:
         return None
     return {name[len(prefix) :]: row for name, row in rows.items() if name.startswith(prefix)}
-
-
-def _check_sharing(share_encoder: bool, *keys: Sequence[str] | None) -> None:
-    if share_encoder and any(part is not None for part in keys):
-        raise ValueError(
-            "actor_obs_keys and critic_obs_keys show policy and value function different observations, but "
-            "PPOAgent.share_encoder is True. Fix: bind PPOAgent.share_encoder = False."
-        )
-
-
-def _part_of(obs_space: spaces.Dict, keys: Sequence[str] | None, setting: str) -> spaces.Dict:
-    """The observations under `keys`."""
-    if keys is None:
-        return obs_space
-    unknown = [key for key in keys if key not in obs_space.spaces]
-    if unknown or not keys:
-        raise ValueError(
-            f"PPOAgent.{setting} names {unknown or 'nothing'}, but the environment offers "
-            f"{sorted(obs_space.spaces)}. Fix: bind PPOAgent.{setting} to some of these names."
-        )
-    return spaces.Dict({key: obs_space[key] for key in keys})
-
-
-def _distribution(
-    chosen: type[PolicyDistribution] | str | None, action_space: Any
-) -> type[PolicyDistribution] | None:
-    """The policy's distribution; None for that of BaseAgent, which knows the discrete ones."""
-    is_box = isinstance(action_space, spaces.Box)
-    if chosen is None:
-        return Gaussian if is_box else None
-    if isinstance(chosen, str):
-        if chosen not in _DISTRIBUTIONS:
-            raise ValueError(
-                f"PPOAgent.distribution_type is {chosen!r}, but the names are {sorted(_DISTRIBUTIONS)}. "
-                "Fix: bind one of these, or leave it out."
-            )
-        chosen = _DISTRIBUTIONS[chosen]
-    if chosen.is_discrete is is_box:
-        raise ValueError(
-            f"PPOAgent.distribution_type is {chosen.__name__}, which does not fit actions in {action_space}. "
-            "Fix: leave it out; TanhGaussian and Gaussian are for Box spaces."
-        )
-    return chosen
-
-
-def _is_normed(value_norm: str) -> bool:
-    if value_norm not in _VALUE_NORMS:
-        raise ValueError(
-            f"PPOAgent.value_norm is {value_norm!r}, but must be one of "
-            f"{', '.join(map(repr, _VALUE_NORMS))}. Fix: bind PPOAgent.value_norm to one of these."
-        )
-    return value_norm != "none"
-
-
-def _output_layer(head: nn.Module) -> nn.Linear:
-    """The layer that the values come from: the last linear one with a single output."""
-    layers = [m for m in head.modules() if isinstance(m, nn.Linear) and m.out_features == 1]
-    if not layers or layers[-1].bias is None:
-        raise ValueError(
-            f"{type(head).__name__} does not end in a linear layer with bias and a single output, which "
-            "PPOAgent.value_norm = 'popart' has to rescale. Fix: bind PPOAgent.value_norm = 'running'."
-        )
-    return layers[-1]

@@ -43,7 +43,7 @@ def check_learner(experiment: Experiment, learner: PPOLearner) -> None:
     if learner.lr_adapter is not None and experiment.lr_schedule is not None:
         raise ValueError(
             "Both Experiment.lr_schedule and PPOLearner.lr_adapter are bound, but only one can set the "
-            "learning rate. Fix: bind one of them to None."
+            "learning rate. Fix: set Experiment.lr_schedule = None or PPOLearner.lr_adapter = None."
         )
     bound = [name for name in _UNREAD if _binding(f"Experiment.{name}") is not None]
     if bound:

@@ -86,16 +86,13 @@ def _train_on_policy(exp: Experiment, learner: PPOLearner) -> None:
     exp.fleet.state("learning")
     start_s = time.perf_counter()
     learner.set_progress(progress_of(exp))
-    skipped_before = exp.learner.skipped_updates
     own = learner.train(exp.epoch, StopWatch(exp.stop.requested, exp.accelerator).after_update)
     figures = merge_metrics(own, 1.0, exp.accelerator)
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": figures["updates"] / elapsed_s}
     speed |= exp.timer.update_figures()
     exp.fleet.put(gradient_steps=exp.learner.gradient_steps)
-    skips = exp.learner.skipped_updates - skipped_before
-    skipped = {} if exp.bad_grad is None else {"train/skipped_updates": skips}
-    exp.log({**{f"ppo/{name}": value for name, value in figures.items()}, **skipped, **speed})
+    exp.log({**{f"ppo/{name}": value for name, value in figures.items()}, **speed})
     exp.view.show(exp.epoch, "learning", {"loss": figures.get("loss", math.nan)})
     learner.raise_alarm(figures)
     _check_loss(exp, figures)

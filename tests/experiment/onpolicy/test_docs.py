@@ -63,7 +63,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
 
 
 def test_the_table_of_figures_is_what_a_run_logs(tmp_path: Path) -> None:
-    found = figures_of(tmp_path, samples("gin")[0])
+    found = figures_of(tmp_path, samples("gin")[0], "PPOAgent.share_encoder = True")
     rows = re.findall(r"^\| (`ppo/.*?) \|", PAGE, flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(ppo/\w+)`", row)}
     assert {name for name in found if name.startswith("ppo/")} == named
@@ -105,4 +105,4 @@ def test_two_rulers_of_the_learning_rate_are_refused(tmp_path: Path) -> None:
 
 
 def test_left_out_updates_are_counted(tmp_path: Path) -> None:
-    assert figures_of(tmp_path, "Experiment.bad_grad = 'skip'")["train/skipped_updates"] == 0
+    assert figures_of(tmp_path, "Experiment.bad_grad = 'skip'")["ppo/skipped_updates"] == 0
