@@ -218,7 +218,7 @@ def test_the_script_runs_from_anywhere() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Did you mean 'Agent'?" in done.stderr
+    assert "Did you mean 'Agent'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
