@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,6 @@ class RolloutBuffer:
         burn_in: ... or so many steps earlier.
         history: rows of earlier rollouts that stay, at least burn_in.
         keeps_states: False for agents that do without hidden states.
-        on_restart: called when all envs are reset in the middle of their episodes.
     """
 
     def __init__(
@@ -87,9 +86,7 @@ class RolloutBuffer:
         burn_in: int = 0,
         history: int = 0,
         keeps_states: bool = True,
-        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        self.on_restart = on_restart
         self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.policy_version: int | None = None

@@ -28,7 +28,6 @@ class OnPolicyCollector(Collector):
     def restart(self, seed: int | None) -> None:
         self.flush()
         self.buffer.restart()
-        self.buffer.on_restart()
         super().restart(seed)
 
     @property

@@ -177,7 +177,6 @@ class PPOLearner:
             burn_in=0 if self.rereads_context else self.burn_in,
             history=history or 0,
             keeps_states=self.agent.context_len != 0 and not self.rereads_context,
-            on_restart=lambda: self.reward_normalizer.restart() if self.reward_normalizer else None,
         )
         self.buffers.append(buffer)
         return buffer
