@@ -59,18 +59,28 @@ class Case:
     overrides: tuple[str, ...] = ()
 
 
+PLAIN_MLP = (  # two tanh layers of 64 each for policy and values, as the peers have them
+    "FFTstepEncoder.activation='tanh'",
+    "FFTstepEncoder.activate_output=True",
+    "FFTstepEncoder.out_norm=None",
+    "FFTstepEncoder.hide_rl2s=True",
+    "PolicyHead.n_layers=0",
+    "ValueHead.n_layers=0",
+)
 CASES = {
     "cartpole": Case(
-        Settings("CartPole-v1", updates=98, evaluate_every=14),
+        Settings("CartPole-v1", updates=98, evaluate_every=14, normalize=True),
         {"skrl": Peer("peers.skrl_ppo")},
         ("ppo/cartpole",),
         val_timesteps=1_500,
+        overrides=PLAIN_MLP,
     ),
     "pendulum": Case(
         Settings("Pendulum-v1", updates=196, evaluate_every=28, gamma=0.9, normalize=True),
         {"skrl": Peer("peers.skrl_ppo")},
         ("ppo/pendulum",),
         val_timesteps=600,
+        overrides=PLAIN_MLP,
     ),
     "cartpole_no_velocity": Case(
         Settings(
@@ -97,7 +107,7 @@ def gin_settings(settings: Settings) -> dict[str, Any]:
         "Experiment.val_interval": settings.evaluate_every,
         "Experiment.sample_actions_val": False,
         "Experiment.stop_at_val_return": None,
-        "Experiment.learning_rate": settings.learning_rate,
+        "Experiment.learning_rate": settings.learning_rate,  # falls to 0, as ppo/ppo.gin says
         "Experiment.lr_warmup_steps": 0,
         "Experiment.l2_coeff": 0.0,
         "Experiment.grad_clip": settings.grad_clip,

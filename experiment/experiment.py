@@ -139,7 +139,10 @@ class Experiment(Settings):
         if self.compile_acting:
             self._policy.compile_acting()
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
-        self.model, self.optimizer = self.accelerator.prepare(self._policy, optimizer)
+        self.model = self.accelerator.prepare(self._policy)
+        if self.accelerator.scaler is not None:  # without one, Accelerate's wrapper only takes time
+            optimizer = self.accelerator.prepare(optimizer)
+        self.optimizer = optimizer
         self.learner = Learner(
             self.policy,
             self.model,

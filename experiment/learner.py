@@ -128,7 +128,7 @@ class Learner:
     Args:
         agent: the agent itself; targets and statistics move in its `after_update`.
         model: what is called for the loss: the agent as Accelerate prepared it.
-        optimizer: as Accelerate prepared it.
+        optimizer: as Accelerate prepared it, which only a loss scaler needs.
         accelerator: device, precision and processes.
         compute_loss: (batch, weights, with_metrics) -> LossResult; the hook of Experiment.
         edit_actor_mask, edit_critic_mask: (batch, mask (B, L, 1)) -> mask; hooks of Experiment.
@@ -259,7 +259,7 @@ class Learner:
             group["lr"] = group["initial_lr"] * factor
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.optimizer.step_was_skipped:  # the fp16 scaler skips a step whose gradients overflowed
+        if getattr(self.optimizer, "step_was_skipped", False):  # by the fp16 scaler: gradients overflowed
             self.skipped_updates += 1
         else:
             self.gradient_steps += 1

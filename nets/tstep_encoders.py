@@ -60,6 +60,8 @@ class FFTstepEncoder(TstepEncoder):
         d_hidden: width of the hidden layers.
         d_output: width of the result.
         activation: name of the non-linearity.
+        activate_output: apply it to the result too, so that heads without layers of their own make up a
+            plain MLP with this encoder.
         out_norm: normalisation of the result.
         normalize_inputs: shift and scale inputs by running statistics of the replayed data.
         hide_rl2s: feed zeros instead of previous reward and action.
@@ -69,7 +71,7 @@ class FFTstepEncoder(TstepEncoder):
     Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         obs_space: spaces.Dict,
         rl2_dim: int,
@@ -84,6 +86,7 @@ class FFTstepEncoder(TstepEncoder):
         hide_rewards: bool = False,
         specify_obs_keys: list[str] | None = None,
         init: str = "default",
+        activate_output: bool = False,
     ) -> None:
         super().__init__(obs_space, rl2_dim)
         require_positive("FFTstepEncoder", n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
@@ -100,6 +103,7 @@ class FFTstepEncoder(TstepEncoder):
         self.input_norm = RunningNorm(width) if normalize_inputs else None
         self.mlp = MLP(width, d_hidden, d_output, n_layers, activation)
         self.out_norm = norm_layer(out_norm, d_output)
+        self.activates_output = activate_output
         self._emb_dim = d_output
         initialize(self.mlp, init)
 
@@ -114,7 +118,7 @@ class FFTstepEncoder(TstepEncoder):
                 self.input_norm.gather(x, mask)
             x = self.input_norm(x)
         y: Tensor = self.out_norm(self.mlp(x))
-        return y
+        return self.mlp.activation(y) if self.activates_output else y
 
     def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
         if self.input_norm is not None:

@@ -25,7 +25,8 @@ class Settings:
     between evaluations. minibatches: per pass over a rollout. hidden: widths of the tanh layers of the
     policy, and of those of the value. lstm: hidden units of the LSTM in front of them; 0 for none.
     lstm_critic: `shared` with the policy, or its `own`. critic_loss_weight: of the mean squared error.
-    normalize: standardise observations and values by running statistics. threads: of torch.
+    normalize: standardise observations and values by running statistics. The learning rate falls linearly to
+    zero over the run. threads: of torch.
     """
 
     env: str

@@ -24,11 +24,18 @@ from .common import Settings, env_makers, read_settings, report_run
 def make_model(settings: Settings) -> Any:
     """The settings in the library's words; nothing is written to disk."""
     has_own = settings.lstm_critic == "own"
+    models: list[Any] = []
+
+    def learning_rate(_: float) -> float:
+        """Falls over the whole run; the argument counts from the start of each call of learn()."""
+        total = settings.updates * settings.env_steps_per_update
+        return settings.learning_rate * max(0.0, 1 - (models[0].num_timesteps if models else 0) / total)
+
     widths = list(settings.hidden)
-    return RecurrentPPO(
+    model = RecurrentPPO(
         "MlpLstmPolicy",
         DummyVecEnv(env_makers(settings, settings.num_envs)),
-        learning_rate=settings.learning_rate,
+        learning_rate=learning_rate,
         n_steps=settings.rollout,
         batch_size=settings.env_steps_per_update // settings.minibatches,
         n_epochs=settings.epochs,
@@ -51,6 +58,8 @@ def make_model(settings: Settings) -> Any:
         device="cpu",
         verbose=0,
     )
+    models.append(model)
+    return model
 
 
 def main() -> None:

@@ -92,6 +92,9 @@ def ppo_cfg(settings: Settings, observation_space: gym.Space[Any]) -> PPO_CFG:
         value_loss_scale=settings.critic_loss_weight,
         time_limit_bootstrap=True,
     )
+    cfg.learning_rate_scheduler = torch.optim.lr_scheduler.LinearLR  # which skrl steps once per epoch
+    steps = settings.updates * settings.epochs
+    cfg.learning_rate_scheduler_kwargs = {"start_factor": 1.0, "end_factor": 0.0, "total_iters": steps}
     if settings.normalize:
         cfg.observation_preprocessor = cfg.value_preprocessor = RunningStandardScaler
         cfg.observation_preprocessor_kwargs = {"size": observation_space, "device": "cpu"}

@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from accelerate import Accelerator
 from gymnasium import spaces
 from torch import Tensor
 
 from loxodon.agents import AdvantageNorm, PPOAgent
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Histories, Learner
+from loxodon.experiment.building import make_accelerator
 from loxodon.experiment.learner import LossWeights, combine_losses, make_optimizer
 from loxodon.experiment.onpolicy import OnPolicyCollector, PPOLearner
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
@@ -75,7 +75,7 @@ def make_agent(
 
 def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) -> PPOLearner:
     """PPO's learner around a plain optimizer."""
-    accelerator = Accelerator(cpu=True)
+    accelerator = make_accelerator("no")
     optimizer = make_optimizer(agent.trainable_params(), learning_rate=1e-2, l2_coeff=0.0, fused=True)
     model, optimizer = accelerator.prepare(agent, optimizer)
 
