@@ -84,7 +84,7 @@ CASES = {
     ),
     "cartpole_no_velocity": Case(
         Settings(
-            "CartPole-v1", updates=196, evaluate_every=28, obs_indices=(0, 2), hidden=(64,), lstm=64, lam=0.9
+            "CartPole-v1", updates=98, evaluate_every=14, obs_indices=(0, 2), hidden=(64,), lstm=64, lam=0.9
         ),
         {
             "sb3_contrib_shared_lstm": Peer("peers.sb3_recurrent_ppo"),

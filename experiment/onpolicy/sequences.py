@@ -177,7 +177,7 @@ class RolloutTensors:
         """
         lengths = pieces.prefixes + pieces.lengths
         longest = int(lengths.max())
-        if longest == 1 and not tails and not self._states:
+        if longest == 1 and not tails and not self._states and not pieces.prefixes.any():
             return self._single_steps(pieces)
         place = np.arange(longest + int(tails))
         steps = pieces.firsts[:, None] - pieces.prefixes[:, None] + place
