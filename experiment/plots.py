@@ -14,9 +14,11 @@ ENV_STEPS, UPDATES = "env_steps", "gradient_steps"
 PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("return per episode", ENV_STEPS, ("val/return", "collect/return")),
     ("success rate", ENV_STEPS, ("val/success", "collect/success")),
-    ("loss", UPDATES, ("train/actor_loss", "train/critic_loss")),
+    ("loss", UPDATES, ("train/actor_loss", "train/critic_loss", "ppo/actor_loss", "ppo/critic_loss")),
     ("value (acting discount)", UPDATES, ("train-update/q", "train-update/td_target")),
-    ("policy entropy [nats]", UPDATES, ("train-update/policy_entropy",)),
+    ("value and return per step", UPDATES, ("ppo/value", "ppo/return")),
+    ("policy entropy [nats]", UPDATES, ("train-update/policy_entropy", "ppo/entropy")),
+    ("distance from the acting policy [nats]", UPDATES, ("ppo/kl", "ppo/kl_last")),
     ("env steps collected per second", ENV_STEPS, ("time/env_steps_per_s",)),
     ("updates per second", UPDATES, ("time/updates_per_s",)),
 )

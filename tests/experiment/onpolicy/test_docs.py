@@ -19,6 +19,7 @@ from loxodon.experiment import Experiment
 from loxodon.experiment.cli import overrides, parse
 from loxodon.experiment.config import load_config
 from loxodon.experiment.onpolicy import KLAdaptiveLR, PPOLearner
+from loxodon.experiment.plots import PANELS
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "on_policy.md").read_text(encoding="utf-8")
 TYPES = (PPOLearner, PPOAgent, PPOLoss, GAE, AdvantageNorm, RewardNormalizer, KLAdaptiveLR)
@@ -64,6 +65,8 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
 
 def test_the_table_of_figures_is_what_a_run_logs(tmp_path: Path) -> None:
     found = figures_of(tmp_path, samples("gin")[0], "PPOAgent.share_encoder = True")
+    drawn = {name for _, _, names in PANELS for name in names if name.startswith("ppo/")}
+    assert drawn <= found.keys()
     rows = re.findall(r"^\| (`ppo/.*?) \|", PAGE, flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(ppo/\w+)`", row)}
     assert {name for name in found if name.startswith("ppo/")} == named
