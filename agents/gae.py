@@ -47,9 +47,8 @@ def gae(
     decay = torch.full_like(deltas, discount * lam).masked_fill(ended | ~mask, 0.0)
     advantages = torch.empty_like(deltas)
     carried = torch.zeros_like(deltas[0])
-    for t in reversed(range(len(deltas))):
-        carried = torch.addcmul(deltas[t], decay[t], carried)
-        advantages[t] = carried
+    for delta, keep, out in zip(*(reversed(x.unbind(0)) for x in (deltas, decay, advantages)), strict=True):
+        carried = torch.addcmul(delta, keep, carried, out=out)
     return advantages, (advantages + values.float()).masked_fill(~mask, 0.0)
 
 

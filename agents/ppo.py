@@ -236,7 +236,8 @@ class PPOAgent(OnPolicyAgent):
             return imitation_loss(self, batch, with_metrics)
         policy, outputs = self._judge(batch)
         old, mask = _Evaluated(batch), batch.mask
-        log_probs, entropy = policy.log_prob(batch.actions), policy.entropy()
+        log_probs = policy.log_prob(batch.actions)
+        entropy = policy.entropy() if with_metrics or self.loss.entropy_coef else None
         kl = None
         if with_metrics or self.loss.kind == "kl_penalty":
             kl = self.distribution(old.params).kl(policy)
@@ -244,7 +245,7 @@ class PPOAgent(OnPolicyAgent):
         critic = self.loss.critic(outputs, self.value_norm(old.values), self.value_norm(old.returns))
         log_ratio = self.loss.log_ratio(log_probs.detach(), old.log_probs)
         metrics = {"kl": kl_estimate(log_ratio, mask)}
-        if with_metrics:
+        if with_metrics and entropy is not None:
             metrics |= policy_metrics(log_ratio, entropy.detach(), self.loss.clip_eps, mask)
             values = self.value_norm.value(outputs.detach())
             metrics |= value_metrics(values, old.values, old.returns, critic.detach(), mask)

@@ -104,7 +104,7 @@ class PPOLoss(nn.Module):
         log_probs: Tensor,
         old_log_probs: Tensor,
         advantages: Tensor,
-        entropy: Tensor,
+        entropy: Tensor | None,
         kl: Tensor | None = None,
     ) -> Tensor:
         """Policy loss per timestep.
@@ -113,7 +113,7 @@ class PPOLoss(nn.Module):
             log_probs: (..., 1) float, of the actions taken, under the policy that learns.
             old_log_probs: (..., 1) float, under the policy that acted.
             advantages: (..., 1) float32.
-            entropy: (..., 1) float, of the policy that learns.
+            entropy: (..., 1) float, of the policy that learns; None where its coefficient is 0.
             kl: (..., 1) float, divergence of the latter policy from the former; only "kl_penalty" needs it.
         Returns: (..., 1) float32.
         Raises: ValueError if `kl` is missing.
@@ -130,7 +130,9 @@ class PPOLoss(nn.Module):
             )
         else:
             loss = self.beta * kl.float() - gain
-        return loss - self.entropy_coef * entropy.float() if self.entropy_coef else loss
+        if entropy is None or not self.entropy_coef:
+            return loss
+        return loss - self.entropy_coef * entropy.float()
 
     def critic(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
         """Value loss per timestep: arguments and result are (..., 1) float, in units of the critic."""

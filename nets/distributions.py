@@ -285,7 +285,7 @@ class Gaussian(PolicyDistribution):
         return 2 * action_dim
 
     def sample(self) -> Tensor:
-        return self.loc + self.log_std.exp() * torch.randn_like(self.loc)
+        return torch.addcmul(self.loc, self.log_std.exp(), torch.randn_like(self.loc))
 
     def mode(self) -> Tensor:
         return self.loc

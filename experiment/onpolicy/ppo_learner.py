@@ -285,8 +285,9 @@ class PPOLearner:
         pieces, sums = self._pieces(tensors), UpdateFigures()
         num_updates, last_kl, is_over = 0, 0.0, False
         skipped_before = self.learner.skipped_updates
-        for _ in range(self.update_epochs):
-            self._kls, has_details = [], False
+        for i in range(self.update_epochs):
+            # Details cost a good part of an update; passes that may be the last one have them.
+            self._kls, has_details = [], self.target_kl is None and i < self.update_epochs - 1
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
                 metrics = self._update(self._batches(tensors, results, part), with_metrics=not has_details)
                 if metrics is None:
