@@ -59,8 +59,7 @@ class Case:
     overrides: tuple[str, ...] = ()
 
 
-PLAIN_MLP = (  # two tanh layers of 64 each for policy and values, as the peers have them
-    "FFTstepEncoder.activation='tanh'",
+PLAIN_MLP = (  # two layers of 64 each for policy and values, as the peers have them; ours are leaky ReLUs
     "FFTstepEncoder.activate_output=True",
     "FFTstepEncoder.out_norm=None",
     "FFTstepEncoder.hide_rl2s=True",
@@ -84,7 +83,14 @@ CASES = {
     ),
     "cartpole_no_velocity": Case(
         Settings(
-            "CartPole-v1", updates=98, evaluate_every=14, obs_indices=(0, 2), hidden=(64,), lstm=64, lam=0.9
+            "CartPole-v1",
+            updates=98,
+            evaluate_every=14,
+            obs_indices=(0, 2),
+            hidden=(64,),
+            lstm=64,
+            lam=0.9,
+            normalize=True,
         ),
         {
             "sb3_contrib_shared_lstm": Peer("peers.sb3_recurrent_ppo"),
@@ -121,7 +127,7 @@ def gin_settings(settings: Settings) -> dict[str, Any]:
         "PPOLoss.entropy_coef": settings.entropy_coef,
         "AdvantageNorm.mode": "batch",
         "PPOAgent.share_encoder": settings.lstm > 0,
-        "PPOAgent.value_norm": "running" if settings.normalize else "none",
+        "PPOAgent.value_norm": "popart" if settings.normalize else "none",
         "FFTstepEncoder.normalize_inputs": settings.normalize,
     }
 

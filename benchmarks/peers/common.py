@@ -22,8 +22,8 @@ class Settings:
 
     env: gymnasium id. obs_indices: the entries of the observation that are shown; None for all. rollout:
     timesteps per environment between updates. updates: rollouts of the whole run. evaluate_every: rollouts
-    between evaluations. minibatches: per pass over a rollout. hidden: widths of the tanh layers of the
-    policy, and of those of the value. lstm: hidden units of the LSTM in front of them; 0 for none.
+    between evaluations. minibatches: per pass over a rollout. hidden: widths of the layers of the policy
+    and of those of the value, tanh in the peers. lstm: hidden units of the LSTM in front of them; 0 for none.
     lstm_critic: `shared` with the policy, or its `own`. critic_loss_weight: of the mean squared error.
     normalize: standardise observations and values by running statistics. The learning rate falls linearly to
     zero over the run. threads: of torch.

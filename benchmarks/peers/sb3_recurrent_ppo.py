@@ -15,10 +15,16 @@ import numpy as np
 import sb3_contrib
 import torch
 from sb3_contrib import RecurrentPPO
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch import nn
 
 from .common import Settings, env_makers, read_settings, report_run
+
+
+def make_envs(settings: Settings) -> VecEnv:
+    """The environments; standardised as the library does it, observations and the size of rewards."""
+    envs = DummyVecEnv(env_makers(settings, settings.num_envs))
+    return VecNormalize(envs, gamma=settings.gamma) if settings.normalize else envs
 
 
 def make_model(settings: Settings) -> Any:
@@ -34,7 +40,7 @@ def make_model(settings: Settings) -> Any:
     widths = list(settings.hidden)
     model = RecurrentPPO(
         "MlpLstmPolicy",
-        DummyVecEnv(env_makers(settings, settings.num_envs)),
+        make_envs(settings),
         learning_rate=learning_rate,
         n_steps=settings.rollout,
         batch_size=settings.env_steps_per_update // settings.minibatches,
@@ -73,6 +79,8 @@ def main() -> None:
 
     def act(obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:
         nonlocal state
+        statistics = model.get_vec_normalize_env()
+        obs = obs if statistics is None else statistics.normalize_obs(obs)
         actions, state = model.predict(
             obs, state=None if is_first.all() else state, episode_start=is_first, deterministic=True
         )
