@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,22 +32,12 @@ _PER_WINDOW = ("sources", "policy_versions")  # (B,) int64
 UNKNOWN = -1  # source or policy version
 
 
-def new_arrays(specs: Specs) -> Arrays:
-    """Make one uninitialised array per entry."""
-    return {name: np.empty(shape, dtype) for name, (shape, dtype) in specs.items()}
-
-
-def pad_windows(
-    trajs: Sequence[Trajectory],
-    layout: Layout | None = None,
-    allocate: Callable[[Specs], Arrays] = new_arrays,
-) -> Arrays:
+def pad_windows(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Arrays:
     """Copy windows into zero-padded arrays, as long as the longest of them. See `pad_batch`.
 
     Args:
         trajs: B windows.
         layout: what they have to look like; None takes that of the first.
-        allocate: makes the arrays of the batch, which need not be initialised.
 
     Returns: the fields of a Batch, (B, L, ...) or (B, L+1, ...).
 
@@ -62,7 +51,8 @@ def pad_windows(
         )
     lengths = [len(traj) for traj in trajs]
     wanted = trajs[0].layout if layout is None else layout
-    arrays = allocate(_specs(wanted, len(trajs), max(lengths)))
+    specs = _specs(wanted, len(trajs), max(lengths))
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in specs.items()}
     try:
         _fill(arrays, trajs, lengths, wanted)
     except (KeyError, TypeError, ValueError) as error:
@@ -179,21 +169,3 @@ def _describe_mismatch(trajs: Sequence[Trajectory], wanted: Layout, whose: str) 
                 "different datasets, or give the environments one space."
             )
     return None
-
-
-def block_views(block: Any, specs: Specs) -> Arrays:
-    """Lay arrays of these shapes out in one block of memory (a buffer), one after the other."""
-    views, start = {}, 0
-    for name, (shape, dtype) in specs.items():
-        views[name] = np.ndarray(shape, dtype, block, start)
-        start += _room_bytes(shape, dtype)
-    return views
-
-
-def block_bytes(specs: Specs) -> int:
-    """Size of the block that block_views needs."""
-    return sum(_room_bytes(shape, dtype) for shape, dtype in specs.values())
-
-
-def _room_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return -(-math.prod(shape) * dtype.itemsize // 64) * 64  # every array begins at a cache line

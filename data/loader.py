@@ -1,19 +1,22 @@
-"""Batches for an epoch, sampled in this process or by worker processes that live as long as the run."""
+"""Batches for an epoch, sampled in this process or by torch's DataLoader workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import signal
+import traceback
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import gin
 import numpy as np
 import torch
-from torch import Tensor
+from torch.utils.data import DataLoader, get_worker_info
 
-from .batch import Batch, as_batch
-from .collate import Arrays, Name, Specs, block_bytes, block_views, new_arrays, pad_windows
+from .batch import Batch, pad_batch
 from .dataset import RLDataset
-from .sampling_workers import SamplingWorkers
 from .trajectory import Trajectory
+
+_GRACE_S = 15  # of a worker after SIGTERM
 
 
 @gin.configurable(denylist=["dataset", "batch_size", "num_workers", "seed", "rank", "pin_memory"])
@@ -64,35 +67,35 @@ class BatchLoader:
                 f"pool_batches is {pool_batches}, but windows are drawn for at least 1 batch at a time. "
                 "Fix: set BatchLoader.pool_batches = 1 to switch sorting by length off."
             )
-        self._dataset = dataset
+        self._dataset, self._num_workers, self._pin_memory = dataset, num_workers, pin_memory
         self._source = _EpochSource(dataset, batch_size, seed, rank, pool_batches)
-        self._memory = _Pinned() if pin_memory else _Ordinary()
-        self._num_workers = num_workers
-        self._workers: SamplingWorkers | None = None
+        self._orders = _Orders()
+        self._workers: DataLoader[Batch] | None = None
         self._num_timesteps = self._num_padded = 0
 
     def epoch(self, epoch: int, num_batches: int) -> Iterator[Batch]:
-        """Yield the `num_batches` batches of one epoch. An epoch that was left unfinished is dropped.
+        """Yield the `num_batches` batches of one epoch. It ends early when another one begins.
 
         Raises:
             ValueError: From the dataset, if there is nothing to sample.
-            RuntimeError: If a worker process died.
+            RuntimeError: If a worker process died, or raised something else than a ValueError.
         """
         self._num_timesteps = self._num_padded = 0
+        order = self._orders.order = _Order(self._orders.order.number + 1, epoch, num_batches)
         if self._num_workers == 0:
-            batches = self._source.sample(epoch, num_batches, 0, 1, self._memory.allocate)
-            for arrays in batches:
-                yield self._count(self._memory.to_batch(arrays))
-            return
-        # Here too, although nothing is sampled here: what a dataset reports comes from this process.
-        self._dataset.on_new_epoch(epoch)
-        if self._workers is None or self._workers.closed:
-            self._workers = SamplingWorkers(self._source, self._num_workers)
-        for shared in self._workers.epoch(epoch, num_batches):
-            own = self._memory.allocate({name: (value.shape, value.dtype) for name, value in shared.items()})
-            for name, value in shared.items():
-                np.copyto(own[name], value)
-            yield self._count(self._memory.to_batch(own))
+            batches = self._source.sample(epoch, num_batches, 0, 1)
+            if self._pin_memory:
+                batches = (batch.pin_memory() for batch in batches)
+        else:
+            # Here too, although nothing is sampled here: what a dataset reports comes from this process.
+            self._dataset.on_new_epoch(epoch)
+            batches = self._of_workers()
+        for batch in batches:
+            self._num_timesteps += batch.mask.numel()
+            self._num_padded += batch.mask.numel() - int(batch.mask.count_nonzero())
+            yield batch
+            if self._orders.order != order:
+                return
 
     def metrics(self) -> dict[str, float]:
         """Return the fraction of padded timesteps in the batches of the last epoch, once there are any."""
@@ -102,15 +105,75 @@ class BatchLoader:
 
     def close(self) -> None:
         """End the worker processes; a later epoch would start new ones."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        self._workers = None
 
-    def _count(self, batch: Batch) -> Batch:
-        mask = batch.mask.numpy()
-        self._num_timesteps += mask.size
-        self._num_padded += mask.size - int(np.count_nonzero(mask))
-        return batch
+    def _of_workers(self) -> Iterator[Batch]:
+        """The batches of the order that was given last."""
+        if self._workers is None:
+            self._workers = DataLoader(
+                self._source,
+                sampler=self._orders,
+                batch_size=None,
+                num_workers=self._num_workers,
+                collate_fn=_as_it_is,
+                pin_memory=self._pin_memory,
+                persistent_workers=True,
+                worker_init_fn=_leave_signals_to_the_parent,
+                # Its own: drawing the workers' seeds must not move the run's random numbers.
+                generator=torch.Generator().manual_seed(0),
+            )
+        try:
+            for item in self._workers:
+                if isinstance(item, _Failure):
+                    item.raise_again()
+                yield item
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            self.close()
+            raise RuntimeError(
+                f"A process that sampled batches has died: {error}. The usual reasons are too little memory "
+                "(each holds two batches and its own cache of files; /dev/shm counts too) or a crash in a "
+                "dataset's own code. Fix: set Experiment.dloader_workers or batch_size lower, or "
+                "dloader_workers = 0 to see the crash in this process."
+            ) from error
+
+
+class _Order(NamedTuple):
+    number: int  # tells apart two orders for one epoch
+    epoch: int
+    num_batches: int
+
+
+class _Orders:
+    """What DataLoader takes for a sampler: it hands every worker the order that is under way."""
+
+    def __init__(self) -> None:
+        self.order = _Order(0, 0, 0)
+
+    def __len__(self) -> int:
+        return self.order.num_batches
+
+    def __iter__(self) -> Iterator[_Order]:
+        return iter([self.order] * self.order.num_batches)
+
+
+class _Failure(NamedTuple):
+    """An exception of a worker; the exception itself might not survive the way here."""
+
+    is_value_error: bool
+    kind: str
+    text: str
+    trace: str
+
+    def raise_again(self) -> None:
+        cause = RuntimeError(f"in a loader worker:\n{self.trace}")
+        if self.is_value_error:
+            raise ValueError(self.text) from cause
+        raise RuntimeError(
+            f"A loader worker failed: {self.kind}: {self.text}. Fix: see the traceback above; "
+            "Experiment.dloader_workers = 0 raises the error in this process."
+        ) from cause
 
 
 class _EpochSource:
@@ -119,14 +182,13 @@ class _EpochSource:
     def __init__(self, dataset: RLDataset, batch_size: int, seed: int, rank: int, pool_batches: int) -> None:
         self._dataset, self._batch_size = dataset, batch_size
         self._seed, self._rank, self._pool_batches = seed, rank, pool_batches
+        self._order: _Order | None = None  # this and the next one: in workers only
+        self._batches: Iterator[Batch] = iter(())
 
-    def sample(
-        self, epoch: int, num_batches: int, worker: int, num_workers: int, allocate: Callable[[Specs], Arrays]
-    ) -> Iterator[Arrays]:
+    def sample(self, epoch: int, num_batches: int, worker: int, num_workers: int) -> Iterator[Batch]:
         """Yield batches w, w + W, w + 2W, ... of the epoch, for worker w of W."""
         self._dataset.on_new_epoch(epoch)
         self._dataset.refresh()
-        layout = self._dataset.layout
         rng = np.random.default_rng([self._seed, self._rank, epoch, worker])
         remaining = len(range(worker, num_batches, num_workers))
         while remaining:
@@ -134,7 +196,21 @@ class _EpochSource:
             remaining -= pool
             windows = self._dataset.sample_windows(pool * self._batch_size, rng)
             for batch in cut_by_length(windows, self._batch_size, rng):
-                yield pad_windows(batch, layout, allocate)
+                yield pad_batch(batch, self._dataset.layout)
+
+    def __getitem__(self, order: _Order) -> Batch | _Failure:
+        """The next batch of this worker; DataLoader asks its workers in turns, in a fixed order."""
+        try:
+            if order != self._order:
+                info = get_worker_info()
+                assert info is not None
+                self._order = order
+                self._batches = self.sample(order.epoch, order.num_batches, info.id, info.num_workers)
+            return next(self._batches)
+        except Exception as error:  # whatever a dataset raises is raised again in the parent
+            self._order = None
+            text, trace = str(error), traceback.format_exc()
+            return _Failure(isinstance(error, ValueError), type(error).__name__, text, trace)
 
 
 def cut_by_length(
@@ -156,45 +232,16 @@ def cut_by_length(
         yield windows[start : start + batch_size]
 
 
-class _Ordinary:
-    """Batches in ordinary memory."""
-
-    def allocate(self, specs: Specs) -> Arrays:
-        """Make the arrays of one batch."""
-        return new_arrays(specs)
-
-    def to_batch(self, arrays: Arrays) -> Batch:
-        """Wrap what `allocate` returned and somebody filled."""
-        return as_batch({name: torch.from_numpy(value) for name, value in arrays.items()})
+def _as_it_is(batch: Batch) -> Batch:
+    """Batches are complete when they are sampled."""
+    return batch
 
 
-class _Pinned:
-    """Batches in page-locked memory, one block each, so that copies to a GPU run in the background.
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C and SIGTERM often reach all processes; the parent saves first, and then ends its workers.
 
-    Torch reuses such blocks. It knows that a copy is still on its way only for tensors cut from the block,
-    not for those made from a numpy view of it, hence both are kept.
+    After SIGTERM a worker has some seconds left, so that a parent that does not end it need not wait for it.
     """
-
-    def __init__(self) -> None:
-        self._tensors: dict[Name, Tensor] = {}
-
-    def allocate(self, specs: Specs) -> Arrays:
-        """Make the arrays of one batch."""
-        block = new_pinned_block(block_bytes(specs))
-        views = block_views(block.numpy(), specs)
-        begin = block.data_ptr()
-        for name, view in views.items():
-            start = view.ctypes.data - begin
-            flat = block[start : start + view.nbytes].view(torch.from_numpy(view).dtype)
-            self._tensors[name] = flat.view(view.shape)
-        return views
-
-    def to_batch(self, arrays: Arrays) -> Batch:
-        """Wrap what `allocate` returned and somebody filled."""
-        tensors, self._tensors = self._tensors, {}
-        return as_batch(tensors)
-
-
-def new_pinned_block(num_bytes: int) -> Tensor:
-    """Return uninitialised page-locked bytes."""
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_S))

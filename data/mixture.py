@@ -13,7 +13,6 @@ import numpy.typing as npt
 from .dataset import RLDataset
 from .disk_dataset import DiskTrajDataset
 from .layout import Layout
-from .shared_counts import SharedCounts
 from .trajectory import Trajectory
 
 
@@ -61,9 +60,7 @@ class MixtureOfDatasets(RLDataset):
         self._num_ramp_epochs = smooth_sudden_starts
         self._labels = [f"{i}-{_name(dataset)}" for i, dataset in enumerate(datasets)]
         self._epoch = 0
-        # Both are common to this process and the loader's workers.
-        self._ready_epochs = SharedCounts([-1] * len(datasets))
-        self._draws = SharedCounts([0] * (1 + len(datasets)))  # an epoch, then the windows drawn in it
+        self._ready_epochs = [-1] * len(datasets)
 
     def configure(
         self,
@@ -137,14 +134,13 @@ class MixtureOfDatasets(RLDataset):
             places = np.flatnonzero(choices == i).tolist()
             for place, window in zip(places, self.datasets[i].sample_windows(len(places), rng), strict=True):
                 windows[place] = window
-        self._draws.add([0, *np.bincount(choices, minlength=len(weights)).tolist()])
         return [window for window in windows if window is not None]
 
     def current_weights(self) -> npt.NDArray[np.float64]:
         """Return the chance of each dataset in this epoch; all zeros if none is ready."""
         weights = self._final.copy()
         if self._num_ramp_epochs is not None:
-            ready_epochs = np.array(self._ready_epochs.values())
+            ready_epochs = np.array(self._ready_epochs)
             passed = np.where(ready_epochs < 0, 1, self._epoch - ready_epochs + 1)
             progress = np.clip(passed / self._num_ramp_epochs, 0, 1)
             weights = self._initial + (self._final - self._initial) * progress
@@ -157,7 +153,6 @@ class MixtureOfDatasets(RLDataset):
         self._epoch = epoch
         for dataset in self.datasets:
             dataset.on_new_epoch(epoch)
-        self._draws.restart(epoch)
         self._note_ready()
 
     def refresh(self) -> None:
@@ -170,16 +165,10 @@ class MixtureOfDatasets(RLDataset):
         return self._merged([dataset.on_end_of_collection() for dataset in self.datasets])
 
     def metrics(self) -> dict[str, float]:
-        """Return each dataset's chance, its share of the windows drawn in this epoch, and its own metrics.
-
-        The share counts what all processes drew, also windows whose batch was not used in the end.
-        """
-        drawn = self._draws.values()[1:]
+        """Return each dataset's chance in this epoch, and its own metrics."""
         metrics = self._merged([dataset.metrics() for dataset in self.datasets])
-        for label, weight, count in zip(self._labels, self.current_weights(), drawn, strict=True):
+        for label, weight in zip(self._labels, self.current_weights(), strict=True):
             metrics[f"{label}/weight"] = float(weight)
-            if sum(drawn):
-                metrics[f"{label}/share"] = count / sum(drawn)
         return metrics
 
     def delete(self) -> None:
@@ -195,7 +184,7 @@ class MixtureOfDatasets(RLDataset):
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in which the datasets became ready, and the states of the datasets."""
         return {
-            "ready_epochs": self._ready_epochs.values(),
+            "ready_epochs": list(self._ready_epochs),
             "datasets": [dataset.state_dict() for dataset in self.datasets],
         }
 
@@ -210,7 +199,7 @@ class MixtureOfDatasets(RLDataset):
                 f"The checkpoint is of a mixture of {len(state['datasets'])} datasets, but this one has "
                 f"{len(self.datasets)}. Fix: resume with the MixtureOfDatasets.datasets of the original run."
             )
-        self._ready_epochs.set(state["ready_epochs"])
+        self._ready_epochs = list(state["ready_epochs"])
         for dataset, own in zip(self.datasets, state["datasets"], strict=True):
             dataset.load_state_dict(own)
 
@@ -226,10 +215,9 @@ class MixtureOfDatasets(RLDataset):
 
     def _note_ready(self) -> None:
         """Remember this epoch for datasets that have just become ready."""
-        ready_epochs = self._ready_epochs.values()
         for i, dataset in enumerate(self.datasets):
-            if ready_epochs[i] < 0 and dataset.ready_for_training:
-                self._ready_epochs.set_item(i, self._epoch)
+            if self._ready_epochs[i] < 0 and dataset.ready_for_training:
+                self._ready_epochs[i] = self._epoch
 
     def _takers(self) -> list[RLDataset]:
         return [dataset for dataset in self.datasets if dataset.save_new_trajs_to is not None]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.data import Batch, BatchLoader, DiskTrajDataset, RLDataset, Trajectory, loader
+from loxodon.data import Batch, BatchLoader, DiskTrajDataset, RLDataset, Trajectory
 from loxodon.data.loader import cut_by_length
 
 Fill = Callable[[Path, list[int]], list[Path]]
@@ -123,30 +126,14 @@ def test_an_epoch_has_a_smaller_last_pool(dataset: DiskTrajDataset) -> None:
 # --- page-locked memory --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_batches_are_laid_out_in_one_pinned_block(
-    dataset: DiskTrajDataset, monkeypatch: pytest.MonkeyPatch, num_workers: int
+def test_batches_are_pinned_for_a_cuda_device(
+    dataset: DiskTrajDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks: list[torch.Tensor] = []
-
-    def fake(num_bytes: int) -> torch.Tensor:
-        blocks.append(torch.full((num_bytes,), 77, dtype=torch.uint8))
-        return blocks[-1]
-
-    monkeypatch.setattr(loader, "new_pinned_block", fake)
-    pinned = BatchLoader(dataset, batch_size=4, num_workers=num_workers, seed=0, pin_memory=True)
-    plain = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0)
-    for i, (batch, same) in enumerate(zip(pinned.epoch(0, 5), plain.epoch(0, 5), strict=True)):
-        for tensor, other in zip(tensors(batch), tensors(same), strict=True):
-            assert torch.equal(tensor, other)
-            assert tensor.untyped_storage().data_ptr() == blocks[i].data_ptr()
-    assert len(blocks) == 5
-    pinned.close()
-
-
-def tensors(batch: Batch) -> list[torch.Tensor]:
-    rest = [batch.rl2s, batch.time_idxs, batch.actions, batch.rews, batch.dones, batch.mask]
-    return [*batch.obs.values(), *rest]
+    pinned: list[Batch] = []
+    monkeypatch.setattr(Batch, "pin_memory", lambda batch: pinned.append(batch) or batch)
+    loader = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0, pin_memory=True)
+    assert [id(batch) for batch in loader.epoch(0, 5)] == [id(batch) for batch in pinned]
+    assert len(pinned) == 5
 
 
 # --- datasets of users ---------------------------------------------------------------------------------
@@ -196,3 +183,95 @@ def test_the_epoch_is_told_before_the_refresh(make_traj: Callable[..., Trajector
     with pytest.raises(ValueError, match=rf"^{parent}epoch 3 refresh$"):
         next(loader.epoch(3, 1))
     loader.close()
+
+
+# --- worker processes ----------------------------------------------------------------------------------
+
+
+class ProcessDataset(OneMethodDataset):
+    """Windows that tell in which process they were sampled; each epoch may bring a misfortune."""
+
+    epoch = 0
+
+    def on_new_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
+        if self.epoch == 10:
+            raise ValueError("nothing to sample. Fix: collect first.")
+        if self.epoch == 11:
+            raise KeyError("what happened")
+        if self.epoch == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+        pid = np.full((len(self.traj) + 1, 1), os.getpid())
+        return Trajectory(**{**self.traj.__dict__, "obs": {**self.traj.obs, "pid": pid}})
+
+
+def pids(batches: Iterator[Batch]) -> list[int]:
+    return [int(batch.obs["pid"][0, 0, 0]) for batch in batches]
+
+
+@pytest.mark.slow
+def test_workers_stay_and_survive_errors_and_interrupts(make_traj: Callable[..., Trajectory]) -> None:
+    loader = BatchLoader(ProcessDataset(make_traj(2)), batch_size=1, num_workers=2, seed=0)
+    before = pids(loader.epoch(0, 6))
+    assert len(set(before)) == 2
+    assert os.getpid() not in before
+    with pytest.raises(ValueError, match=r"^nothing to sample\. Fix: collect first\.$") as caught:
+        list(loader.epoch(10, 4))
+    assert "in sample_random_trajectory" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match=r"A loader worker failed: KeyError: 'what happened'.*Fix:"):
+        list(loader.epoch(11, 4))
+    for pid in set(before):
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    assert pids(loader.epoch(1, 30))[:6] == before  # in turns, in a fixed order
+    loader.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_the_death_of_a_worker_is_told_and_others_take_over(make_traj: Callable[..., Trajectory]) -> None:
+    loader = BatchLoader(ProcessDataset(make_traj(2)), batch_size=1, num_workers=2, seed=0)
+    with pytest.raises(RuntimeError, match=r"has died.*Fix: set Experiment\.dloader_workers"):
+        list(loader.epoch(12, 4))
+    assert len(pids(loader.epoch(1, 4))) == 4
+    loader.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_samples_of_two_workers_depend_on_the_epoch_and_not_on_the_past(
+    dataset: DiskTrajDataset, fill: Fill, tmp_path: Path
+) -> None:
+    one, other = (BatchLoader(dataset, batch_size=8, num_workers=2, seed=5) for _ in range(2))
+    state = torch.get_rng_state()
+    first = positions(one.epoch(0, 5))
+    assert len(first) == 5
+    for epoch in (7, 0):
+        last = positions(other.epoch(epoch, 5))
+    assert last == first
+    assert torch.equal(torch.get_rng_state(), state)
+    abandoned = other.epoch(3, 20)
+    next(abandoned)
+    assert positions(other.epoch(1, 5)) == positions(one.epoch(1, 5)) != first
+    assert list(abandoned) == []  # an epoch ends when another begins
+    fill(tmp_path / "set/buffer/fifo", [3] * 40)
+    assert np.max([batch.obs["position"].max() for batch in one.epoch(2, 5)]) >= 4000
+    one.close()
+    other.close()
+
+
+def tensors(batch: Batch) -> list[torch.Tensor]:
+    rest = [batch.rl2s, batch.time_idxs, batch.actions, batch.rews, batch.dones, batch.mask]
+    return [*batch.obs.values(), *rest]
+
+
+@pytest.mark.slow
+def test_one_worker_samples_like_none(dataset: DiskTrajDataset) -> None:
+    loaders = [BatchLoader(dataset, batch_size=4, num_workers=n, seed=0) for n in (1, 0)]
+    for batch, same in zip(loaders[0].epoch(0, 3), loaders[1].epoch(0, 3), strict=True):
+        for tensor, other in zip(tensors(batch), tensors(same), strict=True):
+            assert torch.equal(tensor, other)
+            assert tensor.dtype == other.dtype
+    loaders[0].close()

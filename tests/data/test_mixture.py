@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,12 @@ import numpy as np
 import pytest
 
 from loxodon.data import (
-    BatchLoader,
     DiskTrajDataset,
     Layout,
-    MemoryTrajDataset,
     MixtureOfDatasets,
     RLDataset,
     Trajectory,
 )
-from loxodon.data.shared_counts import SharedCounts
 
 MakeTraj = Callable[..., Trajectory]
 Fill = Callable[[Path, list[int]], list[Path]]
@@ -83,6 +78,7 @@ def test_weights_are_shared_out_among_the_ready(children: list[FakeDataset]) -> 
     mixture = MixtureOfDatasets(children, [2, 1, 1])
     assert mixture.current_weights().tolist() == [0.5, 0.25, 0.25]
     assert shares(mixture) == pytest.approx([0.5, 0.25, 0.25], abs=0.03)
+    assert mixture.metrics()["0-FakeDataset/weight"] == 0.5
     children[0].ready = False
     assert shares(mixture) == pytest.approx([0, 0.5, 0.5], abs=0.03)
     assert mixture.ready_for_training
@@ -212,47 +208,3 @@ def test_wrong_weights_are_refused(children: list[FakeDataset], arguments: dict[
 def test_a_class_instead_of_a_dataset_is_refused() -> None:
     with pytest.raises(TypeError, match=r"datasets\[0\] is .*parentheses"):
         MixtureOfDatasets([DiskTrajDataset], [1])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_shares_are_counted_wherever_windows_are_drawn(make_traj: MakeTraj, num_workers: int) -> None:
-    datasets = [MemoryTrajDataset([make_traj(9, first=1000 * i)]) for i in range(2)]
-    mixture = MixtureOfDatasets(datasets, [1, 3])
-    configure(mixture)
-    loader = BatchLoader(mixture, batch_size=8, num_workers=num_workers, seed=0)
-    for epoch in range(2):
-        drawn = [
-            float(position) // 1000
-            for batch in loader.epoch(epoch, 20)
-            for position in batch.obs["position"][:, 0, 0]
-        ]
-        metrics = mixture.metrics()
-        assert metrics["1-MemoryTrajDataset/share"] == np.mean(drawn)  # of this epoch alone
-        assert metrics["1-MemoryTrajDataset/weight"] == 0.75
-    loader.close()
-
-
-def test_counts_go_on_without_a_lock_that_nobody_gives_back() -> None:
-    counts = SharedCounts([0, 0])
-    counts._lock.acquire()
-    counts.add([0, 2])
-    assert counts.values() == [0, 2]
-
-
-def _add(counts: SharedCounts) -> None:
-    for _ in range(200):
-        counts.add([0, 1])
-
-
-@pytest.mark.slow
-def test_counts_of_all_processes_add_up() -> None:
-    counts = SharedCounts([0, 0])
-    processes = [multiprocessing.Process(target=_add, args=(counts,)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert counts.values() == [0, 400]
-    copy = pickle.loads(pickle.dumps(counts))
-    copy.add([0, 1])
-    assert (copy.values(), counts.values()) == ([0, 401], [0, 400])
