@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import traceback
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gin
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from .batch import Batch, pad_batch
 from .dataset import RLDataset
@@ -176,7 +176,7 @@ class _Failure(NamedTuple):
         ) from cause
 
 
-class _EpochSource:
+class _EpochSource(Dataset[Any]):
     """Samples the batches of an epoch, or one worker's share of them."""
 
     def __init__(self, dataset: RLDataset, batch_size: int, seed: int, rank: int, pool_batches: int) -> None:
@@ -232,7 +232,7 @@ def cut_by_length(
         yield windows[start : start + batch_size]
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:
     """Batches are complete when they are sampled."""
     return batch
 

@@ -9,7 +9,7 @@ if __name__ == "envs":
         "Fix: run pip install -e . and import loxodon.envs."
     )
 
-from .actions import ActionCode, ActionMap
+from ..data.spaces import ActionCode, ActionMap, ObsLayout, is_text
 from .async_vector import AsyncVectorEnv, num_usable_cores
 from .attributes import MaxEpisodeLength
 from .builtin import MazeRunner, TMazePassive
@@ -17,7 +17,6 @@ from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from .kshot import KShotWrapper
-from .observations import ObsLayout, is_text
 from .partial import PartialObs, partial_env
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env

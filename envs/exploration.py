@@ -9,7 +9,7 @@ import gin
 import numpy as np
 from gymnasium import spaces
 
-from .actions import PolicyActionSpace
+from ..data.spaces import PolicyActionSpace
 
 _CODE_SUPPLIED = ["action_space", "num_envs", "seed"]
 _BLOCK_STEPS = 64  # vector steps whose random numbers are drawn at once; one by one the calls cost more

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from ..data.spaces import is_text, storage_dtype
 from .attributes import ASKED
 from .env_state import get_state, set_state, state_problem
 from .errors import EnvError
-from .observations import is_text, storage_dtype
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 
 ALIGN_BYTES = 64

@@ -10,8 +10,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from ..data.spaces import SINGLE_KEY
 from .env_state import chain_state, missing_layer, set_chain_state
-from .observations import SINGLE_KEY
 from .sequence_env import METRIC_PREFIX
 from .spec import EnvSpec, resolve_env
 

@@ -7,8 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from .actions import ActionMap
-from .observations import ObsLayout
+from ..data.spaces import ActionMap, ObsLayout
 
 METRIC_PREFIX = "metric/"
 """Keys of `info` that begin so are special metrics: numbers reported under the rest of the key."""

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
+from ..data.spaces import is_text
 from .group import Metrics, StepBuffers
-from .observations import is_text
 
 try:
     from gymnasium.vector import AutoresetMode

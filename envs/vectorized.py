@@ -9,11 +9,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from .actions import ActionMap
+from ..data.spaces import ActionMap, ObsLayout
 from .attributes import layers, owns
 from .env_state import offers_state
 from .group import Metrics, StepBuffers, find_nan
-from .observations import ObsLayout
 from .sequence_env import METRIC_PREFIX
 from .spec import EnvSpec
 from .vector_base import SequenceVectorEnv, StepResult

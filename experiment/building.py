@@ -22,8 +22,8 @@ from gymnasium import spaces
 
 from ..agents import OnPolicyAgent
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
+from ..data.spaces import PolicyActionSpace
 from ..envs import ActionCode, EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
-from ..envs.actions import PolicyActionSpace
 from .collector import Collector, Histories
 from .env_spaces import EnvSpaces
 from .freezing import FrozenParams

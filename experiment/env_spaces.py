@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from ..data.spaces import PolicyActionSpace
 from ..envs import ActionMap, ObsLayout, is_text
-from ..envs.actions import PolicyActionSpace
 
 _LONGEST_TEXT = 2**16
 

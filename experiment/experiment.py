@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms
-from ..envs.actions import PolicyActionSpace
+from ..data.spaces import PolicyActionSpace
 from . import building, collecting, evaluating, loop, resume
 from .artifacts.publishing import Publisher
 from .artifacts.restoring import restore_if_asked

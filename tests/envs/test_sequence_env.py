@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_envs import MissionEnv, ScriptedEnv, SpacesEnv, WordSpace
 
+from loxodon.data.spaces import ActionMap, ObsLayout
 from loxodon.envs import SequenceEnv
-from loxodon.envs.actions import ActionMap
-from loxodon.envs.observations import ObsLayout
 
 
 @pytest.mark.parametrize(("n", "start"), [(3, 5), (1000, 0), (1, 0), (300, -7)])

@@ -133,7 +133,7 @@ def test_a_failed_export_leaves_no_dataset(tmp_path: Path, make_traj: MakeTraj, 
         save_trajectory(tmp_path, make_traj(3, num_actions=n), save_as="npz", traj_id=f"{n}", unix_time=n)
         for n in (2, 3)
     ]
-    with pytest.raises(ValueError, match="not of the action space"):
+    with pytest.raises(ValueError, match="not of the environment's action space"):
         export_minari(paths, "test/mixed-v0")
     assert not (root / "test" / "mixed-v0").exists()
     with pytest.raises(ValueError, match=r"is not the id of a Minari dataset.*end it with -v"):

@@ -1,0 +1,294 @@
+"""Between an environment's spaces and the arrays that policies and trajectories hold.
+
+Observations become a flat dict of arrays, actions integers from zero or numbers in [-1, 1]. Needs gymnasium's
+spaces and numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+SINGLE_KEY = "observation"
+
+
+@dataclass(frozen=True)
+class ObsLeaf:
+    """One array inside a (possibly nested) observation.
+
+    key: its name in the flat dict; path: how to reach it in the raw observation; offset: subtracted from
+    integer observations that do not start at zero, else None.
+    """
+
+    key: str
+    path: tuple[str | int, ...]
+    space: Space[Any]
+    offset: Any
+
+    def read(self, raw: Any) -> Any:
+        """The leaf's raw value inside a raw observation, or inside arrays of several ones."""
+        for part in self.path:
+            raw = raw[part]
+        return raw if self.offset is None else np.asarray(raw) - self.offset
+
+    def restore(self, values: np.ndarray) -> np.ndarray:
+        """Undo `read` for the arrays of several observations: what the environment itself would return."""
+        whole: np.ndarray = values if self.offset is None else values + self.offset
+        return whole.astype(self.space.dtype, copy=False)
+
+
+def is_text(space: Space[Any]) -> bool:
+    """Whether values of the space are Python strings (Text and spaces like it)."""
+    return space.dtype is not None and np.dtype(space.dtype).kind == "U"
+
+
+def storage_dtype(space: Space[Any]) -> Any:
+    """The dtype of arrays that hold values of the space: its own, object for text."""
+    return np.dtype(object) if is_text(space) else space.dtype
+
+
+def _array_leaf(space: Space[Any], path: tuple[str | int, ...]) -> ObsLeaf:
+    key = "/".join(str(part) for part in path) or SINGLE_KEY
+    if isinstance(space, (spaces.Box, spaces.MultiBinary)) or is_text(space):
+        return ObsLeaf(key, path, space, None)
+    if isinstance(space, spaces.Discrete):
+        zero_based = spaces.Discrete(int(space.n))
+        return ObsLeaf(key, path, zero_based, int(space.start) or None)
+    if isinstance(space, spaces.MultiDiscrete):
+        start = np.asarray(getattr(space, "start", 0))
+        return ObsLeaf(key, path, spaces.MultiDiscrete(space.nvec), start if start.any() else None)
+    raise TypeError(
+        f"Observation {key!r} has the space {space}, which has no fixed array form. Allowed are Box, "
+        "Discrete, MultiDiscrete, MultiBinary, Text, and Dict or Tuple of these. "
+        "Fix: wrap the environment with gymnasium.wrappers.TransformObservation (or FilterObservation to "
+        "drop it)."
+    )
+
+
+def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[ObsLeaf]:
+    if isinstance(space, spaces.Dict):
+        for name, child in space.spaces.items():
+            yield from _leaves(child, (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from _leaves(child, (*path, index))
+    else:
+        yield _array_leaf(space, path)
+
+
+class ObsLayout:
+    """The flat form of one observation space, and the way values get into it.
+
+    Attributes:
+        leaves: one per array, sorted by key; the columns given to `write` have the same order.
+        space: Dict of the leaves' spaces. A lone Box, Discrete, … sits under "observation"; nested names are
+            joined with "/"; integers start at zero.
+
+    Text stays text: Python strings in object arrays.
+
+    Raises: TypeError for spaces without a fixed array form (Graph, Sequence, OneOf).
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.leaves = tuple(sorted(_leaves(space, ()), key=lambda leaf: leaf.key))  # spaces.Dict sorts too
+        self.space = spaces.Dict({leaf.key: leaf.space for leaf in self.leaves})
+        if len(self.space.spaces) != len(self.leaves):
+            keys = [leaf.key for leaf in self.leaves]
+            raise ValueError(
+                f"Two observations share a key after nested names are joined with '/': {keys}. "
+                "Fix: rename one of them in the environment."
+            )
+        self._shapes = tuple(_shape_of(leaf.space) for leaf in self.leaves)
+        self._is_plain = len(self.leaves) == 1 and not self.leaves[0].path and self.leaves[0].offset is None
+
+    def write(self, raw: Any, columns: Sequence[np.ndarray], row: int) -> None:
+        """Copy a raw observation into row `row` of every column ([N, ...] arrays, one per leaf)."""
+        if self._is_plain:
+            shape = self._shapes[0]
+            if shape and getattr(raw, "shape", None) != shape:
+                self._check_shape(0, raw)
+            columns[0][row] = raw
+            return
+        for index, leaf in enumerate(self.leaves):
+            value = leaf.read(raw)
+            if getattr(value, "shape", None) != self._shapes[index]:
+                self._check_shape(index, value)
+            columns[index][row] = value
+
+    def flatten(self, raw: Any) -> dict[str, np.ndarray]:
+        """One raw observation as a new flat dict: arrays in their space's dtype, and strings."""
+        flat = self.empty(1)
+        self.write(raw, list(flat.values()), 0)
+        return {
+            key: column[0] if column.ndim > 1 or column.dtype == object else column.reshape(())
+            for key, column in flat.items()
+        }
+
+    def empty(self, num_envs: int) -> dict[str, np.ndarray]:
+        """Uninitialised columns: one [num_envs, ...] array per leaf, in leaf order."""
+        return {
+            leaf.key: np.empty((num_envs, *shape), storage_dtype(leaf.space))
+            for leaf, shape in zip(self.leaves, self._shapes, strict=True)
+        }
+
+    def _check_shape(self, index: int, value: Any) -> None:
+        if np.shape(value) != self._shapes[index]:
+            leaf = self.leaves[index]
+            raise ValueError(
+                f"The environment returned observation {leaf.key!r} with shape {np.shape(value)}, but its "
+                f"space {leaf.space} says {self._shapes[index]}. Fix: make the environment's "
+                "observation_space and its observations agree."
+            )
+
+
+def _shape_of(space: Space[Any]) -> tuple[int, ...]:
+    return tuple(space.shape or ())
+
+
+# ---- actions ----
+
+PolicyActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
+
+
+class ActionMap:
+    """Maps whole [N, ...] batches of policy actions to environment actions.
+
+    `policy_space` is one of
+
+    - Discrete(n), starting at zero.
+    - MultiDiscrete(nvec) of K factors in one row, each starting at zero; MultiBinary has factors of 2.
+    - Box(-1, 1, (A,), float32), A the number of elements of the environment's Box; it is rescaled to the
+      environment's bounds, shape and dtype.
+
+    Raises: TypeError for other spaces and integer Boxes; ValueError for a Box without finite bounds.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.policy_space: PolicyActionSpace
+        self._space = space
+        if isinstance(space, spaces.Discrete):
+            self.policy_space = spaces.Discrete(int(space.n))
+            self.to_env = self._shift_from(int(space.start))
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.policy_space = spaces.MultiDiscrete(space.nvec.reshape(-1))
+            self.to_env = self._reshape_to(space, np.asarray(getattr(space, "start", 0)))
+        elif isinstance(space, spaces.MultiBinary):
+            self.policy_space = spaces.MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
+            self.to_env = self._reshape_to(space, np.asarray(0))
+        elif isinstance(space, spaces.Box):
+            _check_box(space)
+            self.policy_space = spaces.Box(-1.0, 1.0, (int(np.prod(space.shape)),), np.float32)
+            self.to_env = self._rescale_to(space)
+        else:
+            raise TypeError(
+                f"The action space is {space}, but Discrete, MultiDiscrete, MultiBinary and Box are the ones "
+                "supported. "
+                "Fix: wrap the environment so that it takes one of these "
+                "(gymnasium.wrappers.TransformAction)."
+            )
+
+    def from_env(self, actions: Any) -> np.ndarray:
+        """Actions of the environment, T of them, as the policy's: (T,) or (T, K) int64, or (T, A) float32.
+
+        Raises: ValueError if discrete ones are not of the space. Continuous ones are clipped to it.
+        """
+        actions, space = np.asarray(actions), self._space
+        if isinstance(space, spaces.Box):
+            low, high = (bound.astype(np.float64).reshape(-1) for bound in (space.low, space.high))
+            half = np.where(high > low, high / 2 - low / 2, 1.0)  # a single allowed value becomes 0
+            flat = actions.reshape(len(actions), len(low)).astype(np.float64)
+            scaled: np.ndarray = np.clip((flat - (low / 2 + high / 2)) / half, -1.0, 1.0).astype(np.float32)
+            return scaled
+        nvec = np.asarray(getattr(self.policy_space, "nvec", getattr(self.policy_space, "n", None)))
+        indices: np.ndarray = actions.astype(np.int64) - np.asarray(getattr(space, "start", 0))
+        indices = indices.reshape(-1, *nvec.shape)
+        if (indices < 0).any() or (indices >= nvec).any():
+            raise ValueError(
+                f"Actions range from {actions.min()} to {actions.max()}, but the action space is {space}. "
+                "Fix: make the dataset's action_space and its actions agree."
+            )
+        return indices
+
+    @staticmethod
+    def _shift_from(start: int) -> Any:
+        def to_env(actions: np.ndarray) -> Sequence[Any]:
+            """(N,) integers -> list of N Python integers in the environment's numbering."""
+            shifted: list[int] = (actions + start if start else actions).tolist()
+            return shifted
+
+        return to_env
+
+    @staticmethod
+    def _reshape_to(space: Space[Any], start: np.ndarray) -> Any:
+        def to_env(actions: np.ndarray) -> Sequence[Any]:
+            """(N, K) integers -> (N, *shape) in the environment's numbering and dtype."""
+            shaped: Any = (actions.reshape(-1, *(space.shape or ())) + start).astype(space.dtype)
+            return shaped  # type: ignore[no-any-return]
+
+        return to_env
+
+    @staticmethod
+    def _rescale_to(space: spaces.Box) -> Any:
+        dtype = np.result_type(space.dtype, np.float32)
+        low, high = space.low.astype(dtype).reshape(-1), space.high.astype(dtype).reshape(-1)
+        middle, half_width = low / 2 + high / 2, high / 2 - low / 2
+        shape = space.shape
+
+        def to_env(actions: np.ndarray) -> Sequence[Any]:
+            """(N, A) floats, clipped to [-1, 1] -> (N, *shape) in the environment's bounds and dtype."""
+            scaled = np.clip(actions, -1.0, 1.0) * half_width + middle
+            np.clip(scaled, low, high, out=scaled)
+            result: Any = scaled.astype(space.dtype, copy=False).reshape(-1, *shape)
+            return result  # type: ignore[no-any-return]
+
+        return to_env
+
+
+class ActionCode:
+    """Policy actions as networks see them: one-hot, the one-hots of all factors side by side, or as they are.
+
+    Attributes:
+        width: A, the number of columns.
+        nvec: numbers of actions of the K factors of a MultiDiscrete space; None for the others.
+        has_integers: True if policy actions are integers, (N,) or (N, K); False if they are (N, A) floats.
+    """
+
+    def __init__(self, space: PolicyActionSpace) -> None:
+        self.nvec: tuple[int, ...] | None = None
+        self.has_integers = not isinstance(space, spaces.Box)
+        if isinstance(space, spaces.Discrete):
+            self.width = int(space.n)
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.nvec = tuple(space.nvec.tolist())
+            self.width = sum(self.nvec)
+            self._offsets = np.cumsum((0, *self.nvec[:-1]))
+        else:
+            self.width = int(space.shape[0])
+
+    def write(self, actions: np.ndarray, out: np.ndarray) -> None:
+        """Write actions, (N,) or (N, K) integers or (N, A) floats, to zeros `out`, (N, A) float32."""
+        if not self.has_integers:
+            out[:] = actions
+        elif self.nvec is None:
+            out[np.arange(len(out)), actions] = 1.0
+        else:
+            out[np.arange(len(out))[:, None], actions + self._offsets] = 1.0
+
+
+def _check_box(space: spaces.Box) -> None:
+    if not np.issubdtype(space.dtype, np.floating):
+        raise TypeError(
+            f"The action space is {space}, an integer Box, which has no meaningful scaling from [-1, 1]. "
+            "Allowed are Discrete, MultiDiscrete, MultiBinary and Box with a float dtype. "
+            "Fix: wrap the environment to take a Discrete action, or a float Box that it rounds itself."
+        )
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(
+            f"The action space {space} has infinite bounds, so actions in [-1, 1] cannot be scaled to it. "
+            "Fix: wrap the environment with gymnasium.wrappers.RescaleAction or ClipAction, or give it "
+            "finite bounds."
+        )
