@@ -8,6 +8,8 @@ import os
 from datetime import datetime, timezone
 from pathlib import Path
 
+from .errors import visible
+
 MAX_BROKEN_SHARE = 0.05  # of all files that this process has listed
 _REASON_SUFFIX = ".txt"
 _logger = logging.getLogger("loxodon")
@@ -130,4 +132,4 @@ class Quarantine:
 
 
 def _what_was_done(moved_to: Path | None) -> str:
-    return "left in place" if moved_to is None else f"moved to {moved_to}"
+    return "left in place" if moved_to is None else f"moved to {visible(str(moved_to))}"

@@ -271,7 +271,7 @@ def damage(folder: Path) -> str | None:
         files = json.loads((folder / MARKER).read_text())["files"].items()
         for name, (num_bytes, checksum) in files:
             path = folder / name
-            if not path.exists():
+            if not path.is_file():
                 return f"{name} is missing"
             if path.stat().st_size != num_bytes:
                 return f"{name} has {path.stat().st_size} bytes instead of {num_bytes}"

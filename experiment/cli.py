@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from ..data.errors import visible
 from .checkpoints import CheckpointManager
 from .config import ConfigError, LoadedConfig, check_all_used, explain_build_error, load_config
 from .dry_run import dry_run
@@ -271,5 +272,6 @@ def _command(program: str, words: Sequence[str]) -> str:
 
 def _say(text: str, *, error: bool = False) -> None:
     stream = sys.stderr if error else sys.stdout
-    stream.write(text.rstrip("\n") + "\n")
+    lines = text.rstrip("\n").split("\n")  # names of files and what is in them may be part of it
+    stream.write("\n".join(map(visible, lines)) + "\n")
     stream.flush()

@@ -326,7 +326,7 @@ def test_files_that_say_too_little_or_are_of_another_format_are_refused(tmp_path
     types = '{"agent_type": "no_such_module:Gone"}'
     with pytest.raises(ImportError, match=r"'Gone' of the module 'no_such_module'.*Fix:"):
         load_policy(changed_header(path, gin="", types=types))
-    with pytest.raises(ValueError, match=r"agent_type has no name to import it by. Fix:"):
+    with pytest.raises(ValueError, match=r"agent_type has no name to find it by. Fix:"):
         load_policy(changed_header(path, gin="", types="{}"))
 
 
