@@ -124,8 +124,10 @@ class Quarantine:
     def _read_a_reason(self) -> str:
         """Return the first line beside some file that another process has moved here."""
         for name in sorted(self._now - self._before):
+            note = self.folder / (name + _REASON_SUFFIX)
             try:
-                return (self.folder / (name + _REASON_SUFFIX)).read_text(encoding="utf-8").splitlines()[0]
+                if note.is_file():
+                    return note.read_text(encoding="utf-8").splitlines()[0]
             except (OSError, IndexError):
                 continue
         return "unknown."

@@ -36,7 +36,7 @@ def load_tree(path: Path) -> Any:
         with safe_open(path, framework="pt") as file:
             structure = json.loads((file.metadata() or {})[_STRUCTURE])
             return _unpack(structure, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a readable part of a checkpoint ({error}). Fix: use another checkpoint."
         ) from error
