@@ -157,10 +157,10 @@ def test_a_scoped_macro_and_a_reference_are_compared_as_written() -> None:
 def test_types_are_named_if_they_can_be_imported() -> None:
     name = metadata.name_of_type(spaces.Discrete)
     assert name is not None
-    assert metadata.find_type(name) is spaces.Discrete
+    assert metadata.find_type(name, spaces.Space) is spaces.Discrete
     assert metadata.name_of_type(lambda: 0) is None
     with pytest.raises(ImportError, match=r"'Nothing' of the module 'gymnasium'.*Fix:"):
-        metadata.find_type("gymnasium:Nothing")
+        metadata.find_type("gymnasium:Nothing", spaces.Space)
 
 
 # --- published policies ---------------------------------------------------------------------------------
