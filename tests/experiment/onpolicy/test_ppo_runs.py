@@ -68,6 +68,31 @@ def test_an_extra_output_of_ones_own_agent_reaches_buffer_and_disk_and_it_trains
     np.testing.assert_allclose(log_probs, np.log(sureness[..., :1]), rtol=1e-4, atol=1e-5)
 
 
+class Mission(gym.ObservationWrapper[Any, Any, Any]):
+    """Says in words what there is to do, beside what is seen."""
+
+    def __init__(self) -> None:
+        env = RandomLengths()
+        super().__init__(env)
+        self.observation_space = spaces.Dict({"seen": env.observation_space, "words": spaces.Text(20)})
+
+    def observation(self, observation: Any) -> Any:
+        return {"seen": observation, "words": "go on"}
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_text_observations_are_left_out(tmp_path: Path, shares: bool) -> None:
+    exp = ppo_experiment(
+        tmp_path,
+        make_train_env=EnvSpec(Mission),
+        make_val_env=EnvSpec(Mission),
+        val_timesteps_per_epoch=9,
+        tstep={"specify_obs_keys": ["seen"]},
+        agent={"share_encoder": shares},
+    )
+    assert learned(exp).learner.gradient_steps == 2 * 4
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
