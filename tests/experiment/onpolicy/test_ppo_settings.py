@@ -68,6 +68,8 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("PPOAgent.value_norm", "'popart'", {"PPOAgent.value_norm": "'running'"}),
     ("PPOAgent.value_norm_window", 1.0, {"PPOAgent.value_norm": "'running'"}),
     ("FFTstepEncoder.normalize_inputs", False, {}),
+    ("RunningNorm.clip", 0.1, {}),
+    ("RunningNorm.min_std", 9.0, {}),
     ("Experiment.train_timesteps_per_epoch", 9, {}),
     ("Experiment.parallel_actors", 4, {}),
     ("Experiment.learning_rate", 3e-3, {}),
