@@ -76,7 +76,7 @@ class DiskTrajDataset(RLDataset):
         self.dset_max_size, self.dset_min_size = dset_max_size, dset_min_size
         self.dset_max_timesteps, self.dset_max_bytes = dset_max_timesteps, dset_max_bytes
         self.sample_by, self.recent_fraction, self.relabeler = sample_by, recent_fraction, relabeler
-        self.takes_new_trajs = takes_new_trajs
+        self.takes_new_trajs, self.priority_exponent = takes_new_trajs, priority_exponent
         self.priorities = None if priority_exponent is None else PriorityTable(priority_exponent)
         self._buffer: Path | None = None
         self._lock: ManagerLock | None = None

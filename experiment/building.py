@@ -33,7 +33,7 @@ from .onpolicy import OnPolicyCollector, PPOLearner
 from .onpolicy_settings import check_learner
 from .overlap import EnvHalves, OverlappedCollector
 from .policy_files import write_text
-from .reward_shaping import make_shaping
+from .reward_shaping import make_shaping, shape_relabeled
 from .rng import derive_seed, draw_seed, seed_global_generators
 from .sink import Sink
 from .tee import TeeSink
@@ -101,6 +101,8 @@ def configure_dataset(exp: Experiment) -> None:
         default_root=str(exp.run_dir.parent),
         default_name=exp.run_name,
     )
+    if exp.reward_shaper is not None:
+        shape_relabeled(exp.dataset, exp.reward_shaper, exp.epochs)
 
 
 # ---- environments ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +29,14 @@ def interact(
     save_on_done: bool | str,
     episodes: int | None,
 ) -> tuple[Any, Histories]:
-    """Roll out from a reset; see Experiment.interact."""
+    """Roll out; see Experiment.interact."""
     folder = exp.dataset.save_new_trajs_to if save_on_done is True else (save_on_done or None)
     writer = None if folder is None else building.make_writer(exp, Path(folder), envs.num_envs, "interact")
-    histories = Histories.create(envs.num_envs)
+    before = exp.interaction if hidden_state is not None else None
+    if before is not None and before.envs is not envs:
+        before = None
+    histories = Histories.create(envs.num_envs) if before is None else copy.deepcopy(before.histories)
+    histories.clear()
     sample = exp.sample_actions if exp.sample_actions_val is None else exp.sample_actions_val
     collector = Collector(
         envs,
@@ -46,12 +51,16 @@ def interact(
     )
     was_training = exp.policy.training
     exp.policy.eval()
-    # Drawn from torch's generator, so that whoever seeds that one decides the episodes too.
-    collector.restart(int(torch.randint(2**31 - 1, ())))
+    if before is not None and before.state is not None:
+        collector.go_on_from(before.state)
+    else:
+        # Drawn from torch's generator, so that whoever seeds that one decides the episodes too.
+        collector.restart(int(torch.randint(2**31 - 1, ())))
     assert collector.state is not None
     if hidden_state is not None:
         collector.state.hidden_state = hidden_state
     collector.collect(timesteps, episodes=episodes, render=render)
+    exp.interaction = collector
     exp.policy.train(was_training)
     if writer is not None:
         writer.close()

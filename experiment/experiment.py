@@ -80,6 +80,7 @@ class Experiment(Settings):
         self.env_spaces: EnvSpaces  # before anything is flattened or scaled
         self.run_facts: dict[str, Any] | None = None
         self.collector: Collector | OverlappedCollector | None = None
+        self.interaction: Collector | None = None  # the newest
         self.train_envs: Any = None
         self.val_envs: Any = None
 
@@ -269,8 +270,10 @@ class Experiment(Settings):
         save_on_done: bool | str = False,
         episodes: int | None = None,
     ) -> tuple[Any, Histories]:
-        """Act in `envs` from a reset, without exploration; returns the last hidden state and the statistics.
+        """Act in `envs`, without exploration; returns the last hidden state and the statistics.
 
+        hidden_state: what the previous call returned, to go on in the same `envs` where that one stopped;
+            otherwise all are reset.
         save_on_done: a folder, or True for that of the dataset, to store trajectories in.
         """
         return evaluating.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)

@@ -184,6 +184,8 @@ def _finish(exp: Experiment) -> None:
     if exp.mode == "collect":
         exp.fleet.end("finished")
         return
+    exp.accelerator.wait_for_everyone()
+    exp.dataset.on_end_of_collection()  # the flush may have left more than may stay
     if exp.evaluate_at_end and exp.val_timesteps_per_epoch > 0:
         exp.evaluate_val()
         if stop_agreed(exp):

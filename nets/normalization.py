@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import gin
 import torch
 from torch import Tensor, distributed, nn
 
@@ -62,6 +63,7 @@ def _several_processes() -> bool:
     return not alone and distributed.get_world_size() > 1
 
 
+@gin.configurable(denylist=["width"])
 class RunningNorm(RunningStatistics):
     """Shift and scale every feature by its running mean and standard deviation.
 
@@ -69,6 +71,13 @@ class RunningNorm(RunningStatistics):
     weight of the past is capped at `window` timesteps, after which the mean moves exponentially.
 
     Shapes: x (..., D) float -> (..., D) float32, clipped to [-clip, clip].
+
+    Args:
+        width: D.
+        window: see above.
+        clip: largest size of a result.
+        min_std: smallest deviation that counts.
+    Raises: ValueError unless all of these are positive.
     """
 
     mean: Tensor
@@ -80,6 +89,11 @@ class RunningNorm(RunningStatistics):
 
     def __init__(self, width: int, *, window: float = 1e6, clip: float = 10.0, min_std: float = 1e-2) -> None:
         super().__init__()
+        if min(window, clip, min_std) <= 0.0:
+            raise ValueError(
+                f"{type(self).__name__} has window={window}, clip={clip} and min_std={min_std}, but all must "
+                "be above 0. Fix: bind such values."
+            )
         self.window, self.clip, self.min_std = window, clip, min_std
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("var", torch.ones(width))
@@ -202,9 +216,9 @@ class PopArt(RunningStatistics):
     updates: Tensor
     pending: Tensor
 
-    def __init__(self, num_discounts: int, *, beta: float, enabled: bool = True) -> None:
+    def __init__(self, num_discounts: int, *, beta: float, floor: float = 0.1, enabled: bool = True) -> None:
         super().__init__()
-        self.beta, self.enabled = beta, enabled
+        self.beta, self.floor, self.enabled = beta, floor, enabled
         shape = (num_discounts, 1)
         for name, value in (("mu", 0.0), ("nu", 1.0), ("w", 1.0), ("b", 0.0)):
             self.register_buffer(name, torch.full(shape, value))
@@ -213,13 +227,13 @@ class PopArt(RunningStatistics):
 
     @property
     def sigma(self) -> Tensor:
-        """Standard deviation of the targets, (G, 1), at least a tenth of their root mean square.
+        """Standard deviation of the targets, (G, 1), at least `floor` times their root mean square.
 
-        Without that floor, targets that hardly vary (a constant reward under a small discount) would be
+        Without a floor, targets that hardly vary (a constant reward under a small discount) would be
         blown up.
         """
         rms = self.nu.sqrt()
-        return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(0.1 * rms).clamp(min=1e-4)
+        return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(self.floor * rms).clamp(min=1e-4)
 
     def normalize(self, value: Tensor) -> Tensor:
         """Values in environment units -> unit scale."""

@@ -11,7 +11,7 @@ import gin
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch
@@ -127,6 +127,7 @@ class PPOLearner:
         self.buffers: list[RolloutBuffer] = []
         self._has_warned = False
         self._kls: list[tuple[float, float]] = []  # of the running epoch: KL divergence and timesteps
+        self._initial_kl: float | None = None  # of the rollout's first minibatch
 
     def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
         choices = (
@@ -212,13 +213,16 @@ class PPOLearner:
         """Warn, once, when acting and training do not agree on what the same weights do."""
         limit = _ALARM[self.accelerator.mixed_precision]
         found = figures.get("initial_logratio_abs_max", 0.0)
+        # Log-ratios all as large as the limit would give the first minibatch a divergence of limit^2 / 2.
+        found = max(found, (2.0 * max(figures.get("initial_kl", 0.0), 0.0)) ** 0.5)
         # Burn-in reads with new weights what the old ones acted on, so there a difference means nothing.
         if found > limit and not self.burn_in and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Log-probs of a rollout differ by up to %.3g nats from what the same weights give when "
                 "sequences are read again (expected below %g). The encoder does not do the same in acting "
-                "and training, or something moved in between; see ppo/initial_logratio_abs_max.",
+                "and training, or something moved in between; see ppo/initial_logratio_abs_max and "
+                "ppo/initial_kl.",
                 found,
                 limit,
             )
@@ -280,10 +284,10 @@ class PPOLearner:
         self, tensors: RolloutTensors, results: Results, epoch: int, should_stop: Callable[[], bool]
     ) -> dict[str, float]:
         """All passes over the rollout; returns the means of their figures."""
-        self.agent.train()
+        _switch_dropout_off(self.agent)
         rng = np.random.default_rng([self.seed, epoch, self.accelerator.process_index])
         pieces, sums = self._pieces(tensors), UpdateFigures()
-        num_updates, last_kl, is_over = 0, 0.0, False
+        num_updates, last_kl, is_over, self._initial_kl = 0, 0.0, False, None
         skipped_before = self.learner.skipped_updates
         for i in range(self.update_epochs):
             # Details cost a good part of an update; passes that may be the last one have them.
@@ -308,6 +312,7 @@ class PPOLearner:
         self.agent.after_rollout(last_kl)
         planned = self.update_epochs * self.minibatches
         figures = {"kl_last": last_kl, "updates": float(num_updates), "updates_share": num_updates / planned}
+        figures["initial_kl"] = self._initial_kl or 0.0
         figures["skipped_updates"] = float(self.learner.skipped_updates - skipped_before)
         return sums.summary() | figures | {"learning_rate": self.learner.learning_rate}
 
@@ -351,6 +356,7 @@ class PPOLearner:
         own = [sum(float(r.metrics["kl"]) * n for r, n in zip(results, counts, strict=True)), sum(counts)]
         total, count = sum_over_ranks(own, self.accelerator)
         kl = total / max(count, 1.0)
+        self._initial_kl = kl if self._initial_kl is None else self._initial_kl
         self._kls.append((kl, count))
         if self.target_kl is not None and kl > self.target_kl:
             return False
@@ -384,3 +390,11 @@ class PPOLearner:
         if self.lr_adapter is not None and state["lr_adapter"] is not None:
             self.lr_adapter.load_state_dict(state["lr_adapter"])
             self.learner.lr_scale = self.lr_adapter.scale
+
+
+def _switch_dropout_off(agent: OnPolicyAgent) -> None:
+    """The mode of updates: as in acting, so that ratios are 1 before the first step."""
+    agent.eval()
+    for module in agent.modules():
+        if isinstance(module, nn.RNNBase) and not module.dropout:
+            module.train()  # the same, but cuDNN has gradients in this mode only

@@ -173,6 +173,15 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
     torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
 
 
+@pytest.mark.parametrize(("changes", "sigma"), [({}, 10.0), ({"popart_floor": 0.0}, 0.5)])
+def test_the_scale_of_targets_that_hardly_vary_has_a_floor(changes: dict[str, float], sigma: float) -> None:
+    popart = make_agent(training_discounts=[], **changes).popart
+    targets = torch.tensor([99.5, 100.5]).view(1, 2, 1, 1)
+    popart.gather(targets, torch.ones(1, 2, 1, dtype=torch.bool))
+    popart.commit()
+    torch.testing.assert_close(popart.sigma.item(), sigma, rtol=1e-2, atol=0.0)
+
+
 def test_binary_filter_sees_environment_units() -> None:
     agent = make_agent(num_critics=1, num_critics_td=1)
     agent.popart.mu.fill_(1.0)

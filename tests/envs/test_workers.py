@@ -60,13 +60,15 @@ def test_exception_in_render() -> None:
         env.render()
 
 
+@pytest.mark.parametrize(("how", "what"), [("nan", "NaN"), ("inf", "inf")])
 @pytest.mark.parametrize("kind", ["sync", "fork"])
-def test_nan_is_named_and_infinity_is_not_nan(kind: str) -> None:
-    env = build(kind, [EnvSpec(ScriptedEnv)] * 2 + [EnvSpec(FailingEnv, {"how": "nan"})], num_workers=1)
+def test_numbers_that_are_not_finite_are_named(kind: str, how: str, what: str) -> None:
+    env = build(kind, [EnvSpec(ScriptedEnv)] * 2 + [EnvSpec(FailingEnv, {"how": how})], num_workers=2)
     env.reset(seed=0)
     env.step([0] * 3)
     where = "scripted0" if kind == "sync" else r"Environment 2 failed in step.*scripted0"
-    with pytest.raises((ValueError, EnvError), match=rf"{where} returned NaN as observation.*Fix"):
+    place = r"'observation' \(environment 2, step 2 since"
+    with pytest.raises((ValueError, EnvError), match=rf"{where} returned {what} as observation {place}.*Fix"):
         env.step([0] * 3)
     env.close()
 
@@ -93,10 +95,11 @@ def test_rewards_that_are_no_number_are_named(kind: str, how: str, words: str) -
     env.close()
 
 
-def test_nan_reward_is_named() -> None:
-    env = build("sync", [EnvSpec(FailingEnv, {"how": "nan reward"})])
+@pytest.mark.parametrize(("how", "what"), [("nan reward", "NaN"), ("inf reward", "-inf")])
+def test_rewards_that_are_not_finite_are_named(how: str, what: str) -> None:
+    env = build("sync", [EnvSpec(FailingEnv, {"how": how})])
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"NaN as reward.*Fix"):
+    with pytest.raises(ValueError, match=rf"{what} as reward \(environment 0, step 1 .*Fix"):
         env.step([0])
 
 

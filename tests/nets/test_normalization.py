@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from loxodon.nets import PopArt, RunningNorm
@@ -40,6 +41,12 @@ def test_padding_does_not_reach_the_statistics() -> None:
     norm.commit()
     assert norm.mean.item() == 2.0
     assert norm.var.item() == 1.0
+
+
+@pytest.mark.parametrize("setting", ["window", "clip", "min_std"])
+def test_impossible_settings_are_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match=rf"RunningNorm has .*{setting}=0.*Fix:"):
+        RunningNorm(1, **{setting: 0.0})
 
 
 def test_commit_without_data_is_harmless() -> None:

@@ -68,6 +68,31 @@ def test_an_extra_output_of_ones_own_agent_reaches_buffer_and_disk_and_it_trains
     np.testing.assert_allclose(log_probs, np.log(sureness[..., :1]), rtol=1e-4, atol=1e-5)
 
 
+class Mission(gym.ObservationWrapper[Any, Any, Any]):
+    """Says in words what there is to do, beside what is seen."""
+
+    def __init__(self) -> None:
+        env = RandomLengths()
+        super().__init__(env)
+        self.observation_space = spaces.Dict({"seen": env.observation_space, "words": spaces.Text(20)})
+
+    def observation(self, observation: Any) -> Any:
+        return {"seen": observation, "words": "go on"}
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_text_observations_are_left_out(tmp_path: Path, shares: bool) -> None:
+    exp = ppo_experiment(
+        tmp_path,
+        make_train_env=EnvSpec(Mission),
+        make_val_env=EnvSpec(Mission),
+        val_timesteps_per_epoch=9,
+        tstep={"specify_obs_keys": ["seen"]},
+        agent={"share_encoder": shares},
+    )
+    assert learned(exp).learner.gradient_steps == 2 * 4
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -113,18 +138,20 @@ def test_impossible_bounds_of_the_learning_rate(kwargs: dict[str, float]) -> Non
         KLAdaptiveLR(per="run")
 
 
+AT_DEFAULTS = {"batch_size": 24, "train_batches_per_epoch": 1000, "log_interval": 300}
+
+
 def test_settings_without_a_meaning_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bound = ("padded_sampling = 'left'", "train_batches_per_epoch = 7", "exploration_wrapper_type = None")
-    gin.parse_config([f"Experiment.{binding}" for binding in bound])
-    learned(ppo_experiment(tmp_path))
+    gin.parse_config("Experiment.padded_sampling = 'left'")
+    changes = {**AT_DEFAULTS, "start_learning_at_epoch": 2, "exploration_wrapper_type": None}
+    learned(ppo_experiment(tmp_path, **changes))
     lines = [record.getMessage() for record in caplog.records if "no meaning" in record.getMessage()]
     assert len(lines) == 1
-    assert "padded_sampling, train_batches_per_epoch" in lines[0]
-    assert "exploration_wrapper_type" not in lines[0]  # None is what PPO does anyway
+    assert lines[0].endswith(": padded_sampling, start_learning_at_epoch.")
 
 
-def test_nothing_is_said_where_nothing_was_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    learned(ppo_experiment(tmp_path))
+def test_nothing_is_said_where_nothing_differs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    learned(ppo_experiment(tmp_path, **AT_DEFAULTS))
     assert "no meaning" not in caplog.text
 
 

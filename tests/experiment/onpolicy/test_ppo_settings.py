@@ -15,6 +15,7 @@ from loxodon.agents import LinearSchedule
 from loxodon.experiment import Experiment, ScaleRewards
 from loxodon.experiment.gin_check.registry import find
 from loxodon.experiment.onpolicy import PPOLearner
+from loxodon.experiment.onpolicy_settings import _UNREAD
 
 from ..test_resume import metrics
 from .whole_runs import learned, ppo_experiment, weights
@@ -67,6 +68,8 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("PPOAgent.value_norm", "'popart'", {"PPOAgent.value_norm": "'running'"}),
     ("PPOAgent.value_norm_window", 1.0, {"PPOAgent.value_norm": "'running'"}),
     ("FFTstepEncoder.normalize_inputs", False, {}),
+    ("RunningNorm.clip", 0.1, {}),
+    ("RunningNorm.min_std", 9.0, {}),
     ("Experiment.train_timesteps_per_epoch", 9, {}),
     ("Experiment.parallel_actors", 4, {}),
     ("Experiment.learning_rate", 3e-3, {}),
@@ -158,7 +161,6 @@ ELSEWHERE = {
     "Experiment.ckpt_base_dir",
     "Experiment.ckpt_interval",
     "Experiment.epochs",
-    "Experiment.log_interval",
     "Experiment.log_to_wandb",
     "Experiment.run_name",
     "Experiment.wandb_entity",
@@ -195,6 +197,12 @@ def test_every_setting_that_the_page_names_exists_and_is_tested() -> None:
         (configurable,) = find(owner)
         assert configurable.params[name].is_settable, full_name
     assert names - {case[0] for case in CASES} - ELSEWHERE == set()
+    assert not names & {f"Experiment.{name}" for name in _UNREAD}
+
+
+def test_every_epoch_is_one_record_of_figures(tmp_path: Path) -> None:
+    exp = short_run(tmp_path, {"Experiment.log_interval": 1})
+    assert [record["epoch"] for record in metrics(exp.run_dir) if "ppo/kl" in record] == [0, 1]
 
 
 def test_every_class_that_the_page_names_exists() -> None:
