@@ -102,7 +102,7 @@ def train(folder: Path, is_discrete: bool, batches_per_update: int) -> dict[str,
         exp.policy.train()
         for update in range(NUM_UPDATES):
             batches = share(batches_per_update, update, rank, world, is_discrete)
-            metrics = exp.train_step(batches, with_metrics=True)
+            metrics = exp.train_step(batches, log_step=True)
             logs.append({name: float(value) for name, value in metrics.items()})
             rates.append(exp.optimizer.param_groups[0]["lr"])
     state = {name: value.clone() for name, value in exp.policy.state_dict().items()}
@@ -182,12 +182,13 @@ def _stored_envs(folder: Path) -> list[dict[str, Any]]:
 def _empty(folder: Path, rank: int) -> dict[str, Any]:
     """A single timestep counts, in one process."""
     exp = make_learning(folder / "empty", grad_clip=1e9)
-    exp.learner.edit_actor_mask = exp.learner.edit_critic_mask = lambda _, mask: (
+    exp.edit_actor_mask = exp.edit_critic_mask = lambda batch, loss, mask: (
         mask & (torch.arange(mask.numel()).view(mask.shape) == (0 if rank == 0 else -1))
     )
+    exp.learner.edits_masks = True
     exp.policy.train()
-    metrics = exp.train_step(share(1, 0, rank, 2, True), with_metrics=True)
-    return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
+    metrics = exp.train_step(share(1, 0, rank, 2, True), log_step=True)
+    return {name: float(metrics[name]) for name in ("Loss", "grad_norm")}
 
 
 def _unused(folder: Path, rank: int) -> str:

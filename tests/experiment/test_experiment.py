@@ -295,10 +295,10 @@ def test_accumulation_divides_the_number_of_updates(tmp_path: Path) -> None:
     assert exp.learner.gradient_steps == 3
 
 
-def test_summary_names_what_matters(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path)
+def test_summary_names_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exp = make_experiment(tmp_path, verbose=True)
     exp.start()
-    text = exp.summary()
+    text = capsys.readouterr().out.replace("\n", "")  # the path is long
     for part in (str(exp.run_dir), "seed 7", "Discrete(3)", "TinyAgent", "3 x sync", "2 epochs"):
         assert part in text
 
