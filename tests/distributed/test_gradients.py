@@ -11,7 +11,7 @@ from .launching import run_scenario
 from .scenarios import NUM_UPDATES, updates
 
 pytestmark = pytest.mark.slow
-CASES = [f"{is_discrete}-{batches}" for is_discrete in (True, False) for batches in (1, 2)]
+CASES = [f"{name}-{batches}" for name in ("discrete", "box", "masked") for batches in (1, 2)]
 
 
 @pytest.fixture(scope="module")
