@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from loxodon.data import DoNothingDataset
+from loxodon.data import DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.experiment import Experiment
 
@@ -275,6 +275,23 @@ def test_evaluate_test_counts_episodes_and_stores_trajectories(tmp_path: Path) -
     assert metrics["test/episode_length"] == 4
     assert "test/success" in metrics
     assert len(list((tmp_path / "kept").glob("*.npz"))) >= 7
+
+
+@pytest.mark.parametrize("is_staggered", [True, False])
+def test_pieces_of_long_episodes_have_staggered_lengths_unless_told_not_to(
+    tmp_path: Path, is_staggered: bool
+) -> None:
+    exp = make_experiment(
+        tmp_path,
+        make_train_env=EnvSpec(CountingEnv, {"length": 10_000}),
+        train_timesteps_per_epoch=300,
+        traj_save_len=20,
+        stagger_traj_file_lengths=is_staggered,
+    )
+    exp.start()
+    exp.collect_new_training_data()
+    lengths = {len(load_trajectory(file)) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")}
+    assert (len(lengths) > 3 and lengths <= set(range(12, 29))) if is_staggered else lengths == {20}
 
 
 def test_force_reset_begins_new_episodes(tmp_path: Path) -> None:
