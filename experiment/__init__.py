@@ -17,7 +17,7 @@ from .collector import Collector, Histories
 from .curriculum import EpisodeLengthCurriculum
 from .evaluator import Evaluator
 from .experiment import Experiment
-from .learner import Learner, LossResult, LossWeights
+from .learner import Learner
 from .logs import MetricLogger
 from .policy_loading import LoadedPolicy, load_policy
 from .reward_shaping import ScaleRewards
@@ -32,8 +32,6 @@ __all__ = [
     "Histories",
     "Learner",
     "LoadedPolicy",
-    "LossResult",
-    "LossWeights",
     "MetricLogger",
     "ScaleRewards",
     "agents",

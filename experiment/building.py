@@ -184,6 +184,11 @@ def build_envs(exp: Experiment) -> None:
     exp.dataset.expect(layout_of(exp.obs_space, exp.action_space))
 
 
+def describe_envs(exp: Experiment) -> str:
+    """How training environments are run, in a few words."""
+    return f"{exp.parallel_actors} x {exp.env_mode}" if exp.train_envs is not None else "none for training"
+
+
 def _take_spaces(exp: Experiment, envs: Any) -> None:
     """The agent's spaces, and those of the environments themselves."""
     exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
@@ -351,10 +356,9 @@ def store_config(exp: Experiment) -> None:
     write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
 
 
-def summarize(exp: Experiment) -> str:
+def summarize(exp: Experiment, env_summary: str) -> str:
     """A few lines on what runs where."""
     num_params = sum(p.numel() for p in exp.policy.trainable_params())
-    envs = f"{exp.parallel_actors} x {exp.env_mode}" if exp.train_envs is not None else "none for training"
     observations = ", ".join(f"{key} {space}" for key, space in exp.obs_space.spaces.items())
     processes = exp.accelerator.num_processes
     num_steps = processes * exp.parallel_actors * exp.train_timesteps_per_epoch
@@ -367,7 +371,7 @@ def summarize(exp: Experiment) -> str:
     lines = {
         "run": f"{exp.run_dir} (mode {exp.mode}, seed {exp.run_seed})",
         "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {processes} process(es)",
-        "environments": envs,
+        "environments": env_summary,
         "observations": observations,
         "actions": str(exp.action_space),
         "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, "

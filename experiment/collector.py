@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from .sink import Arrays, Sink
 from .timing import StageTimer
 
 
-@dataclass
-class Histories:
+class Histories(NamedTuple):
     """Episode statistics of one rollout: returns and the environment's own metrics."""
 
     returns: ReturnHistory

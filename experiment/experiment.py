@@ -15,6 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms
+from ..data import BatchLoader, RLDataset
+from ..envs import ReturnHistory, SpecialMetricHistory
 from ..envs.actions import PolicyActionSpace
 from . import building, collecting, evaluating, loop, resume
 from .artifacts.publishing import Publisher
@@ -27,7 +29,7 @@ from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
 from .final_test import check_test_envs
 from .fleet import WatchedFile, pacing
-from .learner import AnyBatch, Learner, LossResult, LossWeights, combine_losses, make_optimizer
+from .learner import AnyBatch, Learner, make_optimizer, masked_losses
 from .logs import MetricLogger
 from .metadata import check_policy, hash_of, policy_facts
 from .overlap import OverlappedCollector
@@ -40,7 +42,7 @@ from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .test_mode import shrink
 from .timing import StageTimer
-from .validate import check_settings
+from .validate import check_hooks, check_settings
 from .warm_start import warm_start_if_asked
 
 logger = logging.getLogger("loxodon")
@@ -56,6 +58,7 @@ class Experiment(Settings):
 
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
+        check_hooks(self)
         check_settings(self)
         if self.test_run:
             shrink(self)
@@ -105,7 +108,7 @@ class Experiment(Settings):
         with self.fleet.joining():
             building.seed_process(self)
             self.init_dsets()
-            self.init_envs()
+            env_summary = self.init_envs()
             self.init_dloaders()
             self.hooks.around("model_init", self.init_model)
             check_test_envs(self)
@@ -114,19 +117,22 @@ class Experiment(Settings):
             warm_start_if_asked(self)
             restore_if_asked(self)
             self.pretraining_stage = prepare_pretraining(self)
-        self.view.say(self.summary())
+        self.summary(env_summary)
 
-    def init_dsets(self) -> None:
+    def init_dsets(self) -> RLDataset:
         """Tell the dataset its folder, window length and rights."""
         building.configure_dataset(self)
+        return self.dataset
 
-    def init_envs(self) -> None:
-        """Build the environments this mode needs and take over their spaces."""
+    def init_envs(self) -> str:
+        """Build the environments this mode needs and take over their spaces; returns a line on them."""
         building.build_envs(self)
+        return building.describe_envs(self)
 
-    def init_dloaders(self) -> None:
+    def init_dloaders(self) -> BatchLoader:
         """Build the batch loader, once for the whole run."""
         self.loader = building.build_loader(self)
+        return self.loader
 
     def init_model(self) -> None:
         """Build agent and optimizer and place them on the device; then whatever acts or learns with them."""
@@ -150,13 +156,16 @@ class Experiment(Settings):
             self.optimizer,
             self.accelerator,
             compute_loss=self.compute_loss,
-            edit_actor_mask=self.edit_actor_mask,
-            edit_critic_mask=self.edit_critic_mask,
+            critic_loss_weight=self.critic_loss_weight,
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
             report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
             bad_grad=self.bad_grad,
             timer=self.timer,
+            edits_masks=any(
+                getattr(getattr(self, name), "__func__", None) is not getattr(Experiment, name)
+                for name in ("edit_actor_mask", "edit_critic_mask")
+            ),
         )
         self.learner.frozen = building.make_frozen(self)
         self.on_policy = building.make_on_policy_learner(self)
@@ -199,9 +208,9 @@ class Experiment(Settings):
         self.metric_logger: MetricLogger = building.build_logger(self)
         building.store_config(self)
 
-    def summary(self) -> str:
-        """What this run is, in a few lines."""
-        return building.summarize(self)
+    def summary(self, env_summary: str) -> None:
+        """Print what this run is, in a few lines. env_summary: what init_envs returned."""
+        self.view.say(building.summarize(self, env_summary))
 
     def close(self) -> None:
         """End worker processes and background threads; finished trajectories and metrics are stored first."""
@@ -270,7 +279,7 @@ class Experiment(Settings):
         save_on_done: bool | str = False,
         episodes: int | None = None,
     ) -> tuple[Any, Histories]:
-        """Act in `envs`, without exploration; returns the last hidden state and the statistics.
+        """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
         hidden_state: what the previous call returned, to go on in the same `envs` where that one stopped;
             otherwise all are reset.
@@ -278,46 +287,53 @@ class Experiment(Settings):
         """
         return evaluating.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
 
-    def train_step(self, micro_batches: Sequence[AnyBatch], with_metrics: bool = False) -> dict[str, Tensor]:
-        """One optimizer step on `batches_per_update` batches; returns scalar tensors."""
-        return self.learner.update(micro_batches, with_metrics)
+    def train_step(self, batch: AnyBatch | Sequence[AnyBatch], log_step: bool = False) -> dict[str, Tensor]:
+        """One optimizer step; returns scalar tensors: "Loss", "Actor Loss", "Critic Loss", and others.
 
-    def compute_loss(
-        self, batch: AnyBatch, weights: LossWeights | None = None, with_metrics: bool = False
-    ) -> LossResult:
-        """Losses of one batch; without `weights` they are the means over the batch's own timesteps."""
-        if weights is None:
-            masks = self.edit_actor_mask(batch, batch.mask), self.edit_critic_mask(batch, batch.mask)
-            weights = LossWeights.of_single_batch(*masks)
+        batch: with batches_per_update above 1 the list of all batches of the update, whose gradients add up
+            to those of one large batch. log_step: compute all figures.
+        """
+        micro_batches = batch if isinstance(batch, Sequence) else [batch]
+        return self.learner.update(micro_batches, log_step)
+
+    def compute_loss(self, batch: AnyBatch, log_step: bool = False) -> dict[str, Any]:
+        """Hook: the losses of one batch, means over what its own masks leave; see `learner.masked_losses`.
+
+        An override may change "Actor Loss" and "Critic Loss" or add figures, which are logged if they are
+        scalars. With several micro-batches or processes each mean weighs as much as its mask has of all.
+        """
         with self.caster():
-            terms: LossTerms = self.model(batch, with_metrics)
-        return combine_losses(terms, weights, self.critic_loss_weight)
+            terms: LossTerms = self.model(batch, log_step)
+        return masked_losses(batch, terms, self.edit_actor_mask, self.edit_critic_mask)
 
-    def edit_actor_mask(self, batch: AnyBatch, mask: Tensor) -> Tensor:
-        """Hook: timesteps that count in the actor's loss, (B, L, 1) bool; asked before the forward pass."""
-        return mask
+    def edit_actor_mask(self, batch: AnyBatch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Hook: what counts in the actor's loss, (B, L, G, 1) bool for G discounts.
 
-    def edit_critic_mask(self, batch: AnyBatch, mask: Tensor) -> Tensor:
-        """Hook: timesteps that count in the critic's loss, (B, L, 1) bool; asked before the forward pass."""
-        return mask
+        actor_loss: of the same shape, without gradient. pad_mask: True on real timesteps.
+        """
+        return pad_mask
+
+    def edit_critic_mask(self, batch: AnyBatch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Hook: what counts in the critics' loss, (B, L, C, G, 1) bool for C critics and G discounts."""
+        return pad_mask
 
     def caster(self) -> AbstractContextManager[Any]:
         """Context of the forward pass: autocast to mixed_precision on the agent's device."""
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 
-    def policy_metrics(self, histories: Histories) -> dict[str, float]:
+    def policy_metrics(self, returns: ReturnHistory, specials: SpecialMetricHistory) -> dict[str, float]:
         """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""
-        return merge_episodes(histories, self.accelerator).summary("")
+        return merge_episodes(Histories(returns, specials), self.accelerator).summary("")
 
     def x_axis_metrics(self) -> dict[str, int]:
         """What every record carries: where the run stands."""
         steps = {"env_steps": self.env_steps, "gradient_steps": self.learner.gradient_steps}
         return {"epoch": self.epoch, **steps}
 
-    def log(self, metrics: dict[str, Any], prefix: str = "") -> None:
-        """Write one record, each name as `<prefix>/<name>`; only the main process writes."""
-        named = {f"{prefix}/{name}" if prefix else name: value for name, value in metrics.items()}
+    def log(self, metrics: dict[str, Any], key: str = "") -> None:
+        """Write one record, each name as `<key>/<name>`; only the main process writes."""
+        named = {f"{key}/{name}" if key else name: value for name, value in metrics.items()}
         self.epoch_figures |= named
         if self.accelerator.is_main_process:
             self.metric_logger.log(named, self.x_axis_metrics())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .fleet import pacing
 from .fleet.ratio import NOT_ENOUGH_DATA
+from .learner import log_figures
 from .processes import StopWatch, any_process, merge_metrics
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ def _run_updates(exp: Experiment, num_batches: int, lag: pacing.PolicyLag) -> tu
             break
         logs = any((seen + i - j) % exp.log_interval == 0 for j in range(len(micro_batches)))
         skipped_before = exp.learner.skipped_updates
-        metrics = exp.train_step(micro_batches, with_metrics=logs)
+        batch_or_list = micro_batches if exp.batches_per_update > 1 else micro_batches[0]
+        metrics = log_figures(exp.train_step(batch_or_list, log_step=logs))
         micro_batches = []
         num_updates += 1
         exp.fleet.put(gradient_steps=exp.learner.gradient_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from .artifacts.restoring import check_artifact_settings
@@ -46,6 +47,29 @@ _PERIODS = (
     "torch_threads",
     "async_env_workers",
 )
+_HOOKS = {  # how they are called, as in AMAGO
+    "compute_loss": ("batch", "log_step="),
+    "train_step": ("batch", "log_step="),
+    "edit_actor_mask": ("batch", "actor_loss", "pad_mask"),
+    "edit_critic_mask": ("batch", "critic_loss", "pad_mask"),
+    "policy_metrics": ("returns", "specials"),
+    "summary": ("env_summary",),
+}
+
+
+def check_hooks(experiment: Experiment) -> None:
+    """Raise TypeError for an overridden hook that cannot be called as it will be."""
+    for name, form in _HOOKS.items():
+        signature = inspect.signature(getattr(experiment, name))
+        keywords = {one[:-1]: None for one in form if one.endswith("=")}
+        try:
+            signature.bind(*form[: len(form) - len(keywords)], **keywords)
+        except TypeError as error:
+            asked = ", ".join(one.rstrip("=") for one in form)
+            raise TypeError(
+                f"{type(experiment).__name__}.{name}{signature} cannot be called as {name}({asked}): "
+                f"{error}. Fix: def {name}(self, {asked})."
+            ) from None
 
 
 def check_settings(experiment: Experiment) -> None:

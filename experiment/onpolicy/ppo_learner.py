@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gin
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch
-from ..learner import Learner, LossResult
+from ..learner import Learner, log_figures
 from ..processes import sum_over_ranks
 from . import checks, sequences
 from .buffer import RolloutBuffer, join
@@ -325,10 +325,10 @@ class PPOLearner:
                 checks.check_batch(batch)
         skipped_before = self.learner.skipped_updates
         counts = [float(batch.mask.sum()) for batch in batches]
-        metrics = self.learner.update(batches, with_metrics, lambda found, _: self._may_step(found, counts))
+        metrics = self.learner.update(batches, with_metrics, lambda found: self._may_step(found, counts))
         if self.learner.was_vetoed:
             return None
-        return metrics if self.learner.skipped_updates == skipped_before else {}
+        return log_figures(metrics) if self.learner.skipped_updates == skipped_before else {}
 
     def _batches(self, tensors: RolloutTensors, results: Results, pieces: Pieces) -> list[RolloutBatch]:
         """A minibatch, in as many parts as there are batches per update."""
@@ -348,12 +348,12 @@ class PPOLearner:
             for batch, part in zip(batches, parts, strict=True)
         ]
 
-    def _may_step(self, results: Sequence[LossResult], counts: Sequence[float]) -> bool:
+    def _may_step(self, found: Sequence[Mapping[str, Any]], counts: Sequence[float]) -> bool:
         """Asked before the step: note the KL divergence of all processes, and decide alike in all.
 
-        counts: timesteps that each result is the mean of.
+        found: what compute_loss returned. counts: timesteps that each of these is the mean of.
         """
-        own = [sum(float(r.metrics["kl"]) * n for r, n in zip(results, counts, strict=True)), sum(counts)]
+        own = [sum(float(one["kl"]) * n for one, n in zip(found, counts, strict=True)), sum(counts)]
         total, count = sum_over_ranks(own, self.accelerator)
         kl = total / max(count, 1.0)
         self._initial_kl = kl if self._initial_kl is None else self._initial_kl

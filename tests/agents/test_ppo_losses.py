@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loxodon.agents import LossTerms, PPOAgent, PPOLoss
 from loxodon.data import RolloutBatch
-from loxodon.experiment.learner import LossWeights, combine_losses
+from loxodon.experiment.learner import masked_losses
 from loxodon.nets import Categorical, RunningNorm
 
 from .rollouts import BOX, DISCRETE, ENCODERS, MULTI, collect, evaluated, make_agent
@@ -20,8 +20,8 @@ ASYMMETRIC = {"share_encoder": False, "actor_obs_keys": ["observation"]}
 
 
 def total_loss(terms: LossTerms, batch: RolloutBatch) -> Tensor:
-    count = batch.mask.sum()
-    return combine_losses(terms, LossWeights(batch.mask, batch.mask, count, count), 0.5).total
+    found = masked_losses(batch, terms)
+    return found["Actor Loss"] + 0.5 * found["Critic Loss"]  # type: ignore[no-any-return]
 
 
 # --- losses --------------------------------------------------------------------------------------------

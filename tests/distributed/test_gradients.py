@@ -11,7 +11,7 @@ from .launching import run_scenario
 from .scenarios import NUM_UPDATES, updates
 
 pytestmark = pytest.mark.slow
-CASES = [f"{is_discrete}-{batches}" for is_discrete in (True, False) for batches in (1, 2)]
+CASES = [f"{name}-{batches}" for name in ("discrete", "box", "masked") for batches in (1, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_logged_figures_are_those_of_the_whole_batch(results: Any, case: str) ->
     alone, ranks = results
     for one, other in zip(alone[case]["logs"], ranks[0][case]["logs"], strict=True):
         assert one.keys() == other.keys()
-        names = {"loss", "actor_loss", "critic_loss", "grad_norm", "batch_timesteps", "sequence_length"}
+        names = {"Loss", "Actor Loss", "Critic Loss", "grad_norm", "batch_timesteps", "sequence_length"}
         if case.endswith("-1"):  # the agent's own figures are of the last micro-batch of each process
             names |= one.keys() - {"q_ensemble_std", "batch_padded_share"}
         assert {n: other[n] for n in names} == pytest.approx({n: one[n] for n in names}, rel=1e-4, abs=1e-4)

@@ -97,7 +97,7 @@ class TinyAgent(nn.Module):
         self.num_after_update += 1
 
 
-def make_experiment(folder: Path, **changes: Any) -> Experiment:
+def make_experiment(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) -> Experiment:
     """A small, silent run in one process; `changes` override any setting."""
     settings: dict[str, Any] = {
         "run_name": "tiny",
@@ -126,7 +126,7 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
         "seed": 7,
         "log_to_tensorboard": False,
     }
-    return Experiment(**{**settings, **changes})
+    return kind(**{**settings, **changes})
 
 
 def run(experiment: Experiment, prepare: Callable[[Experiment], Any] | None = None) -> Experiment:

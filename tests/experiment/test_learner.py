@@ -9,7 +9,7 @@ import torch
 
 from loxodon.data import Batch, Trajectory, pad_batch
 from loxodon.experiment import Experiment
-from loxodon.experiment.learner import masked_share, warmup_factor
+from loxodon.experiment.learner import warmup_factor
 
 from .fakes import make_experiment
 
@@ -69,9 +69,8 @@ def test_accumulated_gradients_equal_those_of_one_batch_before_clipping(tmp_path
 def test_the_reported_loss_is_the_one_of_the_whole_update(tmp_path: Path) -> None:
     exp = make_learning(tmp_path)
     whole = exp.compute_loss(pad_batch(TRAJECTORIES))
-    metrics = exp.train_step([pad_batch([t]) for t in TRAJECTORIES], with_metrics=True)
-    torch.testing.assert_close(metrics["loss"], whole.total.detach())
-    torch.testing.assert_close(whole.total, whole.actor + 10.0 * whole.critic)
+    metrics = exp.train_step([pad_batch([t]) for t in TRAJECTORIES], log_step=True)
+    torch.testing.assert_close(metrics["Loss"], (whole["Actor Loss"] + 10.0 * whole["Critic Loss"]).detach())
     assert metrics["batch_timesteps"] == 17
 
 
@@ -126,29 +125,8 @@ def test_a_skipped_step_moves_neither_targets_nor_counters(
     assert exp.policy.num_after_update == 0
 
 
-def test_masked_share_is_a_mean_over_real_timesteps_and_all_other_axes() -> None:
-    mask = torch.tensor([[[True], [True], [False]]])
-    terms = torch.tensor([1.0, 3.0, float("nan")])[None, :, None, None, None].expand(1, 3, 4, 2, 1)
-    assert masked_share(terms, mask, mask.sum()).item() == 2.0
-
-
-def test_an_edited_mask_decides_what_counts(tmp_path: Path) -> None:
-    class FirstStepOnly(Experiment):
-        def edit_actor_mask(self, batch: Batch, mask: torch.Tensor) -> torch.Tensor:
-            return mask & (batch.time_idxs[:, :-1] == 0)
-
-    exp = make_learning(tmp_path)
-    exp.__class__ = FirstStepOnly
-    exp.learner.edit_actor_mask = exp.edit_actor_mask
-    batch = pad_batch(TRAJECTORIES)
-    terms = exp.model(batch)
-    result = exp.compute_loss(batch)
-    torch.testing.assert_close(result.actor, terms.actor[:, 0].mean())
-    torch.testing.assert_close(result.critic, masked_share(terms.critic, batch.mask, batch.mask.sum()))
-
-
 def test_bfloat16_forward_gives_float32_losses(tmp_path: Path) -> None:
     exp = make_learning(tmp_path, mixed_precision="bf16")
     metrics = exp.train_step([pad_batch(TRAJECTORIES)])
-    assert metrics["loss"].dtype == torch.float32
-    assert torch.isfinite(metrics["loss"])
+    assert metrics["Loss"].dtype == torch.float32
+    assert torch.isfinite(metrics["Loss"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from functools import partial
 from pathlib import Path
@@ -182,9 +181,9 @@ def test_losses_that_are_nan_stop_the_run_or_are_left_out(tmp_path: Path, bad_gr
     spoils = [True] * 3 + [False] * 13
     compute_loss = exp.learner.compute_loss
 
-    def spoilt(*args: Any) -> Any:
-        result = compute_loss(*args)
-        return dataclasses.replace(result, total=result.total * torch.nan) if spoils.pop(0) else result
+    def spoilt(*args: Any, **kwargs: Any) -> Any:
+        found = compute_loss(*args, **kwargs)
+        return {**found, "Actor Loss": found["Actor Loss"] * torch.nan} if spoils.pop(0) else found
 
     exp.learner.compute_loss = spoilt
     if bad_grad is None:
