@@ -27,8 +27,8 @@ def dry_run(config: LoadedConfig) -> str:
             exp.train_timesteps_per_epoch = FEW_STEPS
         try:
             exp.start()
-            check_all_used(config)
-            report = [exp.summary(), *_try_everything(exp)]
+            unused = check_all_used(config)
+            report = [exp.summary(), *_try_everything(exp), *([f"        note  {unused}"] if unused else [])]
         finally:
             if hasattr(exp, "metric_logger"):
                 exp.close()

@@ -21,6 +21,12 @@ def preset_names() -> list[str]:
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.gin"))
 
 
+def runnable_names() -> list[str]:
+    """Those of `preset_names` that name a run; the others are parts, to be included or put on top of one."""
+    root = preset_root()
+    return [name for name in preset_names() if "Experiment.run_name" in (root / f"{name}.gin").read_text("utf-8")]
+
+
 def find_config(name: str) -> Path:
     """The file that `--config name` means: an existing path first, then a preset.
 

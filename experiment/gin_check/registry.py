@@ -94,7 +94,7 @@ class Configurable:
 def _construction_function(wrapped: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(wrapped, type):
         return wrapped
-    for base in wrapped.__mro__[:-1]:  # object's own takes nothing, whatever its signature says
+    for base in wrapped.__mro__:
         for name in ("__init__", "__new__"):
             if name in vars(base):
                 return typing.cast("Callable[..., Any]", getattr(base, name))
@@ -102,6 +102,8 @@ def _construction_function(wrapped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    if function is object.__init__:
+        return []  # it takes nothing, whatever its signature says
     try:
         return list(inspect.signature(function).parameters.values())
     except ValueError:  # some builtins have no signature
@@ -119,7 +121,8 @@ def _default_factories(wrapped: Any) -> dict[str, Any]:
 def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Resolved annotations of a function or class; those that name something unimportable are left out."""
     found = {}
-    names = getattr(function, "__globals__", None) or vars(sys.modules[function.__module__])
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    names = getattr(function, "__globals__", getattr(module, "__dict__", {}))
     for name, annotation in getattr(function, "__annotations__", {}).items():
         holder = types.SimpleNamespace(__annotations__={name: annotation})
         try:
