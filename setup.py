@@ -6,6 +6,7 @@ nothing called `data` or `envs` is ever installed on a user's machine.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -27,6 +28,14 @@ DEV = [
     "setuptools>=77",
     "tensorboard",
 ]
+
+# Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
+PACKAGES = [f"loxodon.{p}" for top in LAYERS for p in (top, *(f"{top}.{s}" for s in find_packages(top)))]
+PACKAGE_DIR = {f"loxodon.{top}": top for top in LAYERS}
+if "editable_wheel" in sys.argv:
+    # The mapping would become an import hook, which mypy, pyright and editors cannot follow. `.types` holds a
+    # link, loxodon -> .., so this installs a plain path.
+    PACKAGES, PACKAGE_DIR = ["loxodon"], {"": ".types"}
 
 setup(
     name="loxodon",
@@ -50,9 +59,9 @@ setup(
         "wandb>=0.17",
     ],
     extras_require={"envs": ENVS, "minari": MINARI, "plots": PLOTS, "ray": RAY, "slurm": SLURM, "dev": DEV},
-    # Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
-    packages=[f"loxodon.{p}" for top in LAYERS for p in (top, *(f"{top}.{s}" for s in find_packages(top)))],
-    package_dir={f"loxodon.{top}": top for top in LAYERS},
+    packages=PACKAGES,
+    entry_points={"console_scripts": ["loxodon = loxodon.experiment.cli:main"]},
+    package_dir=PACKAGE_DIR,
     package_data={
         **{f"loxodon.{top}": ["py.typed"] for top in CODE_LAYERS},
         "loxodon.gin_configs": ["*.gin", "**/*.gin"],

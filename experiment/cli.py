@@ -9,6 +9,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .checkpoints import CheckpointManager
@@ -90,7 +91,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """The options of these words; ends the process if they are wrong."""
     runnable = runnable_names()
     parser = _Parser(
-        prog=_program(),
+        prog=f"python {_program()}",
         description="Run a gin-configured experiment.",
         epilog=f"Presets: {', '.join(runnable)}. Parts to put on top of one: "
         f"{', '.join(name for name in preset_names() if name not in runnable)}.",
@@ -265,7 +266,10 @@ def _longer(exp: Any) -> list[str]:
 
 
 def _program() -> str:
-    return sys.argv[0] if sys.argv[0].endswith(".py") else "examples/run.py"
+    """What starts this script again, after `python`."""
+    script = Path(sys.argv[0])
+    is_own = script.suffix == ".py" and script.parent.resolve() != Path(__file__).resolve().parent
+    return sys.argv[0] if is_own else "-m loxodon.experiment"
 
 
 def _command(program: str, words: Sequence[str]) -> str:
@@ -276,3 +280,7 @@ def _say(text: str, *, error: bool = False) -> None:
     stream = sys.stderr if error else sys.stdout
     stream.write(text.rstrip("\n") + "\n")
     stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,8 +23,8 @@ def preset_names() -> list[str]:
 
 def runnable_names() -> list[str]:
     """Those of `preset_names` that name a run; the others are parts, to be included or put on top of one."""
-    root = preset_root()
-    return [name for name in preset_names() if "Experiment.run_name" in (root / f"{name}.gin").read_text("utf-8")]
+    texts = {name: (preset_root() / f"{name}.gin").read_text(encoding="utf-8") for name in preset_names()}
+    return [name for name, text in texts.items() if "\nExperiment.run_name" in text]
 
 
 def find_config(name: str) -> Path:
