@@ -16,6 +16,7 @@ CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 
 ENVS = ["popgym>=1.0.6"]
 PLOTS = ["matplotlib>=3.8"]
+TENSORBOARD = ["tensorboard"]
 MINARI = ["minari[hdf5]>=0.5.3", "pillow>=10"]  # minari reads images with pillow, but does not ask for it
 SLURM = ["submitit>=1.5"]
 RAY = ["ray>=2.30"]
@@ -26,7 +27,7 @@ DEV = [
     "pytest>=8",
     "ruff>=0.6",
     "setuptools>=77",
-    "tensorboard",
+    *TENSORBOARD,
 ]
 
 # Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
@@ -58,7 +59,15 @@ setup(
         "torch>=2.5",
         "wandb>=0.17",
     ],
-    extras_require={"envs": ENVS, "minari": MINARI, "plots": PLOTS, "ray": RAY, "slurm": SLURM, "dev": DEV},
+    extras_require={
+        "envs": ENVS,
+        "minari": MINARI,
+        "plots": PLOTS,
+        "ray": RAY,
+        "slurm": SLURM,
+        "tensorboard": TENSORBOARD,
+        "dev": DEV,
+    },
     packages=PACKAGES,
     entry_points={"console_scripts": ["loxodon = loxodon.experiment.cli:main"]},
     package_dir=PACKAGE_DIR,

@@ -55,7 +55,7 @@ def plot_run(run_dir: Path) -> Path:
     if not source.is_file():
         raise ValueError(f"{source} does not exist. Fix: give the folder of a run, such as runs/tmaze.")
     if not can_plot():
-        raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install 'loxodon[plots]'.")
+        raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install matplotlib.")
     curves = read_curves(source)
     panels = [(title, axis, [n for n in names if n in curves]) for title, axis, names in PANELS]
     panels = [panel for panel in panels if panel[2]]
