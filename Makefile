@@ -54,7 +54,7 @@ bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/resu
 .venv/installed: $(METADATA) | .venv/bin/pip
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation -e '.[plots]'
+	@$(PIP) --no-build-isolation -e '.[plots,tensorboard]'
 	@touch $@
 
 .venv/installed-dev: $(METADATA) | .venv/bin/pip

@@ -14,7 +14,13 @@ from .attributes import ASKED
 from .env_state import get_state, set_state, state_problem
 from .errors import EnvError
 from .observations import is_text, storage_dtype
-from .sequence_env import METRIC_PREFIX, SequenceEnv
+from .sequence_env import (
+    METRIC_PREFIX,
+    NUM_STEP_PARTS,
+    SequenceEnv,
+    check_reset_result,
+    wrong_step_result,
+)
 
 ALIGN_BYTES = 64
 _QUESTIONS: dict[str, Callable[..., Any]] = {
@@ -150,7 +156,7 @@ class EnvGroup:
         self._buffers.truncated.fill(False)
         for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self.failed_row = row
-            raw, info = env.env.reset(seed=seed, options=options)
+            raw, info = check_reset_result(env.env.reset(seed=seed, options=options), env)
             env.obs_layout.write(raw, self._obs_columns, row)
             if info:
                 _collect_metrics(info, row, metrics)
@@ -175,12 +181,15 @@ class EnvGroup:
             for row, (env_step, write, action) in enumerate(
                 zip(self._steps, self._writes, self._env_actions(), strict=True)
             ):
-                raw, reward, terminated, truncated, info = env_step(action)
+                found = env_step(action)
+                if len(found) != NUM_STEP_PARTS:
+                    raise wrong_step_result(found, self.envs[row])
+                raw, reward, terminated, truncated, info = found
                 rewards.append(reward)
                 if terminated or truncated:
                     ended.append((row, terminated, truncated))
                     write(raw, self._final_columns, row)
-                    raw, reset_info = self.envs[row].env.reset()
+                    raw, reset_info = check_reset_result(self.envs[row].env.reset(), self.envs[row])
                     if reset_info:
                         info = {**reset_info, **info}
                 write(raw, columns, row)

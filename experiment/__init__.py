@@ -19,8 +19,11 @@ from .evaluator import Evaluator
 from .experiment import Experiment
 from .learner import Learner
 from .logs import MetricLogger
+from .metadata import version_of
 from .policy_loading import LoadedPolicy, load_policy
 from .reward_shaping import ScaleRewards
+
+__version__ = version_of("loxodon")  # here, since `loxodon` itself is no package; None where not installed
 
 __all__ = [
     "Callback",

@@ -261,6 +261,13 @@ def build_collector(exp: Experiment) -> None:
     seed_global_generators(stream_seed(exp, "process"))
     if exp.train_envs is None:
         return
+    if exp.on_policy is None and exp.dataset.save_new_trajs_to is None and exp.accelerator.is_main_process:
+        logger.warning(
+            "%s takes no new trajectories, so what every epoch collects is thrown away. Fix: "
+            "Experiment.train_timesteps_per_epoch = 0 trains on stored trajectories alone; "
+            "MixtureOfDatasets joins them with new ones.",
+            type(exp.dataset).__name__,
+        )
     histories = Histories.create(exp.train_envs.num_envs)
     if not isinstance(exp.train_envs, EnvHalves):
         exp.collector = _make_collector(exp, exp.train_envs, histories)

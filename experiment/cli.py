@@ -9,6 +9,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..data.errors import visible
@@ -20,7 +21,7 @@ from .fleet import commands, leash
 from .fleet.commands import without
 from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
 from .gin_check.errors import near_matches
-from .gin_check.presets import preset_names
+from .gin_check.presets import preset_names, runnable_names
 from .plots import can_plot, plot_run
 from .test_mode import report
 
@@ -89,10 +90,12 @@ def main(
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The options of these words; ends the process if they are wrong."""
+    runnable = runnable_names()
     parser = _Parser(
-        prog=_program(),
+        prog=f"python {_program()}",
         description="Run a gin-configured experiment.",
-        epilog="Presets: " + ", ".join(preset_names()),
+        epilog=f"Presets: {', '.join(runnable)}. Parts to put on top of one: "
+        f"{', '.join(name for name in preset_names() if name not in runnable)}.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -119,7 +122,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--print-config", action="store_true", help="print the resolved config with the origin of each value")
     args = parser.parse_intermixed_args(words)
     if not args.config:
-        parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(preset_names())}")
+        parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(runnable)}")
     if args.actors is not None and args.test_run:
         parser.error("--test-run is one process, without --actors. Fix: leave one of the two out")
     if args.actors is not None and args.actors < 1:
@@ -188,7 +191,8 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
         )
     exp.start()
     try:
-        check_all_used(config)
+        if (unused := check_all_used(config)) and exp.accelerator.is_main_process:
+            _say(f"note: {unused}", error=True)
     except ConfigError as error:
         if exp.mode != "collect":
             raise
@@ -263,7 +267,10 @@ def _longer(exp: Any) -> list[str]:
 
 
 def _program() -> str:
-    return sys.argv[0] if sys.argv[0].endswith(".py") else "examples/run.py"
+    """What starts this script again, after `python`."""
+    script = Path(sys.argv[0])
+    is_own = script.suffix == ".py" and script.parent.resolve() != Path(__file__).resolve().parent
+    return sys.argv[0] if is_own else "-m loxodon.experiment"
 
 
 def _command(program: str, words: Sequence[str]) -> str:
@@ -275,3 +282,7 @@ def _say(text: str, *, error: bool = False) -> None:
     lines = text.rstrip("\n").split("\n")  # names of files and what is in them may be part of it
     stream.write("\n".join(map(visible, lines)) + "\n")
     stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -28,8 +28,10 @@ def dry_run(config: LoadedConfig) -> str:
             exp.train_timesteps_per_epoch = FEW_STEPS
         try:
             exp.start()
-            check_all_used(config)
+            unused = check_all_used(config)
             report = [building.summarize(exp, building.describe_envs(exp)), *_try_everything(exp)]
+            if unused:
+                report.append(f"        note  {unused}")
         finally:
             if hasattr(exp, "metric_logger"):
                 exp.close()

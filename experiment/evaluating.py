@@ -75,7 +75,12 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     start_s = time.perf_counter()
     exp.hooks("on_eval_start")
     seed = building.stream_seed(exp, "val", exp.epoch)
-    metrics = exp.evaluator.evaluate(exp.val_envs, exp.val_timesteps_per_epoch, seed=seed)
+    metrics = exp.evaluator.evaluate(
+        exp.val_envs,
+        exp.val_timesteps_per_epoch,
+        seed=seed,
+        episodes=exp.parallel_actors if exp.test_run else None,
+    )
     # Cut short, the figures would favour short episodes.
     if any_process(exp.stop.requested(), exp.accelerator):
         return {}

@@ -98,7 +98,13 @@ class MetricLogger:
         # On another machine than before the file is missing, and its records still count.
         self._num_records = max(self._num_records, _count_lines(self.path))
         self._is_open = True
-        if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is not None:
+        if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
+            logger.info(
+                "TensorBoard is not installed, so figures go to %s alone. Fix: pip install tensorboard, or "
+                "Experiment.log_to_tensorboard = False.",
+                self.path,
+            )
+        elif self._wants_tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import sys
@@ -54,7 +55,7 @@ def plot_run(run_dir: Path) -> Path:
     if not source.is_file():
         raise ValueError(f"{source} does not exist. Fix: give the folder of a run, such as runs/tmaze.")
     if not can_plot():
-        raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install 'loxodon[plots]'.")
+        raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install matplotlib.")
     curves = read_curves(source)
     panels = [(title, axis, [n for n in names if n in curves]) for title, axis, names in PANELS]
     panels = [panel for panel in panels if panel[2]]
@@ -90,11 +91,13 @@ def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: C
 
 def main(words: Sequence[str]) -> int:
     """Plot the run folder named on the command line."""
-    if len(words) != 1:
-        sys.stderr.write("usage: python -m loxodon.experiment.plots RUN_DIR\n")
-        return 2
+    parser = argparse.ArgumentParser(
+        prog="python -m loxodon.experiment.plots",
+        description="Draw the learning curves of a run into its logs/curves.png.",
+    )
+    parser.add_argument("run_dir", type=Path, help="folder of a run, such as runs/tmaze")
     try:
-        target = plot_run(Path(words[0]))
+        target = plot_run(parser.parse_args(words).run_dir)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2

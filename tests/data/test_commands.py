@@ -184,7 +184,7 @@ def test_a_missing_matplotlib_is_named(
 ) -> None:
     (path,) = fill(tmp_path, [3])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'loxodon[plots]'" in refused(capsys, "show", path, "--plot", tmp_path / "a.png")
+    assert "pip install matplotlib" in refused(capsys, "show", path, "--plot", tmp_path / "a.png")
 
 
 # --- check ---------------------------------------------------------------------------------------------
