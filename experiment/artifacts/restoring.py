@@ -126,13 +126,14 @@ def find_files(path: Path, name: str = "restore_from") -> Path:
 def _branch_off(exp: Experiment, folder: Path) -> None:
     """Go on from another run's training state with this run's own data, metrics and best score."""
     state = exp.checkpoints.read(folder)
-    check_metadata(exp, state.metadata, f"The training state {exp.restore_from}")
+    check_metadata(exp, state.metadata, f"the training state {exp.restore_from}")
     load_weights(exp.policy, folder / "model.safetensors")
     state.shared.update(
         dataset=exp.dataset.state_dict(),
         logs=exp.metric_logger.state_dict(),
         best_score=None,
         is_finished=False,
+        run_id=None,
     )
     resume.restore(exp, state)
     exp.metric_logger.begin_anew()

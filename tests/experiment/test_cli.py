@@ -203,7 +203,7 @@ def test_closing_words_name_commands_that_differ_from_this_one() -> None:
         "final mean return   0.500",
         "run folder          runs/a-seed3",
     ]
-    assert lines[3].endswith("--config a 'B.c=d e' --seed 4 --run-name a-seed4")
+    assert lines[3].endswith("--config a Experiment.epochs=10 'B.c=d e' --seed 4 --run-name a-seed4")
     further = "--resume Experiment.epochs=20 Experiment.stop_at_val_return=None"
     assert lines[4].endswith(f"--config a --seed 3 --run-name=a-seed3 'B.c=d e' {further}")
 
