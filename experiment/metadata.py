@@ -180,7 +180,7 @@ def config_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list
     old_set, new_set = bindings_of(saved["config_requested"]), bindings_of(own["config_requested"])
     old = {**bindings_of(saved["config"]), **old_set}
     new = {**bindings_of(own["config"]), **new_set}
-    keys = sorted(old_set.keys() | new_set.keys())
+    keys = sorted((old_set.keys() | new_set.keys()) - {"Experiment.seed"})  # a resumed run keeps its own
     pairs = [(key, old.get(key, _UNSET), new.get(key, _UNSET)) for key in keys]
     return [f"{key}: {before} -> {after}" for key, before, after in pairs if before != after]
 

@@ -92,8 +92,8 @@ def check_settings(experiment: Experiment) -> None:
 
 def _check_beginning(experiment: Experiment) -> None:
     store, warm_start = experiment.artifact_store, experiment.warm_start
-    check_artifact_settings(experiment.run_name, store, experiment.restore_from)
-    check_artifact_settings(experiment.run_name, store, warm_start, "warm_start")
+    check_artifact_settings(store, experiment.restore_from)
+    check_artifact_settings(store, warm_start, "warm_start")
     if warm_start is not None and experiment.restore_from is not None:
         raise ValueError(
             "Experiment.restore_from and warm_start are both set, but a run begins from one of them. Fix: "
