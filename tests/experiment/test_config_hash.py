@@ -47,6 +47,7 @@ def digest(text: str = "", **changes: Any) -> str:
         ("dloader_workers", 2),
         ("async_env_workers", 2),
         ("seed", 8),
+        ("ckpt_interval", 1),
         ("dataset", DiskTrajDataset(dset_root="/elsewhere")),
     ],
 )
@@ -59,7 +60,6 @@ def test_settings_leave_it(setting: str, value: Any) -> None:
     [
         ("learning_rate", 0.5),
         ("epochs", 9),
-        ("ckpt_interval", 1),  # environments restart with every checkpoint
         ("lr_multipliers", {"actor": 2.0}),
         ("make_train_env", EnvSpec(CountingEnv, {"noise": 2.0})),
         ("agent_type", partial(TinyAgent)),
@@ -69,6 +69,10 @@ def test_settings_leave_it(setting: str, value: Any) -> None:
 )
 def test_hyperparameters_change_it(hyperparameter: str, value: Any) -> None:
     assert digest(**{hyperparameter: value}) != digest()
+
+
+def test_where_checkpoints_cut_episodes_their_interval_counts() -> None:
+    assert digest(exact_resume=True) != digest(exact_resume=True, ckpt_interval=1)
 
 
 def test_bindings_of_gin_count_and_macros_by_their_values() -> None:
