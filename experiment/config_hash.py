@@ -70,6 +70,8 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
     }
     for one in fields(exp):
         values[f"Experiment.{one.name}"] = _text(getattr(exp, one.name))
+    if not exp.exact_resume:  # else episodes are cut at checkpoints
+        del values["Experiment.ckpt_interval"]
     chosen = sorted((name, value) for name, value in values.items() if not is_setting(name))
     return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
 

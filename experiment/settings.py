@@ -95,7 +95,11 @@ class Settings:
         bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
             with the name of the parameter, None lets it be.
         save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
-            the middle of its episodes; all of them must offer `get_state` and `set_state`.
+            the middle of its episodes: None where all of them offer `get_state` and `set_state`, True
+            requires that they do, False never. Where they are not stored, a resumed run begins new episodes.
+        exact_resume: where they are not stored, begin new episodes at every checkpoint too, so that a run
+            that was killed and resumed is the one that was not, to the last bit. The price: every running
+            episode is cut, and none that is longer than ckpt_interval epochs ever ends.
         lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
             it multiplies the warm-up. None for 1.
         on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
@@ -187,7 +191,8 @@ class Settings:
     adam_eps: float = 1e-8
     freeze: Callable[[], ParamFreezer] | None = None
     bad_grad: str | None = None
-    save_env_state: bool = False
+    save_env_state: bool | None = None
+    exact_resume: bool = False
     lr_schedule: Callable[[float], float] | None = None
     on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     callbacks: Sequence[Callable[[], Callback]] = ()

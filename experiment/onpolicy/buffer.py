@@ -123,18 +123,22 @@ class RolloutBuffer:
         self._poison()
 
     def context(self) -> dict[str, Any] | None:
-        """Copies of the earlier timesteps that the next rollout may read; None where it reads none.
+        """The earlier timesteps that the next rollout may read, views; None where it reads none.
 
         "obs": by key, each (H, N, ...); "rows": "rl2s", "time_idxs" and "resets", each (H, N, ...);
-        "known_from": (N,) int64.
+        "known_from": (N,) int64; "states": hidden states, as in `CollectedRollout`, from before the rollout.
         """
-        if self.keeps_states or not self.history or not self._rows:
+        if not self.history or not self._rows:
+            return None
+        states = self._states_before(self._now)
+        if self.keeps_states and -self.burn_in not in states:  # in the middle of a rollout, which is given up
             return None
         past = slice(self._now, self._now + self.history)
         return {
-            "obs": {key: column[past].copy() for key, column in self._obs.items()},
-            "rows": {key: column[past].copy() for key, column in self._rows.items()},
+            "obs": {key: column[past] for key, column in self._obs.items()},
+            "rows": {key: column[past] for key, column in self._rows.items()},
             "known_from": np.maximum(self._known_from - self._now, 0),
+            "states": states,
         }
 
     def recall(self, context: dict[str, Any]) -> None:
@@ -155,6 +159,7 @@ class RolloutBuffer:
             for key, column in columns.items():
                 column[: self.history] = saved[key]
         self._known_from[:] = known
+        self._states = dict(context["states"])
 
     def next_rollout(self) -> None:
         """Make room for T further steps: the newest timesteps become history."""
@@ -162,10 +167,14 @@ class RolloutBuffer:
         for column in (*self._rows.values(), *self._obs.values()):
             column[:kept] = column[last : last + kept].copy()
         self._known_from = np.maximum(self._known_from - last, 0)
-        before = {step - last: state for step, state in self._states.items() if step - last >= -self.burn_in}
-        self._states = {step: state for step, state in before.items() if step < 0}
+        self._states = self._states_before(last)
         self._now, self._finals = 0, []
         self._poison()
+
+    def _states_before(self, now: int) -> dict[int, dict[str, Tensor]]:
+        """The hidden states that a rollout which begins at step `now` may need, by steps from there."""
+        before = {step - now: state for step, state in self._states.items()}
+        return {step: state for step, state in before.items() if -self.burn_in <= step < 0}
 
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]

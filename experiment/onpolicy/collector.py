@@ -43,7 +43,11 @@ class OnPolicyCollector(Collector):
         self.buffer.restart()
         super().go_on_from(state)
         if context is not None:
-            self.buffer.recall(context)
+            states = {
+                step: {name: value.to(self.device) for name, value in rows.items()}
+                for step, rows in context["states"].items()
+            }
+            self.buffer.recall({**context, "states": states})
 
     def _act(self, state: RolloutState) -> np.ndarray:
         """Actions of all envs; the state that chose them is kept before they are chosen."""

@@ -82,6 +82,12 @@ class TinyAgent(nn.Module):
     def reset_hidden_state(self, hidden_state: Tensor, ended: Tensor) -> Tensor:
         return hidden_state.masked_fill(ended, 0)
 
+    def export_hidden_state(self, hidden_state: Tensor) -> dict[str, Tensor]:
+        return {"steps": hidden_state.clone()}
+
+    def import_hidden_state(self, rows: dict[str, Tensor]) -> Tensor:
+        return rows["steps"].clone()
+
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
         inputs = self._inputs(batch.obs, batch.rl2s)[:, :-1]
         log_probs = torch.log_softmax(self.actor(inputs), dim=-1)

@@ -50,6 +50,7 @@ def digest(text: str = "", **changes: Any) -> str:
         ("dloader_workers", 2),
         ("async_env_workers", 2),
         ("seed", 8),
+        ("ckpt_interval", 1),
         ("dataset", DiskTrajDataset(dset_root="/elsewhere")),
     ],
 )
@@ -62,7 +63,6 @@ def test_settings_leave_it(setting: str, value: Any) -> None:
     [
         ("learning_rate", 0.5),
         ("epochs", 9),
-        ("ckpt_interval", 1),  # environments restart with every checkpoint
         ("lr_multipliers", {"actor": 2.0}),
         ("make_train_env", EnvSpec(CountingEnv, {"noise": 2.0})),
         ("agent_type", partial(TinyAgent)),
@@ -99,6 +99,10 @@ class Own:
 def test_arguments_of_objects_built_in_python_count(setting: str, make: Any) -> None:
     hashes = [digest(**{setting: make(x)}) for x in (0.1, 0.1, 0.5)]
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_where_checkpoints_cut_episodes_their_interval_counts() -> None:
+    assert digest(exact_resume=True) != digest(exact_resume=True, ckpt_interval=1)
 
 
 def test_bindings_of_gin_count_and_macros_by_their_values() -> None:

@@ -106,6 +106,19 @@ def test_an_imported_state_exports_the_same(encoder: TrajEncoder, before: int) -
         assert torch.equal(part, again[name]), name
 
 
+@pytest.mark.parametrize("before", [1, WINDOW, 60])
+def test_acting_on_from_an_imported_state_is_the_same_to_the_last_bit(
+    encoder: TrajEncoder, before: int
+) -> None:
+    seq, times, resets = make_history(before + 60)
+    old, new = slice(None, before), slice(before, None)
+    fresh = encoder.init_hidden_state(NUM_ENVS, CPU)
+    _, state = act(encoder, seq[:, old], times[:, old], resets[:, old], fresh)
+    imported = encoder.import_hidden_state(encoder.export_hidden_state(state))
+    outputs = [act(encoder, seq[:, new], times[:, new], resets[:, new], one)[0] for one in (state, imported)]
+    assert torch.equal(*outputs)
+
+
 def test_exports_have_the_same_shapes_at_any_time(encoder: TrajEncoder) -> None:
     shapes = [
         {name: (part.shape, part.dtype) for name, part in rows.items()}
