@@ -39,6 +39,7 @@ from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .test_mode import shrink
+from .threads import choose_threads
 from .timing import StageTimer
 from .validate import check_settings
 from .warm_start import warm_start_if_asked
@@ -61,8 +62,7 @@ class Experiment(Settings):
             shrink(self)
         self.hooks, self.timer = CallbackList(self, self.callbacks), StageTimer()
         self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
-        if self.torch_threads is not None:
-            torch.set_num_threads(self.torch_threads)
+        choose_threads(self.torch_threads)
         self.accelerator = building.make_accelerator(self.mixed_precision)
         self.run_seed = building.agree_on_seed(self.seed, self.accelerator)
         self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
@@ -159,6 +159,8 @@ class Experiment(Settings):
         )
         self.learner.frozen = building.make_frozen(self)
         self.on_policy = building.make_on_policy_learner(self)
+        if self.torch_threads is None:
+            choose_threads(None, building.forward_work(self))
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
         check_env_states(self)

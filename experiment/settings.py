@@ -65,7 +65,8 @@ class Settings:
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
         keep_checkpoints: newest training states that stay; None for all. keep_every_epochs: those after a
             multiple of so many epochs stay too.
-        log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
+        log_to_tensorboard: if it is installed. torch_threads: of this process, never more than
+            OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
         async_env_workers: worker processes of "async" envs; None for one per CPU core.
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
