@@ -5,7 +5,7 @@ Folders, all in `<run_dir>/ckpts/`:
     rank_<r>.safetensors, rank_<r>.json, and COMPLETE with the sizes and checksums of the others
   policy_weights/policy_epoch_<n>.safetensors
   latest/policy.safetensors: atomically replaced, carries a version number
-  best/policy.safetensors: best validation score so far
+  best/policy.safetensors: best value so far of the figure `CheckpointManager.best_by`
   config.txt: the operative gin config
 
 No file holds a pickled object, and none is ever unpickled.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shutil
 import zlib
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gin
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
@@ -61,6 +63,7 @@ class TrainingState:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+@gin.configurable(allowlist=["best_by", "lowest_is_best", "on_mismatch"])
 class CheckpointManager:
     """Reads and writes the `ckpts` folder of one run. Only the main process writes shared files.
 
@@ -69,6 +72,12 @@ class CheckpointManager:
         run_name: part of the names of checkpoints.
         rank: number of this process. num_ranks: how many train together.
         facts: called when a policy file is written, for what its header says beside version and epoch.
+        best_by: name of the logged figure that the best policy is judged by; the policy is that of the moment
+            in which the figure is logged.
+        lowest_is_best: whether a lower figure is a better one.
+        on_mismatch: what is done with a checkpoint of another major version of Loxodon (before 1.0: minor):
+            "error" refuses it, "warn" only says so, as of all other versions.
+    Raises: ValueError for another on_mismatch.
     """
 
     def __init__(
@@ -79,7 +88,16 @@ class CheckpointManager:
         rank: int = 0,
         num_ranks: int = 1,
         facts: Callable[[], Mapping[str, str]] = dict,
+        best_by: str = "val/return",
+        lowest_is_best: bool = False,
+        on_mismatch: str = "error",
     ) -> None:
+        if on_mismatch not in ("error", "warn"):
+            raise ValueError(
+                f"CheckpointManager.on_mismatch is {on_mismatch!r}, allowed are 'error' and 'warn'. "
+                "Fix: bind one of these."
+            )
+        self.best_by, self.lowest_is_best, self.on_mismatch = best_by, lowest_is_best, on_mismatch
         self.root, self.run_name, self.rank, self.num_ranks = run_dir / "ckpts", run_name, rank, num_ranks
         self.facts = facts
         self.states_dir = self.root / "training_states"
@@ -251,6 +269,14 @@ class CheckpointManager:
             ) from error
 
     # ---- policy files ----
+
+    def better_score(self, figures: Mapping[str, Any], best: float | None) -> float | None:
+        """The score among logged figures, if there is one and it is better than `best`; else None."""
+        score = float(figures.get(self.best_by, math.nan))
+        if math.isnan(score):
+            return None
+        is_better = best is None or (score < best if self.lowest_is_best else score > best)
+        return score if is_better else None
 
     def save_policy(self, path: Path, model: nn.Module, info: PolicyInfo) -> None:
         """Replace a weights file atomically. Raises: OSError if it cannot be written."""

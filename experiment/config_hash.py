@@ -22,6 +22,7 @@ _SETTINGS = (
     "Experiment.log_*",
     "Experiment.wandb_*",
     "Experiment.keep_*",
+    "CheckpointManager.*",
     "Experiment.artifact_store",
     "FolderStore.*",
     "WandbStore.*",

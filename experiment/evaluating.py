@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ def interact(
 
 
 def evaluate_val(exp: Experiment) -> dict[str, float]:
-    """Evaluate, log, and keep the best policy; see Experiment.evaluate_val."""
+    """Evaluate and log; see Experiment.evaluate_val."""
     if exp.val_envs is None:
         exp.val_envs = building.make_envs(exp, exp.make_val_env)
     exp.fleet.state("evaluating")
@@ -77,14 +77,20 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     score = metrics.get("return")
     if score is not None:
         exp.view.show(exp.epoch, "evaluating", {"val return": score})
-        if exp.mode != "collect" and (exp.best_score is None or score > exp.best_score):
-            exp.best_score = score
-            if exp.accelerator.is_main_process:
-                info = PolicyInfo(exp.policy_version, exp.epoch, False)
-                exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
-                exp.artifacts.store_best(exp)
     exp.hooks("on_eval_end", named)
     return named
+
+
+def keep_if_best(exp: Experiment, figures: Mapping[str, Any]) -> None:
+    """Keep the present policy if figures that were just logged make it the best one."""
+    score = None if exp.mode == "collect" else exp.checkpoints.better_score(figures, exp.best_score)
+    if score is None:
+        return
+    exp.best_score = score
+    if exp.accelerator.is_main_process:
+        info = PolicyInfo(exp.policy_version, exp.epoch, False)
+        exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
+        exp.artifacts.store_best(exp)
 
 
 def evaluate_test(

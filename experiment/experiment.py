@@ -227,6 +227,11 @@ class Experiment(Settings):
         with self.fleet.reporting():
             for _ in loop.run_epochs(self):
                 yield {name: float(value) for name, value in self.epoch_figures.items()}
+        if self.best_score is None and self.checkpoints.best_by != "val/return":
+            logger.warning(
+                "CheckpointManager.best_by is %r, but no such figure was logged, so no policy is the best.",
+                self.checkpoints.best_by,
+            )
 
     def request_stop(self, reason: str = "") -> None:
         """End training after the running epoch, with a checkpoint; `learn` then returns as usual.
@@ -320,6 +325,7 @@ class Experiment(Settings):
         self.epoch_figures |= named
         if self.accelerator.is_main_process:
             self.metric_logger.log(named, self.x_axis_metrics())
+        evaluating.keep_if_best(self, named)
 
     def save_checkpoint(self) -> Path | None:
         """Save everything needed to go on with epoch `self.epoch`; returns the folder in the main process."""

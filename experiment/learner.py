@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +134,7 @@ class Learner:
         compute_loss: (batch, weights, with_metrics) -> LossResult; the hook of Experiment.
         edit_actor_mask, edit_critic_mask: (batch, mask (B, L, 1)) -> mask; hooks of Experiment.
         lr_warmup_steps: updates until the full learning rate is reached.
-        grad_clip: largest global gradient norm, over the optimizer's parameters only.
+        grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
         bad_grad: "skip" or "raise" for gradients that are not finite; see `GradientGuard`.
         timer: told how long updates take.
@@ -166,7 +167,7 @@ class Learner:
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss = compute_loss
         self.edit_actor_mask, self.edit_critic_mask = edit_actor_mask, edit_critic_mask
-        self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip
+        self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
         self.gradient_steps = 0
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False

@@ -56,7 +56,8 @@ class Settings:
     Optimisation:
         batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
         learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. grad_clip: largest norm. mixed_precision: "no", "fp16", "bf16".
+        critic_loss_weight: the actor's is 1. grad_clip: largest norm; 0 or less does not clip.
+        mixed_precision: "no", "fp16", "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
         seed: None draws one and logs it. deterministic: forbid irreproducible torch operations.
