@@ -246,6 +246,8 @@ def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
         exp.batches_per_update,
     )
     check_learner(exp, learner)
+    if exp.test_run:
+        learner.set_random_steps(0)  # the only rollout is learned from
     return learner
 
 

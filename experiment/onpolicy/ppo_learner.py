@@ -218,12 +218,13 @@ class PPOLearner:
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
                 buffer.carried_state = state
-        self._set_random_steps(max(self._random_steps - self.num_steps, 0))
+        self.set_random_steps(max(self._random_steps - self.num_steps, 0))
         for buffer in self.buffers:
             buffer.next_rollout()
         return figures
 
-    def _set_random_steps(self, number: int) -> None:
+    def set_random_steps(self, number: int) -> None:
+        """Draw the actions of so many steps uniformly, from the beginning of the running rollout on."""
         self._random_steps = number
         for buffer in self.buffers:
             buffer.random_steps = number
@@ -405,7 +406,7 @@ class PPOLearner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; parts that this run does without are left out."""
         self.advantage_norm.load_state_dict(state["advantage_norm"])
-        self._set_random_steps(state.get("random_steps", 0))
+        self.set_random_steps(state.get("random_steps", 0))
         if self.reward_normalizer is not None and state["reward_normalizer"] is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         if self.lr_adapter is not None and state["lr_adapter"] is not None:

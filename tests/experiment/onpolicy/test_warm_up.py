@@ -16,6 +16,7 @@ from gymnasium import spaces
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
+from loxodon.experiment.cli import main
 
 from ..fakes import CountingEnv
 from ..test_resume import metrics
@@ -154,3 +155,15 @@ def test_random_steps_that_are_left_are_taken_after_a_resume(tmp_path: Path) -> 
 def test_a_number_of_random_steps_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"PPOLearner.random_timesteps is -1.*Fix:"):
         started(tmp_path, learner={"random_timesteps": -1})
+
+
+def test_what_only_tries_a_run_takes_no_random_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exp = learned(
+        started(tmp_path, learner={"random_timesteps": 20}, test_run=True, start_learning_at_epoch=2)
+    )
+    assert exp.learner.gradient_steps == 4
+    words = ["--config", "ppo/cartpole", "--check", "PPOLearner.random_timesteps=999"]
+    assert main([*words, "Experiment.parallel_actors=2", "Experiment.val_timesteps_per_epoch=0"]) == 0
+    assert "check passed" in capsys.readouterr().out
