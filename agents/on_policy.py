@@ -131,7 +131,10 @@ class OnPolicyAgent(BaseAgent, ABC):
         super().after_update()
 
     def after_imitation(self) -> None:
-        """After an update on demonstrations: statistics move; in all processes at the same time."""
+        """After an update on demonstrations, or a rollout without updates: statistics move.
+
+        All processes that train together have to call this at the same time.
+        """
         super().after_update()
 
     def set_progress(self, progress: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import traceback
@@ -66,6 +67,7 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
     signal.signal(signal.SIGTERM, _end_later)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # an environment with a model: workers share the cores
     for other in inherited:
         other.close()
     group: EnvGroup | None = None

@@ -11,7 +11,7 @@ if __name__ == "experiment":
     )
 
 from .. import agents, data, envs, nets
-from .callbacks import Callback
+from .callbacks import Callback, EvaluateAfterLoad
 from .checkpoints import CheckpointManager
 from .collector import Collector, Histories
 from .curriculum import EpisodeLengthCurriculum
@@ -30,6 +30,7 @@ __all__ = [
     "CheckpointManager",
     "Collector",
     "EpisodeLengthCurriculum",
+    "EvaluateAfterLoad",
     "Evaluator",
     "Experiment",
     "Histories",

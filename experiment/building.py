@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 import platform
 import time
@@ -252,7 +253,21 @@ def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
         exp.batches_per_update,
     )
     check_learner(exp, learner)
+    if exp.test_run:
+        learner.set_random_steps(0)  # the only rollout is learned from
     return learner
+
+
+def forward_work(exp: Experiment) -> float:
+    """About how many multiply-adds a forward pass takes: parameters times timesteps; on a GPU no limit."""
+    if exp.DEVICE.type != "cpu":
+        return math.inf  # what is left to the CPU was not measured
+    num_timesteps = exp.batch_size * exp.max_seq_len
+    if exp.mode == "collect":
+        num_timesteps = exp.parallel_actors
+    elif exp.on_policy is not None:
+        num_timesteps = exp.parallel_actors * exp.train_timesteps_per_epoch // exp.on_policy.minibatches
+    return float(num_timesteps) * sum(p.numel() for p in exp.policy.parameters())
 
 
 def build_collector(exp: Experiment) -> None:
@@ -389,7 +404,8 @@ def summarize(exp: Experiment, env_summary: str) -> str:
         updates = exp.on_policy.summary()
     lines = {
         "run": f"{exp.run_dir} (mode {exp.mode}, seed {exp.run_seed})",
-        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {processes} process(es)",
+        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {processes} process(es), "
+        f"{torch.get_num_threads()} torch thread(s)",
         "environments": env_summary,
         "observations": observations,
         "actions": str(exp.action_space),

@@ -6,7 +6,7 @@ Folders, all in `<run_dir>/ckpts/`:
     <name> was that of the run when it was written, and may be any
   policy_weights/policy_epoch_<n>.safetensors
   latest/policy.safetensors: atomically replaced, carries a version number
-  best/policy.safetensors: best validation score so far
+  best/policy.safetensors: best value so far of the figure `CheckpointManager.best_by`
   config.txt: the operative gin config; versions.json: beside other facts, the id of the run
 
 The folder belongs to one run, from a fresh start through all its resumptions. Another fresh start under its
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shutil
 import uuid
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gin
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
@@ -67,6 +69,7 @@ class TrainingState:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+@gin.configurable(allowlist=["best_by", "lowest_is_best", "on_mismatch"])
 class CheckpointManager:
     """Reads and writes the `ckpts` folder of one run. Only the main process writes shared files.
 
@@ -75,11 +78,18 @@ class CheckpointManager:
         run_name: part of the names of checkpoints.
         rank: number of this process. num_ranks: how many train together.
         facts: called when a policy file is written, for what its header says beside version and epoch.
+        best_by: name of the logged figure that the best policy is judged by; the policy is that of the moment
+            in which the figure is logged.
+        lowest_is_best: whether a lower figure is a better one.
+        on_mismatch: what is done with a checkpoint of another major version of Loxodon (before 1.0: minor):
+            "error" refuses it, "warn" only says so, as of all other versions.
 
     Attributes:
         run_id: names one run from its fresh start on. None before it has begun, or gone on from a
             checkpoint; then the run that is on disk counts as the own one.
         has_begun: `begin_run` was called since then, so this folder may be written to.
+
+    Raises: ValueError for another on_mismatch.
     """
 
     def __init__(
@@ -90,7 +100,16 @@ class CheckpointManager:
         rank: int = 0,
         num_ranks: int = 1,
         facts: Callable[[], Mapping[str, str]] = dict,
+        best_by: str = "val/return",
+        lowest_is_best: bool = False,
+        on_mismatch: str = "error",
     ) -> None:
+        if on_mismatch not in ("error", "warn"):
+            raise ValueError(
+                f"CheckpointManager.on_mismatch is {on_mismatch!r}, allowed are 'error' and 'warn'. "
+                "Fix: bind one of these."
+            )
+        self.best_by, self.lowest_is_best, self.on_mismatch = best_by, lowest_is_best, on_mismatch
         self.root, self.run_name, self.rank, self.num_ranks = run_dir / "ckpts", run_name, rank, num_ranks
         self.facts = facts
         self.run_id: str | None = None
@@ -313,6 +332,14 @@ class CheckpointManager:
             ) from error
 
     # ---- policy files ----
+
+    def better_score(self, figures: Mapping[str, Any], best: float | None) -> float | None:
+        """The score among logged figures, if there is one and it is better than `best`; else None."""
+        score = float(figures.get(self.best_by, math.nan))
+        if math.isnan(score):
+            return None
+        is_better = best is None or (score < best if self.lowest_is_best else score > best)
+        return score if is_better else None
 
     def save_policy(self, path: Path, model: nn.Module, info: PolicyInfo) -> None:
         """Replace a weights file atomically. Raises: OSError if it cannot be written."""

@@ -24,6 +24,7 @@ _SETTINGS = (
     "Experiment.wandb_*",
     "Experiment.keep_*",
     "Experiment.ckpt_minutes",
+    "CheckpointManager.*",
     "Experiment.artifact_store",
     "FolderStore.*",
     "WandbStore.*",

@@ -54,6 +54,8 @@ def _redirect(config: LoadedConfig, folder: str) -> None:
 
 def _try_everything(exp: Experiment) -> list[str]:
     """One line per part that worked."""
+    if exp.on_policy is not None:
+        exp.on_policy.set_random_steps(0)  # the only rollout is learned from
     exp.collect_new_training_data()
     lines = [f"   collected  {exp.env_steps} env steps"]
     if exp.val_envs is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,7 @@ def interact(
 
 
 def evaluate_val(exp: Experiment) -> dict[str, float]:
-    """Evaluate, log, and keep the best policy; see Experiment.evaluate_val."""
+    """Evaluate and log; see Experiment.evaluate_val."""
     if exp.val_envs is None:
         exp.val_envs = building.make_envs(exp, exp.make_val_env)
     exp.fleet.state("evaluating")
@@ -91,16 +91,22 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     score = metrics.get("return")
     if score is not None:
         exp.view.show(exp.epoch, "evaluating", {"val return": score})
-        # Whoever only measures, before training or saving anything, leaves the folder alone.
-        keeps_best = exp.mode != "collect" and exp.checkpoints.has_begun
-        if keeps_best and (exp.best_score is None or score > exp.best_score):
-            exp.best_score = score
-            if exp.accelerator.is_main_process:
-                info = PolicyInfo(exp.policy_version, exp.epoch, False)
-                exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
-                exp.artifacts.store_best(exp)
     exp.hooks("on_eval_end", named)
     return named
+
+
+def keep_if_best(exp: Experiment, figures: Mapping[str, Any]) -> None:
+    """Keep the present policy if figures that were just logged make it the best one."""
+    # Whoever only measures, before training or saving anything, leaves the folder alone.
+    keeps_best = exp.mode != "collect" and exp.checkpoints.has_begun
+    score = exp.checkpoints.better_score(figures, exp.best_score) if keeps_best else None
+    if score is None:
+        return
+    exp.best_score = score
+    if exp.accelerator.is_main_process:
+        info = PolicyInfo(exp.policy_version, exp.epoch, False)
+        exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
+        exp.artifacts.store_best(exp)
 
 
 def evaluate_test(

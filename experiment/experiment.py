@@ -41,6 +41,7 @@ from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .test_mode import shrink
+from .threads import choose_threads
 from .timing import StageTimer
 from .validate import check_hooks, check_settings
 from .warm_start import warm_start_if_asked
@@ -64,8 +65,7 @@ class Experiment(Settings):
             shrink(self)
         self.hooks, self.timer = CallbackList(self, self.callbacks), StageTimer()
         self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
-        if self.torch_threads is not None:
-            torch.set_num_threads(self.torch_threads)
+        choose_threads(self.torch_threads)
         self.accelerator = building.make_accelerator(self.mixed_precision)
         self.run_seed = building.agree_on_seed(self.seed, self.accelerator)
         self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
@@ -170,6 +170,8 @@ class Experiment(Settings):
         )
         self.learner.frozen = building.make_frozen(self)
         self.on_policy = building.make_on_policy_learner(self)
+        if self.torch_threads is None:
+            choose_threads(None, building.forward_work(self))
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
         check_env_states(self)
@@ -236,6 +238,11 @@ class Experiment(Settings):
         with self.fleet.reporting():
             for _ in loop.run_epochs(self):
                 yield {name: float(value) for name, value in self.epoch_figures.items()}
+        if self.best_score is None and self.checkpoints.best_by != "val/return":
+            logger.warning(
+                "CheckpointManager.best_by is %r, but no such figure was logged, so no policy is the best.",
+                self.checkpoints.best_by,
+            )
 
     def request_stop(self, reason: str = "") -> None:
         """End training after the running epoch, with a checkpoint; `learn` then returns as usual.
@@ -338,6 +345,7 @@ class Experiment(Settings):
         self.epoch_figures |= named
         if self.accelerator.is_main_process:
             self.metric_logger.log(named, self.x_axis_metrics())
+        evaluating.keep_if_best(self, named)
 
     def save_checkpoint(self) -> Path | None:
         """Save everything needed to go on with epoch `self.epoch`; returns the folder in the main process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -140,7 +141,7 @@ class Learner:
         compute_loss: (batch, log_step=) -> what `masked_losses` returns; the hook of Experiment.
         critic_loss_weight: beside the actor's, which is 1.
         lr_warmup_steps: updates until the full learning rate is reached.
-        grad_clip: largest global gradient norm, over the optimizer's parameters only.
+        grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
         bad_grad: "skip" or "raise" for gradients that are not finite; see `GradientGuard`.
         timer: told how long updates take.
@@ -174,7 +175,7 @@ class Learner:
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss, self.critic_loss_weight = compute_loss, critic_loss_weight
         self.edits_masks = edits_masks
-        self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip
+        self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
         self.gradient_steps = 0
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False

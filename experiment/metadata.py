@@ -169,7 +169,8 @@ def check_metadata(exp: Experiment, saved: Mapping[str, Any], where: str) -> Non
 
     Logs one warning for versions and one for settings that differ. A checkpoint without metadata passes.
 
-    Raises: ValueError if observations or actions differ, naming each difference.
+    Raises: ValueError if observations or actions differ, naming each difference, or if Loxodon is of another
+        major version and CheckpointManager.on_mismatch does not allow that.
     """
     if not saved:
         return
@@ -181,12 +182,25 @@ def check_metadata(exp: Experiment, saved: Mapping[str, Any], where: str) -> Non
             "environment it was trained in, or choose another run_name for a new run."
         )
     own = _facts(exp)
+    written_by, here = (facts["packages"].get("loxodon") for facts in (saved, own))
+    is_other = written_by and here and _major(written_by) != _major(here)
+    if is_other and exp.checkpoints.on_mismatch == "error":
+        raise ValueError(
+            f"{where} was written by Loxodon {written_by}, this process has {here}, which may read it in "
+            "another way. Fix: install that version, or set CheckpointManager.on_mismatch = 'warn' to try."
+        )
     if versions := _version_differences(saved, own):
         logger.warning("%s was written with other versions: %s.", beginning, ", ".join(versions))
     if bindings := config_differences(saved, own):
         shown = "\n  ".join(bindings[:_SHOWN_BINDINGS])
         more = f"\n  and {len(bindings) - _SHOWN_BINDINGS} more" if len(bindings) > _SHOWN_BINDINGS else ""
         logger.warning("Settings differ from those of %s (old -> new):\n  %s%s", where, shown, more)
+
+
+def _major(version: str) -> list[str]:
+    """What changes with incompatible versions: the first number, before 1.0 the first two."""
+    numbers = version.split(".")
+    return numbers[:2] if numbers[0] == "0" else numbers[:1]
 
 
 def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,6 @@ _UNREAD = (
     "log_interval",
     "padded_sampling",
     "replay_ratio_tolerance",
-    "start_learning_at_epoch",
     "train_batches_per_epoch",
 )
 

@@ -34,6 +34,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "run_id": exp.checkpoints.run_id,
             "policy_version": exp.policy_version,
             "best_score": exp.best_score,
+            "best_by": exp.checkpoints.best_by,
             "is_finished": exp.is_finished,
             "is_pretrained": exp.is_pretrained,
             "dataset": exp.dataset.state_dict(),
@@ -140,7 +141,9 @@ def restore(exp: Experiment, state: TrainingState) -> None:
             "The checkpoint belongs to seed %d; Experiment.seed = %d is set aside.", shared["seed"], exp.seed
         )
     exp.epoch, exp.env_steps = int(shared["next_epoch"]), int(shared["env_steps"])
-    exp.policy_version, exp.best_score = int(shared["policy_version"]), shared["best_score"]
+    is_same_figure = shared.get("best_by", "val/return") == exp.checkpoints.best_by
+    exp.policy_version = int(shared["policy_version"])
+    exp.best_score = shared["best_score"] if is_same_figure else None
     exp.is_finished = bool(shared["is_finished"])
     exp.is_pretrained = bool(shared.get("is_pretrained", True))
     exp.metric_logger.load_state_dict(shared["logs"])

@@ -66,7 +66,8 @@ class Settings:
     Optimisation:
         batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
         learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. grad_clip: largest norm. mixed_precision: "no", "fp16", "bf16".
+        critic_loss_weight: the actor's is 1. grad_clip: largest norm; 0 or less does not clip.
+        mixed_precision: "no", "fp16", "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
         seed: None draws one and logs it. deterministic: forbid irreproducible torch operations.
@@ -77,7 +78,8 @@ class Settings:
             until the next; None never does.
         keep_checkpoints: newest training states that stay; None for all. keep_every_epochs: those after a
             multiple of so many epochs stay too.
-        log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
+        log_to_tensorboard: if it is installed. torch_threads: of this process, never more than
+            OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
         async_env_workers: worker processes of "async" envs; None for one per CPU core.
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).

@@ -88,7 +88,8 @@ def _train_on_policy(exp: Experiment, learner: PPOLearner) -> None:
     exp.fleet.state("learning")
     start_s = time.perf_counter()
     learner.set_progress(progress_of(exp))
-    own = learner.train(exp.epoch, StopWatch(exp.stop.requested, exp.accelerator).after_update)
+    should_stop = StopWatch(exp.stop.requested, exp.accelerator).after_update
+    own = learner.train(exp.epoch, should_stop, updates=exp.epoch >= exp.start_learning_at_epoch)
     figures = merge_metrics(own, 1.0, exp.accelerator)
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": figures["updates"] / elapsed_s}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 from .artifacts.restoring import check_artifact_settings
@@ -38,7 +39,7 @@ _LOWEST = {
     "lr_warmup_steps": 0,
     "test_timesteps": 0,
 }
-_POSITIVE = ("learning_rate", "adam_eps", "grad_clip", "traj_save_len")
+_POSITIVE = ("learning_rate", "adam_eps", "traj_save_len")
 _PERIODS = (
     "val_interval",
     "ckpt_interval",
@@ -91,6 +92,7 @@ def check_settings(experiment: Experiment) -> None:
     positive = [(name, getattr(experiment, name)) for name in _POSITIVE]
     for name, value in [*positive, *((f"lr_multipliers[{key!r}]", factor) for key, factor in multipliers)]:
         _check_number(name, value, "a number above 0", 1e-300, whole=False)
+    _check_number("grad_clip", experiment.grad_clip, "a number, 0 for no clipping", -math.inf, whole=False)
     for name in ("l2_coeff", "critic_loss_weight"):
         _check_number(name, getattr(experiment, name), "a number of at least 0", 0, whole=False)
     for name in _PERIODS:

@@ -67,6 +67,7 @@ class RolloutBuffer:
     Attributes:
         carried_state: hidden state from which the next rollout goes on instead of the one that acted last,
             because the weights have changed; None for that one.
+        random_steps: first steps of the rollout whose actions are to be drawn uniformly.
 
     Args:
         num_envs: N.
@@ -91,6 +92,7 @@ class RolloutBuffer:
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.policy_version: int | None = None
         self.carried_state: Any = None
+        self.random_steps = 0
         self._now = 0  # steps written
         self._rows: Arrays = {}
         self._obs: Arrays = {}
@@ -110,6 +112,11 @@ class RolloutBuffer:
         """True when the hidden state before the next step should be kept."""
         is_due = self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0
         return self.keeps_states and is_due
+
+    @property
+    def wants_random_actions(self) -> bool:
+        """True when the next step's actions are to be drawn uniformly."""
+        return self._now < self.random_steps
 
     def keep_state(self, rows: dict[str, Tensor]) -> None:
         """Keep the exported hidden state, each (N, ...), as that before the next step."""
@@ -284,6 +291,8 @@ class RolloutBuffer:
             "time_idxs": np.zeros((*shape, 1), np.int64),
             "resets": np.zeros(shape, np.bool_),
         }
+        for column in (*self._obs.values(), *self._rows.values()):
+            _poison(column)
 
     def _write(self, step: Arrays) -> None:
         """Store one row per key; keys are registered when they are first seen."""
@@ -317,6 +326,8 @@ class RolloutBuffer:
         for key, column in self._steps.items():
             _poison(column)
             self._counts[key] = bytearray(self.num_steps)
+        for column in (*self._obs.values(), *self._rows.values()):
+            _poison(column[self.history + 1 :])  # the timestep before is where the rollout begins
 
 
 def _poison(column: np.ndarray) -> None:

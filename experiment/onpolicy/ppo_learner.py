@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loxodon")
 CONTEXT_MODES = ("episode", "segment")
-STOP_SCOPES = ("epoch", "update")
+STOP_SCOPES = ("batch", "epoch", "update")
 _STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
 _ALARM = {"no": 1e-3, "fp16": 5e-2, "bf16": 5e-2}  # in nats
 
@@ -75,7 +75,9 @@ class PPOLearner:
             continues from the keys and values that acted (cheaper; they age during the updates).
         target_kl: an update whose minibatch is further than this from the policy that collected, in nats
             (k3 estimate, all processes), is not made and ends ... None never does.
-        stop_scope: ... this "epoch" or the whole "update" of this rollout.
+        stop_scope: ... only this "batch", this "epoch" or the whole "update" of this rollout.
+        random_timesteps: first steps of each env whose actions are drawn uniformly. On a rollout with any of
+            them no update is made, since the policy did not act; statistics move.
         recompute_old: train against the log-probs and values of the pass without gradient, not those that
             were found while acting.
         advantage_estimator: makes the estimator.
@@ -106,6 +108,7 @@ class PPOLearner:
         context_mode: str = "episode",
         target_kl: float | None = None,
         stop_scope: str = "update",
+        random_timesteps: int = 0,
         recompute_old: bool = True,
         advantage_estimator: Callable[[], GAE] = GAE,
         advantage_norm: Callable[[], AdvantageNorm] = AdvantageNorm,
@@ -120,6 +123,7 @@ class PPOLearner:
         self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
         self.context_mode, self.target_kl, self.stop_scope = context_mode, target_kl, stop_scope
         self.recompute_old, self.finite_checks = recompute_old, finite_checks
+        self._random_steps = random_timesteps  # that are left at the start of the running rollout
         self._check_settings(num_envs, max_seq_len)
         self.advantage_estimator, self.advantage_norm = advantage_estimator(), advantage_norm()
         self.reward_normalizer = None if reward_normalizer is None else reward_normalizer()
@@ -146,6 +150,11 @@ class PPOLearner:
                 f"PPOLearner has update_epochs={self.update_epochs}, minibatches={self.minibatches} and "
                 f"chunk_len={self.chunk_len}; allowed are at least 1, and for chunk_len at most "
                 f"Experiment.max_seq_len = {max_seq_len}. Fix: bind such values."
+            )
+        if not isinstance(self._random_steps, int) or self._random_steps < 0:
+            raise ValueError(
+                f"PPOLearner.random_timesteps is {self._random_steps!r}, but must be a whole number of at "
+                "least 0. Fix: bind PPOLearner.random_timesteps, e.g. 1000."
             )
         longest, has_memory = self.chunk_len, self.agent.context_len != 0
         if self.burn_in and (not 0 <= self.burn_in <= longest or self.num_steps % longest):
@@ -179,13 +188,17 @@ class PPOLearner:
             history=history or 0,
             keeps_states=self.agent.context_len != 0 and not self.rereads_context,
         )
+        buffer.random_steps = self._random_steps
         self.buffers.append(buffer)
         return buffer
 
-    def train(self, epoch: int, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    def train(
+        self, epoch: int, should_stop: Callable[[], bool] = lambda: False, *, updates: bool = True
+    ) -> dict[str, float]:
         """Train on the rollout that fills the buffers, and free them.
 
-        epoch: decides the minibatches together with the seed. should_stop: asked between updates.
+        epoch: decides the minibatches together with the seed. should_stop: asked between updates. updates:
+        False makes none; statistics move all the same.
         Returns: figures of all processes' rollouts, extremes and losses aside, and of the updates.
         Raises: ValueError when the rollout is incomplete or holds NaN.
         """
@@ -195,14 +208,27 @@ class PPOLearner:
         actions = sequences.policy_actions(rollout.steps, self.agent.action_dim, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         results, figures = self._prepare(tensors)
-        figures = self._run_epochs(tensors, results, epoch, should_stop) | figures
+        if self._random_steps:
+            figures.pop("initial_logratio_abs_max", None)  # not the policy's actions
+        if updates and not self._random_steps:
+            figures = self._run_epochs(tensors, results, epoch, should_stop) | figures
+        else:
+            self.agent.after_imitation()
+            figures |= {"updates": 0.0, "updates_share": 0.0}
         if self.rereads_context:  # so that acting, too, goes on from what the new weights make of the episode
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
                 buffer.carried_state = state
+        self.set_random_steps(max(self._random_steps - self.num_steps, 0))
         for buffer in self.buffers:
             buffer.next_rollout()
         return figures
+
+    def set_random_steps(self, number: int) -> None:
+        """Draw the actions of so many steps uniformly, from the beginning of the running rollout on."""
+        self._random_steps = number
+        for buffer in self.buffers:
+            buffer.random_steps = number
 
     def summary(self) -> str:
         """What is done with each rollout, in a few words."""
@@ -294,7 +320,7 @@ class PPOLearner:
             self._kls, has_details = [], self.target_kl is None and i < self.update_epochs - 1
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
                 metrics = self._update(self._batches(tensors, results, part), with_metrics=not has_details)
-                if metrics is None:
+                if metrics is None and self.stop_scope != "batch":
                     is_over = self.stop_scope == "update"
                     break
                 if metrics:
@@ -380,11 +406,13 @@ class PPOLearner:
             if self.reward_normalizer is None
             else self.reward_normalizer.state_dict(),
             "lr_adapter": None if self.lr_adapter is None else self.lr_adapter.state_dict(),
+            "random_steps": self._random_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; parts that this run does without are left out."""
         self.advantage_norm.load_state_dict(state["advantage_norm"])
+        self.set_random_steps(state.get("random_steps", 0))
         if self.reward_normalizer is not None and state["reward_normalizer"] is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         if self.lr_adapter is not None and state["lr_adapter"] is not None:

@@ -120,6 +120,7 @@ class FailingEnv(ScriptedEnv):
                 any(name in sys.modules for name in ("torch", "wandb", "accelerate"))
             )
             info["metric/pid"] = os.getpid()
+            info["metric/threads"] = float(os.environ["OMP_NUM_THREADS"])
         return obs, BAD_REWARDS.get(self.how, reward), terminated, truncated, info
 
     def render(self) -> Any:

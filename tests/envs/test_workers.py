@@ -167,11 +167,15 @@ def test_workers_that_never_come_back_share_one_deadline(monkeypatch: pytest.Mon
     assert 0.3 <= time.monotonic() - begin < 1.0
 
 
-def test_workers_hold_several_envs_each_and_import_nothing_heavy(opened: Any) -> None:
+def test_workers_hold_several_envs_each_and_import_nothing_heavy(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     env = opened("spawn", [EnvSpec(FailingEnv, {"how": "modules"})] * 6)
     env.reset(seed=0)
     metrics = env.step([0] * 6)[-1]["metrics"]
     assert [value for _, name, value in metrics if name == "heavy"] == [0.0] * 6
+    assert [value for _, name, value in metrics if name == "threads"] == [1.0] * 6
     pids = [value for _, name, value in metrics if name == "pid"]
     assert len(set(pids)) == 2
     assert pids[0] == pids[1] == pids[2] != os.getpid()

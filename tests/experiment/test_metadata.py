@@ -120,6 +120,27 @@ def test_other_versions_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptur
     assert "loxodon" not in warning.partition(" was written")[2]
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "is_refused"),
+    [("1.3.0", "1.0.0", False), ("2.0.0", "1.9.0", True), ("0.2.0", "0.1.5", True)],
+)
+def test_another_major_version_is_refused_unless_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, there: str, is_refused: bool
+) -> None:
+    exp = run(started(tmp_path))
+    _, values = saved_metadata(exp)
+    change_metadata(exp, packages={**values["packages"], "loxodon": there})
+    monkeypatch.setattr(metadata, "version_of", lambda name: here)
+    if is_refused:
+        with pytest.raises(ValueError, match=rf"by Loxodon {there}, this process has {here}.*Fix:"):
+            started(tmp_path).load_checkpoint()
+        gin.parse_config("CheckpointManager.on_mismatch = 'warn'")
+    started(tmp_path).load_checkpoint()
+    gin.parse_config("CheckpointManager.on_mismatch = 'ask'")
+    with pytest.raises(ValueError, match=r"on_mismatch is 'ask', allowed are 'error' and 'warn'. Fix:"):
+        started(tmp_path)
+
+
 def test_settings_that_differ_are_a_short_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exp = run(started(tmp_path))
     many = "\n".join(f"M{i} = {i}" for i in range(20))

@@ -43,10 +43,12 @@ def test_padding_does_not_reach_the_statistics() -> None:
     assert norm.var.item() == 1.0
 
 
-@pytest.mark.parametrize("setting", ["window", "clip", "min_std"])
-def test_impossible_settings_are_refused(setting: str) -> None:
-    with pytest.raises(ValueError, match=rf"RunningNorm has .*{setting}=0.*Fix:"):
-        RunningNorm(1, **{setting: 0.0})
+@pytest.mark.parametrize(
+    "kwargs", [{"clip": 0.0}, {"min_std": 0.0}, {"stop_after": 0.0}, {"stop_after": 9.0, "window": 8.0}]
+)
+def test_impossible_settings_are_refused(kwargs: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"RunningNorm has .*Fix:"):
+        RunningNorm(1, **kwargs)
 
 
 def test_commit_without_data_is_harmless() -> None:

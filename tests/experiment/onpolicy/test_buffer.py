@@ -83,6 +83,8 @@ def test_an_unfinished_rollout_is_refused_and_its_cells_are_poison() -> None:
         buffer.read()
     assert np.isnan(buffer._steps["rewards"][2:]).all()
     assert (np.abs(buffer._steps["actions"][2:]) > 2**60).all()
+    assert np.isnan(buffer._obs["x"][3:]).all()
+    assert (np.abs(buffer._rows["time_idxs"][3:]) > 2**60).all()
 
 
 def test_a_key_that_is_missing_at_one_step_is_named() -> None:
@@ -131,6 +133,8 @@ def test_the_next_rollout_keeps_history_and_poisons_the_rest() -> None:
     assert buffer.read().known_from.tolist() == [2, 2]
     buffer.next_rollout()
     assert np.isnan(buffer._steps["rewards"]).all()
+    assert np.isnan(buffer._obs["x"][3:]).all()
+    assert not np.isnan(buffer._obs["x"][:3]).any()
     with pytest.raises(ValueError, match="was written 0 times at step 0"):
         buffer.read()
     for number in range(5, 9):

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from loxodon.agents import ConstantSchedule, PPOAgent
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
-from loxodon.experiment import Callback, load_policy
+from loxodon.experiment import Callback, EvaluateAfterLoad, Experiment, load_policy
 from loxodon.experiment.cli import main
 from loxodon.experiment.onpolicy import KLAdaptiveLR
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
@@ -129,7 +129,8 @@ def test_settings_that_do_not_go_with_an_on_policy_agent(
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"kl_threshold": 0.0}, {"factor": 1.0}, {"min_lr": 1.0, "max_lr": 0.1}, {"min_lr": 0.0}]
+    "kwargs",
+    [{"kl_threshold": 0.0}, {"factor": 1.0}, {"band": 0.5}, {"min_lr": 1.0, "max_lr": 0.1}, {"min_lr": 0.0}],
 )
 def test_impossible_bounds_of_the_learning_rate(kwargs: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"KLAdaptiveLR has .*Fix:"):
@@ -170,24 +171,66 @@ class RisingEnv(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), next(RisingEnv.rewards), True, False, {}
 
 
-def test_the_best_evaluation_keeps_its_policy(tmp_path: Path) -> None:
+def judged(tmp_path: Path, rewards: list[float], **changes: Any) -> Experiment:
+    """A run whose evaluations have these returns."""
     env = EnvSpec(RisingEnv)
-    RisingEnv.rewards = iter([1.0, 5.0, 2.0])
-    exp = ppo_experiment(
-        tmp_path,
-        make_train_env=EnvSpec(FlatEnv),
-        make_val_env=env,
-        parallel_actors=1,
-        train_timesteps_per_epoch=12,
-        learner={"chunk_len": 3},
-        val_timesteps_per_epoch=1,
-        epochs=3,
-        evaluate_at_end=False,
-    )
-    learned(exp)
-    assert exp.best_score == 5.0
+    RisingEnv.rewards = iter(rewards)
+    settings: dict[str, Any] = {
+        "make_train_env": EnvSpec(FlatEnv),
+        "make_val_env": env,
+        "parallel_actors": 1,
+        "train_timesteps_per_epoch": 12,
+        "learner": {"chunk_len": 3},
+        "val_timesteps_per_epoch": 1,
+        "epochs": 3,
+        "evaluate_at_end": False,
+    }
+    return ppo_experiment(tmp_path, **{**settings, **changes})
+
+
+@pytest.mark.parametrize(
+    ("setting", "score", "epoch"),
+    [
+        ("", 5.0, 1),
+        ("CheckpointManager.lowest_is_best = True", 1.0, 0),
+        ("CheckpointManager.best_by = 'ppo/updates'", 4.0, 0),  # whatever is logged
+    ],
+)
+def test_the_best_evaluation_keeps_its_policy(tmp_path: Path, setting: str, score: float, epoch: int) -> None:
+    gin.parse_config(setting)
+    exp = learned(judged(tmp_path, [1.0, 5.0, 2.0]))
+    assert exp.best_score == score
     best = exp.checkpoints.policy_info(exp.checkpoints.best_path)
-    assert best.epoch == 1
+    assert best.epoch == epoch
+
+
+def test_a_resumed_run_judges_anew_by_another_figure(tmp_path: Path) -> None:
+    learned(judged(tmp_path, [1.0, 5.0, 2.0]))
+    for setting, score in (("CheckpointManager.best_by = 'val/length'", None), ("", 5.0)):
+        gin.clear_config()
+        gin.parse_config(setting)
+        exp = judged(tmp_path, [])
+        exp.start()
+        exp.load_checkpoint()
+        assert exp.best_score == score
+        exp.close()
+
+
+def test_a_figure_that_is_never_logged_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gin.parse_config("CheckpointManager.best_by = 'val/sucess'")
+    learned(judged(tmp_path, [1.0, 5.0, 2.0]))
+    assert "best_by is 'val/sucess', but no such figure was logged" in caplog.text
+
+
+@pytest.mark.parametrize("interval", [None, 3, 1])
+def test_a_loaded_run_is_evaluated_before_it_goes_on(tmp_path: Path, interval: int | None) -> None:
+    learned(judged(tmp_path, [1.0], epochs=1))
+    exp = judged(tmp_path, [2.0, 3.0], epochs=2, val_interval=interval, callbacks=[EvaluateAfterLoad])
+    exp.start()
+    exp.load_checkpoint()
+    learned(exp)
+    returns = [record["val/return"] for record in metrics(exp.run_dir) if "val/return" in record]
+    assert returns == [1.0, 2.0]  # once, whether or not it was due
 
 
 class FlatEnv(RisingEnv):
