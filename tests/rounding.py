@@ -23,7 +23,7 @@ def rounding(scale: float, num_ops: int) -> float:
 
 
 def assert_equal_but_for_rounding(found: Any, expected: Any, num_ops: int, msg: Any = None) -> None:
-    """For tensors, arrays, numbers; what is on the way is taken to be as large as the result, or 1 at least."""
+    """For tensors, arrays or numbers; numbers on the way are taken to be as large as the result, or 1."""
     found, expected = torch.as_tensor(found), torch.as_tensor(expected)
     scale = max(1.0, float(expected.detach().abs().max())) if expected.numel() else 1.0
     torch.testing.assert_close(found, expected, rtol=0, atol=rounding(scale, num_ops), msg=msg)
