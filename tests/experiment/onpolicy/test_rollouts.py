@@ -20,6 +20,7 @@ from loxodon.nets import (
     GRUTrajEncoder,
     IdentityTrajEncoder,
     LSTMTrajEncoder,
+    PolicyHead,
     TransformerTrajEncoder,
 )
 
@@ -145,9 +146,14 @@ class LateCollector(OnPolicyCollector):
         return actions
 
 
-def test_the_alarm_rings_when_the_state_after_the_step_is_stored(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_fresh", [False, True], ids=["distinct policy", "policy of a new agent"])
+def test_the_alarm_rings_when_the_state_after_the_step_is_stored(
+    caplog: pytest.LogCaptureFixture, is_fresh: bool
+) -> None:
     for kind, is_right in ((OnPolicyCollector, True), (LateCollector, False)):
         agent = make_agent()
+        if is_fresh:  # almost the same in all states, so that wrong ones make little difference
+            agent.policy_head = PolicyHead(agent.traj_encoder.emb_dim, agent.action_dim, agent.distribution)
         learner = make_learner(agent, 8, 4, chunk_len=4)
         collector = make_collector(agent, learner, longest=30)
         collector.__class__ = kind
