@@ -25,6 +25,7 @@ DEV = [
     "hypothesis>=6.100",
     "mypy>=1.10",
     "pytest>=8",
+    "pytest-xdist>=3.6",
     "ruff>=0.6",
     "setuptools>=77",
     *TENSORBOARD,

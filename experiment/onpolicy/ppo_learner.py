@@ -19,7 +19,14 @@ from ..learner import Learner, log_figures
 from ..processes import sum_over_ranks
 from . import checks, sequences
 from .buffer import RolloutBuffer, join
-from .evaluation import disagreement, evaluate_rollout, means_over_processes, refreshed_states, spread
+from .evaluation import (
+    disagreement,
+    evaluate_rollout,
+    means_over_processes,
+    refreshed_states,
+    rounding,
+    spread,
+)
 from .figures import UpdateFigures, mean_kl
 from .kl_adaptive import KLAdaptiveLR
 from .sequences import Pieces, Places, Results, RolloutTensors
@@ -31,7 +38,8 @@ logger = logging.getLogger("loxodon")
 CONTEXT_MODES = ("episode", "segment")
 STOP_SCOPES = ("batch", "epoch", "update")
 _STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
-_ALARM = {"no": 1e-3, "fp16": 5e-2, "bf16": 5e-2}  # in nats
+_KL_ROUNDING = 1e-5  # nats; far above what float32 makes of a divergence of 0, far below that of any dropout
+_PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @gin.configurable(
@@ -237,23 +245,29 @@ class PPOLearner:
 
     def raise_alarm(self, figures: dict[str, float]) -> None:
         """Warn, once, when acting and training do not agree on what the same weights do."""
-        limit = _ALARM[self.accelerator.mixed_precision]
-        found = figures.get("initial_logratio_abs_max", 0.0)
-        # Log-ratios all as large as the limit would give the first minibatch a divergence of limit^2 / 2.
-        found = max(found, (2.0 * max(figures.get("initial_kl", 0.0), 0.0)) ** 0.5)
+        found, limit = (figures[f"initial_logratio_{name}_max"] for name in ("abs", "rounding"))
+        # Log-ratios all as large as the limit give the first minibatch a divergence of limit^2 / 2.
+        if (kl := figures.get("initial_kl", 0.0)) > max(limit**2 / 2.0, _KL_ROUNDING):
+            found = max(found, (2.0 * kl) ** 0.5)
         # Burn-in reads with new weights what the old ones acted on, so there a difference means nothing.
         if found > limit and not self.burn_in and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Log-probs of a rollout differ by up to %.3g nats from what the same weights give when "
-                "sequences are read again (expected below %g). The encoder does not do the same in acting "
-                "and training, or something moved in between; see ppo/initial_logratio_abs_max and "
+                "sequences are read again (rounding explains %.3g). The encoder does not do the same in "
+                "acting and training, or something moved in between; see ppo/initial_logratio_abs_max and "
                 "ppo/initial_kl.",
                 found,
                 limit,
             )
 
     # ---- before the updates ----
+
+    def _precision(self) -> torch.dtype:
+        """Of what the agent computes."""
+        precision = _PRECISIONS[self.accelerator.mixed_precision]
+        uses_tf32 = self.accelerator.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+        return torch.float16 if precision == torch.float32 and uses_tf32 else precision  # as many digits
 
     def _pieces(self, tensors: RolloutTensors) -> Pieces:
         """The sequences to train on."""
@@ -270,6 +284,9 @@ class PPOLearner:
             self.agent, tensors, self._evaluation_places(tensors), self.cast
         )
         figures = disagreement(found, steps, mask)
+        figures["initial_logratio_rounding_max"] = rounding(
+            self.agent.distribution, found, tensors.actions, mask, self._precision()
+        )
         if not self.recompute_old:
             for name in ("log_probs", "values"):
                 acted = torch.from_numpy(steps[name]).to(tensors.device)

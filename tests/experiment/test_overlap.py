@@ -214,7 +214,7 @@ def test_a_failure_stores_what_is_finished_and_is_told_once(
         [sys.executable, "-c", code, way, mode],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

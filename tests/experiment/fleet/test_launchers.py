@@ -26,7 +26,7 @@ def has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def wait_until(condition: Any, timeout_s: float = 90.0) -> None:
+def wait_until(condition: Any, timeout_s: float = 300.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it did not happen"

@@ -85,7 +85,7 @@ def test_commands_are_understood() -> None:
 
 def test_partial_observations_with_memory_agree_in_acting_and_training(tmp_path: Path) -> None:
     found = figures_of(tmp_path, samples("gin")[2])
-    assert found["ppo/initial_logratio_abs_max"] < 1e-4
+    assert found["ppo/initial_logratio_abs_max"] < found["ppo/initial_logratio_rounding_max"]
 
 
 def test_no_update_is_made_on_random_steps(tmp_path: Path) -> None:

@@ -122,7 +122,9 @@ def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
     return learned(exp)
 
 
-@pytest.mark.parametrize(("name", "value", "needs"), CASES, ids=[f"{case[0]}={case[1]}" for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "value", "needs"), CASES, ids=[f"{case[0]}={case[1]}".split(" object at ")[0] for case in CASES]
+)
 def test_changing_a_setting_changes_what_is_learned(
     tmp_path_factory: pytest.TempPathFactory,
     base_runs: dict[str, Experiment],
