@@ -86,7 +86,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_observation_space: spaces.Space[Any] = obs_space
         self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
-        self._bounds = {key: b for key, s in obs_space.spaces.items() if (b := _bounds_of(s)) is not None}
+        self._obs_bounds = {key: b for key, s in obs_space.spaces.items() if (b := _bounds_of(s)) is not None}
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -182,7 +182,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
         """The infos dict of one call."""
-        if self._bounds:
+        if self._obs_bounds:
             self._warn_if_outside()
         infos: dict[str, Any] = {}
         if has_ended:
@@ -194,12 +194,12 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def _warn_if_outside(self) -> None:
         """Warn, once per key, of observations that the observation space does not allow."""
-        for key, (low, high) in list(self._bounds.items()):
+        for key, (low, high) in list(self._obs_bounds.items()):
             values = self.buffers.obs[key]
             is_inside = (low <= values) & (values <= high)
             if is_inside.all():
                 continue
-            del self._bounds[key]
+            del self._obs_bounds[key]
             place = tuple(np.argwhere(~is_inside)[0])
             logger.warning(
                 "The environment %s returned %g as observation %r, outside the bounds of its space, %s. "

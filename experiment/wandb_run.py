@@ -51,7 +51,7 @@ class WandbRun:
             except wandb.Error as error:
                 raise ValueError(
                     f"Weights & Biases did not start: {error}. Fix: `wandb login`, or set WANDB_MODE=offline "
-                    "(then `wandb sync` later), or leave it out with Experiment.log_to_wandb = False."
+                    "(`wandb sync` sends it later), or leave it out: Experiment.log_to_wandb = False."
                 ) from error
             for axis in _AXES:
                 run.define_metric(axis)
