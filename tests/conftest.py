@@ -46,12 +46,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="random order of files and of tests in each")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests of a file share a worker, so that its fixtures are made once; so do all that start processes."""
-    for item in items:
-        starts_processes = item.nodeid.startswith(STARTING_PROCESSES)
-        item.add_marker(pytest.mark.xdist_group("processes" if starts_processes else str(item.path)))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "processes" if nodeid.startswith(STARTING_PROCESSES) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := config.getoption("--shuffle")) is not None:
         rng = random.Random(seed)
         rng.shuffle(items)
