@@ -136,6 +136,7 @@ def test_an_experiment_overlaps_only_where_it_can(tmp_path: Path, settings: dict
 @pytest.mark.slow
 def test_an_overlapped_run_repeats_and_resumes_exactly(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"env_mode": "async", "epochs": 4, "ckpt_interval": 2, "traj_save_len": 9}
+    changes["exact_resume"] = True
     whole, again = (run(make_experiment(tmp_path / name, **changes)) for name in ("whole", "again"))
     run(make_experiment(tmp_path / "parts", **{**changes, "epochs": 2}))
     rest = run(make_experiment(tmp_path / "parts", **changes), lambda exp: exp.load_checkpoint())

@@ -91,6 +91,7 @@ def run_until(exp: Experiment, epoch: int) -> None:
 def test_a_resumed_run_writes_the_metrics_of_the_uninterrupted_one(tmp_path: Path, truncates: bool) -> None:
     changes: dict[str, Any] = {"epochs": 6, "ckpt_interval": 2, "val_interval": 2, "log_interval": 3}
     changes |= {"train_timesteps_per_epoch": 13, "traj_save_len": 9 if truncates else 1e10}
+    changes["exact_resume"] = True
     whole = run(make_experiment(tmp_path / "whole", **changes))
     first = make_experiment(tmp_path / "parts", **changes)
     first.start()
@@ -106,7 +107,7 @@ def test_a_resumed_run_writes_the_metrics_of_the_uninterrupted_one(tmp_path: Pat
 
 
 def test_a_run_whose_seed_was_drawn_resumes_exactly(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"epochs": 4, "seed": None}
+    changes: dict[str, Any] = {"epochs": 4, "seed": None, "exact_resume": True}
     first = make_experiment(tmp_path / "parts", **changes)
     first.start()
     run_until(first, epoch=3)
@@ -114,7 +115,7 @@ def test_a_run_whose_seed_was_drawn_resumes_exactly(tmp_path: Path) -> None:
     second.start()
     second.load_checkpoint()
     second.learn()
-    whole = run(make_experiment(tmp_path / "whole", epochs=4, seed=first.run_seed))
+    whole = run(make_experiment(tmp_path / "whole", **{**changes, "seed": first.run_seed}))
     assert metrics(second.run_dir) == metrics(whole.run_dir)
 
 
@@ -140,6 +141,7 @@ def test_a_flush_at_a_checkpoint_loses_no_transition(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_kill_9_during_training_then_resume_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"epochs": 8, "ckpt_interval": 2, "env_mode": "async", "dloader_workers": 1}
+    changes["exact_resume"] = True
     whole = launch(tmp_path / "whole", **changes)
     victim = launch(tmp_path / "parts", "--slow", **changes)
     marker = tmp_path / "parts" / "tiny" / "ckpts" / "training_states" / "tiny_epoch_3" / "COMPLETE"

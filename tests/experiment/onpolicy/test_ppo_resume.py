@@ -52,6 +52,7 @@ def resumable(folder: Path, encoder: str, env: EnvSpec, save_env_state: bool, **
         "val_timesteps_per_epoch": 6,
         "val_interval": 2,
         "save_env_state": save_env_state,
+        "exact_resume": True,
         "deterministic": True,
     }
     return ppo_experiment(
@@ -157,6 +158,7 @@ Experiment.torch_threads = 1
 Experiment.verbose = False
 Experiment.log_to_tensorboard = False
 Experiment.save_env_state = False
+Experiment.exact_resume = True
 PPOAgent.value_norm = 'popart'
 PPOLearner.reward_normalizer = @RewardNormalizer
 PPOLearner.lr_adapter = @KLAdaptiveLR
