@@ -202,12 +202,12 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             del self._obs_bounds[key]
             place = tuple(np.argwhere(~is_inside)[0])
             logger.warning(
-                "The environment %s returned %g as observation %r, outside the bounds of its space, %s. "
+                "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
                 "Nothing is clipped. Fix: correct the environment or the bounds of its observation_space.",
                 self.env_names[place[0]],
                 values[place],
                 key,
-                self.single_observation_space[key],
+                self.single_observation_space,
             )
 
     def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:
