@@ -139,7 +139,7 @@ def _num_numbers(value: dict[str, Any], *, is_one_hot: bool = False) -> int:
 def _plain(dtype: str) -> np.dtype[Any]:
     found = np.dtype(dtype)
     if found.kind not in "biuf":  # of others, one element alone can take gigabytes
-        raise ValueError(f"{found} is no dtype of numbers")
+        raise ValueError(f"{found} is no dtype of numbers. {_MEND}")
     return found
 
 

@@ -197,7 +197,7 @@ def load_policy(
     *,
     device: str | torch.device = "cpu",
     sample: bool = False,
-    trust: Sequence[str] = (),
+    trust: str | Sequence[str] = (),
 ) -> LoadedPolicy:
     """Load a trained policy for acting; no Experiment and no environment is built.
 
@@ -230,6 +230,7 @@ def load_policy(
             f"{version_of('loxodon')}, builds policies of format {POLICY_FORMAT}. Fix: use the version that "
             "wrote it, or build the experiment and call load_checkpoint_from_path."
         )
+    trust = (trust,) if isinstance(trust, str) else trust
     agent = _build_agent(info, env_spaces, info.max_seq_len, file, weights, trust)
     fit_weights(agent, weights, file)
     where = torch.device(device)
@@ -321,7 +322,9 @@ def _read_gin(text: str, trust: Sequence[str]) -> dict[str, BindingStatement]:
     try:
         statements = parse_statements(text)
     except (SyntaxError, tokenize.TokenError) as error:
-        raise ValueError(f"its gin configuration cannot be read ({error})") from error
+        raise ValueError(
+            f"its gin configuration cannot be read ({error}). Fix: use a file that Loxodon wrote."
+        ) from error
     bindings = {}
     for one in statements:
         if isinstance(one, ImportStatement) and is_trusted(one.module, trust):
