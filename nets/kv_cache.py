@@ -58,8 +58,8 @@ def exported(keys: Tensor, values: Tensor, visible: Tensor, size: int, place: Te
 
 def common_place(rows: Rows) -> int | None:
     """The `place` of all rows; None if they have several, or do not say."""
-    places = torch.unique(rows["place"]).tolist() if "place" in rows else []
-    return places[0] if len(places) == 1 else None
+    places = set(rows["place"].tolist()) if "place" in rows else set()
+    return places.pop() if len(places) == 1 else None
 
 
 def without_unused(rows: Rows) -> Rows:
