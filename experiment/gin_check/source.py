@@ -235,8 +235,8 @@ def _run_import(statement: Any, origin: Origin) -> None:
     try:
         importlib.import_module(statement.module)
     except Exception as error:  # whatever the user's module raises
-        is_missing = isinstance(error, ModuleNotFoundError) and error.name is not None
-        if is_missing and f"{statement.module}.".startswith(f"{error.name}."):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{statement.module}.".startswith(f"{missing}."):
             raise ConfigError(
                 f"{origin}: importing '{statement.module}' failed: {error}. Fix: install it, or start from "
                 "the folder that holds it."
