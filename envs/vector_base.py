@@ -86,6 +86,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_observation_space: spaces.Space[Any] = obs_space
         self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
+        self._obs_spaces = obs_space.spaces
         self._obs_bounds = {key: b for key, s in obs_space.spaces.items() if (b := _bounds_of(s)) is not None}
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
@@ -207,7 +208,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 self.env_names[place[0]],
                 values[place],
                 key,
-                self.single_observation_space,
+                self._obs_spaces[key],
             )
 
     def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:
