@@ -6,6 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from .artifacts.restoring import check_artifact_settings
+from .artifacts.store import is_run_name
 from .gradient_guard import BAD_GRAD_CHOICES
 
 if TYPE_CHECKING:
@@ -80,18 +81,19 @@ def check_settings(experiment: Experiment) -> None:
             f"{experiment.max_seq_len}, so no training window could be full. Fix: set "
             f"Experiment.traj_save_len to {experiment.max_seq_len} or more."
         )
-    if not experiment.run_name or "/" in experiment.run_name:
+    if not is_run_name(experiment.run_name):
         raise ValueError(
-            f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters "
-            "without '/'. Fix: set Experiment.run_name = 'my-run'."
+            f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: 1 to 128 bytes "
+            "without '/', ':' and control characters, that does not begin with '.' or '-'. Fix: set "
+            "Experiment.run_name = 'my-run' (--run-name my-run)."
         )
     _check_beginning(experiment)
 
 
 def _check_beginning(experiment: Experiment) -> None:
     store, warm_start = experiment.artifact_store, experiment.warm_start
-    check_artifact_settings(experiment.run_name, store, experiment.restore_from)
-    check_artifact_settings(experiment.run_name, store, warm_start, "warm_start")
+    check_artifact_settings(store, experiment.restore_from)
+    check_artifact_settings(store, warm_start, "warm_start")
     if warm_start is not None and experiment.restore_from is not None:
         raise ValueError(
             "Experiment.restore_from and warm_start are both set, but a run begins from one of them. Fix: "
@@ -147,8 +149,11 @@ def _check_ratio(experiment: Experiment) -> None:
 
 
 def _check_lifecycle(experiment: Experiment) -> None:
-    if (limit_s := experiment.max_wall_clock_s) is not None:
-        _check_number("max_wall_clock_s", limit_s, "None or a number above 0", 1e-300, whole=False)
+    for name in ("max_wall_clock_s", "ckpt_minutes"):
+        if (limit := getattr(experiment, name)) is not None:
+            _check_number(name, limit, "None or a number above 0", 1e-300, whole=False)
+    if (seed := experiment.seed) is not None:
+        _check_number("seed", seed, "None or a whole number of at least 0", 0, whole=True)
     if (epoch := experiment.profile_epoch) is not None:
         _check_number("profile_epoch", epoch, "None or a whole number of at least 0", 0, whole=True)
     shaper = experiment.reward_shaper

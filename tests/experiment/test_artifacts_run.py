@@ -179,7 +179,6 @@ def test_unknown_references_and_paths_say_what_there_is(tmp_path: Path) -> None:
         ({"restore_from": "base:best"}, ValueError, r"has no store.*Fix: set Experiment.artifact_store"),
         ({"restore_from": 3}, TypeError, r"restore_from is 3.*Fix: set it to"),
         ({"artifact_store": FolderStore("x")}, TypeError, r"must be what makes a store.*Fix:.*@FolderStore"),
-        ({"artifact_store": FolderStore, "run_name": "a:b"}, ValueError, r"cannot name an artifact.*Fix:"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(
