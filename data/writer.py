@@ -427,7 +427,8 @@ class TrajectoryWriter:
             return error
         return OSError(
             f"A finished trajectory could not be written to {self.folder}: {error}. {num_pending} finished "
-            "trajectories are kept in memory and are written as soon as the folder takes them. "
+            "trajectories are in memory only: each further call tries to write them, and they are lost if "
+            "the process ends before the folder takes them. "
             "Fix: make space on that disk, or restore the folder and its permissions."
         )
 

@@ -330,7 +330,7 @@ def test_full_disk_surfaces_and_loses_nothing(tmp_path: Path, monkeypatch: pytes
         for _ in range(2):  # a later call tries again, and says so again
             with pytest.raises(OSError, match=rf"not be written to {tmp_path}.*No space left.*Fix:"):
                 add_forever(rollout)
-        with pytest.raises(OSError, match=rf"{rollout.count} finished trajectories are kept"):
+        with pytest.raises(OSError, match=rf"{rollout.count} finished trajectories are in memory only"):
             writer.wait()
     writer.close()
     # The steps given to the calls that raised are among them.
