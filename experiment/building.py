@@ -336,17 +336,29 @@ def build_logger(exp: Experiment) -> MetricLogger:
     )
 
 
-def store_config(exp: Experiment) -> None:
-    """Write the config as requested and as operative, and the versions; not in collecting processes."""
-    if exp.mode == "collect" or not exp.accelerator.is_main_process:
+def begin_run(exp: Experiment) -> None:
+    """Before a learner writes to its run folder: set aside what an earlier run left there, store the config.
+
+    A run that went on from a checkpoint has its own files there. Does nothing when called again.
+    """
+    if exp.mode == "collect" or exp.checkpoints.has_begun:
         return
+    if (old := exp.checkpoints.begin_run()) is not None:
+        logger.info("The checkpoints of an earlier run named %r are now in %s", exp.run_name, old)
+    if exp.accelerator.is_main_process:
+        store_config(exp)
+
+
+def store_config(exp: Experiment) -> None:
+    """Write the config as requested and as operative, and the versions."""
     exp.checkpoints.write_config(gin.operative_config_str())
     write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
     versions = {name: version_of(name) for name in PACKAGES}
     python = platform.python_version()
     made = {"seed": exp.run_seed, "mode": exp.mode, "config_hash": exp.config_hash}
+    made["run_id"] = exp.checkpoints.run_id
     facts = {**made, "python": python, "packages": versions}
-    write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
+    write_text(exp.checkpoints.versions_path, json.dumps(facts, indent=1) + "\n")
 
 
 def summarize(exp: Experiment) -> str:
@@ -370,7 +382,7 @@ def summarize(exp: Experiment) -> str:
         "actions": str(exp.action_space),
         "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, "
         f"sequences up to {exp.max_seq_len} steps",
-        "epoch": f"{num_steps:,} env steps, {updates}; {exp.epochs} epochs",
+        "epoch": f"{num_steps:,} env steps, {updates}; {exp.epochs} epoch{'s' if exp.epochs != 1 else ''}",
         "dataset": f"{type(exp.dataset).__name__} {exp.dataset.save_new_trajs_to or ''}".rstrip(),
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())

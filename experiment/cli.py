@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from .checkpoints import CheckpointManager
+from .checkpoints import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, check_all_used, explain_build_error, load_config
 from .dry_run import dry_run
 from .experiment import Experiment
@@ -20,8 +20,9 @@ from .fleet.commands import without
 from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
 from .gin_check.errors import near_matches
 from .gin_check.presets import preset_names
-from .plots import can_plot, plot_run
+from .plots import curves_of
 from .test_mode import report
+from .training import why_idle
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
 _BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
@@ -177,12 +178,13 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
                 error=True,
             )
     elif resumes:
-        earlier.newest_epoch()
+        newest = earlier.state_dir(earlier.newest_epoch())
+        exp.run_seed = exp.run_seed if exp.seed is not None else about(newest).get("seed", exp.run_seed)
         exp.restore_from = exp.warm_start = None  # its own checkpoint goes further than what it began from
     elif epochs := earlier.complete_epochs():
         _say(
-            f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew. "
-            "Fix: --resume goes on with it, --run-name begins another.",
+            f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
+            "moves them to ckpts_old<n>/. Fix: --resume goes on with it, --run-name begins another.",
             error=True,
         )
     exp.start()
@@ -221,6 +223,9 @@ def _run(
             exp.close()  # stores finished trajectories
         raise
     exp.close()
+    if exp.idle_epochs and not exp.learner.gradient_steps and not exp.test_run:
+        _say(f"error: This run made no update. {why_idle(exp)}", error=True)
+        return FAILED
     if exp.accelerator.is_main_process and exp.test_run:
         _say(report(exp))
     elif exp.accelerator.is_main_process:
@@ -237,14 +242,14 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
     if "val/return" in metrics:
         lines.append(f"final mean return   {metrics['val/return']:.3f}")
     lines.append(f"run folder          {exp.run_dir}")
-    if exp.mode != "collect" and can_plot():
-        with contextlib.suppress(ValueError):  # a run without any figure has no curves
-            lines.append(f"learning curves     {plot_run(exp.run_dir)}")
     if exp.mode != "collect":
-        kept = without(words, "--resume", "Experiment.epochs", "Experiment.stop_at_val_return")
-        further = [*kept, "--resume", *_longer(exp)]
-        if not exp.is_finished:  # stopped before its last epoch
-            further = [*without(words, "--resume"), "--resume"]
+        if (curves := curves_of(exp.run_dir)).exists():
+            lines.append(f"learning curves     {curves}")
+        kept = without(words, "--resume")
+        further = [*kept, "--resume"]
+        if exp.is_finished:
+            limits = "Experiment.epochs", "Experiment.stop_at_val_return"
+            further = [*without(kept, *limits), "--resume", *_longer(exp)]
         fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"

@@ -22,6 +22,7 @@ _SETTINGS = (
     "Experiment.log_*",
     "Experiment.wandb_*",
     "Experiment.keep_*",
+    "Experiment.ckpt_minutes",
     "Experiment.artifact_store",
     "FolderStore.*",
     "WandbStore.*",

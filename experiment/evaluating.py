@@ -77,7 +77,9 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     score = metrics.get("return")
     if score is not None:
         exp.view.show(exp.epoch, "evaluating", {"val return": score})
-        if exp.mode != "collect" and (exp.best_score is None or score > exp.best_score):
+        # Whoever only measures, before training or saving anything, leaves the folder alone.
+        keeps_best = exp.mode != "collect" and exp.checkpoints.has_begun
+        if keeps_best and (exp.best_score is None or score > exp.best_score):
             exp.best_score = score
             if exp.accelerator.is_main_process:
                 info = PolicyInfo(exp.policy_version, exp.epoch, False)

@@ -71,6 +71,7 @@ class Experiment(Settings):
         self.best_score: float | None = None
         self.is_pretrained = False
         self.is_finished = False  # nothing is left to do after the last epoch
+        self.idle_epochs = 0  # in a row, without an update for want of trajectories
         self.last_val_metrics: dict[str, float] = {}
         self.stop = StopRequest()
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
@@ -192,11 +193,10 @@ class Experiment(Settings):
         self.latest = WatchedFile(self.checkpoints.latest_path, self.checkpoints.policy_info)
 
     def init_logger(self) -> None:
-        """Prepare metric files and store the config."""
+        """Prepare metric files; nothing is written before there is something to log."""
         self.config_hash = hash_of(self)
         self.artifacts = Publisher(self)
         self.metric_logger: MetricLogger = building.build_logger(self)
-        building.store_config(self)
 
     def summary(self) -> str:
         """What this run is, in a few lines."""
@@ -209,7 +209,8 @@ class Experiment(Settings):
     def learn(self) -> dict[str, float]:
         """Run the remaining epochs; returns the figures of the last evaluation.
 
-        On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit(0).
+        On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit:
+        130 after SIGINT, 0 after SIGTERM. After an error the same is stored before it is raised.
         """
         for _ in self.learn_iter():
             pass
@@ -348,6 +349,7 @@ class Experiment(Settings):
 
     def write_latest_policy(self, is_final: bool = False) -> None:
         """Publish the weights for collecting processes under the next version number."""
+        building.begin_run(self)
         self.policy_version += 1
         if self.accelerator.is_main_process:
             info = PolicyInfo(self.policy_version, self.epoch, is_final)

@@ -324,6 +324,10 @@ class Learner:
             details["grad_norm"] = grad_norm.detach()
         return details
 
+    def is_sound(self) -> bool:
+        """True if all weights are finite."""
+        return all(bool(torch.isfinite(p).all()) for p in self.agent.parameters())
+
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and loss scaler; tensors and plain values only, so that a safe load can read it back."""
         scaler = self.accelerator.scaler

@@ -67,6 +67,7 @@ def describe_run(exp: Experiment) -> dict[str, Any]:
         "world_size": exp.accelerator.num_processes,
         "seed": exp.run_seed,
         "mode": exp.mode,
+        "run_id": exp.checkpoints.run_id,
     }
 
 
@@ -145,14 +146,15 @@ def check_metadata(exp: Experiment, saved: Mapping[str, Any], where: str) -> Non
     if not saved:
         return
     differences = space_differences(EnvSpaces.from_json(saved["spaces"]), exp.env_spaces, "the checkpoint")
+    beginning = where[0].upper() + where[1:]
     if differences:
         raise ValueError(
-            f"{where} is of another environment: {'; '.join(differences)}. Fix: resume with the environment "
-            "it was trained in, or choose another run_name for a new run."
+            f"{beginning} is of another environment: {'; '.join(differences)}. Fix: resume with the "
+            "environment it was trained in, or choose another run_name for a new run."
         )
     own = _facts(exp)
     if versions := _version_differences(saved, own):
-        logger.warning("%s was written with other versions: %s.", where, ", ".join(versions))
+        logger.warning("%s was written with other versions: %s.", beginning, ", ".join(versions))
     if bindings := config_differences(saved, own):
         shown = "\n  ".join(bindings[:_SHOWN_BINDINGS])
         more = f"\n  and {len(bindings) - _SHOWN_BINDINGS} more" if len(bindings) > _SHOWN_BINDINGS else ""
@@ -178,7 +180,7 @@ def config_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list
     old_set, new_set = bindings_of(saved["config_requested"]), bindings_of(own["config_requested"])
     old = {**bindings_of(saved["config"]), **old_set}
     new = {**bindings_of(own["config"]), **new_set}
-    keys = sorted(old_set.keys() | new_set.keys())
+    keys = sorted((old_set.keys() | new_set.keys()) - {"Experiment.seed"})  # a resumed run keeps its own
     pairs = [(key, old.get(key, _UNSET), new.get(key, _UNSET)) for key in keys]
     return [f"{key}: {before} -> {after}" for key, before, after in pairs if before != after]
 

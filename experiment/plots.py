@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger("loxodon")
 ENV_STEPS, UPDATES = "env_steps", "gradient_steps"
 # Title of a panel, its x axis, and the metrics drawn in it; a panel without any of them is left out.
 PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -45,6 +47,11 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+def curves_of(run_dir: Path) -> Path:
+    """Where the picture of a run is drawn to."""
+    return run_dir / "logs" / "curves.png"
+
+
 def plot_run(run_dir: Path) -> Path:
     """Draw `logs/metrics.jsonl` of a run into `logs/curves.png`; returns that path.
 
@@ -61,6 +68,18 @@ def plot_run(run_dir: Path) -> Path:
     if not panels:
         raise ValueError(f"{source} holds no figures to draw yet. Fix: train for at least one epoch.")
     return _draw(run_dir, panels, curves)
+
+
+def draw_if_possible(run_dir: Path) -> None:
+    """As plot_run, for a run that ends: curves that cannot be drawn are no reason to fail."""
+    if not can_plot():
+        return
+    try:
+        plot_run(run_dir)
+    except ValueError:  # no figures yet
+        return
+    except Exception as error:  # a full disk, a broken matplotlib: the end of a run has better things to say
+        logger.warning("The learning curves could not be drawn: %s", error)
 
 
 def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: Curves) -> Path:
@@ -83,7 +102,7 @@ def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: C
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     figure.suptitle(run_dir.name)
-    target = run_dir / "logs" / "curves.png"
+    target = curves_of(run_dir)
     figure.savefig(target, dpi=110)
     return target
 

@@ -31,6 +31,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "next_epoch": next_epoch,
             "env_steps": exp.env_steps,
             "seed": exp.run_seed,
+            "run_id": exp.checkpoints.run_id,
             "policy_version": exp.policy_version,
             "best_score": exp.best_score,
             "is_finished": exp.is_finished,
@@ -54,7 +55,9 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
     )
 
 
-def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) -> Path | None:
+def save(
+    exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True, is_interim: bool = False
+) -> Path | None:
     """Write the checkpoint named after `epoch`; the rollout goes on as if nothing had happened.
 
     But with exact_resume, if the checkpoint cannot hold the training envs, they are restarted. That gives
@@ -62,9 +65,11 @@ def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) 
     from the run's seed and the epoch. Returns the folder in the main process.
 
     goes_on: False in a process that ends now, whose envs need not be restarted.
+    is_interim: only a safeguard until the next one; it stays in the run folder, and goes when that is there.
 
     Raises: OSError if the disk does not take it; trajectories that are stored and earlier checkpoints stay.
     """
+    building.begin_run(exp)
     collector = exp.collector
     restarts = exp.exact_resume and collector is not None and not is_storable(exp)
     if collector is not None and (restarts or not exp.has_dset_edit_rights):
@@ -75,12 +80,14 @@ def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) 
     exp.hooks("on_save_checkpoint_start")
     exp.dataset.refresh()
     state = capture(exp, next_epoch)
+    state.metadata["is_interim"] = is_interim
     exp.checkpoints.write_rank_files(epoch, state)
     exp.accelerator.wait_for_everyone()
     folder = None
     if exp.accelerator.is_main_process:
         folder = exp.checkpoints.commit(epoch, exp.policy, state)
-        exp.artifacts.store_state(exp, folder, epoch)
+        if not is_interim:
+            exp.artifacts.store_state(exp, folder, epoch)
         if not exp.checkpoints.config_path.exists():  # somebody deleted the folder
             building.store_config(exp)
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
@@ -113,7 +120,7 @@ def load(exp: Experiment, folder: Path) -> None:
     Raises: FileNotFoundError if it is missing or incomplete; ValueError if it is damaged or does not fit.
     """
     state = exp.checkpoints.read(folder)
-    check_metadata(exp, state.metadata, f"The checkpoint {folder}")
+    check_metadata(exp, state.metadata, f"the checkpoint {folder}")
     load_weights(exp.policy, folder / "model.safetensors")
     restore(exp, state)
 
@@ -136,10 +143,6 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     exp.policy_version, exp.best_score = int(shared["policy_version"]), shared["best_score"]
     exp.is_finished = bool(shared["is_finished"])
     exp.is_pretrained = bool(shared.get("is_pretrained", True))
-    if exp.mode == "both" and exp.accelerator.is_main_process and exp.has_dset_edit_rights:
-        exp.dataset.set_aside_newer(shared["dataset"])
-    exp.accelerator.wait_for_everyone()
-    exp.dataset.load_state_dict(shared["dataset"])
     exp.metric_logger.load_state_dict(shared["logs"])
     exp.hooks.load_state_dict(shared.get("callbacks", {}))
     if exp.fleet.ledger is not None and shared.get("fleet") is not None:
@@ -153,6 +156,12 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     goes_on = restore_rollout(exp, tensors["rollout"], seed)
     if exp.collector is not None and tensors["collector"] is not None:
         exp.collector.load_state_dict(tensors["collector"])
+    # All fits: only now files are touched.
+    exp.checkpoints.go_on_with(shared.get("run_id", ""))
+    if exp.mode == "both" and exp.accelerator.is_main_process and exp.has_dset_edit_rights:
+        exp.dataset.set_aside_newer(shared["dataset"])
+    exp.accelerator.wait_for_everyone()
+    exp.dataset.load_state_dict(shared["dataset"])
     restore_host_rng_state(own["host_rng"])
     restore_torch_rng_state(tensors)
     if not goes_on and exp.collector is not None and own["is_collecting"]:

@@ -40,7 +40,8 @@ class Settings:
         force_reset_train_envs_every: period in epochs of a reset of all training environments.
     Logs:
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases.
-        verbose: show progress. log_interval: batches between records of training metrics.
+        verbose: show progress, and draw the learning curves at the end.
+        log_interval: batches between records of training metrics.
     Replay:
         traj_save_len: longest trajectory file, in transitions.
         has_dset_edit_rights: this process may delete old files.
@@ -51,7 +52,8 @@ class Settings:
         epochs: their number.
         start_learning_at_epoch, start_collecting_at_epoch: first epoch of each.
         train_timesteps_per_epoch, train_batches_per_epoch: per actor; per process.
-        val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never.
+        val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never, and for
+            checkpoints beside that of ckpt_minutes and the last one.
         always_save_latest, always_load_latest: publish, follow the newest policy file.
     Optimisation:
         batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
@@ -63,6 +65,8 @@ class Settings:
         sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
+        ckpt_minutes: after so many without a checkpoint, the running epoch ends with one, which is there only
+            until the next; None never does.
         keep_checkpoints: newest training states that stay; None for all. keep_every_epochs: those after a
             multiple of so many epochs stay too.
         log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
@@ -192,3 +196,4 @@ class Settings:
     profile_epoch: int | None = None
     pretraining: Callable[[], Pretraining] | None = None
     warm_start: str | None = None
+    ckpt_minutes: float | None = 5.0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # between looks at a dataset that is not ready yet
 _REMIND_S = 30.0
+_PATIENCE_EPOCHS = 2  # without anything to train on, before a word about the likely cause
 _SHOW_LOSS_EVERY_S = 0.3
 
 
@@ -149,9 +150,13 @@ def _await_data(exp: Experiment) -> bool:
     while True:
         is_warm = exp.mode != "learn" or pacing.is_warm(exp)
         if not any_process(not (is_warm and exp.dataset.ready_for_training), exp.accelerator):
+            exp.idle_epochs = 0
             return True
         if exp.mode != "learn":
+            exp.idle_epochs += 1
             logger.info("epoch %d: not enough trajectories to train on yet", exp.epoch)
+            if exp.idle_epochs == _PATIENCE_EPOCHS:
+                logger.warning("After %d epochs there was no update. %s", exp.idle_epochs, why_idle(exp))
             return False
         if stop_agreed(exp):
             return False
@@ -162,6 +167,19 @@ def _await_data(exp: Experiment) -> bool:
             exp.view.say(f"Waiting for trajectories in {exp.dataset.save_new_trajs_to}{hint}.")
         time.sleep(_POLL_S)
         exp.dataset.refresh()
+
+
+def why_idle(exp: Experiment) -> str:
+    """What is wrong when there is nothing to train on, and how to mend it."""
+    if exp.collector is None:
+        return "Nothing is collected. Fix: raise Experiment.train_timesteps_per_epoch, or name stored data."
+    if "collect/return" in exp.epoch_figures:
+        return "There are too few trajectories. Fix: collect longer, or lower DiskTrajDataset.dset_min_size."
+    return (
+        f"No episode has ended: {exp.env_steps} env steps in {exp.parallel_actors} environments. Fix: set "
+        f"Experiment.traj_save_len, e.g. to {max(500, exp.max_seq_len)}, to train on parts of episodes, or "
+        "end them with gymnasium's TimeLimit."
+    )
 
 
 def stop_agreed(exp: Experiment) -> bool:

@@ -125,7 +125,7 @@ def test_an_offline_run_records_figures_config_and_artifacts(tmp_path: Path, hom
     assert not [name for name in os.environ if name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR")]
 
 
-class KilledError(Exception):
+class KilledError(BaseException):
     """Stands for the end of the process."""
 
 

@@ -23,7 +23,7 @@ from loxodon.experiment import Experiment
 from loxodon.experiment.onpolicy import KLAdaptiveLR
 from loxodon.experiment.policy_files import read_policy
 
-from ..test_resume import metrics
+from ..test_resume import KilledError, metrics
 from .whole_runs import differing, learned, ppo_experiment
 
 EPOCHS, MIDDLE = 4, 2
@@ -91,11 +91,11 @@ def test_death_and_resume_change_no_bit(
 
     def dying(*args: Any, **kwargs: Any) -> Any:  # in the middle of the updates after the checkpoint
         if first.epoch == MIDDLE and first.learner.gradient_steps % 4 == 2:
-            raise KeyboardInterrupt
+            raise KilledError
         return update(*args, **kwargs)
 
     first.learner.update = dying  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KilledError):
         first.learn()
     second = make("parts")
     assert second.load_checkpoint() == MIDDLE
