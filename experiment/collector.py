@@ -114,6 +114,7 @@ class Collector:
         if self.exploration is not None:
             self.exploration.on_episode_end(np.ones(self.num_envs, dtype=bool))
         self.histories.returns.restart()
+        self.state = None  # if the reset fails, there is nothing that a checkpoint could go on from
         obs, _ = self.envs.reset(seed=seed)
         self.state = RolloutState(
             obs=self._numbers(obs),

@@ -93,9 +93,13 @@ def _epochs(exp: Experiment, first: int) -> Generator[int, None, bool]:
 
 
 def _is_time_to_save(exp: Experiment, saved_s: float) -> bool:
-    """True in all processes if ckpt_minutes have passed in any since the last checkpoint."""
-    period = exp.ckpt_minutes
-    return period is not None and any_process(exp.stop.age_s() - saved_s >= 60.0 * period, exp.accelerator)
+    """True in all processes if ckpt_minutes have passed in any since the last checkpoint.
+
+    Never with exact_resume: such a checkpoint may cut episodes, which has to happen at fixed epochs.
+    """
+    if exp.ckpt_minutes is None or exp.exact_resume:
+        return False
+    return any_process(exp.stop.age_s() - saved_s >= 60.0 * exp.ckpt_minutes, exp.accelerator)
 
 
 def _begin_new_run(exp: Experiment) -> None:
@@ -229,9 +233,6 @@ def _save_after_error(exp: Experiment) -> str:
     elif not exp.learner.is_sound():
         problem = "the weights are not finite"
     else:
-        with contextlib.suppress(OSError):  # trajectories that the disk does not take; weights come first
-            if exp.collector is not None:
-                exp.collector.drop_state()  # the environments may be what failed: resume begins new episodes
         try:
             return f"saved {_save_running_epoch(exp)}. {goes_on}"
         except Exception as error:  # whatever it is, the first error is the one to raise
