@@ -148,13 +148,6 @@ class Collector:
             rows = np.arange(self.num_envs)
             self.sink.begin(rows, state.obs, state.rl2s, state.time_idxs, state.env_names)
 
-    def drop_state(self) -> None:
-        """Store what is running and forget where the rollout stands: the next call restarts all envs."""
-        try:
-            self.flush()
-        finally:
-            self.state = None
-
     def set_policy_version(self, version: int | None) -> None:
         """Tell the sink which policy acts from now on."""
         if self.sink is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -91,12 +90,6 @@ class OverlappedCollector:
         for half in self.halves:
             half.restart(None if seed is None else seed + offset)
             offset += half.num_envs
-
-    def drop_state(self) -> None:
-        """Store what is running and forget where the rollout stands: the next call restarts all envs."""
-        with contextlib.ExitStack() as every:  # also if the disk does not take what the first one has
-            for half in self.halves:
-                every.callback(half.drop_state)
 
     def set_policy_version(self, version: int | None) -> None:
         """Tell the sinks which policy acts from now on."""
