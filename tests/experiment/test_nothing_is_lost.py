@@ -247,8 +247,9 @@ def test_curves_are_drawn_when_a_run_fails(tmp_path: Path) -> None:
 # --- checkpoints by time --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("exact", [False, True])
 def test_minutes_without_a_checkpoint_end_with_one_that_the_next_replaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
 ) -> None:
     epochs: list[list[int]] = []
 
@@ -257,10 +258,10 @@ def test_minutes_without_a_checkpoint_end_with_one_that_the_next_replaces(
             epochs.append(exp.checkpoints.complete_epochs())
 
     settings: dict[str, Any] = {"epochs": 9, "ckpt_interval": 4, "ckpt_minutes": 2.0, "callbacks": [Watch]}
-    exp = make_experiment(tmp_path, val_interval=None, **settings)
+    exp = make_experiment(tmp_path, val_interval=None, exact_resume=exact, **settings)
     monkeypatch.setattr(StopRequest, "age_s", lambda self: 60.0 * exp.epoch)
     run(exp)
-    assert epochs == [[1], [3], [3, 5], [3, 7], [3, 7, 8]]
+    assert epochs == ([[3], [3, 7], [3, 7, 8]] if exact else [[1], [3], [3, 5], [3, 7], [3, 7, 8]])
     names = {path.stem for path in exp.checkpoints.weights_dir.iterdir()}
     assert names == {"policy_epoch_3", "policy_epoch_7", "policy_epoch_8"}
     about = json.loads((exp.checkpoints.state_dir(8) / "metadata.json").read_text())
