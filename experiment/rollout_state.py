@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .experiment import Experiment
 
 logger = logging.getLogger("loxodon")
+_OFFER = (
+    "define both there or in a wrapper around it (loxodon.envs.ClassicControlState does so for gymnasium's "
+    "classic control)"
+)
 
 
 def check_env_states(exp: Experiment) -> None:
@@ -22,9 +26,8 @@ def check_env_states(exp: Experiment) -> None:
     """
     if exp.save_env_state and (problem := _problem(exp)) is not None:
         raise ValueError(
-            f"{problem}, which Experiment.save_env_state needs. Fix: define both there or in a wrapper "
-            "around it (loxodon.envs.ClassicControlState does so for gymnasium's classic control), or "
-            "set Experiment.save_env_state = None to begin new episodes on resuming."
+            f"{problem}, which Experiment.save_env_state needs. Fix: {_OFFER}, or set "
+            "Experiment.save_env_state = None to begin new episodes on resuming."
         )
 
 
@@ -58,7 +61,7 @@ def restore_rollout(exp: Experiment, saved: Sequence[dict[str, Any]] | None, see
         return False
     try:
         if exp.save_env_state is None and (problem := _problem(exp)) is not None:
-            raise ValueError(f"{problem}.")
+            raise ValueError(f"{problem}. Fix: {_OFFER}.")
         _restore(_parts(exp.collector), saved, seed)
     except ValueError as error:
         if exp.save_env_state:

@@ -245,6 +245,8 @@ class PPOLearner:
 
     def raise_alarm(self, figures: dict[str, float]) -> None:
         """Warn, once, when acting and training do not agree on what the same weights do."""
+        if "initial_logratio_abs_max" not in figures:  # of a rollout that was not trained on
+            return
         found, limit = (figures[f"initial_logratio_{name}_max"] for name in ("abs", "rounding"))
         # Log-ratios all as large as the limit give the first minibatch a divergence of limit^2 / 2.
         if (kl := figures.get("initial_kl", 0.0)) > max(limit**2 / 2.0, _KL_ROUNDING):

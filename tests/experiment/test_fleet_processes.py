@@ -119,7 +119,7 @@ def test_a_second_learner_is_refused_before_it_writes_anything(
     run_dir = tmp_path / "tiny"
     learner = launch(tmp_path, mode=first, epochs=10_000, **QUIET)
     if first == "learn":
-        wait_for(lambda: learner_state(run_dir) == "waiting", learner)
+        wait_for((run_dir / "logs/metrics.jsonl").exists, learner)  # then it waits for actors
     else:
         wait_for((run_dir / "ckpts/training_states/tiny_epoch_0/COMPLETE").exists, learner)
     before = {

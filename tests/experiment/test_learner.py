@@ -111,7 +111,7 @@ def test_no_limit_of_the_gradient_is_a_limit_that_is_never_reached(tmp_path: Pat
     found = []
     for i, limit in enumerate([1e9, 0.0, -1.0, 1e-3]):
         exp = make_learning(tmp_path / str(i), grad_clip=limit, adam_eps=1e-3)
-        metrics = exp.train_step([pad_batch(TRAJECTORIES)], with_metrics=True)
+        metrics = exp.train_step(pad_batch(TRAJECTORIES), log_step=True)
         found.append((float(metrics["grad_norm"]), [p.tolist() for p in exp.policy.trainable_params()]))
     assert found[0] == found[1] == found[2]
     assert found[3][0] == found[0][0] > 1e-3

@@ -147,11 +147,11 @@ AT_DEFAULTS = {"batch_size": 24, "train_batches_per_epoch": 1000, "log_interval"
 
 def test_settings_without_a_meaning_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gin.parse_config("Experiment.padded_sampling = 'left'")
-    changes = {**AT_DEFAULTS, "start_learning_at_epoch": 2, "exploration_wrapper_type": None}
+    changes = {**AT_DEFAULTS, "train_batches_per_epoch": 7, "exploration_wrapper_type": None}
     learned(ppo_experiment(tmp_path, **changes))
     lines = [record.getMessage() for record in caplog.records if "no meaning" in record.getMessage()]
     assert len(lines) == 1
-    assert lines[0].endswith(": padded_sampling, start_learning_at_epoch.")
+    assert lines[0].endswith(": padded_sampling, train_batches_per_epoch.")
 
 
 def test_nothing_is_said_where_nothing_differs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
