@@ -84,9 +84,10 @@ def test_a_run_whose_store_fails_is_complete(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_latest_goes_on_exactly_on_a_machine_that_has_nothing_but_the_store(tmp_path: Path) -> None:
-    whole = run(with_store(tmp_path / "whole", epochs=4, val_timesteps_per_epoch=0))
-    run(with_store(tmp_path, epochs=2, val_timesteps_per_epoch=0))
-    second = with_store(tmp_path, epochs=4, val_timesteps_per_epoch=0, restore_from="latest")
+    settings: dict[str, Any] = {"val_timesteps_per_epoch": 0, "exact_resume": True}
+    whole = run(with_store(tmp_path / "whole", epochs=4, **settings))
+    run(with_store(tmp_path, epochs=2, **settings))
+    second = with_store(tmp_path, epochs=4, restore_from="latest", **settings)
     second.ckpt_base_dir = str(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "tiny").mkdir(parents=True)
     (tmp_path / "runs" / "tiny" / "buffer").rename(tmp_path / "elsewhere" / "tiny" / "buffer")
