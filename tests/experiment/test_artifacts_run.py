@@ -87,7 +87,7 @@ def test_latest_goes_on_exactly_on_a_machine_that_has_nothing_but_the_store(tmp_
     settings: dict[str, Any] = {"val_timesteps_per_epoch": 0, "exact_resume": True}
     whole = run(with_store(tmp_path / "whole", epochs=4, **settings))
     run(with_store(tmp_path, epochs=2, **settings))
-    second = with_store(tmp_path, epochs=4, **settings, restore_from="latest")
+    second = with_store(tmp_path, epochs=4, restore_from="latest", **settings)
     second.ckpt_base_dir = str(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "tiny").mkdir(parents=True)
     (tmp_path / "runs" / "tiny" / "buffer").rename(tmp_path / "elsewhere" / "tiny" / "buffer")
