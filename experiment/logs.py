@@ -135,7 +135,9 @@ class MetricLogger:
     def close(self) -> None:
         """Close everything; a later `log` continues it."""
         if self._is_open:
-            self._resume_at, self._is_open = self.path.stat().st_size, False
+            # It is missing if Weights & Biases refused before the first record was written.
+            self._resume_at = self.path.stat().st_size if self.path.exists() else 0
+            self._is_open = False
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None

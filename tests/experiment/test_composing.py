@@ -246,7 +246,8 @@ def test_a_parameter_of_a_class_without_a_constructor(capsys: pytest.CaptureFixt
 
 
 def test_observations_out_of_bounds_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    assert main([*envs(*in_env("@CompFar")), "Experiment.val_timesteps_per_epoch=0"]) == 0
+    words = ["Experiment.val_timesteps_per_epoch=0", "Experiment.traj_save_len=8"]
+    assert main([*envs(*in_env("@CompFar")), *words]) == 0
     told = [text for text in caplog.messages if "outside the bounds" in text]
     assert len(told) == 1
     assert "CompFar returned 1e+06 as observation 'place'" in told[0]

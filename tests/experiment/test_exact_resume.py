@@ -200,11 +200,10 @@ def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("encoder", "workers"), [("GRUTrajEncoder", 2), ("TransformerTrajEncoder", 0)])
-def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path, encoder: str, workers: int) -> None:
+def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path) -> None:
     folders = [tmp_path / "whole", tmp_path / "parts"]
     for folder in folders:
-        text = prepared(folder, demos, encoder=encoder, workers=workers)
+        text = prepared(folder, demos, encoder="GRUTrajEncoder", workers=2)
         (folder / "exact.gin").write_text(
             text.replace("train_batches_per_epoch = 4", "train_batches_per_epoch = 40")
         )

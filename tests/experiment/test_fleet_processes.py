@@ -112,7 +112,7 @@ def test_the_ratio_survives_the_death_of_an_actor_and_of_the_learner(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "second"), [("learn", "learn"), ("learn", "both"), ("both", "learn")])
+@pytest.mark.parametrize(("first", "second"), [("learn", "both"), ("both", "learn")])
 def test_a_second_learner_is_refused_before_it_writes_anything(
     tmp_path: Path, first: str, second: str
 ) -> None:

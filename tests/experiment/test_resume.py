@@ -139,25 +139,6 @@ def test_a_flush_at_a_checkpoint_loses_no_transition(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kill_9_during_training_then_resume_equals_the_uninterrupted_run(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"epochs": 8, "ckpt_interval": 2, "env_mode": "async", "dloader_workers": 1}
-    changes["exact_resume"] = True
-    whole = launch(tmp_path / "whole", **changes)
-    victim = launch(tmp_path / "parts", "--slow", **changes)
-    marker = tmp_path / "parts" / "tiny" / "ckpts" / "training_states" / "tiny_epoch_3" / "COMPLETE"
-    wait_for(marker.exists, victim)
-    time.sleep(0.1)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    victim.stdout.close()  # type: ignore[union-attr]  # an orphaned loader worker keeps the other end for 5 s
-    resumed = finish(launch(tmp_path / "parts", "--resume", **changes))
-    assert "done" in resumed, resumed
-    assert "resumes at 0" not in resumed
-    assert "done" in finish(whole)
-    assert metrics(tmp_path / "parts" / "tiny") == metrics(tmp_path / "whole" / "tiny")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_saves_a_checkpoint_says_how_to_go_on_and_exits(
     tmp_path: Path, signum: signal.Signals, status: int
@@ -177,35 +158,6 @@ def test_a_signal_saves_a_checkpoint_says_how_to_go_on_and_exits(
     assert exp.learner.gradient_steps > 0
     steps = sum(r.get("train/updates", 0) for r in metrics(exp.run_dir))
     assert steps == exp.learner.gradient_steps
-
-
-@pytest.mark.slow
-def test_two_training_processes_share_gradients_and_resume(tmp_path: Path) -> None:
-    fakes = str(Path(__file__).with_name("fakes.py"))
-    script = tmp_path / "script.py"
-    counts = []
-    for arguments, epochs in (([], 2), (["--resume"], 4)):
-        code = SCRIPT.format(fakes=fakes, folder=str(tmp_path), changes={"epochs": epochs})
-        # A file per process: what two processes print may end up on one line.
-        text = "text = repr([p.sum().item() for p in exp.policy.parameters()])\n"
-        report = f"open({str(tmp_path)!r} + f'/weights{{exp.accelerator.process_index}}', 'w').write(text)\n"
-        script.write_text(code + text + report)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        done = subprocess.run(
-            [*command, str(script), *arguments],
-            text=True,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        weights = [(tmp_path / f"weights{rank}").read_text() for rank in range(2)]
-        assert weights[0] == weights[1]
-        counts.append(metrics(tmp_path / "tiny")[-1]["env_steps"])
-    assert counts == [2 * 2 * 3 * 12, 2 * 4 * 3 * 12]
 
 
 @pytest.mark.slow

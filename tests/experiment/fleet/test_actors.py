@@ -196,8 +196,8 @@ def test_actors_end_with_a_learner_that_is_killed(tiny: Any) -> None:
 def test_actors_that_cannot_work_end_the_run_with_their_error(tiny: Any) -> None:
     """The learner does not evaluate here, so the wrapper that only actors build fails in them alone."""
     Path("broken.py").write_text(
-        "import gin\nfrom loxodon.envs import ExplorationWrapper\n"
-        "@gin.configurable\nclass BrokenNoise(ExplorationWrapper):\n"
+        "import gin\nfrom loxodon.envs import EpsilonGreedy\n"
+        "@gin.configurable\nclass BrokenNoise(EpsilonGreedy):\n"
         "    def __init__(self, *args):\n        raise ValueError('no luck today. Fix: none')\n"
     )
     Path("tiny.gin").write_text(
