@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 # One thread: small CPU models do not gain from more, and several test processes share the machine.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 METADATA := setup.py pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -54,7 +55,7 @@ bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/resu
 .venv/installed: $(METADATA) | .venv/bin/pip
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation -e '.[plots]'
+	@$(PIP) --no-build-isolation -e '.[plots,tensorboard]'
 	@touch $@
 
 .venv/installed-dev: $(METADATA) | .venv/bin/pip

@@ -6,6 +6,7 @@ nothing called `data` or `envs` is ever installed on a user's machine.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -15,6 +16,7 @@ CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 
 ENVS = ["popgym>=1.0.6"]
 PLOTS = ["matplotlib>=3.8"]
+TENSORBOARD = ["tensorboard"]
 MINARI = ["minari[hdf5]>=0.5.3", "pillow>=10"]  # minari reads images with pillow, but does not ask for it
 SLURM = ["submitit>=1.5"]
 RAY = ["ray>=2.30"]
@@ -23,10 +25,19 @@ DEV = [
     "hypothesis>=6.100",
     "mypy>=1.10",
     "pytest>=8",
+    "pytest-xdist>=3.6",
     "ruff>=0.6",
     "setuptools>=77",
-    "tensorboard",
+    *TENSORBOARD,
 ]
+
+# Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
+PACKAGES = [f"loxodon.{p}" for top in LAYERS for p in (top, *(f"{top}.{s}" for s in find_packages(top)))]
+PACKAGE_DIR = {f"loxodon.{top}": top for top in LAYERS}
+if "editable_wheel" in sys.argv:
+    # The mapping would become an import hook, which mypy, pyright and editors cannot follow. `.types` holds a
+    # link, loxodon -> .., so this installs a plain path.
+    PACKAGES, PACKAGE_DIR = ["loxodon"], {"": ".types"}
 
 setup(
     name="loxodon",
@@ -49,10 +60,18 @@ setup(
         "torch>=2.5",
         "wandb>=0.17",
     ],
-    extras_require={"envs": ENVS, "minari": MINARI, "plots": PLOTS, "ray": RAY, "slurm": SLURM, "dev": DEV},
-    # Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
-    packages=[f"loxodon.{p}" for top in LAYERS for p in (top, *(f"{top}.{s}" for s in find_packages(top)))],
-    package_dir={f"loxodon.{top}": top for top in LAYERS},
+    extras_require={
+        "envs": ENVS,
+        "minari": MINARI,
+        "plots": PLOTS,
+        "ray": RAY,
+        "slurm": SLURM,
+        "tensorboard": TENSORBOARD,
+        "dev": DEV,
+    },
+    packages=PACKAGES,
+    entry_points={"console_scripts": ["loxodon = loxodon.experiment.cli:main"]},
+    package_dir=PACKAGE_DIR,
     package_data={
         **{f"loxodon.{top}": ["py.typed"] for top in CODE_LAYERS},
         "loxodon.gin_configs": ["*.gin", "**/*.gin"],

@@ -56,6 +56,8 @@ class Agent(BaseAgent):
         entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
         popart: normalise values per discount.
         popart_beta: rate of the moving averages behind that.
+        popart_floor: least standard deviation of the targets that it reckons with, as a share of their root
+            mean square; 0 for whatever they have.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
         num_actions_for_value: policy samples per expectation over MultiDiscrete or continuous actions.
         actor_type: builds the policy head.
@@ -85,6 +87,7 @@ class Agent(BaseAgent):
         entropy_coeff: float = 0.0,
         popart: bool = True,
         popart_beta: float = 5e-4,
+        popart_floor: float = 0.1,
         use_target_actor: bool = True,
         num_actions_for_value: int = 1,
         actor_type: Callable[..., nn.Module] = Actor,
@@ -109,7 +112,7 @@ class Agent(BaseAgent):
         )
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.popart = PopArt(num_discounts, beta=popart_beta, enabled=popart)
+        self.popart = PopArt(num_discounts, beta=popart_beta, floor=popart_floor, enabled=popart)
 
     def policy(self, state: Tensor) -> PolicyDistribution:
         return self.distribution(self.actor(state).params[..., -1, :])

@@ -55,8 +55,8 @@ class OnPolicyAgent(BaseAgent, ABC):
 
     Per rollout, a learner calls `act` and `evaluate` in evaluation mode, `gather_statistics` and
     `update_values_statistics`, then `forward` for every minibatch, and `after_rollout` at the end. Between
-    `evaluate` and `after_rollout` nothing moves but what an optimizer moves, so the first ratios are 1. With
-    dropout they are not, as `forward` then draws at random.
+    `evaluate` and `after_rollout` nothing moves but what an optimizer moves, so the first ratios are 1; for
+    that `forward`, too, is called in evaluation mode, without dropout.
 
     Attributes:
         values_when_acting: False where nobody reads the values that `act` finds. An agent may leave them out
@@ -131,7 +131,10 @@ class OnPolicyAgent(BaseAgent, ABC):
         super().after_update()
 
     def after_imitation(self) -> None:
-        """After an update on demonstrations: statistics move; in all processes at the same time."""
+        """After an update on demonstrations, or a rollout without updates: statistics move.
+
+        All processes that train together have to call this at the same time.
+        """
         super().after_update()
 
     def set_progress(self, progress: float) -> None:

@@ -25,7 +25,7 @@ from .imitation import Demonstrations, imitation_loss
 from .on_policy import ActOutput, Evaluation, OnPolicyAgent
 from .ppo_loss import PPOLoss
 from .ppo_metrics import kl_estimate, policy_metrics, value_metrics
-from .ppo_settings import check_sharing, chosen_distribution, is_normed, output_layer, part_of
+from .ppo_settings import check_sharing, chosen_distribution, is_normed, numeric_keys, output_layer, part_of
 
 
 @gin.configurable(
@@ -84,7 +84,7 @@ class PPOAgent(OnPolicyAgent):
         critic_space = part_of(obs_space, critic_obs_keys, "critic_obs_keys")
         super().__init__(actor_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len)
         self.obs_space = obs_space
-        self.actor_obs_keys, self.critic_obs_keys = list(actor_space.spaces), list(critic_space.spaces)
+        self.actor_obs_keys, self.critic_obs_keys = numeric_keys(actor_space), numeric_keys(critic_space)
         if (chosen := chosen_distribution(distribution_type, action_space)) is not None:
             self.distribution = chosen
         self.factor_sizes: list[int] = []

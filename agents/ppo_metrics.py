@@ -24,19 +24,16 @@ def kl_estimate(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def policy_metrics(log_ratio: Tensor, entropy: Tensor, clip_eps: float, mask: Tensor) -> dict[str, Tensor]:
-    """Figures of the policy, over timesteps where mask is True; arguments (..., 1).
-
-    `effective_sample_size` is that of weighting steps by their ratios, as a share of their number.
-    """
+    """Figures of the policy, over timesteps where mask is True; arguments (..., 1)."""
     ratio = log_ratio.exp()
-    mean_square = masked_mean(ratio.square(), mask)
     return {
         "kl_k1": masked_mean(-log_ratio, mask),
         "clip_fraction": masked_mean(((ratio - 1.0).abs() > clip_eps).float(), mask),
         "entropy": masked_mean(entropy, mask),
         "ratio_min": ratio.masked_fill(~mask, torch.inf).amin(),
         "ratio_max": ratio.masked_fill(~mask, -torch.inf).amax(),
-        "effective_sample_size": masked_mean(ratio, mask).square() / mean_square.clamp(min=1e-12),
+        "ratio_mean": masked_mean(ratio, mask),
+        "ratio_mean_square": masked_mean(ratio.square(), mask),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 from torch import nn
 
@@ -34,6 +35,11 @@ def part_of(obs_space: spaces.Dict, keys: Sequence[str] | None, setting: str) ->
             f"{sorted(obs_space.spaces)}. Fix: bind PPOAgent.{setting} to some of these names."
         )
     return spaces.Dict({key: obs_space[key] for key in keys})
+
+
+def numeric_keys(obs_space: spaces.Dict) -> list[str]:
+    """Names of the observations that tensors can hold: all but texts, which rollouts leave out."""
+    return [key for key, space in obs_space.spaces.items() if np.dtype(space.dtype).kind != "U"]
 
 
 def chosen_distribution(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import numpy as np
@@ -14,6 +14,9 @@ import numpy.typing as npt
 from .layout import Layout
 from .sampling import window_at
 from .trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from .relabeling import Relabeler
 
 PADDED_SAMPLING_MODES = ("none", "left", "right", "both")
 
@@ -50,12 +53,14 @@ class RLDataset(ABC):
     Attributes:
         max_seq_len, padded_sampling, has_edit_rights: see configure.
         layout: what the run expects every trajectory to look like; None as long as that is not known.
+        relabeler: changes whole trajectories before windows are taken from them; None changes nothing.
     """
 
     max_seq_len: int
     padded_sampling: str
     has_edit_rights: bool
     layout: Layout | None = None
+    relabeler: Relabeler | None = None
 
     def configure(
         self,
@@ -122,8 +127,10 @@ class RLDataset(ABC):
         """Return `count` random windows; override it where drawing many at once is cheaper."""
         return [self.sample_random_trajectory(rng) for _ in range(count)]
 
-    def on_new_epoch(self, epoch: int) -> None:  # noqa: B027 (optional hook)
+    def on_new_epoch(self, epoch: int) -> None:
         """Take notice of an epoch's number. Called before refresh in every process that samples."""
+        if self.relabeler is not None:
+            self.relabeler.epoch = epoch
 
     def refresh(self) -> None:  # noqa: B027 (optional hook)
         """Take notice of new data. Called in every process that samples, at the start of each epoch."""

@@ -76,7 +76,7 @@ class DiskTrajDataset(RLDataset):
         self.dset_max_size, self.dset_min_size = dset_max_size, dset_min_size
         self.dset_max_timesteps, self.dset_max_bytes = dset_max_timesteps, dset_max_bytes
         self.sample_by, self.recent_fraction, self.relabeler = sample_by, recent_fraction, relabeler
-        self.takes_new_trajs = takes_new_trajs
+        self.takes_new_trajs, self.priority_exponent = takes_new_trajs, priority_exponent
         self.priorities = None if priority_exponent is None else PriorityTable(priority_exponent)
         self._buffer: Path | None = None
         self._lock: ManagerLock | None = None
@@ -260,7 +260,7 @@ class DiskTrajDataset(RLDataset):
     def set_aside_newer(self, state: dict[str, Any]) -> int:
         """Move the files of `fifo` that are newer than `state` to `buffer/superseded/`. Returns their number.
 
-        Warns if older ones were deleted since: then a resumed run samples from less than the original one
+        Warns if older ones are gone: then a resumed run samples from less than the original one
         did.
 
         Raises:
@@ -279,10 +279,12 @@ class DiskTrajDataset(RLDataset):
         num_lost = int(state["num_fifo_files"]) - len(self._store.fifo.files)
         if num_lost > 0:
             _logger.warning(
-                "%d trajectories that the checkpoint was trained on have been deleted since (DiskTrajDataset."
-                "dset_max_size is %d), so the resumed run will differ from the original one.",
+                "%d trajectories that the checkpoint was trained on are gone, so the resumed run "
+                "will differ from the original one. They were deleted by the limits of DiskTrajDataset "
+                "(dset_max_size is %d), or moved to %s by a later start of a run of this name.",
                 num_lost,
                 self.dset_max_size,
+                superseded,
             )
         return len(newer)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import mmap
 import os
 import re
+import stat
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -33,6 +35,7 @@ _MAX_OVERHEAD_BYTES = 64 << 20  # of an archive: its headers, and blocks that co
 _OBJECT_BYTES = 4096  # what the Python objects of one opened file take, roughly
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
 _MAX_COMMENT_CHARS = 10_000  # of an archive, 65,535 bytes of JSON at most
+_NOT_REGULAR = "it is no regular file, but a pipe, a socket or a device"
 _NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.(npz|traj)")
 
 
@@ -250,14 +253,20 @@ def _open(path: str) -> _Opened:
 
 def _read_or_map(path: str) -> tuple[bytes | mmap.mmap, bool]:
     """Return the bytes of a file, and whether they are mapped."""
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        size = os.fstat(descriptor).st_size
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to would block
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise FormatError(_NOT_REGULAR) from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError("it is a folder" if stat.S_ISDIR(status.st_mode) else _NOT_REGULAR)
         if size > MAP_ABOVE_BYTES:
             return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), True
         data = os.read(descriptor, size)
-    except IsADirectoryError as error:
-        raise FormatError("it is a folder") from error
     finally:
         os.close(descriptor)
     if not data:

@@ -38,7 +38,7 @@ def dataset_fingerprint(dataset: RLDataset) -> str | None:
         if None in content:
             return None
         weights = dataset._final.tolist(), dataset._initial.tolist()
-        content = [content, *weights, dataset._num_ramp_epochs]
+        content = [content, *weights, dataset.smooth_sudden_starts]
     else:
         return None
     settings = {name: getattr(dataset, name, None) for name in ("sample_by", "recent_fraction")}

@@ -110,7 +110,7 @@ class HindsightRelabeler(Relabeler):
         """The rewards with new goals, (T, 1) in the dtype of `traj.rews`.
 
         Args:
-            traj: the trajectory, cut to its new length T, otherwise as it was.
+            traj: the trajectory, cut to its new length T and with the rewards that were paid.
             was_reached: (T,) bool, True for steps that ended on the old next goal.
             is_reached: (T,) bool, the same for the new goals.
 
@@ -145,9 +145,11 @@ class HindsightRelabeler(Relabeler):
         num_steps = new_times[-1] if is_complete else len(traj)
         cut = traj.slice(0, num_steps)
         was_reached, is_reached = _mark(old_times, num_steps), _mark(new_times, num_steps)
-        rews = self.edit_rewards(cut, was_reached, is_reached)
+        paid = dataclasses.replace(cut, rews=cut.extras.get("raw_rewards", cut.rews))  # before any shaping
+        rews = self.edit_rewards(paid, was_reached, is_reached)
         rl2s, dones = cut.rl2s.copy(), cut.dones.copy()
         rl2s[1:, :1] = rews
+        rews = self.stored_rewards(cut, rews)
         if was_complete or is_complete:
             dones[-1] = is_complete
         shown = self.show_goals(goals, _count(is_reached)).reshape(cut.obs[self.goals_key].shape)

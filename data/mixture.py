@@ -56,8 +56,9 @@ class MixtureOfDatasets(RLDataset):
                 "sudden starts. Fix: set MixtureOfDatasets.smooth_sudden_starts."
             )
         self.datasets = list(datasets)
+        self.sampling_weights, self.initial_sampling_weights = sampling_weights, initial_sampling_weights
         self._final, self._initial = np.array(sampling_weights, float), np.array(initial, float)
-        self._num_ramp_epochs = smooth_sudden_starts
+        self.smooth_sudden_starts = smooth_sudden_starts
         self._labels = [f"{i}-{_name(dataset)}" for i, dataset in enumerate(datasets)]
         self._epoch = 0
         self._ready_epochs = [-1] * len(datasets)
@@ -139,10 +140,10 @@ class MixtureOfDatasets(RLDataset):
     def current_weights(self) -> npt.NDArray[np.float64]:
         """Return the chance of each dataset in this epoch; all zeros if none is ready."""
         weights = self._final.copy()
-        if self._num_ramp_epochs is not None:
+        if self.smooth_sudden_starts is not None:
             ready_epochs = np.array(self._ready_epochs)
             passed = np.where(ready_epochs < 0, 1, self._epoch - ready_epochs + 1)
-            progress = np.clip(passed / self._num_ramp_epochs, 0, 1)
+            progress = np.clip(passed / self.smooth_sudden_starts, 0, 1)
             weights = self._initial + (self._final - self._initial) * progress
         weights *= [dataset.ready_for_training for dataset in self.datasets]
         total: float = weights.sum()

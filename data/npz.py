@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import os
 import struct
 import tokenize
 import zipfile
@@ -24,6 +25,9 @@ from .extras import EXTRA_PREFIX
 from .trajectory import Array
 
 POLICY_VERSION = "policy_version"
+MAX_DECODED_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # half of the memory
+_SUSPICIOUS_BYTES = 64 << 20  # compressed members that announce more are looked at before they are decoded
+_MAX_HEADER_BYTES = 16 << 10  # of an array; numpy reads 10,000
 # PKWARE, APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16
 _LOCAL_BYTES, _LOCAL_LENGTHS = 30, struct.Struct("<HH")  # fixed part; at byte 26: lengths of name and extra
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
@@ -63,10 +67,16 @@ def read_npz(buffer: Any, path: str) -> FileContent:
             loaded.
     """
     members, comment = _list_members(buffer, path)
+    announced = _check_sizes(buffer, members)
     content = FileContent({}, env_name=_parse_env_name(comment))
     store = BlockStore(buffer, path)
-    for member in members:
-        _read_member(buffer, path, member, content, store)
+    try:
+        for member in members:
+            _read_member(buffer, path, member, content, store)
+    except MemoryError:
+        if announced <= _SUSPICIOUS_BYTES:  # then it is not the file that takes too much
+            raise
+        raise FormatError(f"there is no memory for the {announced:,} bytes that it announces") from None
     if not store.is_empty:
         content.blocks = store
     version = content.arrays.pop(POLICY_VERSION, None)
@@ -108,6 +118,35 @@ def _read_member(buffer: Any, path: str, member: _Member, content: FileContent, 
         content.extras[name.removeprefix(EXTRA_PREFIX)] = array
     else:
         content.arrays[name] = array
+
+
+def _check_sizes(buffer: Any, members: list[_Member]) -> int:
+    """Return how many bytes compressed members announce.
+
+    Raises:
+        FormatError: If they are too many, or more rows than there are timesteps. Nothing was decoded then.
+    """
+    announced = sum(member.size for member in members if member.method == _DEFLATED)
+    if announced > MAX_DECODED_BYTES:
+        raise FormatError(
+            f"its compressed arrays announce {announced:,} bytes, but at most {MAX_DECODED_BYTES:,} are "
+            "decoded, half of this machine's memory"
+        )
+    if announced > _SUSPICIOUS_BYTES:
+        rows = {}
+        for member in members:
+            head_end = min(member.end, member.begin + _MAX_HEADER_BYTES)
+            is_packed = member.method == _DEFLATED
+            head = (
+                _inflate(buffer, member, _MAX_HEADER_BYTES) if is_packed else buffer[member.begin : head_end]
+            )
+            shape = _read_header(head, 0, len(head), member.name)[0]
+            rows[member.name.removesuffix(".npy")] = shape[0] if shape else 1
+        num_timesteps = rows.get("time_idxs", 0)
+        for name, count in rows.items():
+            if count > num_timesteps:
+                raise FormatError(f"{name} has {count:,} rows, but time_idxs has {num_timesteps:,}")
+    return announced
 
 
 def verify_npz(buffer: Any, path: str) -> None:
@@ -214,16 +253,20 @@ def _parse_env_name(comment: bytes) -> str | None:
 
 def _decode(buffer: Any, member: _Member) -> bytes:
     """Decode a compressed member and compare its checksum."""
-    try:
-        with memoryview(buffer) as view, view[member.begin : member.end] as packed:
-            decoder = zlib.decompressobj(-zlib.MAX_WBITS)
-            data = decoder.decompress(packed, member.size + 1)
-    except zlib.error as error:
-        raise FormatError(f"member {member.name!r} cannot be decoded ({error})") from error
+    data = _inflate(buffer, member, member.size + 1)
     if len(data) != member.size:
         raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
     _check_crc(member, zlib.crc32(data))
     return data
+
+
+def _inflate(buffer: Any, member: _Member, max_bytes: int) -> bytes:
+    """Decode the beginning of a compressed member."""
+    try:
+        with memoryview(buffer) as view, view[member.begin : member.end] as packed:
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, max_bytes)
+    except zlib.error as error:
+        raise FormatError(f"member {member.name!r} cannot be decoded ({error})") from error
 
 
 def _check_crc(member: _Member, found: int) -> None:
@@ -236,16 +279,23 @@ def _check_crc(member: _Member, found: int) -> None:
 
 def _view_array(buffer: Any, begin: int, end: int, name: str) -> Array:
     """Return the array between two positions of a buffer as a view."""
+    shape, is_fortran, dtype, header_end = _read_header(buffer, begin, end, name)
+    if header_end + _count(shape) * dtype.itemsize != end:
+        raise FormatError(f"member {name!r} does not have the size that its header announces")
+    return np.ndarray(shape, dtype, buffer=buffer, offset=header_end, order="F" if is_fortran else "C")
+
+
+def _read_header(
+    buffer: Any, begin: int, end: int, name: str
+) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, order and dtype of the array that begins there, and where its numbers begin."""
     length_field = _NPY_LENGTHS.get(bytes(buffer[begin + 6 : begin + 8]))
     if buffer[begin : begin + 6] != _NPY_MAGIC or length_field is None or begin + 12 > end:
         raise FormatError(f"member {name!r} is not an array")
     header_end = begin + 8 + length_field.size + length_field.unpack_from(buffer, begin + 8)[0]
     if header_end > end:
         raise FormatError(f"member {name!r} is cut off")
-    shape, is_fortran, dtype = _parse_npy_header(bytes(buffer[begin:header_end]), name)
-    if header_end + _count(shape) * dtype.itemsize != end:
-        raise FormatError(f"member {name!r} does not have the size that its header announces")
-    return np.ndarray(shape, dtype, buffer=buffer, offset=header_end, order="F" if is_fortran else "C")
+    return *_parse_npy_header(bytes(buffer[begin:header_end]), name), header_end
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -8,6 +8,8 @@ import os
 from datetime import datetime, timezone
 from pathlib import Path
 
+from .errors import visible
+
 MAX_BROKEN_SHARE = 0.05  # of all files that this process has listed
 _REASON_SUFFIX = ".txt"
 _logger = logging.getLogger("loxodon")
@@ -122,12 +124,14 @@ class Quarantine:
     def _read_a_reason(self) -> str:
         """Return the first line beside some file that another process has moved here."""
         for name in sorted(self._now - self._before):
+            note = self.folder / (name + _REASON_SUFFIX)
             try:
-                return (self.folder / (name + _REASON_SUFFIX)).read_text(encoding="utf-8").splitlines()[0]
+                if note.is_file():
+                    return note.read_text(encoding="utf-8").splitlines()[0]
             except (OSError, IndexError):
                 continue
         return "unknown."
 
 
 def _what_was_done(moved_to: Path | None) -> str:
-    return "left in place" if moved_to is None else f"moved to {moved_to}"
+    return "left in place" if moved_to is None else f"moved to {visible(str(moved_to))}"

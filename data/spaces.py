@@ -289,6 +289,6 @@ def _check_box(space: spaces.Box) -> None:
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ValueError(
             f"The action space {space} has infinite bounds, so actions in [-1, 1] cannot be scaled to it. "
-            "Fix: wrap the environment with gymnasium.wrappers.RescaleAction or ClipAction, or give it "
-            "finite bounds."
+            "Fix: give it finite bounds, e.g. gymnasium.wrappers.TransformAction(env, lambda action: action, "
+            f"gymnasium.spaces.Box(-1.0, 1.0, {space.shape}))."
         )

@@ -16,10 +16,10 @@ from .background import BackgroundQueue
 from .files import check_file_format, parse_name, save_trajectory
 from .trajectory import Array, Trajectory
 
-_NO_LIMIT = np.iinfo(np.int64).max
+_NO_LIMIT = 2**62  # transitions
 _FIRST_CAPACITY = 128  # timesteps
 _PER_TRANSITION = ("actions", "rews", "dones")
-_EXTRA = "extra/"  # before the names of their columns
+_OBS, _EXTRA = "obs/", "extra/"  # before the names of their columns
 
 
 class WritingClock:
@@ -125,6 +125,7 @@ class TrajectoryWriter:
         self._limits = np.full(num_envs, _NO_LIMIT)
         self._next_full = _NO_LIMIT  # no piece reaches its length limit before this row
         self._is_running = np.zeros(num_envs, np.bool_)
+        self._left_over: list[_Piece] = []  # of another process, to be written with the next flush
         self._env_names = ["env"] * num_envs
         self._queue = BackgroundQueue(
             self._save,
@@ -161,7 +162,7 @@ class TrajectoryWriter:
         if not self._columns:
             self._allocate(obs, rl2s)
         for key in self._obs_keys:
-            self._columns[f"obs/{key}"][self._now, rows] = obs[key][rows]
+            self._columns[_OBS + key][self._now, rows] = obs[key][rows]
         self._columns["rl2s"][self._now, rows] = rl2s[rows]
         self._columns["time_idxs"][self._now, rows] = time_idxs.reshape(self.num_envs, 1)[rows]
         for row in rows:
@@ -224,7 +225,7 @@ class TrajectoryWriter:
             self._is_running[ignored] = False
         self._now += 1
         for key in self._obs_keys:
-            columns[f"obs/{key}"][self._now] = obs[key]
+            columns[_OBS + key][self._now] = obs[key]
         columns["rl2s"][self._now] = rl2s
         columns["time_idxs"][self._now] = time_idxs.reshape(num_envs, 1)
         if self._now >= self._next_full or np.count_nonzero(ended):
@@ -233,7 +234,8 @@ class TrajectoryWriter:
 
     def flush_partial(self) -> None:
         """Finish every running piece that has a transition; each goes on from its last timestep."""
-        self._submit(self._cut_running())
+        left_over, self._left_over = self._left_over, []
+        self._submit([*left_over, *self._cut_running()])
 
     def wait(self) -> None:
         """Block until all finished pieces are on disk. Raises OSError if one cannot be written."""
@@ -244,18 +246,57 @@ class TrajectoryWriter:
         self._queue.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what exact resumption needs, JSON-able. Running pieces are not part of it."""
+        """Return what exact resumption needs, in plain values and arrays.
+
+        The arrays of the running pieces are views, which the next step may change.
+        """
         return {
             "num_pieces": self._num_pieces,
             "last_time_us": self._clock.last_time_us,
             "rng": self._rng.bit_generator.state,
+            "policy_version": self.policy_version,
+            "pieces": [
+                {
+                    "env_name": self._env_names[row],
+                    "limit": int(self._limits[row]),
+                    "arrays": self._running_arrays(row),
+                }
+                for row in np.flatnonzero(self._is_running).tolist()
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue ids, times and random lengths from a saved state."""
+        """Continue ids, times, random lengths and running pieces from a saved state.
+
+        The pieces go on where `begin` was called for all environments, with the timestep that is their last
+        one. Where nothing has begun they are over; the next `flush_partial` writes them.
+        """
         self._num_pieces = int(state["num_pieces"])
         self._clock.last_time_us = max(self._clock.last_time_us, int(state["last_time_us"]))
         self._rng.bit_generator.state = state["rng"]
+        self.policy_version = state["policy_version"]
+        pieces = state["pieces"]
+        if self._is_running.all() and len(pieces) == self.num_envs:
+            self._go_on(pieces)
+        else:
+            unwritten = [piece for piece in pieces if len(piece["arrays"]["rews"])]
+            self._left_over = [self._piece(piece["arrays"], piece["env_name"]) for piece in unwritten]
+
+    def _go_on(self, pieces: Sequence[dict[str, Any]]) -> None:
+        """Make these the running pieces, one per environment; all of them end with the newest timestep."""
+        num_rows = max(len(piece["arrays"]["rl2s"]) for piece in pieces)
+        self._capacity, self._now = max(_FIRST_CAPACITY, 2 * num_rows), num_rows - 1
+        columns = self._columns = {}
+        for row, piece in enumerate(pieces):
+            self._env_names[row], self._limits[row] = piece["env_name"], piece["limit"]
+            self._starts[row] = start = self._now - len(piece["arrays"]["rews"])
+            for name, array in piece["arrays"].items():
+                if name not in columns:
+                    columns[name] = np.empty((self._capacity, self.num_envs, *array.shape[1:]), array.dtype)
+                columns[name][start : start + len(array), row] = array
+        self._extra_keys = list(_under(_EXTRA, columns))
+        self._per_transition.update(_EXTRA + key for key in self._extra_keys)
+        self._next_full = int((self._starts + self._limits).min())
 
     def _allocate(self, obs: Mapping[str, Array], rl2s: Array) -> None:
         shape = (self._capacity, self.num_envs)
@@ -267,7 +308,7 @@ class TrajectoryWriter:
             "dones": np.empty((*shape, 1), np.bool_),
         }
         for key, value in obs.items():
-            columns[f"obs/{key}"] = np.empty((*shape, *value.shape[1:]), value.dtype)
+            columns[_OBS + key] = np.empty((*shape, *value.shape[1:]), value.dtype)
         self._columns = columns
 
     def _allocate_actions(self, actions: Array) -> None:
@@ -343,24 +384,30 @@ class TrajectoryWriter:
 
     def _cut(self, row: int) -> _Piece:
         """Copy the running piece of one environment out of the columns; all else is left to the thread."""
-        columns, start, stop = self._columns, int(self._starts[row]), self._now
-        arrays = {
-            name: column[start : stop if name in self._per_transition else stop + 1, row].copy()
-            for name, column in columns.items()
+        arrays = {name: array.copy() for name, array in self._running_arrays(row).items()}
+        return self._piece(arrays, self._env_names[row])
+
+    def _running_arrays(self, row: int) -> dict[str, Array]:
+        """Views of the running piece of one environment."""
+        start, stop = int(self._starts[row]), self._now
+        return {
+            name: column[start : stop if name in self._per_transition else stop + 1, row]
+            for name, column in self._columns.items()
         }
+
+    def _piece(self, arrays: dict[str, Array], env_name: str) -> _Piece:
         self._num_pieces += 1
         number, time_us = self._num_pieces - 1, self._clock.now_us()
-        return _Piece(arrays, self._env_names[row], self.policy_version, number, time_us / 1e6)
+        return _Piece(arrays, env_name, self.policy_version, number, time_us / 1e6)
 
     def _submit(self, pieces: list[_Piece]) -> None:
         if pieces or self._queue.has_failed:
             self._queue.submit(pieces)
 
     def _save(self, piece: _Piece) -> None:
-        arrays = dict(piece.arrays)
-        obs = {key: arrays.pop(f"obs/{key}") for key in self._obs_keys}
+        arrays = piece.arrays
         traj = Trajectory(
-            obs=obs,
+            obs=_under(_OBS, arrays),
             rl2s=arrays["rl2s"],
             time_idxs=arrays["time_idxs"],
             actions=arrays["actions"],
@@ -369,7 +416,7 @@ class TrajectoryWriter:
             env_name=piece.env_name,
             policy_version=piece.policy_version,
             nvec=self.nvec,
-            extras={key: arrays[_EXTRA + key] for key in self._extra_keys if _EXTRA + key in arrays},
+            extras=_under(_EXTRA, arrays),
         )
         label = f"{self._seed} {self._actor_id} {piece.number}".encode()
         traj_id = hashlib.blake2b(label, digest_size=4).hexdigest()
@@ -380,6 +427,12 @@ class TrajectoryWriter:
             return error
         return OSError(
             f"A finished trajectory could not be written to {self.folder}: {error}. {num_pending} finished "
-            "trajectories are kept in memory and are written as soon as the folder takes them. "
+            "trajectories are in memory only: each further call tries to write them, and they are lost if "
+            "the process ends before the folder takes them. "
             "Fix: make space on that disk, or restore the folder and its permissions."
         )
+
+
+def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -30,6 +31,9 @@ from .worker import CLOSE, STEP, WorkerFailure, WorkerJob, run_worker
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
 CLOSE_TIMEOUT_S = 5.0
+CPU_QUOTA = Path(
+    "/sys/fs/cgroup/cpu.max"
+)  # of a container under Linux: microseconds in each period, and the period
 _open_envs: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
@@ -251,8 +255,12 @@ def _close_all() -> None:
 
 
 def num_usable_cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores this process may use: those it is bound to, and no more than the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such file, or "max" for no quota
+        quota_us, period_us = CPU_QUOTA.read_text().split()
+        cores = min(cores, max(1, int(quota_us) // int(period_us)))
+    return cores
 
 
 def _count_workers(num_workers: int | None, num_envs: int) -> int:

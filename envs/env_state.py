@@ -5,7 +5,7 @@ An environment, or a wrapper for everything inside it, offers its state by two m
     get_state() -> dict: texts as keys; numbers, texts, booleans, None, NumPy arrays, and lists, tuples and
         dicts of these; with everything that future steps and resets depend on, the random generator included
         (see `generator_state`). Later steps must not change what was returned.
-    set_state(state): go on from there; it is called after a reset.
+    set_state(state): go on from there; it is called after a reset. ValueError for a state that does not fit.
     missing_state() -> str | None: optional, for a wrapper that asks the environment inside by `chain_state`:
         the name of what cannot be stored there.
 

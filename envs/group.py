@@ -14,7 +14,13 @@ from ..data.spaces import is_text, storage_dtype
 from .attributes import ASKED
 from .env_state import get_state, set_state, state_problem
 from .errors import EnvError
-from .sequence_env import METRIC_PREFIX, SequenceEnv
+from .sequence_env import (
+    METRIC_PREFIX,
+    NUM_STEP_PARTS,
+    SequenceEnv,
+    check_reset_result,
+    wrong_step_result,
+)
 
 ALIGN_BYTES = 64
 _QUESTIONS: dict[str, Callable[..., Any]] = {
@@ -69,6 +75,11 @@ class StepBuffers:
         """The (N,) arrays of text, first those of `obs`, then those of `final_obs`."""
         return [c for c in (*self.obs.values(), *self.final_obs.values()) if c.dtype == object]
 
+    def floats(self, obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays that may hold NaN or infinity: rewards and floats of `obs`, named as errors say."""
+        found = {f"observation {key!r}": column for key, column in obs.items() if column.dtype.kind == "f"}
+        return {"reward": self.rewards, **found}
+
     def rows(self, start: int, stop: int) -> StepBuffers:
         """Views of the rows start..stop of every array."""
         part = slice(start, stop)
@@ -112,21 +123,23 @@ class EnvGroup:
     Attributes:
         env_names: current name of each environment.
         failed_row: row of the environment that was being called when the last exception left this object.
+        num_steps: since the last reset of all.
 
     Args:
         envs: the environments.
         buffers: arrays with one row per environment; `step` reads the actions there and writes everything
             else.
+        first_row: number of the first one among all environments, for errors.
     """
 
-    def __init__(self, envs: Sequence[SequenceEnv], buffers: StepBuffers) -> None:
-        self.envs = list(envs)
-        self.failed_row = 0
+    def __init__(self, envs: Sequence[SequenceEnv], buffers: StepBuffers, first_row: int = 0) -> None:
+        self.envs, self.first_row = list(envs), first_row
+        self.failed_row = self.num_steps = 0
         self._buffers = buffers
         self._obs_columns, self._final_columns = list(buffers.obs.values()), list(buffers.final_obs.values())
         self._checked_obs, self._checked_final = (
-            {"reward": buffers.rewards, **{key: c for key, c in columns.items() if c.dtype.kind == "f"}}
-            for columns in (buffers.obs, buffers.final_obs)
+            buffers.floats(buffers.obs),
+            buffers.floats(buffers.final_obs),
         )
         self._steps = self._step_methods()
         self._writes = [env.obs_layout.write for env in self.envs]
@@ -137,17 +150,18 @@ class EnvGroup:
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Metrics:
         """Begin a new episode everywhere; observations are in the buffers afterwards."""
         metrics: Metrics = []
+        self.num_steps = 0
         self._buffers.rewards.fill(0.0)
         self._buffers.terminated.fill(False)
         self._buffers.truncated.fill(False)
         for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self.failed_row = row
-            raw, info = env.env.reset(seed=seed, options=options)
+            raw, info = check_reset_result(env.env.reset(seed=seed, options=options), env)
             env.obs_layout.write(raw, self._obs_columns, row)
             if info:
                 _collect_metrics(info, row, metrics)
         self.env_names = [env.env_name for env in self.envs]
-        self._refuse_nan(self._checked_obs, slice(None))
+        self._refuse_non_finite(self._checked_obs, slice(None))
         return metrics
 
     def step(self) -> tuple[bool, Metrics]:
@@ -162,16 +176,20 @@ class EnvGroup:
         rewards: list[Any] = []
         ended: list[tuple[int, bool, bool]] = []
         row = 0
+        self.num_steps += 1
         try:
             for row, (env_step, write, action) in enumerate(
                 zip(self._steps, self._writes, self._env_actions(), strict=True)
             ):
-                raw, reward, terminated, truncated, info = env_step(action)
+                found = env_step(action)
+                if len(found) != NUM_STEP_PARTS:
+                    raise wrong_step_result(found, self.envs[row])
+                raw, reward, terminated, truncated, info = found
                 rewards.append(reward)
                 if terminated or truncated:
                     ended.append((row, terminated, truncated))
                     write(raw, self._final_columns, row)
-                    raw, reset_info = self.envs[row].env.reset()
+                    raw, reset_info = check_reset_result(self.envs[row].env.reset(), self.envs[row])
                     if reset_info:
                         info = {**reset_info, **info}
                 write(raw, columns, row)
@@ -187,8 +205,8 @@ class EnvGroup:
             buffers.terminated[row], buffers.truncated[row] = terminated, truncated
         if ended:
             self._refresh_names(row for row, _, _ in ended)
-            self._refuse_nan(self._checked_final, [row for row, _, _ in ended])
-        self._refuse_nan(self._checked_obs, slice(None))
+            self._refuse_non_finite(self._checked_final, [row for row, _, _ in ended])
+        self._refuse_non_finite(self._checked_obs, slice(None))
         return bool(ended), metrics
 
     @property
@@ -240,8 +258,9 @@ class EnvGroup:
                 "number. Fix: return float(reward) from its step."
             ) from error
 
-    def _refuse_nan(self, columns: dict[str, np.ndarray], rows: Any) -> None:
-        if (found := find_nan(columns, rows, self.env_names)) is not None:
+    def _refuse_non_finite(self, columns: dict[str, np.ndarray], rows: Any) -> None:
+        found = find_non_finite(columns, rows, self.env_names, self.num_steps, self.first_row)
+        if found is not None:
             self.failed_row, error = found
             raise error
 
@@ -260,26 +279,34 @@ class EnvGroup:
             self.env_names = names
 
 
-def find_nan(
-    columns: Mapping[str, np.ndarray], rows: Any, env_names: Sequence[str]
+def find_non_finite(
+    columns: Mapping[str, np.ndarray],
+    rows: Any,
+    env_names: Sequence[str],
+    num_steps: int,
+    first_row: int = 0,
 ) -> tuple[int, ValueError] | None:
-    """The first NaN, which would silently ruin every weight it reaches: its row, and the error to raise.
+    """The first NaN or infinity, which would ruin every weight it reaches: its row, and the error to raise.
 
     Args:
-        columns: [N, ...] arrays by what they hold; only floats are looked at.
+        columns: see StepBuffers.floats.
         rows: index of the rows to look at.
         env_names: N names.
+        num_steps: since the last reset of all, and
+        first_row: number of the first row among all environments, for the error.
     """
-    for name, column in columns.items():
-        values = column[rows]
-        if column.dtype.kind != "f" or not values.size or not math.isnan(values.min()):
-            continue  # the minimum of anything with NaN in it is NaN
-        is_bad = np.isnan(values.reshape(len(values), -1)).any(axis=1)
-        row = int(np.arange(len(column))[rows][is_bad][0])
+    for what, column in columns.items():
+        is_finite = np.isfinite(column[rows])
+        if is_finite.all():
+            continue
+        bad = int(np.flatnonzero(~is_finite.reshape(len(is_finite), -1).all(axis=1))[0])
+        value = float(column[rows][bad][~is_finite[bad]].flat[0])
+        row = int(np.arange(len(column))[rows][bad])
         return row, ValueError(
-            f"The environment {env_names[row]} returned NaN as {name}. Allowed are numbers. Fix: correct the "
-            "environment, or replace NaN in a wrapper (gymnasium.wrappers.TransformObservation, "
-            "TransformReward)."
+            f"The environment {env_names[row]} returned {'NaN' if math.isnan(value) else value} as {what} "
+            f"(environment {first_row + row}, step {num_steps} since all were reset). Allowed are finite "
+            "numbers. Fix: correct the environment, or replace such values in a wrapper "
+            "(gymnasium.wrappers.TransformObservation, TransformReward)."
         )
     return None
 

@@ -87,6 +87,7 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
     if isinstance(make_env, EnvSpec):
         return make_env
     if isinstance(make_env, str):
+        _refuse_configurable(make_env)
         return EnvSpec(make_env)
     if isinstance(make_env, (gym.Env, gym.vector.VectorEnv)):
         name = type(make_env.unwrapped).__name__
@@ -102,6 +103,20 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
             'returns an environment. Fix: e.g. @TMazePassive or @gym_env() in gin, "CartPole-v1" in Python.'
         )
     return EnvSpec(*freeze_configurable(make_env))
+
+
+def _refuse_configurable(env_id: str) -> None:
+    """Raise ValueError for the name of what gin knows, as `DictEnv` for `@DictEnv`."""
+    if env_id in gym.registry or ":" in env_id:
+        return
+    try:
+        gin.get_configurable(env_id)
+    except ValueError:
+        return
+    raise ValueError(
+        f"make_env is the text {env_id!r}. No environment is registered under it, but gin knows a class or "
+        f"function of this name. Fix: write @{env_id} (with @, without quotes)."
+    )
 
 
 def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -130,7 +145,7 @@ def _import_popgym(env_id: str) -> None:
             raise
         raise ModuleNotFoundError(
             f"The environment {env_id!r} needs the package popgym, which is not installed. "
-            "Fix: pip install 'loxodon[envs]' (or pip install popgym).",
+            "Fix: pip install popgym, or in the checkout pip install -e '.[envs]'.",
             name="popgym",
         ) from error
 

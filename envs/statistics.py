@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ def _mean_of_means(groups: Mapping[str, Sequence[float]]) -> float:
 class ReturnHistory:
     """Undiscounted returns and lengths of the episodes that ended since the last `clear`.
 
+    It holds those of all envs, and iterating gives just itself: AMAGO has a list with a history of each env.
+
     Args:
         num_envs: number N of parallel environments. Running episodes survive `clear`.
     """
@@ -29,6 +31,14 @@ class ReturnHistory:
         self._running_lengths = np.zeros(num_envs, np.int64)
         self.returns: dict[str, list[float]] = defaultdict(list)
         self.lengths: dict[str, list[int]] = defaultdict(list)
+
+    def __iter__(self) -> Iterator[ReturnHistory]:
+        return iter([self])
+
+    @property
+    def data(self) -> dict[str, list[float]]:
+        """Returns by environment name, AMAGO's name for them."""
+        return self.returns
 
     @property
     def num_episodes(self) -> int:
@@ -107,10 +117,22 @@ class ReturnHistory:
 
 
 class SpecialMetricHistory:
-    """Numbers that environments report through `info["metric/<name>"]`."""
+    """Numbers that environments report through `info["metric/<name>"]`; iterates as ReturnHistory does."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+
+    def __iter__(self) -> Iterator[SpecialMetricHistory]:
+        return iter([self])
+
+    @property
+    def data(self) -> dict[str, dict[str, list[float]]]:
+        """Numbers by environment name and metric, as AMAGO has them."""
+        data: dict[str, dict[str, list[float]]] = {}
+        for metric, groups in self.values.items():
+            for name, numbers in groups.items():
+                data.setdefault(name, {})[metric] = numbers
+        return data
 
     def add(self, env_name: str, metric: str, value: Any) -> None:
         """Store a number, or every element of a list or array of numbers."""

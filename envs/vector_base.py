@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,27 @@ try:
 except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
     AutoresetMode = None  # type: ignore[assignment,misc]
 
+logger = logging.getLogger("loxodon")
 SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
+_ROOM = 1e-3  # share of a bound by which rounding may pass it
 _OWN_METHODS = ("reset", "step", "close", "render")
 StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+def _bounds_of(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray] | None:
+    """What values of a Box may be, with some room for rounding; None if its dtype can hold nothing else."""
+    if not isinstance(space, spaces.Box):
+        return None
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if space.dtype.kind in "iu":
+        limits = np.iinfo(space.dtype)
+        is_free = (low <= limits.min).all() and (high >= limits.max).all()
+    else:
+        is_free = np.isinf(low).all() and np.isinf(high).all()
+    if is_free:
+        return None
+    room = [_ROOM * np.maximum(1.0, np.abs(bound)) for bound in (low, high)]
+    return (low - room[0]).astype(np.float32), (high + room[1]).astype(np.float32)
 
 
 class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
@@ -67,6 +86,8 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_observation_space: spaces.Space[Any] = obs_space
         self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
+        self._obs_spaces = obs_space.spaces
+        self._obs_bounds = {key: b for key, s in obs_space.spaces.items() if (b := _bounds_of(s)) is not None}
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -162,6 +183,8 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
         """The infos dict of one call."""
+        if self._obs_bounds:
+            self._warn_if_outside()
         infos: dict[str, Any] = {}
         if has_ended:
             infos["final_obs"] = self.buffers.final_obs
@@ -169,6 +192,24 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if metrics:
             infos["metrics"] = metrics
         return infos
+
+    def _warn_if_outside(self) -> None:
+        """Warn, once per key, of observations that the observation space does not allow."""
+        for key, (low, high) in list(self._obs_bounds.items()):
+            values = self.buffers.obs[key]
+            is_inside = (low <= values) & (values <= high)
+            if is_inside.all():
+                continue
+            del self._obs_bounds[key]
+            place = tuple(np.argwhere(~is_inside)[0])
+            logger.warning(
+                "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
+                "Nothing is clipped. Fix: correct the environment or the bounds of its observation_space.",
+                self.env_names[place[0]],
+                values[place],
+                key,
+                self._obs_spaces[key],
+            )
 
     def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:
         """The return value of `step`, from the buffers."""

@@ -12,7 +12,7 @@ import numpy as np
 from ..data.spaces import ActionMap, ObsLayout
 from .attributes import layers, owns
 from .env_state import offers_state
-from .group import Metrics, StepBuffers, find_nan
+from .group import Metrics, StepBuffers, find_non_finite
 from .sequence_env import METRIC_PREFIX
 from .spec import EnvSpec
 from .vector_base import SequenceVectorEnv, StepResult
@@ -60,7 +60,9 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         )
         self.env_observation_space = env.single_observation_space
         self.env_action_space = env.single_action_space
-        self.closed = False
+        self._checked_obs = self.buffers.floats(self.buffers.obs)
+        self._checked_final = self.buffers.floats(self.buffers.final_obs)
+        self.closed, self._num_steps = False, 0
         self._resets_next = np.zeros(env.num_envs, np.bool_)  # rows that the coming step only resets
         self.env_names = [specs[0].env_name or _name_of(env)] * env.num_envs
 
@@ -69,9 +71,10 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin new episodes everywhere; the environment turns the seed into one per row."""
         raw, infos = self.env.reset(seed=seed, options=options)
+        self._num_steps = 0
         self._write(raw, self.buffers.obs)
         self.buffers.rewards.fill(0.0)
-        self._refuse_nan(self.buffers.obs, slice(None))
+        self._refuse_non_finite(self._checked_obs, slice(None))
         self._resets_next = np.zeros(self.num_envs, np.bool_)
         return self.buffers.obs, self.infos(False, self._metrics(infos))
 
@@ -79,6 +82,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         """One env step everywhere, except in the rows that `infos["_ignore"]` marks."""
         buffers, ignored = self.buffers, self._resets_next
         buffers.actions[:] = actions
+        self._num_steps += 1
         raw, rewards, terminated, truncated, infos = self.env.step(
             np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype)
         )
@@ -94,8 +98,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         ended = buffers.terminated | buffers.truncated
         if ended.any():
             metrics += self._finish(ended, infos)
-            self._refuse_nan(buffers.final_obs, ended)
-        self._refuse_nan(buffers.obs, slice(None))
+            self._refuse_non_finite(self._checked_final, ended)
+        self._refuse_non_finite(self._checked_obs, slice(None))
         result = self.step_result(bool(ended.any()), metrics)
         if has_ignored:
             result[-1]["_ignore"] = ignored
@@ -226,8 +230,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         else:
             self._write(final, self.buffers.final_obs)
 
-    def _refuse_nan(self, obs: dict[str, np.ndarray], rows: Any) -> None:
-        found = find_nan({"reward": self.buffers.rewards, **obs}, rows, self.env_names)
+    def _refuse_non_finite(self, columns: dict[str, np.ndarray], rows: Any) -> None:
+        found = find_non_finite(columns, rows, self.env_names, self._num_steps)
         if found is not None:
             raise found[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import traceback
@@ -66,13 +67,14 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
     signal.signal(signal.SIGTERM, _end_later)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # an environment with a model: workers share the cores
     for other in inherited:
         other.close()
     group: EnvGroup | None = None
     try:
         group = _build(connection, job)
         if group is not None:
-            _serve(connection, group, job.first_row)
+            _serve(connection, group)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     finally:
@@ -95,7 +97,7 @@ def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
         envs = [spec.build() for spec in specs]
         check_same_spaces(envs, job.obs_space, job.action_space, job.first_row)
         buffers = StepBuffers.carve(job.memory, job.obs_space, job.action_space, job.num_envs)
-        group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows))
+        group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows), job.first_row)
     except BaseException as error:  # whatever a user's constructor raises must reach the parent
         connection.send(_failure(job.first_row, "being built", error))
         return None
@@ -121,7 +123,7 @@ class TextFeed:
         return texts
 
 
-def _serve(connection: Connection, group: EnvGroup, first_row: int) -> None:
+def _serve(connection: Connection, group: EnvGroup) -> None:
     feed = TextFeed(group.text_columns)
     while (message := connection.recv_bytes()) != CLOSE:
         doing = "step"
@@ -132,7 +134,7 @@ def _serve(connection: Connection, group: EnvGroup, first_row: int) -> None:
                 doing, argument = pickle.loads(message)
                 answer = _other(group, feed, doing, argument)
         except BaseException as error:  # whatever a user's environment raises must reach the parent
-            connection.send(_failure(first_row + group.failed_row, doing, error))
+            connection.send(_failure(group.first_row + group.failed_row, doing, error))
             return
         connection.send_bytes(answer)
 

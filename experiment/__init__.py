@@ -11,29 +11,31 @@ if __name__ == "experiment":
     )
 
 from .. import agents, data, envs, nets
-from .callbacks import Callback
+from .callbacks import Callback, EvaluateAfterLoad
 from .checkpoints import CheckpointManager
 from .collector import Collector, Histories
 from .curriculum import EpisodeLengthCurriculum
 from .evaluator import Evaluator
 from .experiment import Experiment
-from .learner import Learner, LossResult, LossWeights
+from .learner import Learner
 from .logs import MetricLogger
+from .metadata import version_of
 from .policy_loading import LoadedPolicy, load_policy
 from .reward_shaping import ScaleRewards
+
+__version__ = version_of("loxodon")  # here, since `loxodon` itself is no package; None where not installed
 
 __all__ = [
     "Callback",
     "CheckpointManager",
     "Collector",
     "EpisodeLengthCurriculum",
+    "EvaluateAfterLoad",
     "Evaluator",
     "Experiment",
     "Histories",
     "Learner",
     "LoadedPolicy",
-    "LossResult",
-    "LossWeights",
     "MetricLogger",
     "ScaleRewards",
     "agents",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 import platform
 import time
@@ -33,7 +34,7 @@ from .onpolicy import OnPolicyCollector, PPOLearner
 from .onpolicy_settings import check_learner
 from .overlap import EnvHalves, OverlappedCollector
 from .policy_files import write_text
-from .reward_shaping import make_shaping
+from .reward_shaping import make_shaping, shape_relabeled
 from .rng import derive_seed, draw_seed, seed_global_generators
 from .sink import Sink
 from .tee import TeeSink
@@ -101,6 +102,8 @@ def configure_dataset(exp: Experiment) -> None:
         default_root=str(exp.run_dir.parent),
         default_name=exp.run_name,
     )
+    if exp.reward_shaper is not None:
+        shape_relabeled(exp.dataset, exp.reward_shaper, exp.epochs)
 
 
 # ---- environments ----
@@ -182,6 +185,11 @@ def build_envs(exp: Experiment) -> None:
     exp.dataset.expect(layout_of(exp.obs_space, exp.action_space))
 
 
+def describe_envs(exp: Experiment) -> str:
+    """How training environments are run, in a few words."""
+    return f"{exp.parallel_actors} x {exp.env_mode}" if exp.train_envs is not None else "none for training"
+
+
 def _take_spaces(exp: Experiment, envs: Any) -> None:
     """The agent's spaces, and those of the environments themselves."""
     exp.obs_space, exp.action_space = envs.single_observation_space, envs.single_action_space
@@ -245,7 +253,21 @@ def make_on_policy_learner(exp: Experiment) -> PPOLearner | None:
         exp.batches_per_update,
     )
     check_learner(exp, learner)
+    if exp.test_run:
+        learner.set_random_steps(0)  # the only rollout is learned from
     return learner
+
+
+def forward_work(exp: Experiment) -> float:
+    """About how many multiply-adds a forward pass takes: parameters times timesteps; on a GPU no limit."""
+    if exp.DEVICE.type != "cpu":
+        return math.inf  # what is left to the CPU was not measured
+    num_timesteps = exp.batch_size * exp.max_seq_len
+    if exp.mode == "collect":
+        num_timesteps = exp.parallel_actors
+    elif exp.on_policy is not None:
+        num_timesteps = exp.parallel_actors * exp.train_timesteps_per_epoch // exp.on_policy.minibatches
+    return float(num_timesteps) * sum(p.numel() for p in exp.policy.parameters())
 
 
 def build_collector(exp: Experiment) -> None:
@@ -254,6 +276,13 @@ def build_collector(exp: Experiment) -> None:
     seed_global_generators(stream_seed(exp, "process"))
     if exp.train_envs is None:
         return
+    if exp.on_policy is None and exp.dataset.save_new_trajs_to is None and exp.accelerator.is_main_process:
+        logger.warning(
+            "%s takes no new trajectories, so what every epoch collects is thrown away. Fix: "
+            "Experiment.train_timesteps_per_epoch = 0 trains on stored trajectories alone; "
+            "MixtureOfDatasets joins them with new ones.",
+            type(exp.dataset).__name__,
+        )
     histories = Histories.create(exp.train_envs.num_envs)
     if not isinstance(exp.train_envs, EnvHalves):
         exp.collector = _make_collector(exp, exp.train_envs, histories)
@@ -336,23 +365,34 @@ def build_logger(exp: Experiment) -> MetricLogger:
     )
 
 
-def store_config(exp: Experiment) -> None:
-    """Write the config as requested and as operative, and the versions; not in collecting processes."""
-    if exp.mode == "collect" or not exp.accelerator.is_main_process:
+def begin_run(exp: Experiment) -> None:
+    """Before a learner writes to its run folder: set aside what an earlier run left there, store the config.
+
+    A run that went on from a checkpoint has its own files there. Does nothing when called again.
+    """
+    if exp.mode == "collect" or exp.checkpoints.has_begun:
         return
+    if (old := exp.checkpoints.begin_run()) is not None:
+        logger.info("The checkpoints of an earlier run named %r are now in %s", exp.run_name, old)
+    if exp.accelerator.is_main_process:
+        store_config(exp)
+
+
+def store_config(exp: Experiment) -> None:
+    """Write the config as requested and as operative, and the versions."""
     exp.checkpoints.write_config(gin.operative_config_str())
     write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
     versions = {name: version_of(name) for name in PACKAGES}
     python = platform.python_version()
     made = {"seed": exp.run_seed, "mode": exp.mode, "config_hash": exp.config_hash}
+    made["run_id"] = exp.checkpoints.run_id
     facts = {**made, "python": python, "packages": versions}
-    write_text(exp.checkpoints.root / "versions.json", json.dumps(facts, indent=1) + "\n")
+    write_text(exp.checkpoints.versions_path, json.dumps(facts, indent=1) + "\n")
 
 
-def summarize(exp: Experiment) -> str:
+def summarize(exp: Experiment, env_summary: str) -> str:
     """A few lines on what runs where."""
     num_params = sum(p.numel() for p in exp.policy.trainable_params())
-    envs = f"{exp.parallel_actors} x {exp.env_mode}" if exp.train_envs is not None else "none for training"
     observations = ", ".join(f"{key} {space}" for key, space in exp.obs_space.spaces.items())
     processes = exp.accelerator.num_processes
     num_steps = processes * exp.parallel_actors * exp.train_timesteps_per_epoch
@@ -364,13 +404,14 @@ def summarize(exp: Experiment) -> str:
         updates = exp.on_policy.summary()
     lines = {
         "run": f"{exp.run_dir} (mode {exp.mode}, seed {exp.run_seed})",
-        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {processes} process(es)",
-        "environments": envs,
+        "device": f"{exp.DEVICE}, precision {exp.mixed_precision}, {processes} process(es), "
+        f"{torch.get_num_threads()} torch thread(s)",
+        "environments": env_summary,
         "observations": observations,
         "actions": str(exp.action_space),
         "agent": f"{type(exp.policy).__name__}, {num_params:,} trainable parameters, "
         f"sequences up to {exp.max_seq_len} steps",
-        "epoch": f"{num_steps:,} env steps, {updates}; {exp.epochs} epochs",
+        "epoch": f"{num_steps:,} env steps, {updates}; {exp.epochs} epoch{'s' if exp.epochs != 1 else ''}",
         "dataset": f"{type(exp.dataset).__name__} {exp.dataset.save_new_trajs_to or ''}".rstrip(),
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import gin
+
 if TYPE_CHECKING:
     from .experiment import Experiment
 
@@ -75,6 +77,25 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned; called in every process."""
+
+
+@gin.configurable
+class EvaluateAfterLoad(Callback):
+    """Evaluates before training goes on from a checkpoint or from weights, if that is not due anyway."""
+
+    def __init__(self) -> None:
+        self._is_due = False
+
+    def on_load_checkpoint_end(self, exp: Experiment) -> None:
+        """Something was loaded."""
+        self._is_due = True
+
+    def on_fit_start(self, exp: Experiment) -> None:
+        """Evaluate it."""
+        is_coming = exp.val_interval is not None and exp.epoch % exp.val_interval == 0
+        if self._is_due and not is_coming and exp.val_timesteps_per_epoch > 0:
+            exp.evaluate_val()
+        self._is_due = False
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith(_PREFIXES))

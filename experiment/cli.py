@@ -9,9 +9,11 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from .checkpoints import CheckpointManager
+from ..data.errors import visible
+from .checkpoints import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, check_all_used, explain_build_error, load_config
 from .dry_run import dry_run
 from .experiment import Experiment
@@ -19,9 +21,10 @@ from .fleet import commands, leash
 from .fleet.commands import without
 from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
 from .gin_check.errors import near_matches
-from .gin_check.presets import preset_names
-from .plots import can_plot, plot_run
+from .gin_check.presets import preset_names, runnable_names
+from .plots import curves_of
 from .test_mode import report
+from .training import why_idle
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
 _BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
@@ -88,10 +91,12 @@ def main(
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The options of these words; ends the process if they are wrong."""
+    runnable = runnable_names()
     parser = _Parser(
-        prog=_program(),
+        prog=f"python {_program()}",
         description="Run a gin-configured experiment.",
-        epilog="Presets: " + ", ".join(preset_names()),
+        epilog=f"Presets: {', '.join(runnable)}. Parts to put on top of one: "
+        f"{', '.join(name for name in preset_names() if name not in runnable)}.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -118,7 +123,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--print-config", action="store_true", help="print the resolved config with the origin of each value")
     args = parser.parse_intermixed_args(words)
     if not args.config:
-        parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(preset_names())}")
+        parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(runnable)}")
     if args.actors is not None and args.test_run:
         parser.error("--test-run is one process, without --actors. Fix: leave one of the two out")
     if args.actors is not None and args.actors < 1:
@@ -177,17 +182,19 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
                 error=True,
             )
     elif resumes:
-        earlier.newest_epoch()
+        newest = earlier.state_dir(earlier.newest_epoch())
+        exp.run_seed = exp.run_seed if exp.seed is not None else about(newest).get("seed", exp.run_seed)
         exp.restore_from = exp.warm_start = None  # its own checkpoint goes further than what it began from
     elif epochs := earlier.complete_epochs():
         _say(
-            f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew. "
-            "Fix: --resume goes on with it, --run-name begins another.",
+            f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
+            "moves them to ckpts_old<n>/. Fix: --resume goes on with it, --run-name begins another.",
             error=True,
         )
     exp.start()
     try:
-        check_all_used(config)
+        if (unused := check_all_used(config)) and exp.accelerator.is_main_process:
+            _say(f"note: {unused}", error=True)
     except ConfigError as error:
         if exp.mode != "collect":
             raise
@@ -221,6 +228,9 @@ def _run(
             exp.close()  # stores finished trajectories
         raise
     exp.close()
+    if exp.idle_epochs and not exp.learner.gradient_steps and not exp.test_run:
+        _say(f"error: This run made no update. {why_idle(exp)}", error=True)
+        return FAILED
     if exp.accelerator.is_main_process and exp.test_run:
         _say(report(exp))
     elif exp.accelerator.is_main_process:
@@ -237,14 +247,14 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
     if "val/return" in metrics:
         lines.append(f"final mean return   {metrics['val/return']:.3f}")
     lines.append(f"run folder          {exp.run_dir}")
-    if exp.mode != "collect" and can_plot():
-        with contextlib.suppress(ValueError):  # a run without any figure has no curves
-            lines.append(f"learning curves     {plot_run(exp.run_dir)}")
     if exp.mode != "collect":
-        kept = without(words, "--resume", "Experiment.epochs", "Experiment.stop_at_val_return")
-        further = [*kept, "--resume", *_longer(exp)]
-        if not exp.is_finished:  # stopped before its last epoch
-            further = [*without(words, "--resume"), "--resume"]
+        if (curves := curves_of(exp.run_dir)).exists():
+            lines.append(f"learning curves     {curves}")
+        kept = without(words, "--resume")
+        further = [*kept, "--resume"]
+        if exp.is_finished:
+            limits = "Experiment.epochs", "Experiment.stop_at_val_return"
+            further = [*without(kept, *limits), "--resume", *_longer(exp)]
         fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
@@ -262,7 +272,10 @@ def _longer(exp: Any) -> list[str]:
 
 
 def _program() -> str:
-    return sys.argv[0] if sys.argv[0].endswith(".py") else "examples/run.py"
+    """What starts this script again, after `python`."""
+    script = Path(sys.argv[0])
+    is_own = script.suffix == ".py" and script.parent.resolve() != Path(__file__).resolve().parent
+    return sys.argv[0] if is_own else "-m loxodon.experiment"
 
 
 def _command(program: str, words: Sequence[str]) -> str:
@@ -271,5 +284,10 @@ def _command(program: str, words: Sequence[str]) -> str:
 
 def _say(text: str, *, error: bool = False) -> None:
     stream = sys.stderr if error else sys.stdout
-    stream.write(text.rstrip("\n") + "\n")
+    lines = text.rstrip("\n").split("\n")  # names of files and what is in them may be part of it
+    stream.write("\n".join(map(visible, lines)) + "\n")
     stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from .sink import Arrays, Sink
 from .timing import StageTimer
 
 
-@dataclass
-class Histories:
+class Histories(NamedTuple):
     """Episode statistics of one rollout: returns and the environment's own metrics."""
 
     returns: ReturnHistory
@@ -54,7 +53,9 @@ class RolloutState:
     time_idxs: np.ndarray  # (N, 1) int64, index within the episode
     env_names: list[str]
     hidden_state: Any = field(default=None, repr=False)
-    actions: np.ndarray | None = None  # of the step under way, see ActionCode; None between two steps
+    actions: np.ndarray | None = (
+        None  # of the step under way (or broken off), see ActionCode; None between steps
+    )
 
 
 class Collector:
@@ -113,6 +114,7 @@ class Collector:
         if self.exploration is not None:
             self.exploration.on_episode_end(np.ones(self.num_envs, dtype=bool))
         self.histories.returns.restart()
+        self.state = None  # if the reset fails, there is nothing that a checkpoint could go on from
         obs, _ = self.envs.reset(seed=seed)
         self.state = RolloutState(
             obs=self._numbers(obs),
@@ -135,7 +137,9 @@ class Collector:
         return None
 
     def go_on_from(self, state: RolloutState, context: dict[str, Any] | None = None) -> None:
-        """Act on in the middle of episodes; what the sink gets from here on begins with this timestep.
+        """Act on in the middle of episodes.
+
+        What the sink gets begins with this timestep, unless `load_state_dict` gives it running pieces.
 
         context: what `context` returned when that state was captured.
         """
@@ -151,7 +155,7 @@ class Collector:
 
     def flush(self) -> None:
         """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
-        if self.sink is not None and self.state is not None:
+        if self.sink is not None:
             self.sink.flush_partial()
             self.sink.wait()
 
@@ -168,7 +172,7 @@ class Collector:
             self.sink = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What exact resumption needs of exploration and sink, JSON-able; running episodes are left out."""
+        """What exact resumption needs of exploration and sink, for `tensor_tree`."""
         return {
             "exploration": None if self.exploration is None else self.exploration.state_dict(),
             "writer": None if self.sink is None else self.sink.state_dict(),
@@ -227,8 +231,7 @@ class Collector:
         state = self.state
         assert state is not None
         assert state.actions is not None
-        actions, state.actions = state.actions, None
-        start_s = time.perf_counter()
+        actions, start_s = state.actions, time.perf_counter()
         obs, rewards, terminated, truncated, infos = (
             self.envs.step_wait() if self._is_async else self.envs.step(actions)
         )
@@ -249,7 +252,7 @@ class Collector:
             self.timer.lap("store", env_s)
         if np.count_nonzero(fresh):  # a third of what any() takes
             self._begin_episodes(state, fresh, obs, rl2s, time_idxs)
-        state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs
+        state.obs, state.rl2s, state.time_idxs, state.actions = obs, rl2s, time_idxs, None
         num_taken = self.num_envs if ignored is None else int((~ignored).sum())
         if self.on_env_steps is not None:
             self.on_env_steps(num_taken)

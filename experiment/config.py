@@ -34,6 +34,8 @@ class LoadedConfig:
         files: the config files, as shown to the user.
         imports: import statements of the files.
         warnings: texts for the user about what is legal and probably not meant.
+        unused: bindings that nothing uses any more, as far as can be told before anything is built.
+        excused: ids of the bindings that may be unused, because a later source replaced parts.
     """
 
     bindings: tuple[Binding, ...]
@@ -41,10 +43,13 @@ class LoadedConfig:
     files: tuple[str, ...]
     imports: tuple[str, ...]
     warnings: tuple[str, ...]
+    unused: tuple[Binding, ...]
+    excused: frozenset[int]
 
     def text(self) -> str:
         """The resolved configuration as a gin text, each line with its origin."""
-        return render(self.bindings, self.found, self.imports)
+        left_over = [f"# unused: {problems.shown(binding)}" for binding in self.unused]
+        return "\n".join([render(self.bindings, self.found, self.imports), *left_over])
 
     def nodes_with(self, param: str) -> list[Node]:
         """What the root uses and has a parameter of this name."""
@@ -69,20 +74,24 @@ def load_config(
     bindings = problems.resolved(source.bindings)
     (start,) = registry.find(root)
     by_world, last = _worlds(bindings, start)
-    unused, no_effect = problems.unused(bindings, by_world, last)
+    excused = problems.excused(bindings, by_world, last)
+    mistaken, unused = problems.unused(bindings, by_world, excused)
     missing = problems.missing_required(bindings, by_world[-1], source.files)
-    raise_if_any([*problems.wrong_types(bindings), *missing, *unused])
+    raise_if_any([*problems.wrong_types(bindings), *missing, *mistaken])
     _bind(bindings)
-    warnings = (*source.warnings, *no_effect)
-    return LoadedConfig(tuple(bindings), by_world[-1], tuple(source.files), tuple(source.imports), warnings)
+    return LoadedConfig(
+        tuple(bindings),
+        by_world[-1],
+        tuple(source.files),
+        tuple(source.imports),
+        tuple(source.warnings),
+        tuple(unused),
+        excused,
+    )
 
 
 def _worlds(bindings: Sequence[Binding], start: Configurable) -> tuple[list[Reach], list[int]]:
-    """What is used when each source was read to its end, and the number of bindings then.
-
-    A binding counts as used if its own file, or a later one, used it. So an override that chooses another
-    encoder does not turn the file's settings of the first encoder into errors. The last is the whole.
-    """
+    """What is used when each source was read to its end, and the number of bindings then; the last is all."""
     ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
     last = sorted({*ends.values(), len(bindings)})
     return [reach(bindings[:end], start) for end in last], last
@@ -107,34 +116,44 @@ def _gin_value(value: Any) -> Any:
 # --- after building -------------------------------------------------------------------------------------
 
 
-def check_all_used(config: LoadedConfig) -> None:
+def check_all_used(config: LoadedConfig) -> str:
     """After `start()`: stop if gin's operative config shows that a bound value was never read.
 
     That is so if the class was constructed and its caller gave the argument itself, or if only an annotation
     or a mention in code made its use likely and it was not constructed. Classes that a reference leads to may
     be constructed later, and functions called later.
 
-    Raises: ConfigError listing each unused binding.
+    Returns: a line about the bindings that a later source made unused, which is no mistake; "" without any.
+    Raises: ConfigError listing each binding that its own source should not have set.
     """
     used = _bound_names(gin.operative_config_str())
-    texts = []
+    texts, num_left_over, known = [], 0, {id(binding) for binding in config.unused}
     for binding in Table(config.bindings).remaining():
         target = registry.find(binding.selector)[0]
-        is_class = isinstance(target.wrapped, type) and binding.selector != MACRO
-        if not is_class or not config.found.uses(binding):
-            continue
         read = {p for scope, s, p in used if s == target.selector and _reads(scope, binding.scope)}
-        shown = f"{binding.origin}: {problems.short_key(binding)} = {binding.value!r}"
-        if read and binding.param not in read:
+        if binding.param in read:
+            continue
+        is_class = isinstance(target.wrapped, type) and binding.selector != MACRO
+        is_unread = is_class and (bool(read) or id(binding) not in config.found.certain)
+        shown = problems.shown(binding)
+        if id(binding) in known or (is_unread and id(binding) in config.excused):
+            num_left_over += 1
+        elif is_unread and read:
             texts.append(
                 f"{shown} has no effect: the code that makes {target.name} gives it. Fix: remove this line."
             )
-        elif not read and id(binding) not in config.found.certain:
+        elif is_unread:
             texts.append(
                 f"{shown} is set, but building the experiment never read it. "
                 f"Fix: remove it, or choose {target.name} where it belongs."
             )
     raise_if_any(texts)
+    if not num_left_over:
+        return ""
+    return (
+        f"{num_left_over} {'setting is' if num_left_over == 1 else 'settings are'} unused, because a later "
+        "file or the command line replaced what used them (--print-config lists them)."
+    )
 
 
 def _reads(scope: str, bound_in: str) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
+import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ _SETTINGS = (
     "Experiment.log_*",
     "Experiment.wandb_*",
     "Experiment.keep_*",
+    "Experiment.ckpt_minutes",
+    "CheckpointManager.*",
     "Experiment.artifact_store",
     "FolderStore.*",
     "WandbStore.*",
@@ -68,12 +71,14 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
     }
     for one in fields(exp):
         values[f"Experiment.{one.name}"] = _text(getattr(exp, one.name))
+    if not exp.exact_resume:  # else episodes are cut at checkpoints
+        del values["Experiment.ckpt_interval"]
     chosen = sorted((name, value) for name, value in values.items() if not is_setting(name))
     return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
 
 
 def _text(value: Any) -> str:
-    """A value in the same words in every process; of an object its class."""
+    """A value in the same words in every process; of an object its class and arguments."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, Mapping):
@@ -82,7 +87,18 @@ def _text(value: Any) -> str:
         return repr([_text(item) for item in value])
     if isinstance(value, functools.partial):
         return _text([value.func, value.args, value.keywords])
-    if is_dataclass(value) and not isinstance(value, type):
-        return _text([type(value), {one.name: getattr(value, one.name) for one in fields(value)}])
-    named: Callable[..., Any] | type = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}:{value.__qualname__}"
+    kind, found = type(value), _arguments(value).items()
+    counting = {name: arg for name, arg in found if not is_setting(f"{kind.__name__}.{name}")}
+    return f"{_text(kind)}({_text(counting)})"
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """What an object was made from, as far as it keeps that under its names; else its plain attributes."""
+    if is_dataclass(value):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    kept: dict[str, Any] = getattr(value, "__dict__", {})
+    names = inspect.signature(type(value)).parameters if kept else ()
+    found = {name: kept[own] for name in names for own in (name, f"_{name}") if own in kept}
+    return found or {name: part for name, part in kept.items() if isinstance(part, bool | int | float | str)}

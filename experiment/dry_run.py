@@ -8,6 +8,7 @@ from typing import Any
 import gin
 import torch
 
+from . import building
 from .config import LoadedConfig, check_all_used
 from .experiment import Experiment
 from .onpolicy_settings import is_on_policy
@@ -27,8 +28,10 @@ def dry_run(config: LoadedConfig) -> str:
             exp.train_timesteps_per_epoch = FEW_STEPS
         try:
             exp.start()
-            check_all_used(config)
-            report = [exp.summary(), *_try_everything(exp)]
+            unused = check_all_used(config)
+            report = [building.summarize(exp, building.describe_envs(exp)), *_try_everything(exp)]
+            if unused:
+                report.append(f"        note  {unused}")
         finally:
             if hasattr(exp, "metric_logger"):
                 exp.close()
@@ -51,6 +54,8 @@ def _redirect(config: LoadedConfig, folder: str) -> None:
 
 def _try_everything(exp: Experiment) -> list[str]:
     """One line per part that worked."""
+    if exp.on_policy is not None:
+        exp.on_policy.set_random_steps(0)  # the only rollout is learned from
     exp.collect_new_training_data()
     lines = [f"   collected  {exp.env_steps} env steps"]
     if exp.val_envs is not None:
@@ -68,9 +73,10 @@ def _try_everything(exp: Experiment) -> list[str]:
         return [*lines, "       batch  not tried, because the dataset is not ready for training"]
     batch = next(iter(exp.loader.epoch(0, 1))).to(exp.DEVICE)
     with torch.no_grad():
-        loss = exp.compute_loss(batch)
+        losses = exp.compute_loss(batch, log_step=False)
+    loss = float(losses["Actor Loss"] + exp.critic_loss_weight * losses["Critic Loss"])
     shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
     lines.append(
         f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}"
     )
-    return [*lines, f"        loss  {float(loss.total):.4g} with untrained weights"]
+    return [*lines, f"        loss  {loss:.4g} with untrained weights"]

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from ..data.errors import visible
 from ..data.spaces import PolicyActionSpace
 from ..envs import ActionMap, ObsLayout, is_text
 
 _LONGEST_TEXT = 2**16
+_MAX_NUMBERS = 2**26  # of an observation and an action together; a Box keeps two bounds for each
+_MEND = "Fix: use a file that Loxodon wrote, of this version."
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,22 @@ class EnvSpaces:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> EnvSpaces:
-        """Put back what to_json returned."""
-        return cls(space_from_json(value["observation"]), space_from_json(value["action"]))
+        """Put back what to_json returned.
+
+        Raises: ValueError for anything else, and for huge spaces, before there is memory for them.
+        """
+        try:
+            size = _num_numbers(value["observation"]) + _num_numbers(value["action"], is_one_hot=True)
+            if size <= _MAX_NUMBERS:
+                return cls(space_from_json(value["observation"]), space_from_json(value["action"]))
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            if _MEND in str(error):
+                raise
+            raise ValueError(f"The header of the file describes no spaces ({error!r}). {_MEND}") from error
+        raise ValueError(
+            f"The spaces in the header of the file have {size:,} numbers, but at most {_MAX_NUMBERS:,} are "
+            f"allowed. {_MEND}"
+        )
 
     def digest(self) -> str:
         """16 hexadecimal digits, the same for equal spaces."""
@@ -98,16 +115,36 @@ def space_from_json(value: dict[str, Any]) -> Space[Any]:
     """
     try:
         found: Space[Any] = _DECODERS[value["type"]](value)
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
-        shown = json.dumps(value)[:200]
-        raise ValueError(
-            f"{shown} describes no space ({error!r}). Fix: use a file that Loxodon wrote, of this version."
-        ) from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        if _MEND in str(error):  # of a space inside this one
+            raise
+        raise ValueError(f"{json.dumps(value)[:200]} describes no space ({error!r}). {_MEND}") from error
+    return found
+
+
+def _num_numbers(value: dict[str, Any], *, is_one_hot: bool = False) -> int:
+    """At least how many numbers a described space takes; with `is_one_hot`, as networks see actions."""
+    kind = value["type"]
+    if kind in ("Dict", "Tuple"):
+        children = [child[1] if kind == "Dict" else child for child in value["spaces"]]
+        return sum(_num_numbers(child, is_one_hot=is_one_hot) for child in children)
+    if kind in ("Box", "MultiBinary"):
+        size = value["shape"] if kind == "Box" else value["n"]
+        return math.prod(map(abs, size if isinstance(size, list) else [size]))
+    if kind in ("Discrete", "MultiDiscrete") and is_one_hot:
+        return sum(map(abs, np.ravel(value["n" if kind == "Discrete" else "nvec"]).tolist()))
+    return 1
+
+
+def _plain(dtype: str) -> np.dtype[Any]:
+    found = np.dtype(dtype)
+    if found.kind not in "biuf":  # of others, one element alone can take gigabytes
+        raise ValueError(f"{found} is no dtype of numbers. {_MEND}")
     return found
 
 
 def _box(value: dict[str, Any]) -> Space[Any]:
-    dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
+    dtype, shape = _plain(value["dtype"]), tuple(value["shape"])
     low, high = (_array(value[name], shape, dtype) for name in ("low", "high"))
     return spaces.Box(low, high, shape, dtype.type)
 
@@ -125,7 +162,7 @@ _DECODERS: dict[str, Any] = {
     "Discrete": lambda v: spaces.Discrete(v["n"], start=v["start"]),
     "MultiBinary": lambda v: spaces.MultiBinary(v["n"]),
     "MultiDiscrete": lambda v: spaces.MultiDiscrete(
-        np.array(v["nvec"]), dtype=np.dtype(v["dtype"]).type, start=np.array(v["start"])
+        np.array(v["nvec"]), dtype=_plain(v["dtype"]).type, start=np.array(v["start"])
     ),
 }
 
@@ -163,7 +200,7 @@ def space_differences(saved: EnvSpaces, own: EnvSpaces, where: str) -> list[str]
             found.append(f"observation {key!r} is {theirs[key]} in {where} and {ours[key]} here")
     if saved.action != own.action:
         found.append(f"the action space is {saved.action} in {where} and {own.action} here")
-    return sorted(found)
+    return sorted(map(visible, found))
 
 
 def _signature(space: Space[Any]) -> Any:

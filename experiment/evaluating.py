@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,14 @@ def interact(
     save_on_done: bool | str,
     episodes: int | None,
 ) -> tuple[Any, Histories]:
-    """Roll out from a reset; see Experiment.interact."""
+    """Roll out; see Experiment.interact."""
     folder = exp.dataset.save_new_trajs_to if save_on_done is True else (save_on_done or None)
     writer = None if folder is None else building.make_writer(exp, Path(folder), envs.num_envs, "interact")
-    histories = Histories.create(envs.num_envs)
+    before = exp.interaction if hidden_state is not None else None
+    if before is not None and before.envs is not envs:
+        before = None
+    histories = Histories.create(envs.num_envs) if before is None else copy.deepcopy(before.histories)
+    histories.clear()
     sample = exp.sample_actions if exp.sample_actions_val is None else exp.sample_actions_val
     collector = Collector(
         envs,
@@ -46,12 +51,16 @@ def interact(
     )
     was_training = exp.policy.training
     exp.policy.eval()
-    # Drawn from torch's generator, so that whoever seeds that one decides the episodes too.
-    collector.restart(int(torch.randint(2**31 - 1, ())))
+    if before is not None and before.state is not None:
+        collector.go_on_from(before.state)
+    else:
+        # Drawn from torch's generator, so that whoever seeds that one decides the episodes too.
+        collector.restart(int(torch.randint(2**31 - 1, ())))
     assert collector.state is not None
     if hidden_state is not None:
         collector.state.hidden_state = hidden_state
     collector.collect(timesteps, episodes=episodes, render=render)
+    exp.interaction = collector
     exp.policy.train(was_training)
     if writer is not None:
         writer.close()
@@ -59,14 +68,19 @@ def interact(
 
 
 def evaluate_val(exp: Experiment) -> dict[str, float]:
-    """Evaluate, log, and keep the best policy; see Experiment.evaluate_val."""
+    """Evaluate and log; see Experiment.evaluate_val."""
     if exp.val_envs is None:
         exp.val_envs = building.make_envs(exp, exp.make_val_env)
     exp.fleet.state("evaluating")
     start_s = time.perf_counter()
     exp.hooks("on_eval_start")
     seed = building.stream_seed(exp, "val", exp.epoch)
-    metrics = exp.evaluator.evaluate(exp.val_envs, exp.val_timesteps_per_epoch, seed=seed)
+    metrics = exp.evaluator.evaluate(
+        exp.val_envs,
+        exp.val_timesteps_per_epoch,
+        seed=seed,
+        episodes=exp.parallel_actors if exp.test_run else None,
+    )
     # Cut short, the figures would favour short episodes.
     if any_process(exp.stop.requested(), exp.accelerator):
         return {}
@@ -77,14 +91,22 @@ def evaluate_val(exp: Experiment) -> dict[str, float]:
     score = metrics.get("return")
     if score is not None:
         exp.view.show(exp.epoch, "evaluating", {"val return": score})
-        if exp.mode != "collect" and (exp.best_score is None or score > exp.best_score):
-            exp.best_score = score
-            if exp.accelerator.is_main_process:
-                info = PolicyInfo(exp.policy_version, exp.epoch, False)
-                exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
-                exp.artifacts.store_best(exp)
     exp.hooks("on_eval_end", named)
     return named
+
+
+def keep_if_best(exp: Experiment, figures: Mapping[str, Any]) -> None:
+    """Keep the present policy if figures that were just logged make it the best one."""
+    # Whoever only measures, before training or saving anything, leaves the folder alone.
+    keeps_best = exp.mode != "collect" and exp.checkpoints.has_begun
+    score = exp.checkpoints.better_score(figures, exp.best_score) if keeps_best else None
+    if score is None:
+        return
+    exp.best_score = score
+    if exp.accelerator.is_main_process:
+        info = PolicyInfo(exp.policy_version, exp.epoch, False)
+        exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
+        exp.artifacts.store_best(exp)
 
 
 def evaluate_test(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .collector import Histories
+from ..envs import ReturnHistory, SpecialMetricHistory
 from .rng import isolated_rng
 
 logger = logging.getLogger("loxodon")
@@ -23,7 +23,7 @@ class Interact(Protocol):
         render: bool = False,
         save_on_done: Any = False,
         episodes: int | None = None,
-    ) -> tuple[Any, Histories]:
+    ) -> tuple[Any, tuple[ReturnHistory, SpecialMetricHistory]]:
         """Roll out; returns the last hidden state and the statistics."""
         ...
 
@@ -32,14 +32,14 @@ class Evaluator:
     """Runs `interact` without exploration from a blank hidden state and reduces the statistics to figures.
 
     Args:
-        interact: rolls out and returns (hidden state, Histories).
-        policy_metrics: Histories -> figures without prefix.
+        interact: rolls out and returns (hidden state, (returns, specials)).
+        policy_metrics: (returns, specials) -> figures without prefix.
     """
 
     def __init__(
         self,
         interact: Interact,
-        policy_metrics: Callable[[Histories], dict[str, float]],
+        policy_metrics: Callable[[ReturnHistory, SpecialMetricHistory], dict[str, float]],
     ) -> None:
         self.interact, self.policy_metrics = interact, policy_metrics
 
@@ -58,10 +58,10 @@ class Evaluator:
         All global random generators are as before afterwards.
         """
         with isolated_rng(seed):
-            _, histories = self.interact(
+            _, (returns, specials) = self.interact(
                 envs, timesteps, render=render, save_on_done=save_trajs_to or False, episodes=episodes
             )
-        metrics = self.policy_metrics(histories)
+        metrics = self.policy_metrics(returns, specials)
         if not metrics:
             logger.warning(
                 "Evaluation took %d steps in each of %d envs and no episode ended, so there is nothing to "

@@ -15,7 +15,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms
+from ..data import BatchLoader, RLDataset
 from ..data.spaces import PolicyActionSpace
+from ..envs import ReturnHistory, SpecialMetricHistory
 from . import building, collecting, evaluating, loop, resume
 from .artifacts.publishing import Publisher
 from .artifacts.restoring import restore_if_asked
@@ -27,7 +29,7 @@ from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
 from .final_test import check_test_envs
 from .fleet import WatchedFile, pacing
-from .learner import AnyBatch, Learner, LossResult, LossWeights, combine_losses, make_optimizer
+from .learner import AnyBatch, Learner, make_optimizer, masked_losses
 from .logs import MetricLogger
 from .metadata import check_policy, hash_of, policy_facts
 from .overlap import OverlappedCollector
@@ -39,8 +41,9 @@ from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
 from .signals import StopRequest
 from .test_mode import shrink
+from .threads import choose_threads
 from .timing import StageTimer
-from .validate import check_settings
+from .validate import check_hooks, check_settings
 from .warm_start import warm_start_if_asked
 
 logger = logging.getLogger("loxodon")
@@ -56,13 +59,13 @@ class Experiment(Settings):
 
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
+        check_hooks(self)
         check_settings(self)
         if self.test_run:
             shrink(self)
         self.hooks, self.timer = CallbackList(self, self.callbacks), StageTimer()
         self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
-        if self.torch_threads is not None:
-            torch.set_num_threads(self.torch_threads)
+        choose_threads(self.torch_threads)
         self.accelerator = building.make_accelerator(self.mixed_precision)
         self.run_seed = building.agree_on_seed(self.seed, self.accelerator)
         self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
@@ -71,6 +74,7 @@ class Experiment(Settings):
         self.best_score: float | None = None
         self.is_pretrained = False
         self.is_finished = False  # nothing is left to do after the last epoch
+        self.idle_epochs = 0  # in a row, without an update for want of trajectories
         self.last_val_metrics: dict[str, float] = {}
         self.stop = StopRequest()
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
@@ -80,6 +84,7 @@ class Experiment(Settings):
         self.env_spaces: EnvSpaces  # before anything is flattened or scaled
         self.run_facts: dict[str, Any] | None = None
         self.collector: Collector | OverlappedCollector | None = None
+        self.interaction: Collector | None = None  # the newest
         self.train_envs: Any = None
         self.val_envs: Any = None
 
@@ -104,7 +109,7 @@ class Experiment(Settings):
         with self.fleet.joining():
             building.seed_process(self)
             self.init_dsets()
-            self.init_envs()
+            env_summary = self.init_envs()
             self.init_dloaders()
             self.hooks.around("model_init", self.init_model)
             check_test_envs(self)
@@ -113,19 +118,22 @@ class Experiment(Settings):
             warm_start_if_asked(self)
             restore_if_asked(self)
             self.pretraining_stage = prepare_pretraining(self)
-        self.view.say(self.summary())
+        self.summary(env_summary)
 
-    def init_dsets(self) -> None:
+    def init_dsets(self) -> RLDataset:
         """Tell the dataset its folder, window length and rights."""
         building.configure_dataset(self)
+        return self.dataset
 
-    def init_envs(self) -> None:
-        """Build the environments this mode needs and take over their spaces."""
+    def init_envs(self) -> str:
+        """Build the environments this mode needs and take over their spaces; returns a line on them."""
         building.build_envs(self)
+        return building.describe_envs(self)
 
-    def init_dloaders(self) -> None:
+    def init_dloaders(self) -> BatchLoader:
         """Build the batch loader, once for the whole run."""
         self.loader = building.build_loader(self)
+        return self.loader
 
     def init_model(self) -> None:
         """Build agent and optimizer and place them on the device; then whatever acts or learns with them."""
@@ -149,16 +157,21 @@ class Experiment(Settings):
             self.optimizer,
             self.accelerator,
             compute_loss=self.compute_loss,
-            edit_actor_mask=self.edit_actor_mask,
-            edit_critic_mask=self.edit_critic_mask,
+            critic_loss_weight=self.critic_loss_weight,
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
             report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
             bad_grad=self.bad_grad,
             timer=self.timer,
+            edits_masks=any(
+                getattr(getattr(self, name), "__func__", None) is not getattr(Experiment, name)
+                for name in ("edit_actor_mask", "edit_critic_mask")
+            ),
         )
         self.learner.frozen = building.make_frozen(self)
         self.on_policy = building.make_on_policy_learner(self)
+        if self.torch_threads is None:
+            choose_threads(None, building.forward_work(self))
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         building.build_collector(self)
         check_env_states(self)
@@ -192,15 +205,14 @@ class Experiment(Settings):
         self.latest = WatchedFile(self.checkpoints.latest_path, self.checkpoints.policy_info)
 
     def init_logger(self) -> None:
-        """Prepare metric files and store the config."""
+        """Prepare metric files; nothing is written before there is something to log."""
         self.config_hash = hash_of(self)
         self.artifacts = Publisher(self)
         self.metric_logger: MetricLogger = building.build_logger(self)
-        building.store_config(self)
 
-    def summary(self) -> str:
-        """What this run is, in a few lines."""
-        return building.summarize(self)
+    def summary(self, env_summary: str) -> None:
+        """Print what this run is, in a few lines. env_summary: what init_envs returned."""
+        self.view.say(building.summarize(self, env_summary))
 
     def close(self) -> None:
         """End worker processes and background threads; finished trajectories and metrics are stored first."""
@@ -209,7 +221,8 @@ class Experiment(Settings):
     def learn(self) -> dict[str, float]:
         """Run the remaining epochs; returns the figures of the last evaluation.
 
-        On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit(0).
+        On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit:
+        130 after SIGINT, 0 after SIGTERM. After an error the same is stored before it is raised.
         """
         for _ in self.learn_iter():
             pass
@@ -225,6 +238,11 @@ class Experiment(Settings):
         with self.fleet.reporting():
             for _ in loop.run_epochs(self):
                 yield {name: float(value) for name, value in self.epoch_figures.items()}
+        if self.best_score is None and self.checkpoints.best_by != "val/return":
+            logger.warning(
+                "CheckpointManager.best_by is %r, but no such figure was logged, so no policy is the best.",
+                self.checkpoints.best_by,
+            )
 
     def request_stop(self, reason: str = "") -> None:
         """End training after the running epoch, with a checkpoint; `learn` then returns as usual.
@@ -269,55 +287,65 @@ class Experiment(Settings):
         save_on_done: bool | str = False,
         episodes: int | None = None,
     ) -> tuple[Any, Histories]:
-        """Act in `envs` from a reset, without exploration; returns the last hidden state and the statistics.
+        """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
+        hidden_state: what the previous call returned, to go on in the same `envs` where that one stopped;
+            otherwise all are reset.
         save_on_done: a folder, or True for that of the dataset, to store trajectories in.
         """
         return evaluating.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
 
-    def train_step(self, micro_batches: Sequence[AnyBatch], with_metrics: bool = False) -> dict[str, Tensor]:
-        """One optimizer step on `batches_per_update` batches; returns scalar tensors."""
-        return self.learner.update(micro_batches, with_metrics)
+    def train_step(self, batch: AnyBatch | Sequence[AnyBatch], log_step: bool = False) -> dict[str, Tensor]:
+        """One optimizer step; returns scalar tensors: "Loss", "Actor Loss", "Critic Loss", and others.
 
-    def compute_loss(
-        self, batch: AnyBatch, weights: LossWeights | None = None, with_metrics: bool = False
-    ) -> LossResult:
-        """Losses of one batch; without `weights` they are the means over the batch's own timesteps."""
-        if weights is None:
-            masks = self.edit_actor_mask(batch, batch.mask), self.edit_critic_mask(batch, batch.mask)
-            weights = LossWeights.of_single_batch(*masks)
+        batch: with batches_per_update above 1 the list of all batches of the update, whose gradients add up
+            to those of one large batch. log_step: compute all figures.
+        """
+        micro_batches = batch if isinstance(batch, Sequence) else [batch]
+        return self.learner.update(micro_batches, log_step)
+
+    def compute_loss(self, batch: AnyBatch, log_step: bool = False) -> dict[str, Any]:
+        """Hook: the losses of one batch, means over what its own masks leave; see `learner.masked_losses`.
+
+        An override may change "Actor Loss" and "Critic Loss" or add figures, which are logged if they are
+        scalars. With several micro-batches or processes each mean weighs as much as its mask has of all.
+        """
         with self.caster():
-            terms: LossTerms = self.model(batch, with_metrics)
-        return combine_losses(terms, weights, self.critic_loss_weight)
+            terms: LossTerms = self.model(batch, log_step)
+        return masked_losses(batch, terms, self.edit_actor_mask, self.edit_critic_mask)
 
-    def edit_actor_mask(self, batch: AnyBatch, mask: Tensor) -> Tensor:
-        """Hook: timesteps that count in the actor's loss, (B, L, 1) bool; asked before the forward pass."""
-        return mask
+    def edit_actor_mask(self, batch: AnyBatch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Hook: what counts in the actor's loss, (B, L, G, 1) bool for G discounts.
 
-    def edit_critic_mask(self, batch: AnyBatch, mask: Tensor) -> Tensor:
-        """Hook: timesteps that count in the critic's loss, (B, L, 1) bool; asked before the forward pass."""
-        return mask
+        actor_loss: of the same shape, without gradient. pad_mask: True on real timesteps.
+        """
+        return pad_mask
+
+    def edit_critic_mask(self, batch: AnyBatch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Hook: what counts in the critics' loss, (B, L, C, G, 1) bool for C critics and G discounts."""
+        return pad_mask
 
     def caster(self) -> AbstractContextManager[Any]:
         """Context of the forward pass: autocast to mixed_precision on the agent's device."""
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 
-    def policy_metrics(self, histories: Histories) -> dict[str, float]:
+    def policy_metrics(self, returns: ReturnHistory, specials: SpecialMetricHistory) -> dict[str, float]:
         """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""
-        return merge_episodes(histories, self.accelerator).summary("")
+        return merge_episodes(Histories(returns, specials), self.accelerator).summary("")
 
     def x_axis_metrics(self) -> dict[str, int]:
         """What every record carries: where the run stands."""
         steps = {"env_steps": self.env_steps, "gradient_steps": self.learner.gradient_steps}
         return {"epoch": self.epoch, **steps}
 
-    def log(self, metrics: dict[str, Any], prefix: str = "") -> None:
-        """Write one record, each name as `<prefix>/<name>`; only the main process writes."""
-        named = {f"{prefix}/{name}" if prefix else name: value for name, value in metrics.items()}
+    def log(self, metrics: dict[str, Any], key: str = "") -> None:
+        """Write one record, each name as `<key>/<name>`; only the main process writes."""
+        named = {f"{key}/{name}" if key else name: value for name, value in metrics.items()}
         self.epoch_figures |= named
         if self.accelerator.is_main_process:
             self.metric_logger.log(named, self.x_axis_metrics())
+        evaluating.keep_if_best(self, named)
 
     def save_checkpoint(self) -> Path | None:
         """Save everything needed to go on with epoch `self.epoch`; returns the folder in the main process."""
@@ -348,6 +376,7 @@ class Experiment(Settings):
 
     def write_latest_policy(self, is_final: bool = False) -> None:
         """Publish the weights for collecting processes under the next version number."""
+        building.begin_run(self)
         self.policy_version += 1
         if self.accelerator.is_main_process:
             info = PolicyInfo(self.policy_version, self.epoch, is_final)

@@ -41,4 +41,5 @@ def run_final_test(exp: Experiment) -> None:
     """Evaluate once in the test environments."""
     if exp.test_timesteps > 0:
         exp.fleet.state("evaluating")
-        exp.evaluate_test(test_env_of(exp), exp.test_timesteps)
+        episodes = exp.parallel_actors if exp.test_run else None
+        exp.evaluate_test(test_env_of(exp), exp.test_timesteps, episodes=episodes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,74 +15,81 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..agents import BaseAgent, LossTerms, OnPolicyAgent
+from ..agents import BaseAgent, LossTerms, OnPolicyAgent, masked_mean
 from ..data import Batch, RolloutBatch
 from .freezing import FrozenParams
 from .gradient_guard import GradientGuard, forget_pending
 from .param_groups import check_same_groups
 from .processes import merge_metrics
+from .rng import isolated_rng
 from .timing import StageTimer
 
 AnyBatch = Batch | RolloutBatch
-EditMask = Callable[[Any, Tensor], Tensor]
+EditMask = Callable[[Any, Tensor, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
 _SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
-BeforeStep = Callable[[Sequence["LossResult"], Sequence["LossWeights"]], bool]
+BeforeStep = Callable[[Sequence[Mapping[str, Any]]], bool]
 _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
-_LOSSES, _COUNTS = ("loss", "actor_loss", "critic_loss"), ("batch_timesteps", "batch_places")
+_LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
+_MASKS = ("Actor Mask", "Critic Mask")
+_COUNTS = ("batch_timesteps", "batch_places")
 
 
-@dataclass(frozen=True)
-class LossWeights:
-    """What belongs to one micro-batch: which timesteps count, and how many count in the whole update.
+def masked_losses(
+    batch: Any,
+    terms: LossTerms,
+    edit_actor_mask: EditMask | None = None,
+    edit_critic_mask: EditMask | None = None,
+) -> dict[str, Any]:
+    """Means of an agent's losses where the masks are True, what `Experiment.compute_loss` returns.
 
-    Masks are (B, L, 1) bool, True where the loss counts. Counts are float scalars over all micro-batches of
-    the update, and the mean over processes, because gradients are averaged over processes.
+    Args:
+        batch: its mask (B, L, 1) bool is where masks begin from.
+        terms: the losses, actor (B, L, G, 1) and critic (B, L, C, G, 1). NaN under False is ignored.
+        edit_actor_mask: (batch, loss, mask) -> mask, all but the batch of the loss's shape; None for no edit.
+        edit_critic_mask: likewise.
+    Returns: the scalar tensors "Actor Loss" and "Critic Loss"; the masks of both, "Actor Mask" and "Critic
+        Mask"; "squared_errors" (B, L, C, G, 1) of the critics, without gradient, for datasets that keep
+        priorities; and the agent's figures under their own names.
+    Raises: ValueError for an edited mask of another shape or dtype.
     """
-
-    actor_mask: Tensor
-    critic_mask: Tensor
-    actor_count: Tensor
-    critic_count: Tensor
-
-    @classmethod
-    def of_single_batch(cls, actor_mask: Tensor, critic_mask: Tensor) -> LossWeights:
-        """Weights that make the loss the plain masked mean of one batch."""
-        return cls(actor_mask, critic_mask, _at_least_one(actor_mask.sum()), _at_least_one(critic_mask.sum()))
-
-
-@dataclass(frozen=True)
-class LossResult:
-    """Scalar losses; the micro-batches of an update add up to the loss of the update.
-
-    squared_errors: of the critics, (B, L, ..., 1) without gradient, for datasets that keep priorities.
-    """
-
-    total: Tensor
-    actor: Tensor
-    critic: Tensor
-    metrics: dict[str, Tensor] = field(default_factory=dict)
-    squared_errors: Tensor | None = None
+    actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor)
+    critic_mask = _edited("edit_critic_mask", edit_critic_mask, batch, terms.critic)
+    return {
+        **terms.metrics,
+        "Actor Loss": masked_mean(_at_least_float32(terms.actor), actor_mask),
+        "Critic Loss": masked_mean(_at_least_float32(terms.critic), critic_mask),
+        "Actor Mask": actor_mask,
+        "Critic Mask": critic_mask,
+        "squared_errors": terms.critic.detach(),
+    }
 
 
-def masked_share(terms: Tensor, mask: Tensor, count: Tensor) -> Tensor:
-    """Sum of `terms` (B, L, ..., 1) where `mask` (B, L, 1), over `count` timesteps and all other axes' sizes.
+def _edited(name: str, edit: EditMask | None, batch: Any, loss: Tensor) -> Tensor:
+    """The mask of a loss (B, L, ..., 1), of the same shape."""
+    mask: Tensor = batch.mask.reshape(*batch.mask.shape[:2], *[1] * (loss.dim() - 2)).expand_as(loss)
+    if edit is None:
+        return mask
+    edited: Tensor = edit(batch, loss.detach(), mask.clone())  # a copy, which may be edited in place
+    if edited.shape != loss.shape or edited.dtype != torch.bool:
+        raise ValueError(
+            f"{name} returned {edited.dtype} {tuple(edited.shape)}, but a mask must be torch.bool "
+            f"{tuple(loss.shape)}, as the one it was given. Fix: return pad_mask & what else must hold."
+        )
+    return edited
 
-    Equals the masked mean when `count` is the number of True in `mask`. NaN under False is ignored.
-    """
-    axes = terms.dim() - mask.dim()
-    terms = terms.float() if terms.dtype in (torch.float16, torch.bfloat16) else terms
-    weights = mask.reshape(*mask.shape[:2], *([1] * (axes + 1)))
-    per_timestep = terms[0, 0].numel()
-    return terms.where(weights, 0.0).sum() / (count * per_timestep)
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def combine_losses(terms: LossTerms, weights: LossWeights, critic_loss_weight: float) -> LossResult:
-    """Actor + critic_loss_weight * critic, each a masked mean over timesteps, discounts (and critics)."""
-    actor = masked_share(terms.actor, weights.actor_mask, weights.actor_count)
-    critic = masked_share(terms.critic, weights.critic_mask, weights.critic_count)
-    total = actor + critic_loss_weight * critic
-    return LossResult(total, actor, critic, dict(terms.metrics), terms.critic.detach())
+def log_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Learner.update` returned, by the names that logs have for it; what is no scalar is left out."""
+    return {_LOG_NAMES.get(name, name): value for name, value in metrics.items() if _is_scalar(value)}
+
+
+def _is_scalar(value: Any) -> bool:
+    return value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
 def sequence_priorities(squared_errors: Tensor, mask: Tensor) -> Tensor:
@@ -90,12 +97,13 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         squared_errors: (B, L, ..., 1) float, averaged over all axes after the second.
-        mask: (B, L, 1) bool, the timesteps that count.
+        mask: bool, of the same shape: what counts.
     Source: Kapturowski et al. 2019 (R2D2).
     """
-    errors = squared_errors.float().flatten(2).mean(-1).sqrt() * mask.squeeze(-1)
-    counts = mask.sum(dim=(1, 2)).clamp(min=1)
-    return _PEAK_SHARE * errors.amax(1) + (1 - _PEAK_SHARE) * errors.sum(1) / counts
+    counts = mask.flatten(2).sum(-1)
+    errors = squared_errors.float().where(mask, 0.0).flatten(2).sum(-1).div(counts.clamp(min=1)).sqrt()
+    timesteps = (counts > 0).sum(1).clamp(min=1)
+    return _PEAK_SHARE * errors.amax(1) + (1 - _PEAK_SHARE) * errors.sum(1) / timesteps
 
 
 def make_optimizer(
@@ -130,13 +138,14 @@ class Learner:
         model: what is called for the loss: the agent as Accelerate prepared it.
         optimizer: as Accelerate prepared it, which only a loss scaler needs.
         accelerator: device, precision and processes.
-        compute_loss: (batch, weights, with_metrics) -> LossResult; the hook of Experiment.
-        edit_actor_mask, edit_critic_mask: (batch, mask (B, L, 1)) -> mask; hooks of Experiment.
+        compute_loss: (batch, log_step=) -> what `masked_losses` returns; the hook of Experiment.
+        critic_loss_weight: beside the actor's, which is 1.
         lr_warmup_steps: updates until the full learning rate is reached.
-        grad_clip: largest global gradient norm, over the optimizer's parameters only.
+        grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
         bad_grad: "skip" or "raise" for gradients that are not finite; see `GradientGuard`.
         timer: told how long updates take.
+        edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
 
     Attributes:
         frozen: parameters that some epochs leave as they are; None for none.
@@ -150,23 +159,23 @@ class Learner:
         optimizer: Any,
         accelerator: Accelerator,
         *,
-        compute_loss: Callable[[AnyBatch, LossWeights, bool], LossResult],
-        edit_actor_mask: EditMask,
-        edit_critic_mask: EditMask,
+        compute_loss: Callable[..., Mapping[str, Any]],
+        critic_loss_weight: float,
         lr_warmup_steps: int,
         grad_clip: float,
         report_priorities: ReportPriorities | None = None,
         bad_grad: str | None = None,
         timer: StageTimer | None = None,
+        edits_masks: bool = False,
     ) -> None:
         self.report_priorities, self.skipped_updates = report_priorities, 0
         self.frozen: FrozenParams | None = None
         self._guard = GradientGuard(agent, bad_grad, accelerator.scaler is not None)
         self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
-        self.compute_loss = compute_loss
-        self.edit_actor_mask, self.edit_critic_mask = edit_actor_mask, edit_critic_mask
-        self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip
+        self.compute_loss, self.critic_loss_weight = compute_loss, critic_loss_weight
+        self.edits_masks = edits_masks
+        self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
         self.gradient_steps = 0
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False
@@ -194,47 +203,83 @@ class Learner:
     def update(
         self,
         micro_batches: Sequence[AnyBatch],
-        with_metrics: bool = False,
+        log_step: bool = False,
         before_step: BeforeStep | None = None,
     ) -> dict[str, Tensor]:
-        """One optimizer step on all micro-batches together; returns scalar tensors.
+        """One optimizer step on all micro-batches together; returns scalar tensors by name.
 
-        Equals one step on a single batch that holds all their sequences, those of all processes. Figures are
-        of this process's share (the losses of all processes have the update's loss as their mean), or with
-        `with_metrics` of all processes together.
+        Equals one step on a single batch that holds all their sequences, those of all processes: the mean of
+        each micro-batch weighs as much as its mask has of the True of all masks, for actor and critic apart.
+        These sizes must be known before the first backward pass. They are those of `batch.mask` unless masks
+        are edited; then a single micro-batch's forward pass tells them, and several are passed forward once
+        more beforehand, without gradients, leaving random generators and statistics as they were.
 
-        before_step: asked when the gradients are there; False leaves the weights as they are (`was_vetoed`).
-            All processes have to answer alike.
+        Figures are of this process's share (the losses of all processes have the update's loss as their
+        mean), or with `log_step` of all processes together, and more of them.
+
+        before_step: asked when the gradients are there, with what compute_loss returned; False leaves the
+            weights as they are (`was_vetoed`). All processes have to answer alike.
         """
         start_s = time.perf_counter()
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
-        weights = self._weigh(batches)
-        results = []
-        for i, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+        shares, found, losses = self._shares_ahead(batches), [], []
+        for i, batch in enumerate(batches):
             is_last = i == len(batches) - 1
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
-                result = self.compute_loss(batch, weight, with_metrics and is_last)
-                self.accelerator.backward(result.total)
-            self._report(batch, weight, result)
-            results.append(result)
+                found.append(self.compute_loss(batch, log_step=log_step and is_last))
+                if shares is None:
+                    shares = self._shares([_mask_sizes(batch, found[0])])
+                losses.append(self._weighed(found[-1], shares[i]))
+                self.accelerator.backward(losses[-1]["Loss"])
+            self._report(batch, found[-1])
         if self._is_new:
             self._check_gradients()
-        self.was_vetoed = before_step is not None and not before_step(results, weights)
+        self.was_vetoed = before_step is not None and not before_step(found)
         grad_norm = None
         if self.was_vetoed:
             self.optimizer.zero_grad()
         else:
             grad_norm = self._step()
-        metrics = {
-            "loss": _sum([r.total.detach() for r in results]),
-            "actor_loss": _sum([r.actor.detach() for r in results]),
-            "critic_loss": _sum([r.critic.detach() for r in results]),
-        }
-        if with_metrics:
-            metrics = self._with_details(metrics | results[-1].metrics, batches, grad_norm)
+        metrics = {name: _sum([one[name].detach() for one in losses]) for name in _LOG_NAMES}
+        if log_step:
+            metrics = self._with_details({**found[-1], **metrics}, batches, grad_norm)
         self.timer.num_updates += 1
         self.timer.lap("update", start_s)
         return metrics
+
+    def _weighed(self, found: Mapping[str, Any], share: Tensor) -> dict[str, Tensor]:
+        """The part of the update's losses that one micro-batch adds; share: (2,), of actor and critic."""
+        if not (isinstance(found, Mapping) and {"Actor Loss", "Critic Loss"} <= found.keys()):
+            raise TypeError(
+                f"compute_loss returned a {type(found).__name__} without 'Actor Loss' and 'Critic Loss'. "
+                "Fix: return a dict that begins with what super().compute_loss(batch, log_step) returns."
+            )
+        actor, critic = share[0] * found["Actor Loss"], share[1] * found["Critic Loss"]
+        return {"Loss": actor + self.critic_loss_weight * critic, "Actor Loss": actor, "Critic Loss": critic}
+
+    def _shares_ahead(self, batches: Sequence[AnyBatch]) -> Tensor | None:
+        """What each of K micro-batches weighs, (K, 2), before the first backward pass; None: see there."""
+        if not self.edits_masks:
+            return self._shares([batch.mask.sum().expand(2) for batch in batches])
+        if len(batches) == 1:
+            return None
+        buffers = [buffer.clone() for buffer in self.agent.buffers()]
+        with torch.no_grad(), isolated_rng(None):
+            sizes = [_mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
+            for buffer, before in zip(self.agent.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        return self._shares(sizes)
+
+    def _shares(self, sizes: Sequence[Tensor]) -> Tensor:
+        """(K, 2) float32 from mask sizes (2,) of actor and critic, counting those of all processes.
+
+        They add up to the number of processes, over which gradients are averaged.
+        """
+        own = torch.stack(list(sizes)).float()
+        total: Tensor = own.sum(0)
+        if (processes := self.accelerator.num_processes) > 1:
+            total = self.accelerator.reduce(total, reduction="sum") / processes
+        return own / total.clamp(min=1 / processes)
 
     def _gradients_are_bad(self, grad_norm: Tensor | None) -> bool:
         """True for an update that is left out: weights, moments, targets and statistics stay."""
@@ -279,43 +324,36 @@ class Learner:
                 "off what has no weight in the loss, or freeze these with requires_grad_(False)."
             )
 
-    def _report(self, batch: AnyBatch, weights: LossWeights, result: LossResult) -> None:
+    def _report(self, batch: AnyBatch, found: Mapping[str, Any]) -> None:
         """Tell the dataset how badly the critics predict each sequence of a batch."""
         sources = getattr(batch, "sources", None)
         if self.report_priorities is None or sources is None:
             return
-        if result.squared_errors is None:
+        if "squared_errors" not in found:
             raise ValueError(
-                "The dataset keeps priorities, but compute_loss returned a LossResult without "
-                "squared_errors. Fix: hand on what combine_losses returns, or bind "
+                "The dataset keeps priorities, but compute_loss returned no squared_errors. Fix: begin with "
+                "what super().compute_loss(batch, log_step) returns, or bind "
                 "DiskTrajDataset.priority_exponent = None."
             )
-        priorities = sequence_priorities(result.squared_errors, weights.critic_mask)
+        priorities = sequence_priorities(found["squared_errors"], found["Critic Mask"])
         # Every process draws by priorities, so every one hears of all sequences.
         sources, priorities = self.accelerator.gather((sources, priorities))
         self.report_priorities(sources.cpu().numpy(), priorities.cpu().numpy())
 
-    def _weigh(self, batches: Sequence[AnyBatch]) -> list[LossWeights]:
-        masks = [(self.edit_actor_mask(b, b.mask), self.edit_critic_mask(b, b.mask)) for b in batches]
-        counts = torch.stack([torch.stack([a.sum(), c.sum()]) for a, c in masks]).sum(0).float()
-        if (processes := self.accelerator.num_processes) > 1:
-            counts = _at_least_one(self.accelerator.reduce(counts, reduction="sum")) / processes
-        else:
-            counts = _at_least_one(counts)
-        return [LossWeights(a, c, counts[0], counts[1]) for a, c in masks]
-
     def _with_details(
-        self, metrics: dict[str, Tensor], batches: Sequence[AnyBatch], grad_norm: Tensor | None
+        self, metrics: dict[str, Any], batches: Sequence[AnyBatch], grad_norm: Tensor | None
     ) -> dict[str, Tensor]:
         """The figures of all processes. The agent's own are of the last micro-batch, and weigh so."""
-        details = {k: v.detach() for k, v in metrics.items() if v.numel() == 1}
+        details = {
+            name: torch.as_tensor(value).detach() for name, value in metrics.items() if _is_scalar(value)
+        }
         details["batch_timesteps"] = torch.stack([b.mask.sum() for b in batches]).sum()
         details["batch_places"] = torch.tensor(sum(b.mask.numel() for b in batches))
         details["sequence_length_max"] = torch.tensor(max(b.mask.shape[1] for b in batches))
         if self.accelerator.num_processes > 1:
             own = {name: value.item() for name, value in details.items()}
             weight = batches[-1].mask.sum().item()
-            merged = merge_metrics(own, weight, self.accelerator, sums=_COUNTS, shares=_LOSSES)
+            merged = merge_metrics(own, weight, self.accelerator, sums=_COUNTS, shares=tuple(_LOG_NAMES))
             details = {name: torch.tensor(value) for name, value in merged.items()}
         details["batch_padded_share"] = 1.0 - details["batch_timesteps"] / details.pop("batch_places")
         details["sequence_length"] = details.pop("sequence_length_max")
@@ -323,6 +361,10 @@ class Learner:
         if grad_norm is not None:
             details["grad_norm"] = grad_norm.detach()
         return details
+
+    def is_sound(self) -> bool:
+        """True if all weights are finite."""
+        return all(bool(torch.isfinite(p).all()) for p in self.agent.parameters())
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and loss scaler; tensors and plain values only, so that a safe load can read it back."""
@@ -354,5 +396,6 @@ def _sum(scalars: Sequence[Tensor]) -> Tensor:
     return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
 
 
-def _at_least_one(count: Tensor) -> Tensor:
-    return count.clamp(min=1)
+def _mask_sizes(batch: AnyBatch, found: Mapping[str, Any]) -> Tensor:
+    """(2,) int64, of actor and critic; those of the batch's mask where compute_loss does not tell."""
+    return torch.stack([found.get(name, batch.mask).sum() for name in _MASKS])

@@ -98,7 +98,13 @@ class MetricLogger:
         # On another machine than before the file is missing, and its records still count.
         self._num_records = max(self._num_records, _count_lines(self.path))
         self._is_open = True
-        if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is not None:
+        if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
+            logger.info(
+                "TensorBoard is not installed, so figures go to %s alone. Fix: pip install tensorboard, or "
+                "Experiment.log_to_tensorboard = False.",
+                self.path,
+            )
+        elif self._wants_tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))
@@ -129,7 +135,9 @@ class MetricLogger:
     def close(self) -> None:
         """Close everything; a later `log` continues it."""
         if self._is_open:
-            self._resume_at, self._is_open = self.path.stat().st_size, False
+            # It is missing if Weights & Biases refused before the first record was written.
+            self._resume_at = self.path.stat().st_size if self.path.exists() else 0
+            self._is_open = False
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import signal
 from collections.abc import Generator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import final_test, resume, stopping
+from . import building, final_test, resume, stopping
 from .console import ConsoleView
 from .fleet import pacing
+from .plots import draw_if_possible
 from .pretraining import pretrain_if_due
 from .processes import any_process, explained_loss_of_contact
 from .signals import StopRequest
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from .experiment import Experiment
 
 logger = logging.getLogger("loxodon")
+_INTERRUPTED = 128 + signal.SIGINT  # exit status, by which a shell's loop over commands knows to end too
 
 
 def run_epochs(exp: Experiment) -> Generator[int, None, None]:
@@ -28,7 +32,7 @@ def run_epochs(exp: Experiment) -> Generator[int, None, None]:
     collects_only = exp.mode == "collect"
     first = exp.epoch
     if first >= exp.epochs and not collects_only and exp.is_finished:
-        logger.info("All %d epochs are done already. Raise Experiment.epochs to go on.", exp.epochs)
+        logger.info("All epochs (%d) are done already. Raise Experiment.epochs to go on.", exp.epochs)
         exp.fleet.end("finished")
         return
     exp.is_finished = False
@@ -39,8 +43,11 @@ def run_epochs(exp: Experiment) -> Generator[int, None, None]:
         StopRequest() as exp.stop,
         ConsoleView(shows, None if collects_only else exp.epochs, first) as exp.view,
         contextlib.ExitStack() as stack,
+        _curves_at_the_end(exp),
+        _rescue(exp),
     ):
         pacing.begin(exp)
+        building.begin_run(exp)
         if exp.mode == "learn":
             exp.write_latest_policy()
         if exp.actors is not None:
@@ -57,7 +64,7 @@ def run_epochs(exp: Experiment) -> Generator[int, None, None]:
 
 def _epochs(exp: Experiment, first: int) -> Generator[int, None, bool]:
     """Run the epochs; returns whether they ended before the last one, with everything saved already."""
-    collects_only = exp.mode == "collect"
+    collects_only, saved_s = exp.mode == "collect", 0.0
     for epoch in itertools.count(first) if collects_only else range(first, exp.epochs):
         exp.epoch, exp.epoch_figures = epoch, {}
         with profiled_epoch(exp):
@@ -75,10 +82,24 @@ def _epochs(exp: Experiment, first: int) -> Generator[int, None, bool]:
                 exp.write_latest_policy()  # before the checkpoint, which keeps the version
             if exp.ckpt_interval is not None and exp.epoch % exp.ckpt_interval == 0:
                 exp.save_checkpoint()
+                saved_s = exp.stop.age_s()
+            elif _is_time_to_save(exp, saved_s):
+                resume.save(exp, epoch, exp.epoch, is_interim=True)
+                saved_s = exp.stop.age_s()
         yield epoch
         if is_stopped or is_final:
             return is_stopped
     return False
+
+
+def _is_time_to_save(exp: Experiment, saved_s: float) -> bool:
+    """True in all processes if ckpt_minutes have passed in any since the last checkpoint.
+
+    Never with exact_resume: such a checkpoint may cut episodes, which has to happen at fixed epochs.
+    """
+    if exp.ckpt_minutes is None or exp.exact_resume:
+        return False
+    return any_process(exp.stop.age_s() - saved_s >= 60.0 * exp.ckpt_minutes, exp.accelerator)
 
 
 def _begin_new_run(exp: Experiment) -> None:
@@ -164,17 +185,71 @@ def _stop(exp: Experiment) -> None:
             f"Stopped by {name}: all finished trajectories are stored. Start the same command again to go on."
         )
     else:
-        # The running epoch is repeated on resume; its checkpoint bears its number.
-        # After the last epoch only the final evaluation is left to repeat.
-        where = f"epoch {exp.epoch}" if exp.epoch < exp.epochs else "the final evaluation"
-        number = max(min(exp.epoch, exp.epochs - 1), 0)
-        folder = resume.save(exp, epoch=number, next_epoch=exp.epoch, goes_on=False)
+        folder = _save_running_epoch(exp)
         exp.close()
-        line = f"Stopped by {name} in {where}: saved {folder}. "
+        line = f"Stopped by {name} in {_place(exp)}: saved {folder}. "
         line += "To go on: the same command with --resume."
     if exp.accelerator.is_main_process:
         exp.view.console.print(line, markup=False)
-    raise SystemExit(0)
+    is_alone = exp.accelerator.num_processes == 1  # a launcher would take it for a failure
+    raise SystemExit(_INTERRUPTED if is_alone and name == "SIGINT" else 0)
+
+
+def _place(exp: Experiment) -> str:
+    return f"epoch {exp.epoch}" if exp.epoch < exp.epochs else "the final evaluation"
+
+
+def _save_running_epoch(exp: Experiment) -> Path | None:
+    """Save in the middle of an epoch.
+
+    It is repeated on resume, and the checkpoint bears its number. After the last epoch only the final
+    evaluation is left to repeat.
+    """
+    return resume.save(exp, epoch=max(min(exp.epoch, exp.epochs - 1), 0), next_epoch=exp.epoch, goes_on=False)
+
+
+@contextlib.contextmanager
+def _rescue(exp: Experiment) -> Generator[None, None, None]:
+    """When an error ends the run, save where it stands, if that is sound, and say how to go on."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        is_abort = isinstance(error, KeyboardInterrupt) and exp.stop.requested()  # a second Ctrl-C
+        if exp.mode == "both":
+            exp.env_steps = max(exp.env_steps, exp.fleet.env_steps)  # the running epoch's are stored too
+        has_done_anything = exp.env_steps > 0 or exp.learner.gradient_steps > 0
+        if exp.mode != "collect" and not exp.test_run and not is_abort and has_done_anything:
+            saved = _save_after_error(exp)
+            if exp.accelerator.is_main_process:
+                exp.view.console.print(f"Stopped by an error in {_place(exp)}: {saved}", markup=False)
+        raise
+
+
+def _save_after_error(exp: Experiment) -> str:
+    """Try to save as a signal does; returns what became of it, and how to go on."""
+    goes_on = "To go on: the same command with --resume."
+    if exp.accelerator.num_processes > 1:  # the others cannot be asked for their part any more
+        problem = "several processes train, and not all are left"
+    elif not exp.learner.is_sound():
+        problem = "the weights are not finite"
+    else:
+        try:
+            return f"saved {_save_running_epoch(exp)}. {goes_on}"
+        except Exception as error:  # whatever it is, the first error is the one to raise
+            problem = f"{type(error).__name__}: {error}"
+    epochs = exp.checkpoints.complete_epochs()
+    newest = f"The newest checkpoint is of epoch {epochs[-1]}. {goes_on}" if epochs else "There is none yet."
+    return f"it could not be saved ({problem}). {newest}"
+
+
+@contextlib.contextmanager
+def _curves_at_the_end(exp: Experiment) -> Generator[None, None, None]:
+    """Draw the learning curves, however the run ends."""
+    try:
+        yield
+    finally:
+        if exp.verbose and exp.mode != "collect" and exp.accelerator.is_main_process and not exp.test_run:
+            draw_if_possible(exp.run_dir)
 
 
 def _finish(exp: Experiment) -> None:
@@ -184,6 +259,8 @@ def _finish(exp: Experiment) -> None:
     if exp.mode == "collect":
         exp.fleet.end("finished")
         return
+    exp.accelerator.wait_for_everyone()
+    exp.dataset.on_end_of_collection()  # the flush may have left more than may stay
     if exp.evaluate_at_end and exp.val_timesteps_per_epoch > 0:
         exp.evaluate_val()
         if stop_agreed(exp):

@@ -8,14 +8,17 @@ import json
 import logging
 import platform
 import subprocess
+import sys
 import time
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import gin
 
+from ..data.errors import visible
 from .config_hash import config_hash
 from .env_spaces import EnvSpaces, space_differences
 from .gin_check import registry
@@ -67,6 +70,7 @@ def describe_run(exp: Experiment) -> dict[str, Any]:
         "world_size": exp.accelerator.num_processes,
         "seed": exp.run_seed,
         "mode": exp.mode,
+        "run_id": exp.checkpoints.run_id,
     }
 
 
@@ -114,22 +118,47 @@ def name_of_type(thing: Any) -> str | None:
     return f"{module}:{name}"
 
 
-def find_type(name: str) -> Any:
-    """What name_of_type named.
+def find_type(name: str, base: type, trust: Sequence[str] = ()) -> type:
+    """The class that name_of_type named, which a file says.
 
-    Raises: ImportError if there is no such thing.
+    Nothing is imported for it but modules that `trust` names, and nothing is run: it is looked up in what is
+    there, without asking a module or class for attributes, which could be computed.
+
+    Raises: ImportError if there is no such class here; TypeError if it is not derived from `base`.
     """
     module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
+    problem = "which is not imported here, and a file may not ask for that"
+    if is_trusted(module, trust):
+        try:
+            importlib.import_module(module)
+        except (ImportError, ValueError) as error:
+            problem = f"which cannot be imported ({error})"
+    found: Any = sys.modules.get(module)
+    if found is not None:
+        problem = "which has no such class"
         for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+            found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    if not isinstance(found, type):
         raise ImportError(
-            f"The policy needs {path!r} of the module {module!r}, which cannot be imported ({error}). Fix: "
-            "install what defines it, or run where it can be found."
-        ) from error
+            f"The policy needs {path!r} of the module {module!r}, {problem}. Fix: import what defines it "
+            f"before load_policy, or let load_policy do so if you trust it: trust=({module!r},)."
+        )
+    check_base(found, base)
     return found
+
+
+def check_base(found: Any, base: type) -> None:
+    """Raise TypeError unless `found`, which a file names, is a class derived from `base`."""
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise TypeError(
+            f"{found!r} is no class derived from {base.__name__}, and nothing else is called because a file "
+            "says so. Fix: use a file that Loxodon wrote."
+        )
+
+
+def is_trusted(module: str, trust: Sequence[str]) -> bool:
+    """Whether a module is one of those in `trust`, or inside one."""
+    return any(module == name or module.startswith(f"{name}.") for name in trust)
 
 
 # --- differences ----------------------------------------------------------------------------------------
@@ -140,23 +169,38 @@ def check_metadata(exp: Experiment, saved: Mapping[str, Any], where: str) -> Non
 
     Logs one warning for versions and one for settings that differ. A checkpoint without metadata passes.
 
-    Raises: ValueError if observations or actions differ, naming each difference.
+    Raises: ValueError if observations or actions differ, naming each difference, or if Loxodon is of another
+        major version and CheckpointManager.on_mismatch does not allow that.
     """
     if not saved:
         return
     differences = space_differences(EnvSpaces.from_json(saved["spaces"]), exp.env_spaces, "the checkpoint")
+    beginning = where[0].upper() + where[1:]
     if differences:
         raise ValueError(
-            f"{where} is of another environment: {'; '.join(differences)}. Fix: resume with the environment "
-            "it was trained in, or choose another run_name for a new run."
+            f"{beginning} is of another environment: {'; '.join(differences)}. Fix: resume with the "
+            "environment it was trained in, or choose another run_name for a new run."
         )
     own = _facts(exp)
+    written_by, here = (facts["packages"].get("loxodon") for facts in (saved, own))
+    is_other = written_by and here and _major(written_by) != _major(here)
+    if is_other and exp.checkpoints.on_mismatch == "error":
+        raise ValueError(
+            f"{where} was written by Loxodon {written_by}, this process has {here}, which may read it in "
+            "another way. Fix: install that version, or set CheckpointManager.on_mismatch = 'warn' to try."
+        )
     if versions := _version_differences(saved, own):
-        logger.warning("%s was written with other versions: %s.", where, ", ".join(versions))
+        logger.warning("%s was written with other versions: %s.", beginning, ", ".join(versions))
     if bindings := config_differences(saved, own):
         shown = "\n  ".join(bindings[:_SHOWN_BINDINGS])
         more = f"\n  and {len(bindings) - _SHOWN_BINDINGS} more" if len(bindings) > _SHOWN_BINDINGS else ""
         logger.warning("Settings differ from those of %s (old -> new):\n  %s%s", where, shown, more)
+
+
+def _major(version: str) -> list[str]:
+    """What changes with incompatible versions: the first number, before 1.0 the first two."""
+    numbers = version.split(".")
+    return numbers[:2] if numbers[0] == "0" else numbers[:1]
 
 
 def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
@@ -165,7 +209,7 @@ def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> li
         old = saved["packages"].get(name) if name in saved["packages"] else saved.get(name)
         new = own["packages"].get(name) if name in own["packages"] else own.get(name)
         if old != new:
-            found.append(f"{name} {old} (here {new})")
+            found.append(visible(f"{name} {old} (here {new})"))
     return found
 
 
@@ -178,7 +222,7 @@ def config_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list
     old_set, new_set = bindings_of(saved["config_requested"]), bindings_of(own["config_requested"])
     old = {**bindings_of(saved["config"]), **old_set}
     new = {**bindings_of(own["config"]), **new_set}
-    keys = sorted(old_set.keys() | new_set.keys())
+    keys = sorted((old_set.keys() | new_set.keys()) - {"Experiment.seed"})  # a resumed run keeps its own
     pairs = [(key, old.get(key, _UNSET), new.get(key, _UNSET)) for key in keys]
     return [f"{key}: {before} -> {after}" for key, before, after in pairs if before != after]
 
@@ -187,7 +231,7 @@ def bindings_of(text: str) -> dict[str, str]:
     """Values of a gin text as they would be written, by `scope/Name.param`; empty if it is no gin text."""
     try:
         statements = parse_statements(text)
-    except (SyntaxError, tokenize.TokenError):
+    except (SyntaxError, tokenize.TokenError, RecursionError):
         return {}
     found = {}
     for one in statements:

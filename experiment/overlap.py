@@ -112,7 +112,7 @@ class OverlappedCollector:
             half.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What exact resumption needs of exploration and sinks, JSON-able, one entry per half."""
+        """What exact resumption needs of exploration and sinks, one entry per half; see `Collector`."""
         states = [half.state_dict() for half in self.halves]
         return {name: [state[name] for state in states] for name in states[0]}
 

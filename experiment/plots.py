@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger("loxodon")
 ENV_STEPS, UPDATES = "env_steps", "gradient_steps"
 # Title of a panel, its x axis, and the metrics drawn in it; a panel without any of them is left out.
 PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -45,6 +48,11 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+def curves_of(run_dir: Path) -> Path:
+    """Where the picture of a run is drawn to."""
+    return run_dir / "logs" / "curves.png"
+
+
 def plot_run(run_dir: Path) -> Path:
     """Draw `logs/metrics.jsonl` of a run into `logs/curves.png`; returns that path.
 
@@ -54,13 +62,25 @@ def plot_run(run_dir: Path) -> Path:
     if not source.is_file():
         raise ValueError(f"{source} does not exist. Fix: give the folder of a run, such as runs/tmaze.")
     if not can_plot():
-        raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install 'loxodon[plots]'.")
+        raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install matplotlib.")
     curves = read_curves(source)
     panels = [(title, axis, [n for n in names if n in curves]) for title, axis, names in PANELS]
     panels = [panel for panel in panels if panel[2]]
     if not panels:
         raise ValueError(f"{source} holds no figures to draw yet. Fix: train for at least one epoch.")
     return _draw(run_dir, panels, curves)
+
+
+def draw_if_possible(run_dir: Path) -> None:
+    """As plot_run, for a run that ends: curves that cannot be drawn are no reason to fail."""
+    if not can_plot():
+        return
+    try:
+        plot_run(run_dir)
+    except ValueError:  # no figures yet
+        return
+    except Exception as error:  # a full disk, a broken matplotlib: the end of a run has better things to say
+        logger.warning("The learning curves could not be drawn: %s", error)
 
 
 def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: Curves) -> Path:
@@ -83,18 +103,20 @@ def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: C
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     figure.suptitle(run_dir.name)
-    target = run_dir / "logs" / "curves.png"
+    target = curves_of(run_dir)
     figure.savefig(target, dpi=110)
     return target
 
 
 def main(words: Sequence[str]) -> int:
     """Plot the run folder named on the command line."""
-    if len(words) != 1:
-        sys.stderr.write("usage: python -m loxodon.experiment.plots RUN_DIR\n")
-        return 2
+    parser = argparse.ArgumentParser(
+        prog="python -m loxodon.experiment.plots",
+        description="Draw the learning curves of a run into its logs/curves.png.",
+    )
+    parser.add_argument("run_dir", type=Path, help="folder of a run, such as runs/tmaze")
     try:
-        target = plot_run(Path(words[0]))
+        target = plot_run(parser.parse_args(words).run_dir)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2

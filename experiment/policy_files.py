@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..data.errors import visible
 from .env_spaces import EnvSpaces
 
 POLICY_FORMAT = 1  # raised when an older Loxodon could not act with newer files any more
@@ -44,7 +45,15 @@ class PolicyInfo:
 
     def env_spaces(self) -> EnvSpaces | None:
         """The environment's spaces, or None if the header has none."""
-        return None if self.spaces is None else EnvSpaces.from_json(json.loads(self.spaces))
+        return None if self.spaces is None else EnvSpaces.from_json(read_json(self.spaces))
+
+
+def read_json(text: str) -> Any:
+    """What an entry of a header says; None if it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def policy_header(info: PolicyInfo, facts: Mapping[str, str]) -> dict[str, str]:
@@ -127,6 +136,12 @@ def fit_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
 
     Raises: ValueError naming the tensors that are missing, unknown or of another shape.
     """
+    check_fit(model, weights, path)
+    model.load_state_dict(weights)
+
+
+def check_fit(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Raise ValueError like fit_weights, and change nothing."""
     own = model.state_dict()
     problems = [f"{name} is missing in the file" for name in own.keys() - weights.keys()]
     problems += [f"{name} is unknown to the agent" for name in weights.keys() - own.keys()]
@@ -142,7 +157,6 @@ def fit_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
             f"The weights in {path} do not fit this agent: {shown}{more}. Fix: use the gin config the run "
             "was trained with (ckpts/config.txt of its folder), or another run_name for a new one."
         )
-    model.load_state_dict(weights)
 
 
 def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -186,7 +200,7 @@ def _info(header: Mapping[str, str], path: Path) -> PolicyInfo:
             is_final=header.get("is_final") == "1",
             published_s=number("published_s", float),
             format=number("loxodon_format", int),
-            loxodon=header.get("loxodon"),
+            loxodon=None if "loxodon" not in header else visible(header["loxodon"]),
             spaces=header.get("spaces"),
             gin=header.get("gin"),
             types=header.get("types"),

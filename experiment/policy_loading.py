@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
+import importlib
 import logging
-from collections.abc import Mapping
+import tokenize
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
 import numpy as np
 import torch
+from gin.config_parser import BindingStatement, ImportStatement
+from torch import nn
 
 from ..agents import BaseAgent
 from ..envs import ActionCode, ActionMap, ObsLayout, is_text
+from ..nets import TrajEncoder, TstepEncoder
 from .checkpoints import MARKER, damage
 from .env_spaces import EnvSpaces
+from .gin_check import registry
+from .gin_check.graph import references_in
 from .gin_check.registry import preserved_config
-from .metadata import TYPE_FIELDS, find_type, version_of
-from .policy_files import POLICY_FORMAT, PolicyInfo, fit_weights, read_policy
+from .gin_check.source import Macro, Reference, parse_statements
+from .metadata import check_base, find_type, is_trusted, version_of
+from .policy_files import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 
 logger = logging.getLogger("loxodon")
 _FILE = "policy.safetensors"
+_BASES: dict[str, type] = {
+    "agent_type": BaseAgent,
+    "tstep_encoder_type": TstepEncoder,
+    "traj_encoder_type": TrajEncoder,
+}
 
 
 class LoadedPolicy:
@@ -89,13 +103,14 @@ class LoadedPolicy:
 
         Returns: (N, ...) array in the environment's action space; one action for a single environment.
 
-        Raises: ValueError if shapes or keys are not those of the environment the policy was trained in.
+        Raises: ValueError if shapes or keys are not those of the environment the policy was trained in, or a
+            number is NaN or infinite.
         """
         first = np.zeros(self._num_envs, np.bool_) if is_first is None else self._row(is_first, "is_first")
         first = first.astype(np.bool_)
+        inputs = {key: torch.from_numpy(value).to(self.device) for key, value in self._flatten(obs).items()}
         if self._has_acted:
             self._take_rewards(rewards, first)
-        inputs = {key: torch.from_numpy(value).to(self.device) for key, value in self._flatten(obs).items()}
         with torch.inference_mode():
             if first.any():
                 self._hidden = self.agent.reset_hidden_state(self._hidden, self._tensor(first))
@@ -118,7 +133,7 @@ class LoadedPolicy:
                     "act(obs, rewards), or reset() before new episodes."
                 )
             rewards = np.zeros(self._num_envs)
-        self._rl2s[:, 0] = self._row(rewards, "rewards")
+        self._rl2s[:, 0] = _finite(np.where(first, 0.0, self._row(rewards, "rewards")), "The reward")
         self._time_idxs = self._time_idxs + 1
         self._rl2s[first] = 0.0
         self._time_idxs[first] = 0
@@ -159,33 +174,52 @@ class LoadedPolicy:
                     "first). Fix: call reset(num_envs=N) with the right number, or reset() for a single "
                     "environment without that axis."
                 )
-            flat[leaf.key] = np.ascontiguousarray(value).reshape(shape)
+            flat[leaf.key] = _finite(np.ascontiguousarray(value), f"Observation {leaf.key!r}").reshape(shape)
         return flat
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
 
+def _finite(array: np.ndarray, what: str) -> np.ndarray:
+    """The array (N, ...), without NaN and infinities, on which networks would act without a word."""
+    is_good = np.isfinite(array).reshape(len(array), -1).all(1)
+    if not is_good.all():
+        raise ValueError(
+            f"{what} of environment {is_good.argmin()} is NaN or infinite. Fix: mend the environment, or "
+            "reset it."
+        )
+    return array
+
+
 def load_policy(
-    path: str | Path, *, device: str | torch.device = "cpu", sample: bool = False
+    path: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    sample: bool = False,
+    trust: str | Sequence[str] = (),
 ) -> LoadedPolicy:
     """Load a trained policy for acting; no Experiment and no environment is built.
 
-    The file says how to build the agent: spaces, types, lengths and gin configuration. gin's configuration in
+    The file says how to build the agent: spaces, types, lengths and gin configuration. It can name only
+    classes of agents and encoders that this process has imported already, and set only what networks and the
+    other parts of an agent take; nothing is imported or called because a file says so. gin's configuration in
     this process is the same before and after, but is replaced for a moment, so no other thread should build
-    configurable objects meanwhile. Modules that define the agent's classes are imported by their names, so
-    open only files whose configuration you would run. Values that gin cannot write as text (objects bound in
-    Python) are not in the file; the agent is then built with their defaults.
+    configurable objects meanwhile. Values that gin cannot write as text (objects bound in Python) are not in
+    the file; the agent is then built with their defaults.
 
     Args:
         path: a policy file, a checkpoint folder, or a run folder (the best policy, else the latest one).
         device: where the agent acts.
         sample: draw actions from the policy; otherwise the most likely one is taken.
+        trust: modules or packages, such as "my_pkg", which are imported if the file names them, and whose
+            configurable functions and classes it may use with arguments of its own.
 
     Raises:
         FileNotFoundError: If there is no policy.
-        ValueError: If the file is damaged, of another format, or says too little to build the agent.
-        ImportError: If a class that it needs cannot be imported.
+        ValueError: If the file is damaged, of another format, asks for what it may not, or says too little to
+            build the agent.
+        ImportError: If a class that it needs is not imported and not in `trust`, or cannot be imported.
     """
     file = _find_file(Path(path).expanduser())
     info, weights = read_policy(file)
@@ -196,52 +230,146 @@ def load_policy(
             f"{version_of('loxodon')}, builds policies of format {POLICY_FORMAT}. Fix: use the version that "
             "wrote it, or build the experiment and call load_checkpoint_from_path."
         )
-    agent = _build_agent(info, env_spaces, info.max_seq_len, file)
+    trust = (trust,) if isinstance(trust, str) else trust
+    agent = _build_agent(info, env_spaces, info.max_seq_len, file, weights, trust)
     fit_weights(agent, weights, file)
     where = torch.device(device)
     return LoadedPolicy(agent.to(where).eval(), info, env_spaces, device=where, sample=sample)
 
 
-def _build_agent(info: PolicyInfo, env_spaces: EnvSpaces, max_seq_len: int, file: Path) -> BaseAgent:
+def _build_agent(
+    info: PolicyInfo,
+    env_spaces: EnvSpaces,
+    max_seq_len: int,
+    file: Path,
+    weights: dict[str, torch.Tensor],
+    trust: Sequence[str],
+) -> BaseAgent:
     """The agent as the header describes it, with new weights."""
     with preserved_config(), torch.random.fork_rng(devices=[]):
         gin.clear_config()
         try:
-            gin.parse_config(info.gin or "", skip_unknown=True)  # environments need not be installed here
-            types = _find_types(json.loads(info.types or "{}"))
-            agent: BaseAgent = types["agent_type"](
+            types = _bind(info, trust)
+            build = functools.partial(
+                types["agent_type"],
                 env_spaces.policy_observation,
                 env_spaces.policy_action,
                 types["tstep_encoder_type"],
                 types["traj_encoder_type"],
                 max_seq_len,
             )
+            sketch = _without_memory(build)
+            if sketch is not None:  # sizes that are not those of the weights never get memory
+                check_fit(sketch, weights, file)
+            agent: BaseAgent = build()
         except (ValueError, TypeError, RuntimeError) as error:
             reason = str(error).split("\n", maxsplit=1)[0]  # gin's additions name no file of the user's
-            raise ValueError(
-                f"The agent of {file} cannot be built: {reason} (written by Loxodon {info.loxodon}, this is "
-                f"{version_of('loxodon')}). Fix: import the modules that define its classes before "
-                "load_policy, or use the version that wrote it."
-            ) from error
+            if "Fix:" not in reason:
+                reason += (
+                    f" (written by Loxodon {info.loxodon}, this is {version_of('loxodon')}). Fix: import the "
+                    "modules that define its classes before load_policy, or use the version that wrote it."
+                )
+            raise ValueError(f"The agent of {file} cannot be built: {reason}") from error
     return agent
 
 
-def _find_types(names: Mapping[str, str | None]) -> dict[str, Any]:
-    """Agent and encoder types: what gin binds for the Experiment, else what the header names."""
-    found = {}
-    for field in TYPE_FIELDS:
-        bound = gin.get_bindings("Experiment", resolve_references=False).get(field)
-        name = names.get(field)
-        if hasattr(bound, "scoped_configurable_fn"):
-            found[field] = bound.scoped_configurable_fn
-        elif name is not None:
-            found[field] = find_type(name)
-        else:
-            raise ValueError(
-                f"its {field} has no name to import it by. Fix: define it at the top of a module, not in a "
-                "function or in the main script, and train or save again"
-            )
-    return found
+def _without_memory(build: Callable[[], BaseAgent]) -> BaseAgent | None:
+    """An agent that has only shapes; None if its constructor computes with numbers, which it has not."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _bind(info: PolicyInfo, trust: Sequence[str]) -> dict[str, Any]:
+    """Bind what agents read of the gin text in a header, and return the agent's types by their field.
+
+    The rest, such as the environment's settings, is left out, and so are imports of what is not in `trust`.
+
+    Raises: ValueError or TypeError for what a file may not ask for; ImportError as find_type does.
+    """
+    names = read_json(info.types or "")
+    types: dict[str, Any] = {
+        field: find_type(names[field], base, trust)
+        for field, base in _BASES.items()
+        if isinstance(names, dict) and isinstance(names.get(field), str)
+    }
+    bindings = _read_gin(info.gin or "", trust)
+    kept = _kept(bindings, trust)
+    for field, base in _BASES.items():
+        value: Any = Macro(f"Experiment.{field}")
+        for _ in range(len(bindings) + 1):  # no further, as macros may form a circle
+            if isinstance(value, Macro):
+                value = bindings[value.name].value if value.name in bindings else None
+        found = registry.find(value.name) if isinstance(value, Reference) and not value.is_called else []
+        if len(found) == 1:
+            check_base(found[0].wrapped, base)
+            kept[f"Experiment.{field}"] = value
+    gin.parse_config("\n".join(f"{key} = {value!r}" for key, value in kept.items()))
+    bound = gin.get_bindings("Experiment", resolve_references=False)
+    types |= {field: bound[field].scoped_configurable_fn for field in _BASES if field in bound}
+    if missing := _BASES.keys() - types.keys():
+        raise ValueError(
+            f"its {min(missing)} has no name to find it by. Fix: define it at the top of a module, not in a "
+            "function or in the main script, and train or save again."
+        )
+    return types
+
+
+def _read_gin(text: str, trust: Sequence[str]) -> dict[str, BindingStatement]:
+    """Bindings and macros of a gin text by their left sides. Of its imports, those in `trust` are done."""
+    try:
+        statements = parse_statements(text)
+    except (SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(
+            f"its gin configuration cannot be read ({error}). Fix: use a file that Loxodon wrote."
+        ) from error
+    bindings = {}
+    for one in statements:
+        if isinstance(one, ImportStatement) and is_trusted(one.module, trust):
+            with contextlib.suppress(ImportError):  # environments, for one, need not be installed here
+                importlib.import_module(one.module)
+        elif isinstance(one, BindingStatement):
+            scope, param = f"{one.scope}/" * bool(one.scope), f".{one.arg_name}" * bool(one.arg_name)
+            bindings[scope + one.selector + param] = one
+    return bindings
+
+
+def _kept(bindings: Mapping[str, BindingStatement], trust: Sequence[str]) -> dict[str, Any]:
+    """Values, by key, of what agents and networks are given, and of the macros in these.
+
+    Raises: ValueError if such a value refers to something else.
+    """
+    kept: dict[str, Any] = {}
+    keys = [
+        key
+        for key, one in bindings.items()
+        if one.arg_name and any(_is_part(found, trust) for found in registry.find(one.selector))
+    ]
+    while keys:
+        key = keys.pop()
+        kept[key] = bindings[key].value
+        for named in references_in(kept[key]):
+            if isinstance(named, Macro):
+                keys += [named.name] * (named.name in bindings and named.name not in kept)
+                continue
+            for found in registry.find(named.name):
+                if not _is_part(found, trust):
+                    module = found.wrapped.__module__
+                    raise ValueError(
+                        f"{key} names {named!r} of the module {module!r}, but a policy file may only name "
+                        "networks and what loxodon.agents and loxodon.nets define. Fix: if you trust that "
+                        f"with arguments of this file's choice, load_policy(..., trust=({module!r},))."
+                    )
+    return kept
+
+
+def _is_part(found: registry.Configurable, trust: Sequence[str]) -> bool:
+    """Whether it is a part of agents, which files may configure: constructing one does nothing else."""
+    if isinstance(found.wrapped, type) and issubclass(found.wrapped, nn.Module):
+        return True
+    return is_trusted(found.wrapped.__module__ or "", ("loxodon.agents", "loxodon.nets", *trust))
 
 
 def _find_file(path: Path) -> Path:

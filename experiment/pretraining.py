@@ -16,7 +16,7 @@ import gin
 from ..agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent
 from ..data import Batch, BatchLoader, RLDataset
 from .building import layout_of
-from .learner import Learner, combine_losses, make_optimizer
+from .learner import Learner, log_figures, make_optimizer, masked_losses
 from .offline_agent import hand_over, offline_agent
 from .param_groups import param_groups
 from .policy_files import plain_tensors
@@ -218,10 +218,10 @@ def _optimizer(exp: Experiment, agent: BaseAgent) -> Any:
 def _learner(exp: Experiment, stage: Pretraining, agent: Any, model: Any, optimizer: Any) -> Learner:
     """The run's learner with this stage's losses, and without the hooks that are meant for PPO's batches."""
 
-    def compute_loss(batch: Any, weights: Any, with_metrics: bool) -> Any:
+    def compute_loss(batch: Any, log_step: bool) -> dict[str, Any]:
         with exp.caster():
-            terms = model(batch, with_metrics)
-        return combine_losses(terms, weights, stage.value_coef)
+            terms = model(batch, log_step)
+        return masked_losses(batch, terms)
 
     learner = Learner(
         agent,
@@ -229,8 +229,7 @@ def _learner(exp: Experiment, stage: Pretraining, agent: Any, model: Any, optimi
         optimizer,
         exp.accelerator,
         compute_loss=compute_loss,
-        edit_actor_mask=lambda batch, mask: mask,
-        edit_critic_mask=lambda batch, mask: mask,
+        critic_loss_weight=stage.value_coef,
         lr_warmup_steps=exp.lr_warmup_steps,
         grad_clip=exp.grad_clip,
         bad_grad=exp.bad_grad,
@@ -261,7 +260,7 @@ def _updates(
             loader.epoch(0, num_updates * exp.batches_per_update), exp.batches_per_update
         ):
             logs = done % max(1, exp.log_interval // exp.batches_per_update) == 0
-            metrics = learner.update([prepare(batch) for batch in batches], logs)
+            metrics = log_figures(learner.update([prepare(batch) for batch in batches], logs))
             after_update()
             done += 1
             if logs:

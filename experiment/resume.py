@@ -13,13 +13,13 @@ from .checkpoints import TrainingState
 from .metadata import check_metadata, describe_run
 from .policy_files import load_weights
 from .rng import host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
-from .rollout_state import capture_rollout, go_on, restore_rollout
+from .rollout_state import capture_rollout, is_storable, restore_rollout, warn_of_cut_episodes
 
 if TYPE_CHECKING:
     from .experiment import Experiment
 
 logger = logging.getLogger("loxodon")
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 def capture(exp: Experiment, next_epoch: int) -> TrainingState:
@@ -31,8 +31,10 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "next_epoch": next_epoch,
             "env_steps": exp.env_steps,
             "seed": exp.run_seed,
+            "run_id": exp.checkpoints.run_id,
             "policy_version": exp.policy_version,
             "best_score": exp.best_score,
+            "best_by": exp.checkpoints.best_by,
             "is_finished": exp.is_finished,
             "is_pretrained": exp.is_pretrained,
             "dataset": exp.dataset.state_dict(),
@@ -40,48 +42,60 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
             "callbacks": exp.hooks.state_dict(),
         },
-        rank_tensors={**torch_rng_state(), "rollout": capture_rollout(exp)},
+        rank_tensors={
+            **torch_rng_state(),
+            "rollout": capture_rollout(exp),
+            "collector": None if exp.collector is None else exp.collector.state_dict(),
+        },
         rank_values={
             "host_rng": host_rng_state(),
             "on_policy": None if exp.on_policy is None else exp.on_policy.state_dict(),
             "is_collecting": exp.collector is not None and exp.collector.state is not None,
-            **({} if exp.collector is None else exp.collector.state_dict()),
         },
         metadata=describe_run(exp),
     )
 
 
-def save(exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True) -> Path | None:
-    """Store what is running, write the checkpoint named after `epoch`, and restart the training envs.
+def save(
+    exp: Experiment, epoch: int, next_epoch: int, *, goes_on: bool = True, is_interim: bool = False
+) -> Path | None:
+    """Write the checkpoint named after `epoch`; the rollout goes on as if nothing had happened.
 
-    With save_env_state there is no restart: the checkpoint holds the envs. Otherwise the restart
-    gives every run, interrupted or not, the same state after a checkpoint: fresh episodes with a seed that
-    follows from the run's seed and the epoch. Returns the folder in the main process.
+    But with exact_resume, if the checkpoint cannot hold the training envs, they are restarted. That gives
+    every run, interrupted or not, the same state after a checkpoint: fresh episodes with a seed that follows
+    from the run's seed and the epoch. Returns the folder in the main process.
 
     goes_on: False in a process that ends now, whose envs need not be restarted.
+    is_interim: only a safeguard until the next one; it stays in the run folder, and goes when that is there.
 
     Raises: OSError if the disk does not take it; trajectories that are stored and earlier checkpoints stay.
     """
-    if exp.collector is not None:
-        exp.collector.flush()
+    building.begin_run(exp)
+    collector = exp.collector
+    restarts = exp.exact_resume and collector is not None and not is_storable(exp)
+    if collector is not None and (restarts or not exp.has_dset_edit_rights):
+        collector.flush()  # without rights nobody sets files aside that repeat what the checkpoint holds
+    elif collector is not None:
+        collector.wait()
     exp.accelerator.wait_for_everyone()
     exp.hooks("on_save_checkpoint_start")
     exp.dataset.refresh()
     state = capture(exp, next_epoch)
+    state.metadata["is_interim"] = is_interim
     exp.checkpoints.write_rank_files(epoch, state)
     exp.accelerator.wait_for_everyone()
     folder = None
     if exp.accelerator.is_main_process:
         folder = exp.checkpoints.commit(epoch, exp.policy, state)
-        exp.artifacts.store_state(exp, folder, epoch)
+        if not is_interim:
+            exp.artifacts.store_state(exp, folder, epoch)
         if not exp.checkpoints.config_path.exists():  # somebody deleted the folder
             building.store_config(exp)
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
     exp.hooks("on_save_checkpoint_end")
-    if goes_on and (rollout := state.rank_tensors["rollout"]) is not None:
-        go_on(exp, rollout)
-    elif goes_on and exp.collector is not None and exp.collector.state is not None:
+    if restarts and goes_on and collector is not None and collector.state is not None:
+        warn_of_cut_episodes(exp)
         exp.restart_train_envs(next_epoch)
     return folder
 
@@ -107,7 +121,7 @@ def load(exp: Experiment, folder: Path) -> None:
     Raises: FileNotFoundError if it is missing or incomplete; ValueError if it is damaged or does not fit.
     """
     state = exp.checkpoints.read(folder)
-    check_metadata(exp, state.metadata, f"The checkpoint {folder}")
+    check_metadata(exp, state.metadata, f"the checkpoint {folder}")
     load_weights(exp.policy, folder / "model.safetensors")
     restore(exp, state)
 
@@ -127,13 +141,11 @@ def restore(exp: Experiment, state: TrainingState) -> None:
             "The checkpoint belongs to seed %d; Experiment.seed = %d is set aside.", shared["seed"], exp.seed
         )
     exp.epoch, exp.env_steps = int(shared["next_epoch"]), int(shared["env_steps"])
-    exp.policy_version, exp.best_score = int(shared["policy_version"]), shared["best_score"]
+    is_same_figure = shared.get("best_by", "val/return") == exp.checkpoints.best_by
+    exp.policy_version = int(shared["policy_version"])
+    exp.best_score = shared["best_score"] if is_same_figure else None
     exp.is_finished = bool(shared["is_finished"])
     exp.is_pretrained = bool(shared.get("is_pretrained", True))
-    if exp.mode == "both" and exp.accelerator.is_main_process and exp.has_dset_edit_rights:
-        exp.dataset.set_aside_newer(shared["dataset"])
-    exp.accelerator.wait_for_everyone()
-    exp.dataset.load_state_dict(shared["dataset"])
     exp.metric_logger.load_state_dict(shared["logs"])
     exp.hooks.load_state_dict(shared.get("callbacks", {}))
     if exp.fleet.ledger is not None and shared.get("fleet") is not None:
@@ -143,12 +155,17 @@ def restore(exp: Experiment, state: TrainingState) -> None:
         exp.init_dloaders()
     if exp.on_policy is not None and own.get("on_policy") is not None:
         exp.on_policy.load_state_dict(own["on_policy"])
-    if exp.collector is not None and "writer" in own:
-        exp.collector.load_state_dict({name: own[name] for name in ("exploration", "writer")})
-    rollout = state.rank_tensors.get("rollout") if exp.save_env_state and exp.collector is not None else None
-    if rollout is not None:
-        restore_rollout(exp, rollout, building.stream_seed(exp, "train_envs", exp.epoch))
+    tensors, seed = state.rank_tensors, building.stream_seed(exp, "train_envs", exp.epoch)
+    goes_on = restore_rollout(exp, tensors["rollout"], seed)
+    if exp.collector is not None and tensors["collector"] is not None:
+        exp.collector.load_state_dict(tensors["collector"])
+    # All fits: only now files are touched.
+    exp.checkpoints.go_on_with(shared.get("run_id", ""))
+    if exp.mode == "both" and exp.accelerator.is_main_process and exp.has_dset_edit_rights:
+        exp.dataset.set_aside_newer(shared["dataset"])
+    exp.accelerator.wait_for_everyone()
+    exp.dataset.load_state_dict(shared["dataset"])
     restore_host_rng_state(own["host_rng"])
-    restore_torch_rng_state(state.rank_tensors)
-    if rollout is None and exp.collector is not None and own["is_collecting"]:
+    restore_torch_rng_state(tensors)
+    if not goes_on and exp.collector is not None and own["is_collecting"]:
         exp.restart_train_envs(exp.epoch)

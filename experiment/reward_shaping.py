@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import gin
 import numpy as np
 
+from ..data import RLDataset
 from .callbacks import learner_epoch
 
 if TYPE_CHECKING:
@@ -54,18 +56,26 @@ def make_shaping(exp: Experiment) -> Callable[[np.ndarray], np.ndarray] | None:
     shaper = exp.reward_shaper
     if shaper is None:
         return None
+    return lambda rewards: _shaped(shaper, exp.epochs, rewards, learner_epoch(exp))
 
-    def shape(rewards: np.ndarray) -> np.ndarray:
-        progress = min(1.0, learner_epoch(exp) / max(exp.epochs, 1))
-        return checked(shaper(rewards.astype(np.float32), progress), rewards, shaper)
 
-    return shape
+def shape_relabeled(dataset: RLDataset, shaper: ShapeRewards, num_epochs: int) -> None:
+    """Let what relabels trajectories, in all parts of the dataset, shape the rewards that it gives alike."""
+    if dataset.relabeler is not None:
+        dataset.relabeler.shape_rewards = functools.partial(_shaped, shaper, num_epochs)
+    for part in getattr(dataset, "datasets", ()):
+        shape_relabeled(part, shaper, num_epochs)
+
+
+def _shaped(shaper: ShapeRewards, num_epochs: int, rewards: np.ndarray, epoch: int) -> np.ndarray:
+    progress = min(1.0, epoch / max(num_epochs, 1))
+    return checked(shaper(rewards.astype(np.float32), progress), rewards, shaper)
 
 
 def checked(shaped: object, rewards: np.ndarray, shaper: object) -> np.ndarray:
     """What a shaper returned, as (N,) float32."""
     name = getattr(shaper, "__name__", type(shaper).__name__)
-    must = f"must return finite numbers of shape {rewards.shape}, one per environment"
+    must = f"must return finite numbers of shape {rewards.shape}, one for each"
     if not isinstance(shaped, np.ndarray) or shaped.dtype.kind not in "fiub":
         raise TypeError(
             f"Experiment.reward_shaper ({name}) returned {type(shaped).__name__}, but {must}. Fix: return a "

@@ -63,10 +63,14 @@ def restore_host_rng_state(state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def isolated_rng(seed: int) -> Iterator[None]:
-    """Run a block with generators seeded by `seed`; afterwards all global generators are as before."""
+def isolated_rng(seed: int | None) -> Iterator[None]:
+    """Run a block with generators seeded by `seed`; afterwards all global generators are as before.
+
+    seed: None lets the block draw what would be drawn next anyway.
+    """
     torch_state, host_state = torch_rng_state(), host_rng_state()
-    seed_global_generators(seed)
+    if seed is not None:
+        seed_global_generators(seed)
     try:
         yield
     finally:

@@ -21,6 +21,14 @@ from .reward_shaping import ShapeRewards
 MakeEnv = EnvSpec | str | Callable[..., Any]
 
 
+def _from_environment(name: str) -> Callable[[], str | None]:
+    def read() -> str | None:
+        return os.environ.get(name)
+
+    read.__name__ = f"the environment variable {name}"  # what --print-config shows
+    return read
+
+
 @dataclass
 class Settings:
     """What Experiment is constructed from.
@@ -40,7 +48,8 @@ class Settings:
         force_reset_train_envs_every: period in epochs of a reset of all training environments.
     Logs:
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases.
-        verbose: show progress. log_interval: batches between records of training metrics.
+        verbose: show progress, and draw the learning curves at the end.
+        log_interval: batches between records of training metrics.
     Replay:
         traj_save_len: longest trajectory file, in transitions.
         has_dset_edit_rights: this process may delete old files.
@@ -51,21 +60,26 @@ class Settings:
         epochs: their number.
         start_learning_at_epoch, start_collecting_at_epoch: first epoch of each.
         train_timesteps_per_epoch, train_batches_per_epoch: per actor; per process.
-        val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never.
+        val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never, and for
+            checkpoints beside that of ckpt_minutes and the last one.
         always_save_latest, always_load_latest: publish, follow the newest policy file.
     Optimisation:
         batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
         learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. grad_clip: largest norm. mixed_precision: "no", "fp16", "bf16".
+        critic_loss_weight: the actor's is 1. grad_clip: largest norm; 0 or less does not clip.
+        mixed_precision: "no", "fp16", "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
         seed: None draws one and logs it. deterministic: forbid irreproducible torch operations.
         sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
+        ckpt_minutes: after so many without a checkpoint, the running epoch ends with one, which is there only
+            until the next; None never does.
         keep_checkpoints: newest training states that stay; None for all. keep_every_epochs: those after a
             multiple of so many epochs stay too.
-        log_to_tensorboard: if it is installed. torch_threads: threads of torch in this process.
+        log_to_tensorboard: if it is installed. torch_threads: of this process, never more than
+            OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
         async_env_workers: worker processes of "async" envs; None for one per CPU core.
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
@@ -83,7 +97,11 @@ class Settings:
         bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
             with the name of the parameter, None lets it be.
         save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
-            the middle of its episodes; all of them must offer `get_state` and `set_state`.
+            the middle of its episodes: None where all of them offer `get_state` and `set_state`, True
+            requires that they do, False never. Where they are not stored, a resumed run begins new episodes.
+        exact_resume: where they are not stored, begin new episodes at every checkpoint too, so that a run
+            that was killed and resumed is the one that was not, to the last bit. The price: every running
+            episode is cut, and none that is longer than ckpt_interval epochs ever ends.
         lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
             it multiplies the warm-up. None for 1.
         on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
@@ -121,8 +139,8 @@ class Settings:
     force_reset_train_envs_every: int | None = None
 
     log_to_wandb: bool = False
-    wandb_project: str | None = field(default_factory=lambda: os.environ.get("WANDB_PROJECT"))
-    wandb_entity: str | None = field(default_factory=lambda: os.environ.get("WANDB_ENTITY"))
+    wandb_project: str | None = field(default_factory=_from_environment("WANDB_PROJECT"))
+    wandb_entity: str | None = field(default_factory=_from_environment("WANDB_ENTITY"))
     wandb_group_name: str | None = None
     verbose: bool = True
     log_interval: int = 300
@@ -175,7 +193,8 @@ class Settings:
     adam_eps: float = 1e-8
     freeze: Callable[[], ParamFreezer] | None = None
     bad_grad: str | None = None
-    save_env_state: bool = False
+    save_env_state: bool | None = None
+    exact_resume: bool = False
     lr_schedule: Callable[[float], float] | None = None
     on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     callbacks: Sequence[Callable[[], Callback]] = ()
@@ -187,3 +206,4 @@ class Settings:
     profile_epoch: int | None = None
     pretraining: Callable[[], Pretraining] | None = None
     warm_start: str | None = None
+    ckpt_minutes: float | None = 5.0

@@ -56,9 +56,9 @@ class Sink(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What exact resumption needs, JSON-able."""
+        """What exact resumption needs, for `tensor_tree`, running pieces included."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; after `begin` with all rows if running pieces go on."""
         ...

@@ -36,7 +36,7 @@ def load_tree(path: Path) -> Any:
         with safe_open(path, framework="pt") as file:
             structure = json.loads((file.metadata() or {})[_STRUCTURE])
             return _unpack(structure, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a readable part of a checkpoint ({error}). Fix: use another checkpoint."
         ) from error
@@ -55,7 +55,8 @@ def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"tuple" if isinstance(value, tuple) else "list": items}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _PLAIN_KINDS:
         name, shape = str(len(tensors)), list(value.shape) if isinstance(value, np.ndarray) else None
-        tensors[name] = torch.frombuffer(bytearray(value.tobytes() or b"-"), dtype=torch.uint8)
+        flat = np.array(value, order="C").reshape(-1)  # a copy: no two of the file's tensors may share memory
+        tensors[name] = torch.from_numpy(flat.view(np.uint8) if flat.size else np.zeros(1, np.uint8))
         return {"array": [name, value.dtype.str, shape]}
     if isinstance(value, np.generic):
         value = value.item()
@@ -86,7 +87,7 @@ def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "array":
         name, dtype, shape = content
         count = 1 if shape is None else math.prod(shape)
-        flat = np.frombuffer(tensors[name].numpy().tobytes(), dtype=dtype, count=count)
+        flat = np.frombuffer(tensors[name].numpy(), dtype=dtype, count=count)
         return flat[0] if shape is None else flat.reshape(shape).copy()
     if kind == "dict":
         return {key: _unpack(item, tensors) for key, item in content}

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .experiment import Experiment
 
 FEW_STEPS = 8  # env steps per actor
+LONGEST_EPISODE = 1_000  # env steps; evaluations play one episode per actor, cut there
 TINY: dict[str, Any] = {
     "mode": "both",
     "log_to_wandb": False,
@@ -36,8 +37,8 @@ _OF_A_RUN: dict[str, Any] = {
 }
 _AT_MOST = {
     "train_timesteps_per_epoch": FEW_STEPS,
-    "val_timesteps_per_epoch": FEW_STEPS,
-    "test_timesteps": FEW_STEPS,
+    "val_timesteps_per_epoch": LONGEST_EPISODE,
+    "test_timesteps": LONGEST_EPISODE,
     "batch_size": 4,
     "dloader_workers": 1,
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .fleet import pacing
 from .fleet.ratio import NOT_ENOUGH_DATA
+from .learner import log_figures
 from .processes import StopWatch, any_process, merge_metrics
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # between looks at a dataset that is not ready yet
 _REMIND_S = 30.0
+_PATIENCE_EPOCHS = 2  # without anything to train on, before a word about the likely cause
 _SHOW_LOSS_EVERY_S = 0.3
 
 
@@ -86,7 +88,8 @@ def _train_on_policy(exp: Experiment, learner: PPOLearner) -> None:
     exp.fleet.state("learning")
     start_s = time.perf_counter()
     learner.set_progress(progress_of(exp))
-    own = learner.train(exp.epoch, StopWatch(exp.stop.requested, exp.accelerator).after_update)
+    should_stop = StopWatch(exp.stop.requested, exp.accelerator).after_update
+    own = learner.train(exp.epoch, should_stop, updates=exp.epoch >= exp.start_learning_at_epoch)
     figures = merge_metrics(own, 1.0, exp.accelerator)
     elapsed_s = time.perf_counter() - start_s
     speed = {"time/learn_s": elapsed_s, "time/updates_per_s": figures["updates"] / elapsed_s}
@@ -116,7 +119,8 @@ def _run_updates(exp: Experiment, num_batches: int, lag: pacing.PolicyLag) -> tu
             break
         logs = any((seen + i - j) % exp.log_interval == 0 for j in range(len(micro_batches)))
         skipped_before = exp.learner.skipped_updates
-        metrics = exp.train_step(micro_batches, with_metrics=logs)
+        batch_or_list = micro_batches if exp.batches_per_update > 1 else micro_batches[0]
+        metrics = log_figures(exp.train_step(batch_or_list, log_step=logs))
         micro_batches = []
         num_updates += 1
         exp.fleet.put(gradient_steps=exp.learner.gradient_steps)
@@ -149,9 +153,13 @@ def _await_data(exp: Experiment) -> bool:
     while True:
         is_warm = exp.mode != "learn" or pacing.is_warm(exp)
         if not any_process(not (is_warm and exp.dataset.ready_for_training), exp.accelerator):
+            exp.idle_epochs = 0
             return True
         if exp.mode != "learn":
+            exp.idle_epochs += 1
             logger.info("epoch %d: not enough trajectories to train on yet", exp.epoch)
+            if exp.idle_epochs == _PATIENCE_EPOCHS:
+                logger.warning("After %d epochs there was no update. %s", exp.idle_epochs, why_idle(exp))
             return False
         if stop_agreed(exp):
             return False
@@ -162,6 +170,19 @@ def _await_data(exp: Experiment) -> bool:
             exp.view.say(f"Waiting for trajectories in {exp.dataset.save_new_trajs_to}{hint}.")
         time.sleep(_POLL_S)
         exp.dataset.refresh()
+
+
+def why_idle(exp: Experiment) -> str:
+    """What is wrong when there is nothing to train on, and how to mend it."""
+    if exp.collector is None:
+        return "Nothing is collected. Fix: raise Experiment.train_timesteps_per_epoch, or name stored data."
+    if "collect/return" in exp.epoch_figures:
+        return "There are too few trajectories. Fix: collect longer, or lower DiskTrajDataset.dset_min_size."
+    return (
+        f"No episode has ended: {exp.env_steps} env steps in {exp.parallel_actors} environments. Fix: set "
+        f"Experiment.traj_save_len, e.g. to {max(500, exp.max_seq_len)}, to train on parts of episodes, or "
+        "end them with gymnasium's TimeLimit."
+    )
 
 
 def stop_agreed(exp: Experiment) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 from .artifacts.restoring import check_artifact_settings
+from .artifacts.store import is_run_name
 from .gradient_guard import BAD_GRAD_CHOICES
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ _LOWEST = {
     "lr_warmup_steps": 0,
     "test_timesteps": 0,
 }
-_POSITIVE = ("learning_rate", "adam_eps", "grad_clip", "traj_save_len")
+_POSITIVE = ("learning_rate", "adam_eps", "traj_save_len")
 _PERIODS = (
     "val_interval",
     "ckpt_interval",
@@ -46,6 +49,29 @@ _PERIODS = (
     "torch_threads",
     "async_env_workers",
 )
+_HOOKS = {  # how they are called, as in AMAGO
+    "compute_loss": ("batch", "log_step="),
+    "train_step": ("batch", "log_step="),
+    "edit_actor_mask": ("batch", "actor_loss", "pad_mask"),
+    "edit_critic_mask": ("batch", "critic_loss", "pad_mask"),
+    "policy_metrics": ("returns", "specials"),
+    "summary": ("env_summary",),
+}
+
+
+def check_hooks(experiment: Experiment) -> None:
+    """Raise TypeError for an overridden hook that cannot be called as it will be."""
+    for name, form in _HOOKS.items():
+        signature = inspect.signature(getattr(experiment, name))
+        keywords = {one[:-1]: None for one in form if one.endswith("=")}
+        try:
+            signature.bind(*form[: len(form) - len(keywords)], **keywords)
+        except TypeError as error:
+            asked = ", ".join(one.rstrip("=") for one in form)
+            raise TypeError(
+                f"{type(experiment).__name__}.{name}{signature} cannot be called as {name}({asked}): "
+                f"{error}. Fix: def {name}(self, {asked})."
+            ) from None
 
 
 def check_settings(experiment: Experiment) -> None:
@@ -66,6 +92,7 @@ def check_settings(experiment: Experiment) -> None:
     positive = [(name, getattr(experiment, name)) for name in _POSITIVE]
     for name, value in [*positive, *((f"lr_multipliers[{key!r}]", factor) for key, factor in multipliers)]:
         _check_number(name, value, "a number above 0", 1e-300, whole=False)
+    _check_number("grad_clip", experiment.grad_clip, "a number, 0 for no clipping", -math.inf, whole=False)
     for name in ("l2_coeff", "critic_loss_weight"):
         _check_number(name, getattr(experiment, name), "a number of at least 0", 0, whole=False)
     for name in _PERIODS:
@@ -80,18 +107,19 @@ def check_settings(experiment: Experiment) -> None:
             f"{experiment.max_seq_len}, so no training window could be full. Fix: set "
             f"Experiment.traj_save_len to {experiment.max_seq_len} or more."
         )
-    if not experiment.run_name or "/" in experiment.run_name:
+    if not is_run_name(experiment.run_name):
         raise ValueError(
-            f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: one or more characters "
-            "without '/'. Fix: set Experiment.run_name = 'my-run'."
+            f"Experiment.run_name is {experiment.run_name!r}, but it names a folder: 1 to 128 bytes "
+            "without '/', ':' and control characters, that does not begin with '.' or '-'. Fix: set "
+            "Experiment.run_name = 'my-run' (--run-name my-run)."
         )
     _check_beginning(experiment)
 
 
 def _check_beginning(experiment: Experiment) -> None:
     store, warm_start = experiment.artifact_store, experiment.warm_start
-    check_artifact_settings(experiment.run_name, store, experiment.restore_from)
-    check_artifact_settings(experiment.run_name, store, warm_start, "warm_start")
+    check_artifact_settings(store, experiment.restore_from)
+    check_artifact_settings(store, warm_start, "warm_start")
     if warm_start is not None and experiment.restore_from is not None:
         raise ValueError(
             "Experiment.restore_from and warm_start are both set, but a run begins from one of them. Fix: "
@@ -147,8 +175,11 @@ def _check_ratio(experiment: Experiment) -> None:
 
 
 def _check_lifecycle(experiment: Experiment) -> None:
-    if (limit_s := experiment.max_wall_clock_s) is not None:
-        _check_number("max_wall_clock_s", limit_s, "None or a number above 0", 1e-300, whole=False)
+    for name in ("max_wall_clock_s", "ckpt_minutes"):
+        if (limit := getattr(experiment, name)) is not None:
+            _check_number(name, limit, "None or a number above 0", 1e-300, whole=False)
+    if (seed := experiment.seed) is not None:
+        _check_number("seed", seed, "None or a whole number of at least 0", 0, whole=True)
     if (epoch := experiment.profile_epoch) is not None:
         _check_number("profile_epoch", epoch, "None or a whole number of at least 0", 0, whole=True)
     shaper = experiment.reward_shaper

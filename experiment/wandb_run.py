@@ -38,12 +38,21 @@ class WandbRun:
         return self._run is not None
 
     def start(self) -> Any:
-        """The run of wandb; the first call starts it."""
+        """The run of wandb; the first call starts it.
+
+        Raises: ValueError if wandb cannot, as without a login.
+        """
         if self._run is None:
             import wandb
 
-            with wandb_files_in(self.folder):
-                run = wandb.init(dir=str(self.folder), id=self.id, resume="allow", **self._arguments)
+            try:
+                with wandb_files_in(self.folder):
+                    run = wandb.init(dir=str(self.folder), id=self.id, resume="allow", **self._arguments)
+            except wandb.Error as error:
+                raise ValueError(
+                    f"Weights & Biases did not start: {error}. Fix: `wandb login`, or set WANDB_MODE=offline "
+                    "(`wandb sync` sends it later), or leave it out: Experiment.log_to_wandb = False."
+                ) from error
             for axis in _AXES:
                 run.define_metric(axis)
             run.define_metric("*", step_metric="env_steps")

@@ -14,6 +14,8 @@ Rows: TypeAlias = dict[str, Tensor]
 
 keys, values: (N, layers, H, S, E) float, S = window - 1, newest timestep last, 0 where not visible.
 visible: (N, S) bool, True on timesteps of the running episode; these are the last ones of their row.
+place: (N,) int64, where the newest timestep stood in the cache. Rows of one export, without others among
+    them, go back there: in another place the same sums may be rounded in another way.
 """
 
 
@@ -41,17 +43,23 @@ def sizes(rows: Rows) -> Sizes:
     }
 
 
-def exported(keys: Tensor, values: Tensor, visible: Tensor, size: int) -> Rows:
+def exported(keys: Tensor, values: Tensor, visible: Tensor, size: int, place: Tensor) -> Rows:
     """Rows of `size` timesteps from the newest ones.
 
-    Shapes: keys, values (layers, N, H, S, E) and visible (N, S) bool with S <= size.
+    Shapes: keys, values (layers, N, H, S, E), visible (N, S) bool with S <= size, and place (1,) int64.
     """
     missing, hidden = size - visible.shape[1], ~visible[:, None, None, :, None]
-    rows = {"visible": F.pad(visible, (missing, 0))}
+    rows = {"visible": F.pad(visible, (missing, 0)), "place": place.repeat(len(visible))}
     for name, buffer in (("keys", keys), ("values", values)):
         copy = buffer.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
         rows[name] = F.pad(copy.masked_fill_(hidden, 0.0), (0, 0, missing, 0))
     return rows
+
+
+def common_place(rows: Rows) -> int | None:
+    """The `place` of all rows; None if they have several, or do not say."""
+    places = set(rows["place"].tolist()) if "place" in rows else set()
+    return places.pop() if len(places) == 1 else None
 
 
 def without_unused(rows: Rows) -> Rows:
@@ -140,20 +148,21 @@ class KeyValueCache:
 
     def export(self) -> Rows:
         """The newest window - 1 timesteps of each env, see `Rows`."""
-        size = self.window - 1
+        size, place = self.window - 1, torch.full((1,), self.end, device=self.bias.device)
         recent = slice(max(self.end - size, self.oldest), self.end)
-        return exported(
-            self.keys[:, :, :, recent], self.values[:, :, :, recent], self.bias[:, recent] == 0, size
-        )
+        keys, values = self.keys[:, :, :, recent], self.values[:, :, :, recent]
+        return exported(keys, values, self.bias[:, recent] == 0, size, place)
 
     @classmethod
     def of(cls, rows: Rows) -> KeyValueCache:
         """A cache that holds copies of `rows`."""
-        cache, rows = cls.create(**sizes(rows)), without_unused(rows)
-        cache.end = rows["visible"].shape[1]
-        cache.keys[:, :, :, : cache.end] = rows["keys"].detach().transpose(0, 1)
-        cache.values[:, :, :, : cache.end] = rows["values"].detach().transpose(0, 1)
-        cache.bias[:, : cache.end].masked_fill_(~rows["visible"], -torch.inf)
+        cache, place, rows = cls.create(**sizes(rows)), common_place(rows), without_unused(rows)
+        size = rows["visible"].shape[1]
+        cache.end = max(place or 0, size)
+        recent = slice(cache.end - size, cache.end)
+        cache.keys[:, :, :, recent] = rows["keys"].detach().transpose(0, 1)
+        cache.values[:, :, :, recent] = rows["values"].detach().transpose(0, 1)
+        cache.bias[:, recent].masked_fill_(~rows["visible"], -torch.inf)
         cache.starts = cache.end - rows["visible"].sum(1).cpu()
         cache._note_extremes()
         return cache
@@ -229,20 +238,25 @@ class RingKeyValueCache:
 
     def export(self) -> Rows:
         """The newest window - 1 timesteps of each env, see `Rows`."""
-        window = self.bias.shape[1]
-        recent = (self.slot + torch.arange(2, window + 1, device=self.slot.device)) % window
+        recent = self._recent()
         keys, values = self.keys.index_select(3, recent), self.values.index_select(3, recent)
-        return exported(keys, values, self.bias[:, recent] == 0, window - 1)
+        return exported(keys, values, self.bias[:, recent] == 0, len(recent), self.slot)
 
     @classmethod
     def of(cls, rows: Rows) -> RingKeyValueCache:
         """A cache that holds copies of `rows`."""
-        cache, num_kept = cls.create(**sizes(rows)), rows["visible"].shape[1]
-        cache.keys[:, :, :, :num_kept] = rows["keys"].detach().transpose(0, 1)
-        cache.values[:, :, :, :num_kept] = rows["values"].detach().transpose(0, 1)
-        cache.bias[:, :num_kept].masked_fill_(rows["visible"], 0.0)
-        cache.slot.fill_(num_kept - 1)
+        cache, place = cls.create(**sizes(rows)), common_place(rows)
+        cache.slot.fill_(rows["visible"].shape[1] - 1 if place is None else place)
+        recent = cache._recent()
+        cache.keys[:, :, :, recent] = rows["keys"].detach().transpose(0, 1)
+        cache.values[:, :, :, recent] = rows["values"].detach().transpose(0, 1)
+        cache.bias[:, recent] = torch.where(rows["visible"], 0.0, -torch.inf)
         return cache
+
+    def _recent(self) -> Tensor:
+        """(window - 1,) int64, the places of all timesteps but the oldest one, the newest last."""
+        window = self.bias.shape[1]
+        return (self.slot + torch.arange(2, window + 1, device=self.slot.device)) % window
 
 
 Cache: TypeAlias = KeyValueCache | RingKeyValueCache

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import gin
 import torch
 from torch import Tensor, distributed, nn
 
@@ -62,13 +63,21 @@ def _several_processes() -> bool:
     return not alone and distributed.get_world_size() > 1
 
 
+@gin.configurable(denylist=["width"])
 class RunningNorm(RunningStatistics):
     """Shift and scale every feature by its running mean and standard deviation.
 
-    Statistics are merged with the parallel-variance formula of Chan et al. 1979 over real timesteps only; the
-    weight of the past is capped at `window` timesteps, after which the mean moves exponentially.
+    Statistics are merged with the parallel-variance formula of Chan et al. 1979 over real timesteps only.
 
     Shapes: x (..., D) float -> (..., D) float32, clipped to [-clip, clip].
+
+    Args:
+        width: D.
+        window: timesteps; the weight of the past is capped at them, after which the mean moves exponentially.
+        clip: largest normalised value.
+        min_std: smallest deviation that counts.
+        stop_after: timesteps after which the statistics stay as they are; None for never.
+    Raises: ValueError for numbers that are not positive, or a stop_after beyond the window.
     """
 
     mean: Tensor
@@ -78,9 +87,24 @@ class RunningNorm(RunningStatistics):
     pending_mean: Tensor
     pending_m2: Tensor
 
-    def __init__(self, width: int, *, window: float = 1e6, clip: float = 10.0, min_std: float = 1e-2) -> None:
+    def __init__(
+        self,
+        width: int,
+        *,
+        window: float = 1e6,
+        clip: float = 10.0,
+        min_std: float = 1e-2,
+        stop_after: float | None = None,
+    ) -> None:
         super().__init__()
-        self.window, self.clip, self.min_std = window, clip, min_std
+        end = window if stop_after is None else stop_after
+        if not (min_std > 0 and clip > 0 and 0 < end <= window):
+            raise ValueError(
+                f"{type(self).__name__} has window={window}, clip={clip}, min_std={min_std} and "
+                f"stop_after={stop_after}; allowed are numbers above 0, and for stop_after None or at most "
+                "the window. Fix: bind such values."
+            )
+        self.window, self.clip, self.min_std, self.stop_after = window, clip, min_std, stop_after
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("var", torch.ones(width))
         self.register_buffer("count", torch.zeros(()))
@@ -128,17 +152,19 @@ class RunningNorm(RunningStatistics):
         n = self.pending_count
         if n == 0:
             return
-        kept = self.count.clamp(max=self.window)
-        total = kept + n
-        delta = self.pending_mean - self.mean
-        m2 = self.var * kept + self.pending_m2 + delta.square() * (kept * n / total)
-        self.mean += delta * (n / total)
-        self.var.copy_(m2 / total)
-        self.count.copy_(total)
+        if self.stop_after is None or self.count < self.stop_after:
+            kept = self.count.clamp(max=self.window)
+            total = kept + n
+            delta = self.pending_mean - self.mean
+            m2 = self.var * kept + self.pending_m2 + delta.square() * (kept * n / total)
+            self.mean += delta * (n / total)
+            self.var.copy_(m2 / total)
+            self.count.copy_(total)
         for pending in (self.pending_count, self.pending_mean, self.pending_m2):
             pending.zero_()
 
 
+@gin.configurable(denylist=["window", "enabled"])
 class ValueNorm(RunningNorm):
     """Unit scale for a value function of one output, by the running mean and deviation of its targets.
 
@@ -155,7 +181,7 @@ class ValueNorm(RunningNorm):
     """
 
     def __init__(self, *, window: float = 1e6, enabled: bool = True, min_std: float = 1e-4) -> None:
-        super().__init__(1, window=window, clip=float("inf"), min_std=min_std)
+        super().__init__(1, window=window, clip=float("inf"), min_std=min_std, stop_after=None)
         self.enabled = enabled
 
     @property
@@ -202,9 +228,9 @@ class PopArt(RunningStatistics):
     updates: Tensor
     pending: Tensor
 
-    def __init__(self, num_discounts: int, *, beta: float, enabled: bool = True) -> None:
+    def __init__(self, num_discounts: int, *, beta: float, floor: float = 0.1, enabled: bool = True) -> None:
         super().__init__()
-        self.beta, self.enabled = beta, enabled
+        self.beta, self.floor, self.enabled = beta, floor, enabled
         shape = (num_discounts, 1)
         for name, value in (("mu", 0.0), ("nu", 1.0), ("w", 1.0), ("b", 0.0)):
             self.register_buffer(name, torch.full(shape, value))
@@ -213,13 +239,13 @@ class PopArt(RunningStatistics):
 
     @property
     def sigma(self) -> Tensor:
-        """Standard deviation of the targets, (G, 1), at least a tenth of their root mean square.
+        """Standard deviation of the targets, (G, 1), at least `floor` times their root mean square.
 
-        Without that floor, targets that hardly vary (a constant reward under a small discount) would be
+        Without a floor, targets that hardly vary (a constant reward under a small discount) would be
         blown up.
         """
         rms = self.nu.sqrt()
-        return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(0.1 * rms).clamp(min=1e-4)
+        return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(self.floor * rms).clamp(min=1e-4)
 
     def normalize(self, value: Tensor) -> Tensor:
         """Values in environment units -> unit scale."""

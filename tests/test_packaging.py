@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -84,12 +85,19 @@ def repository_files() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def wheel(repository_files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy, so that no build folder is left in the repository."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for name in repository_files:
+def source(repository_files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository, so that building leaves nothing in it."""
+    source = tmp_path_factory.mktemp("source")
+    for name in [*repository_files, ".types/loxodon"]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, source / name)
+        shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+    return source
+
+
+@pytest.fixture(scope="session")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from the copy."""
+    target = tmp_path_factory.mktemp("dist")
     command = [
         sys.executable,
         "-m",
@@ -113,11 +121,7 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     the link of an editable install, which lies beside the third parties, stays without effect.
     """
     folder = tmp_path_factory.mktemp("clean")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    python = str(folder / "bin" / "python")
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps", "--no-index"]
-    done = subprocess.run([*install, str(wheel)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python = install_into_a_new_venv([str(wheel)], folder)
     return python, {"PYTHONPATH": sysconfig.get_paths()["purelib"], "OMP_NUM_THREADS": "1"}
 
 
@@ -127,6 +131,22 @@ def test_the_wheel_holds_the_code_folders_and_nothing_else(wheel: Path, reposito
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == {name for name in expected if not name.endswith(".md")}
     assert {"loxodon/data/py.typed", "loxodon/gin_configs/tmaze.gin"} <= packed
+
+
+def install_into_a_new_venv(what: Sequence[str], folder: Path) -> str:
+    """The interpreter of a new environment that holds `what` and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps", "--no-index"]
+    env = {
+        **os.environ,
+        "PYTHONPATH": sysconfig.get_paths()["purelib"],
+    }  # setuptools, for what has to be built
+    done = subprocess.run(
+        [*install, "--no-build-isolation", *what], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return python
 
 
 IMPORT_EVERYTHING = """
@@ -149,6 +169,27 @@ def test_every_module_of_the_wheel_imports_outside_the_repository(
     num_imported = int(run_python(IMPORT_EVERYTHING, python=python, cwd=tmp_path, env=env))
     in_layers = [n for n in repository_files if n.split("/")[0] in LAYERS and n.endswith(".py")]
     assert num_imported == len(in_layers)
+
+
+@pytest.mark.slow
+def test_an_editable_install_is_seen_by_python_and_by_type_checkers(source: Path, tmp_path: Path) -> None:
+    python = install_into_a_new_venv(["-e", str(source)], tmp_path / "venv")
+    where = "import importlib.util; print(importlib.util.find_spec('loxodon.data').origin)"
+    origin = run_python(where, python=python, cwd=tmp_path, env={"PYTHONPATH": ""}).strip()
+    assert Path(origin).samefile(source / "data/__init__.py")
+    packages = ", ".join(f"loxodon.{layer}" for layer in LAYERS if layer != "gin_configs")
+    mypy = [sys.executable, "-m", "mypy", "--python-executable", python, "--follow-imports=skip"]
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    done = subprocess.run(
+        [*mypy, "-c", f"import {packages}"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "venv/bin/loxodon").exists()
 
 
 @pytest.mark.slow

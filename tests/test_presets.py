@@ -10,7 +10,7 @@ import pytest
 
 import loxodon.experiment  # noqa: F401  # registers what the presets name
 from loxodon.experiment.config import load_config
-from loxodon.experiment.gin_check.presets import find_config, preset_names
+from loxodon.experiment.gin_check.presets import find_config, preset_names, runnable_names
 from loxodon.experiment.gin_check.problems import unknown_names
 from loxodon.experiment.gin_check.source import read_source
 
@@ -26,13 +26,8 @@ def header_of(name: str) -> str:
     return "\n".join(lines[:num_comments])
 
 
-def is_runnable(name: str) -> bool:
-    """A preset names its run and so can be launched; a mix-in does not."""
-    return bool(re.search(r"^Experiment\.run_name\s*=", text_of(name), re.MULTILINE))
-
-
-PRESETS = [name for name in preset_names() if is_runnable(name)]
-MIX_INS = [name for name in preset_names() if not is_runnable(name)]
+PRESETS = runnable_names()
+MIX_INS = [name for name in preset_names() if name not in PRESETS]
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ..errors import visible
 from ..files import FILE_FORMATS
 from . import check, convert, exchange, listing, show
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except (ValueError, TypeError, OSError, ImportError) as error:
         hint = "" if "Fix:" in str(error) else " Fix: check the path, its permissions and the free space."
-        sys.stderr.write(f"error: {error}{hint}\n")
+        sys.stderr.write(f"error: {visible(str(error))}{hint}\n")
         return USAGE_ERROR
     return FOUND_PROBLEMS if has_problems else OK
 

@@ -29,7 +29,7 @@ def plot_trajectory(traj: Trajectory, target: Path, *, title: str) -> Path:
         OSError: If the file cannot be written.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("Plots need matplotlib, which is not installed. Fix: pip install 'loxodon[plots]'.")
+        raise ImportError("Plots need matplotlib, which is not installed. Fix: pip install matplotlib.")
     # The object interface: pyplot would keep global state and may look for a screen.
     from matplotlib.figure import Figure
 

@@ -65,9 +65,8 @@ def run(args: argparse.Namespace) -> bool:
     say(console, "")
     if args.rows:
         print_table(console, ["time", *_columns(traj), "action", "reward", "done"], _rows(traj, args.rows))
-        say(
-            console, "\na row holds o_t, the action taken there, and the reward and done flag that came of it"
-        )
+        say(console, "")
+        say(console, "a row holds o_t, the action taken there, and the reward and done flag that came of it")
     if args.plot is not None:
         from .plot import plot_trajectory
 

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import visible
+
 _MIN_PLAIN_WIDTH = 160
 
 
@@ -31,7 +33,7 @@ def make_console(*, to_stderr: bool = False) -> Console:
 
 def say(console: Console, line: str) -> None:
     """Print one line as it is, without markup."""
-    console.print(line, markup=False, soft_wrap=True)
+    console.print(visible(line), markup=False, soft_wrap=True)
 
 
 def print_table(
@@ -42,14 +44,16 @@ def print_table(
     Args:
         console: where to.
         columns: headings.
-        rows: cells, shown as they are.
+        rows: cells, shown as they are, without markup.
         num_left: so many first columns are aligned to the left, the others to the right.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if index < num_left else "right", overflow="fold")
+        table.add_column(
+            Text(visible(column)), justify="left" if index < num_left else "right", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     console.print(table)
 
 

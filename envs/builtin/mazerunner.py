@@ -124,7 +124,16 @@ class MazeRunner(Env[Obs, Any]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned."""
+        """Put back what `get_state` returned.
+
+        Raises: ValueError if that was of a maze of another size.
+        """
+        if state["is_free"].shape != (self.size, self.size):
+            raise ValueError(
+                f"The saved state is of a maze of size {len(state['is_free'])}, this one has size "
+                f"{self.size}. Fix: resume with the MazeRunner.size of the earlier run, or set "
+                "Experiment.save_env_state = False."
+            )
         self._enter(state["is_free"].copy())
         self._goals, self._action_to_move = list(state["goals"]), list(state["action_to_move"])
         self._cell, self._time, self._num_reached = state["place"]

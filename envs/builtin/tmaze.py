@@ -80,7 +80,16 @@ class TMazePassive(gym.Env[np.ndarray, Any]):
         return {**place, "generator": generator_state(self)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned."""
+        """Put back what `get_state` returned.
+
+        Raises: ValueError if that was in a longer corridor, at a place that is not here.
+        """
+        if state["position"] > self.horizon:
+            raise ValueError(
+                f"The saved state is {state['position']} steps from the start, this corridor has "
+                f"{self.horizon}. Fix: resume with the TMazePassive.horizon of the earlier run, or set "
+                "Experiment.save_env_state = False."
+            )
         self._cue, self._position, self._time = state["cue"], state["position"], state["time"]
         set_generator_state(self, state["generator"])
 

@@ -14,7 +14,7 @@ from ..checkpoints import MARKER
 from ..metadata import check_metadata
 from ..policy_files import load_weights
 from .publishing import POLICY_FILE, STATE_FOLDER
-from .store import ArtifactStore, check_name, find_artifact
+from .store import ArtifactStore, find_artifact
 
 if TYPE_CHECKING:
     from ..experiment import Experiment
@@ -23,17 +23,14 @@ logger = logging.getLogger("loxodon")
 _WEIGHTS_SUFFIX = ".safetensors"
 
 
-def check_artifact_settings(
-    run_name: str, artifact_store: Any, restore_from: Any, name: str = "restore_from"
-) -> None:
+def check_artifact_settings(artifact_store: Any, restore_from: Any, name: str = "restore_from") -> None:
     """Raise for settings of the artifacts that cannot work, before anything is built."""
-    if artifact_store is not None:
-        if isinstance(artifact_store, ArtifactStore) or not callable(artifact_store):
-            raise TypeError(
-                f"Experiment.artifact_store is {artifact_store!r}, but must be what makes a store. Fix: set "
-                "Experiment.artifact_store = @FolderStore (without parentheses) and FolderStore.root."
-            )
-        check_name(f"{run_name}/x")
+    is_store = isinstance(artifact_store, ArtifactStore)
+    if artifact_store is not None and (is_store or not callable(artifact_store)):
+        raise TypeError(
+            f"Experiment.artifact_store is {artifact_store!r}, but must be what makes a store. Fix: set "
+            "Experiment.artifact_store = @FolderStore (without parentheses) and FolderStore.root."
+        )
     if restore_from is None:
         return
     if not isinstance(restore_from, str) or not restore_from:
@@ -126,13 +123,19 @@ def find_files(path: Path, name: str = "restore_from") -> Path:
 def _branch_off(exp: Experiment, folder: Path) -> None:
     """Go on from another run's training state with this run's own data, metrics and best score."""
     state = exp.checkpoints.read(folder)
-    check_metadata(exp, state.metadata, f"The training state {exp.restore_from}")
+    check_metadata(exp, state.metadata, f"the training state {exp.restore_from}")
     load_weights(exp.policy, folder / "model.safetensors")
     state.shared.update(
         dataset=exp.dataset.state_dict(),
         logs=exp.metric_logger.state_dict(),
         best_score=None,
         is_finished=False,
+        run_id=None,
     )
+    tensors = state.rank_tensors
+    tensors["rollout"] = None  # a run of its own begins episodes and files of its own
+    if (collector := tensors["collector"]) is not None:
+        writers = collector["writer"]
+        collector["writer"] = [None] * len(writers) if isinstance(writers, list) else None
     resume.restore(exp, state)
     exp.metric_logger.begin_anew()

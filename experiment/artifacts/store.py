@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
-_NAME = re.compile(r"[^/:.][^/:]*/[^/:.][^/:]*")
+_PART = r"[^/:.][^/:]*"
+_NAME = re.compile(f"{_PART}/{_PART}")
+_MOST_BYTES = 128  # of a run's name: folders and files are named after it, with something added
 _ALIAS = re.compile(r"[A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"v\d+")
 _SHOWN = 12
@@ -149,6 +151,17 @@ def split_reference(reference: str) -> tuple[str, str]:
             "Fix: name run, artifact and version or alias."
         )
     return name, wanted
+
+
+def is_run_name(name: Any) -> bool:
+    """Whether this can name a run: its folder, its artifacts, and a word on a command line."""
+    return (
+        isinstance(name, str)
+        and re.fullmatch(_PART, name) is not None
+        and name.isprintable()
+        and not name.startswith("-")
+        and len(name.encode(errors="replace")) <= _MOST_BYTES
+    )
 
 
 def check_name(name: str, aliases: Sequence[str] = ()) -> None:

@@ -18,5 +18,5 @@ def require(package: str, extra: str) -> Any:
             raise
         raise ImportError(
             f"This launcher needs {package}, which is not installed. "
-            f"Fix: pip install 'loxodon[{extra}]' (in a checkout: pip install -e '.[{extra}]')."
+            f"Fix: pip install {package}, or in the checkout pip install -e '.[{extra}]'."
         ) from None

@@ -69,12 +69,19 @@ class Membership:
 
         Raises:
             ValueError: If this process would be the second learner of the run.
+            OSError: If nothing can be written to the run folder.
         """
-        if self.role != "actor" and self.rank == 0 and self._lock is None:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(self.run_dir, self.run_name, LEARNER)
-        if self._heartbeat is None:
-            self._heartbeat = self._begin_heartbeat()
+        try:
+            if self.role != "actor" and self.rank == 0 and self._lock is None:
+                self.run_dir.mkdir(parents=True, exist_ok=True)
+                self._lock = FolderLock(self.run_dir, self.run_name, LEARNER)
+            if self._heartbeat is None:
+                self._heartbeat = self._begin_heartbeat()
+        except OSError as error:
+            raise OSError(
+                f"The run folder {self.run_dir} cannot be written to: {error}. Fix: restore its permissions, "
+                "or choose another Experiment.ckpt_base_dir."
+            ) from error
         try:
             with self.reporting():
                 yield

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...data.errors import visible
 from ...data.files import parse_name
 from .ratio import Tally, read_tally
 from .reading import Beat, StatusReader
@@ -110,7 +111,8 @@ class Overview:
             "newest": "no trajectory" if newest is None else f"trajectory is {_duration(newest)} old",
             "checkpoints": f"epochs {', '.join(map(str, epochs[-8:]))}" if epochs else "none",
         }
-        return "\n".join([*lines, *(f"{name:>11}  {text}" for name, text in texts.items())])
+        lines += [f"{name:>11}  {text}" for name, text in texts.items()]
+        return "\n".join(map(visible, lines))
 
 
 def overview(run_dir: Path, reader: StatusReader | None = None) -> Overview:
@@ -176,7 +178,7 @@ def _epochs(run_dir: Path) -> list[int]:
     found = []
     for marker in (run_dir / "ckpts" / "training_states").glob("*_epoch_*/COMPLETE"):
         number = marker.parent.name.rpartition("_epoch_")[2]
-        found += [int(number)] if number.isdigit() else []
+        found += [int(number)] if number.isdecimal() else []
     return sorted(found)
 
 

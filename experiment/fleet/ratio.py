@@ -106,9 +106,10 @@ class Tally:
 
 def read_tally(run_dir: Path) -> Tally | None:
     """What the learner wrote last, or None if there is nothing readable."""
+    path = run_dir / STATUS_FOLDER / TOTALS_NAME
     try:
-        return Tally.from_json(json.loads((run_dir / STATUS_FOLDER / TOTALS_NAME).read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return Tally.from_json(json.loads(path.read_bytes())) if path.is_file() else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from .heartbeat import ENDED_STATES, ROLES, STATES, STATUS_FOLDER
@@ -106,6 +107,8 @@ class StatusReader:
         for path in paths:
             try:
                 stat = path.stat()
+                if not S_ISREG(stat.st_mode):  # reading a pipe would wait for whoever writes to it
+                    continue
                 check = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
                 seen = self._seen.get(path.name)
                 if seen is None or seen.check != check:
@@ -165,11 +168,12 @@ def _parse(text: bytes, path: Path, modified: float) -> dict[str, Any] | None:
             **{name: float(raw[name]) for name in ("started", "time")},
             **{name: int(raw.get(name) or 0) for name in _COUNTS},
             **{name: float(raw.get(name) or 0.0) for name in ("env_steps_per_s", "updates_per_s")},
-            **{name: raw.get(name) for name in _OPTIONAL},
+            **{name: None if raw.get(name) is None else str(raw[name]) for name in _TEXTS},
+            "buffer_files": raw.get("buffer_files"),
             "machine": str(raw.get("machine")),
             "process_start": raw.get("process_start"),
         }
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     if fields["role"] not in ROLES or fields["state"] not in STATES:
         return None
@@ -177,4 +181,4 @@ def _parse(text: bytes, path: Path, modified: float) -> dict[str, Any] | None:
 
 
 _COUNTS = ("rank", "epoch", "env_steps", "gradient_steps", "policy_version")
-_OPTIONAL = ("note", "buffer", "buffer_files", "loxodon", "spaces_digest")
+_TEXTS = ("note", "buffer", "loxodon", "spaces_digest")

@@ -65,6 +65,10 @@ class Reach:
     certain: set[int] = field(default_factory=set)
     possible: set[int] = field(default_factory=set)
 
+    def certain_parts(self) -> set[tuple[Scope, str]]:
+        """Keys of the nodes that references and defaults lead to."""
+        return {key for key, node in self.nodes.items() if node.is_certain}
+
     def uses(self, binding: Binding) -> bool:
         """Whether something reads the binding, certainly or possibly."""
         return id(binding) in self.certain or id(binding) in self.possible

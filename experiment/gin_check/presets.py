@@ -21,6 +21,12 @@ def preset_names() -> list[str]:
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.gin"))
 
 
+def runnable_names() -> list[str]:
+    """Those of `preset_names` that name a run; the others are parts, to be included or put on top of one."""
+    texts = {name: (preset_root() / f"{name}.gin").read_text(encoding="utf-8") for name in preset_names()}
+    return [name for name, text in texts.items() if "\nExperiment.run_name" in text]
+
+
 def find_config(name: str) -> Path:
     """The file that `--config name` means: an existing path first, then a preset.
 

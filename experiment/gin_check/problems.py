@@ -80,7 +80,8 @@ def _unknown_target(binding: Binding) -> Iterator[str]:
     elif known is None and not target.takes_any:
         meant = did_you_mean(param, settable)
         listed = "" if meant else f" It has: {', '.join(settable) or 'no parameters'}."
-        yield f"{binding.origin}: {target.name} has no parameter '{param}'.{meant}{listed} Fix: correct it."
+        mend_text = "correct it" if settable else "remove this line, or give its __init__ this parameter"
+        yield f"{binding.origin}: {target.name} has no parameter '{param}'.{meant}{listed} Fix: {mend_text}."
 
 
 def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
@@ -210,32 +211,47 @@ def _example(hint: Any) -> str:
     return f"<{describe(hint)}>" if hint is not Any else "<value>"
 
 
-def unused(
-    bindings: Sequence[Binding], by_world: Sequence[Reach], last: Sequence[int]
-) -> tuple[list[str], list[str]]:
-    """Problems and warnings about bindings that nothing reads.
+def excused(bindings: Sequence[Binding], by_world: Sequence[Reach], last: Sequence[int]) -> frozenset[int]:
+    """Ids of the bindings whose source had ended when a later one put parts out of use that there were.
 
     Args:
         bindings: resolved, in order.
         by_world: the walk over the config as it stood when each source was read to its end.
         last: number of bindings at the end of each of these sources, ascending.
-    Returns: problems (nothing reads it, neither when its own file ended nor later) and warnings (something
-        did, until a later source replaced that).
     """
-    problems, warnings = [], []
-    remaining = {id(b) for b in Table(bindings).remaining()}
-    for number, binding in enumerate(bindings):
-        if by_world[-1].uses(binding) or id(binding) not in remaining:
+    final, remaining = by_world[-1], {id(b) for b in Table(bindings).remaining()}
+    parts, macros_and_more = final.certain_parts(), remaining - final.certain
+    before = 0
+    for world, end in zip(by_world, last, strict=True):
+        if not world.certain_parts() <= parts or world.certain & macros_and_more:
+            before = end
+    ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
+    return frozenset(id(b) for b in bindings if ends[b.source] <= before)
+
+
+def unused(
+    bindings: Sequence[Binding], by_world: Sequence[Reach], may_be: frozenset[int]
+) -> tuple[list[str], list[Binding]]:
+    """Bindings that nothing reads: texts of problems, and those that are `excused` (their ids: may_be)."""
+    problems, left_over = [], []
+    final, remaining = by_world[-1], {id(b) for b in Table(bindings).remaining()}
+    for binding in bindings:
+        key = id(binding)
+        if key not in remaining or key in final.certain:
             continue
-        worlds = [world for world, end in zip(by_world, last, strict=True) if end > number]
-        shown = f"{binding.origin}: {short_key(binding)} = {binding.value!r}"
-        if any(world.uses(binding) for world in worlds):
-            warnings.append(f"{shown} has no effect here, because a later binding replaces what used it.")
-        else:
+        if key in may_be:
+            if not final.uses(binding) or any(key in world.certain for world in by_world):
+                left_over.append(binding)
+        elif not final.uses(binding):
             problems.append(
-                f"{shown} is set, but nothing in this experiment uses it. {_mend_unused(binding)}"
+                f"{shown(binding)} is set, but nothing in this experiment uses it. {_mend_unused(binding)}"
             )
-    return problems, warnings
+    return problems, left_over
+
+
+def shown(binding: Binding) -> str:
+    """A resolved binding and where it stands."""
+    return f"{binding.origin}: {short_key(binding)} = {binding.value!r}"
 
 
 def _mend_unused(binding: Binding) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import threading
 import types
 import typing
@@ -63,7 +64,12 @@ class Configurable:
     @cached_property
     def params(self) -> dict[str, Param]:
         """Named parameters in the order of the signature, without `self`."""
-        hints, found = type_hints(self.function), {}
+        hints: dict[str, Any] = {}
+        if isinstance(self.wrapped, type) and dataclasses.is_dataclass(self.wrapped):
+            for base in reversed(self.wrapped.__mro__):  # an inherited field is annotated in its own module
+                hints |= type_hints(base)
+        hints |= type_hints(self.function)
+        found = {}
         listed = _parameters(self.function)
         if isinstance(self.wrapped, type) or self.is_method:
             listed = listed[1:]
@@ -96,6 +102,8 @@ def _construction_function(wrapped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    if function is object.__init__:
+        return []  # it takes nothing, whatever its signature says
     try:
         return list(inspect.signature(function).parameters.values())
     except ValueError:  # some builtins have no signature
@@ -111,12 +119,14 @@ def _default_factories(wrapped: Any) -> dict[str, Any]:
 
 
 def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Resolved annotations of a function; those that name something unimportable are left out."""
+    """Resolved annotations of a function or class; those that name something unimportable are left out."""
     found = {}
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    names = getattr(function, "__globals__", getattr(module, "__dict__", {}))
     for name, annotation in getattr(function, "__annotations__", {}).items():
         holder = types.SimpleNamespace(__annotations__={name: annotation})
         try:
-            found[name] = typing.get_type_hints(holder, globalns=getattr(function, "__globals__", {}))[name]
+            found[name] = typing.get_type_hints(holder, globalns=names)[name]
         except (NameError, TypeError, AttributeError, SyntaxError):
             continue
     return found

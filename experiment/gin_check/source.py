@@ -10,7 +10,9 @@ import importlib
 import os
 import re
 import sys
+import sysconfig
 import tokenize
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from .presets import find_config, find_include
 from .syntax import override_value_error, syntax_error
 
 COMMAND_LINE = "command line"
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ def _refuse_circle(included: Path, opened: tuple[Path, ...], origin: Origin) -> 
 def _run_import(statement: Any, origin: Origin) -> None:
     """Import a module that a config names, so that its classes are known; the working folder is searched too.
 
-    Raises: ConfigError if it cannot be imported.
+    Raises: ConfigError if it cannot be imported, led by the place in the module that is wrong.
     """
     if statement.module.startswith("__gin__"):
         raise ConfigError(
@@ -231,9 +234,25 @@ def _run_import(statement: Any, origin: Origin) -> None:
         sys.path.append(here)  # at the end, so that nothing installed is hidden
     try:
         importlib.import_module(statement.module)
-    except ImportError as error:
+    except Exception as error:  # whatever the user's module raises
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{statement.module}.".startswith(f"{missing}."):
+            raise ConfigError(
+                f"{origin}: importing '{statement.module}' failed: {error}. Fix: install it, or start from "
+                "the folder that holds it."
+            ) from None
+        file, line = _place_of(error)
         raise ConfigError(
-            f"{origin}: importing '{statement.module}' failed: {error}. Fix: install it, or start from the "
-            "folder that holds it."
+            f"{_shown(Path(file))}:{line}: {type(error).__name__}: {getattr(error, 'msg', error)}, while "
+            f"importing {statement.module} for {origin}. Fix: correct that line."
         ) from None
     gin.parse_config(statement.format())  # recorded, so that a saved config repeats the import
+
+
+def _place_of(error: Exception) -> tuple[str, int]:
+    """File and line of the user's code that raised `error`: what is installed is not where the mistake is."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 1
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the import in this file
+    own = [frame for frame in frames if not frame.filename.startswith((*_INSTALLED, "<"))]
+    return (own or frames)[-1].filename, (own or frames)[-1].lineno or 1

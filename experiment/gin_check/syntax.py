@@ -44,6 +44,8 @@ def _explain(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> 
         return f"{where}: `{line.strip()}` has a quote that is never closed. Fix: close it."
     if isinstance(error, IndentationError):
         return f"{where}: `{line.strip()}` is indented like no other line. Fix: align it with its neighbours."
+    if include := re.match(r"\s*include\s+([^'\"\s#]+)", line):
+        return f"{where}: `{line.strip()}` names its file without quotes. Fix: write include '{include[1]}'."
     left, equals, value = (part.strip() for part in line.partition("="))
     if not equals:
         left, value = "", line.strip()

@@ -67,6 +67,7 @@ class RolloutBuffer:
     Attributes:
         carried_state: hidden state from which the next rollout goes on instead of the one that acted last,
             because the weights have changed; None for that one.
+        random_steps: first steps of the rollout whose actions are to be drawn uniformly.
 
     Args:
         num_envs: N.
@@ -91,6 +92,7 @@ class RolloutBuffer:
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.policy_version: int | None = None
         self.carried_state: Any = None
+        self.random_steps = 0
         self._now = 0  # steps written
         self._rows: Arrays = {}
         self._obs: Arrays = {}
@@ -111,6 +113,11 @@ class RolloutBuffer:
         is_due = self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0
         return self.keeps_states and is_due
 
+    @property
+    def wants_random_actions(self) -> bool:
+        """True when the next step's actions are to be drawn uniformly."""
+        return self._now < self.random_steps
+
     def keep_state(self, rows: dict[str, Tensor]) -> None:
         """Keep the exported hidden state, each (N, ...), as that before the next step."""
         self._states[self._now] = rows
@@ -123,18 +130,22 @@ class RolloutBuffer:
         self._poison()
 
     def context(self) -> dict[str, Any] | None:
-        """Copies of the earlier timesteps that the next rollout may read; None where it reads none.
+        """The earlier timesteps that the next rollout may read, views; None where it reads none.
 
         "obs": by key, each (H, N, ...); "rows": "rl2s", "time_idxs" and "resets", each (H, N, ...);
-        "known_from": (N,) int64.
+        "known_from": (N,) int64; "states": hidden states, as in `CollectedRollout`, from before the rollout.
         """
-        if self.keeps_states or not self.history or not self._rows:
+        if not self.history or not self._rows:
+            return None
+        states = self._states_before(self._now)
+        if self.keeps_states and -self.burn_in not in states:  # in the middle of a rollout, which is given up
             return None
         past = slice(self._now, self._now + self.history)
         return {
-            "obs": {key: column[past].copy() for key, column in self._obs.items()},
-            "rows": {key: column[past].copy() for key, column in self._rows.items()},
+            "obs": {key: column[past] for key, column in self._obs.items()},
+            "rows": {key: column[past] for key, column in self._rows.items()},
             "known_from": np.maximum(self._known_from - self._now, 0),
+            "states": states,
         }
 
     def recall(self, context: dict[str, Any]) -> None:
@@ -155,6 +166,7 @@ class RolloutBuffer:
             for key, column in columns.items():
                 column[: self.history] = saved[key]
         self._known_from[:] = known
+        self._states = dict(context["states"])
 
     def next_rollout(self) -> None:
         """Make room for T further steps: the newest timesteps become history."""
@@ -162,10 +174,14 @@ class RolloutBuffer:
         for column in (*self._rows.values(), *self._obs.values()):
             column[:kept] = column[last : last + kept].copy()
         self._known_from = np.maximum(self._known_from - last, 0)
-        before = {step - last: state for step, state in self._states.items() if step - last >= -self.burn_in}
-        self._states = {step: state for step, state in before.items() if step < 0}
+        self._states = self._states_before(last)
         self._now, self._finals = 0, []
         self._poison()
+
+    def _states_before(self, now: int) -> dict[int, dict[str, Tensor]]:
+        """The hidden states that a rollout which begins at step `now` may need, by steps from there."""
+        before = {step - now: state for step, state in self._states.items()}
+        return {step: state for step, state in before.items() if -self.burn_in <= step < 0}
 
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]
@@ -275,6 +291,8 @@ class RolloutBuffer:
             "time_idxs": np.zeros((*shape, 1), np.int64),
             "resets": np.zeros(shape, np.bool_),
         }
+        for column in (*self._obs.values(), *self._rows.values()):
+            _poison(column)
 
     def _write(self, step: Arrays) -> None:
         """Store one row per key; keys are registered when they are first seen."""
@@ -308,6 +326,8 @@ class RolloutBuffer:
         for key, column in self._steps.items():
             _poison(column)
             self._counts[key] = bytearray(self.num_steps)
+        for column in (*self._obs.values(), *self._rows.values()):
+            _poison(column[self.history + 1 :])  # the timestep before is where the rollout begins
 
 
 def _poison(column: np.ndarray) -> None:

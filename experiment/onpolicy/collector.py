@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
+import torch
+from gymnasium import spaces
 
-from ...agents import OnPolicyAgent
+from ...agents import ActOutput, OnPolicyAgent
 from ..collector import Collector, RolloutState
 from .buffer import RolloutBuffer
 
@@ -43,7 +47,11 @@ class OnPolicyCollector(Collector):
         self.buffer.restart()
         super().go_on_from(state)
         if context is not None:
-            self.buffer.recall(context)
+            states = {
+                step: {name: value.to(self.device) for name, value in rows.items()}
+                for step, rows in context["states"].items()
+            }
+            self.buffer.recall({**context, "states": states})
 
     def _act(self, state: RolloutState) -> np.ndarray:
         """Actions of all envs; the state that chose them is kept before they are chosen."""
@@ -58,7 +66,24 @@ class OnPolicyCollector(Collector):
             state.hidden_state,
             self.sample,
         )
+        if self.buffer.wants_random_actions:
+            output = _at_random(output, self.envs.single_action_space)
         state.hidden_state = output.hidden_state
         self.extras = {key: value.cpu().numpy() for key, value in output.extras.items()}
         actions: np.ndarray = output.actions.cpu().numpy()
         return actions
+
+
+def _at_random(output: ActOutput, space: Any) -> ActOutput:
+    """The same with actions drawn uniformly from the policy's space, and their log-probs."""
+    uniform = torch.rand_like(output.actions, dtype=torch.float64)
+    if isinstance(space, spaces.Box):
+        actions, log_prob = (2.0 * uniform - 1.0).float(), -uniform.shape[-1] * math.log(2.0)
+    else:
+        sizes = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        actions = (uniform * torch.from_numpy(sizes).to(uniform.device)).long()
+        log_prob = -float(np.log(sizes).sum())
+    extras = {**output.extras, "log_probs": torch.full_like(output.extras["log_probs"], log_prob)}
+    if "samples" in extras:
+        extras["samples"] = actions
+    return dataclasses.replace(output, actions=actions, extras=extras)

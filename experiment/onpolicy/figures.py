@@ -12,7 +12,8 @@ from torch import Tensor
 class UpdateFigures:
     """Scalar tensors by name, over however many updates reported them.
 
-    Names that end in `_min` or `_max` become the extreme, all others the mean.
+    Names that end in `_min` or `_max` become the extreme, all others the mean. `effective_sample_size` is
+    that of weighting the steps of all updates and processes by their ratios, as a share of their number.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,9 @@ class UpdateFigures:
                 found[name] = float(numbers.max())
             else:
                 found[name] = float(numbers.mean())
+        if "ratio_mean_square" in found:
+            mean, mean_square = found.pop("ratio_mean"), found.pop("ratio_mean_square")
+            found["effective_sample_size"] = mean**2 / max(mean_square, 1e-12)
         return found
 
 

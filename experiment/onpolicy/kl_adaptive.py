@@ -11,11 +11,12 @@ import gin
 class KLAdaptiveLR:
     """Raises the learning rate while updates change the policy little, lowers it when they change it much.
 
-    KL > 2 kl_threshold: lr / factor; KL < kl_threshold / 2: lr * factor; within [min_lr, max_lr].
+    KL > band kl_threshold: lr / factor; KL < kl_threshold / band: lr * factor; within [min_lr, max_lr].
 
     Args:
         kl_threshold: wanted KL divergence between the policies before and after, in nats.
         factor: above 1.
+        band: at least 1, how far from the threshold the rate stays as it is.
         min_lr: lower bound.
         max_lr: upper bound.
         per: "epoch" looks once per pass over the rollout, at the mean KL; "minibatch" after every update.
@@ -28,29 +29,31 @@ class KLAdaptiveLR:
         *,
         kl_threshold: float = 0.008,
         factor: float = 1.5,
+        band: float = 2.0,
         min_lr: float = 1e-6,
         max_lr: float = 1e-2,
         per: str = "epoch",
     ) -> None:
-        if not (kl_threshold > 0 and factor > 1 and 0 < min_lr <= max_lr):
+        if not (kl_threshold > 0 and factor > 1 and band >= 1 and 0 < min_lr <= max_lr):
             raise ValueError(
-                f"KLAdaptiveLR has kl_threshold={kl_threshold}, factor={factor}, min_lr={min_lr}, "
-                f"max_lr={max_lr}; allowed are kl_threshold > 0, factor > 1 and 0 < min_lr <= max_lr. "
-                "Fix: bind such values."
+                f"KLAdaptiveLR has kl_threshold={kl_threshold}, factor={factor}, band={band}, "
+                f"min_lr={min_lr}, max_lr={max_lr}; allowed are kl_threshold > 0, factor > 1, band >= 1 and "
+                "0 < min_lr <= max_lr. Fix: bind such values."
             )
         if per not in ("epoch", "minibatch"):
             raise ValueError(
                 f"KLAdaptiveLR.per is {per!r}, allowed are 'epoch' and 'minibatch'. Fix: bind one of these."
             )
-        self.kl_threshold, self.factor, self.min_lr, self.max_lr = kl_threshold, factor, min_lr, max_lr
+        self.kl_threshold, self.factor, self.band = kl_threshold, factor, band
+        self.min_lr, self.max_lr = min_lr, max_lr
         self.per_minibatch = per == "minibatch"
         self.scale = 1.0
 
     def adapt(self, kl: float, learning_rate: float) -> float:
         """Take notice of a KL divergence; returns the factor of the configured `learning_rate`."""
-        if kl > 2.0 * self.kl_threshold:
+        if kl > self.band * self.kl_threshold:
             self.scale /= self.factor
-        elif kl < 0.5 * self.kl_threshold:
+        elif kl < self.kl_threshold / self.band:
             self.scale *= self.factor
         self.scale = min(max(self.scale, self.min_lr / learning_rate), self.max_lr / learning_rate)
         return self.scale

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gin
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch
-from ..learner import Learner, LossResult
+from ..learner import Learner, log_figures
 from ..processes import sum_over_ranks
 from . import checks, sequences
 from .buffer import RolloutBuffer, join
-from .evaluation import disagreement, evaluate_rollout, means_over_processes, refreshed_states, spread
+from .evaluation import (
+    disagreement,
+    evaluate_rollout,
+    means_over_processes,
+    refreshed_states,
+    rounding,
+    spread,
+)
 from .figures import UpdateFigures, mean_kl
 from .kl_adaptive import KLAdaptiveLR
 from .sequences import Pieces, Places, Results, RolloutTensors
@@ -29,9 +36,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loxodon")
 CONTEXT_MODES = ("episode", "segment")
-STOP_SCOPES = ("epoch", "update")
+STOP_SCOPES = ("batch", "epoch", "update")
 _STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
-_ALARM = {"no": 1e-3, "fp16": 5e-2, "bf16": 5e-2}  # in nats
+_KL_ROUNDING = 1e-5  # nats; far above what float32 makes of a divergence of 0, far below that of any dropout
+_PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @gin.configurable(
@@ -75,7 +83,9 @@ class PPOLearner:
             continues from the keys and values that acted (cheaper; they age during the updates).
         target_kl: an update whose minibatch is further than this from the policy that collected, in nats
             (k3 estimate, all processes), is not made and ends ... None never does.
-        stop_scope: ... this "epoch" or the whole "update" of this rollout.
+        stop_scope: ... only this "batch", this "epoch" or the whole "update" of this rollout.
+        random_timesteps: first steps of each env whose actions are drawn uniformly. On a rollout with any of
+            them no update is made, since the policy did not act; statistics move.
         recompute_old: train against the log-probs and values of the pass without gradient, not those that
             were found while acting.
         advantage_estimator: makes the estimator.
@@ -106,6 +116,7 @@ class PPOLearner:
         context_mode: str = "episode",
         target_kl: float | None = None,
         stop_scope: str = "update",
+        random_timesteps: int = 0,
         recompute_old: bool = True,
         advantage_estimator: Callable[[], GAE] = GAE,
         advantage_norm: Callable[[], AdvantageNorm] = AdvantageNorm,
@@ -120,6 +131,7 @@ class PPOLearner:
         self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
         self.context_mode, self.target_kl, self.stop_scope = context_mode, target_kl, stop_scope
         self.recompute_old, self.finite_checks = recompute_old, finite_checks
+        self._random_steps = random_timesteps  # that are left at the start of the running rollout
         self._check_settings(num_envs, max_seq_len)
         self.advantage_estimator, self.advantage_norm = advantage_estimator(), advantage_norm()
         self.reward_normalizer = None if reward_normalizer is None else reward_normalizer()
@@ -127,6 +139,7 @@ class PPOLearner:
         self.buffers: list[RolloutBuffer] = []
         self._has_warned = False
         self._kls: list[tuple[float, float]] = []  # of the running epoch: KL divergence and timesteps
+        self._initial_kl: float | None = None  # of the rollout's first minibatch
 
     def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
         choices = (
@@ -145,6 +158,11 @@ class PPOLearner:
                 f"PPOLearner has update_epochs={self.update_epochs}, minibatches={self.minibatches} and "
                 f"chunk_len={self.chunk_len}; allowed are at least 1, and for chunk_len at most "
                 f"Experiment.max_seq_len = {max_seq_len}. Fix: bind such values."
+            )
+        if not isinstance(self._random_steps, int) or self._random_steps < 0:
+            raise ValueError(
+                f"PPOLearner.random_timesteps is {self._random_steps!r}, but must be a whole number of at "
+                "least 0. Fix: bind PPOLearner.random_timesteps, e.g. 1000."
             )
         longest, has_memory = self.chunk_len, self.agent.context_len != 0
         if self.burn_in and (not 0 <= self.burn_in <= longest or self.num_steps % longest):
@@ -178,13 +196,17 @@ class PPOLearner:
             history=history or 0,
             keeps_states=self.agent.context_len != 0 and not self.rereads_context,
         )
+        buffer.random_steps = self._random_steps
         self.buffers.append(buffer)
         return buffer
 
-    def train(self, epoch: int, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    def train(
+        self, epoch: int, should_stop: Callable[[], bool] = lambda: False, *, updates: bool = True
+    ) -> dict[str, float]:
         """Train on the rollout that fills the buffers, and free them.
 
-        epoch: decides the minibatches together with the seed. should_stop: asked between updates.
+        epoch: decides the minibatches together with the seed. should_stop: asked between updates. updates:
+        False makes none; statistics move all the same.
         Returns: figures of all processes' rollouts, extremes and losses aside, and of the updates.
         Raises: ValueError when the rollout is incomplete or holds NaN.
         """
@@ -194,14 +216,27 @@ class PPOLearner:
         actions = sequences.policy_actions(rollout.steps, self.agent.action_dim, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         results, figures = self._prepare(tensors)
-        figures = self._run_epochs(tensors, results, epoch, should_stop) | figures
+        if self._random_steps:
+            figures.pop("initial_logratio_abs_max", None)  # not the policy's actions
+        if updates and not self._random_steps:
+            figures = self._run_epochs(tensors, results, epoch, should_stop) | figures
+        else:
+            self.agent.after_imitation()
+            figures |= {"updates": 0.0, "updates_share": 0.0}
         if self.rereads_context:  # so that acting, too, goes on from what the new weights make of the episode
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
                 buffer.carried_state = state
+        self.set_random_steps(max(self._random_steps - self.num_steps, 0))
         for buffer in self.buffers:
             buffer.next_rollout()
         return figures
+
+    def set_random_steps(self, number: int) -> None:
+        """Draw the actions of so many steps uniformly, from the beginning of the running rollout on."""
+        self._random_steps = number
+        for buffer in self.buffers:
+            buffer.random_steps = number
 
     def summary(self) -> str:
         """What is done with each rollout, in a few words."""
@@ -210,20 +245,31 @@ class PPOLearner:
 
     def raise_alarm(self, figures: dict[str, float]) -> None:
         """Warn, once, when acting and training do not agree on what the same weights do."""
-        limit = _ALARM[self.accelerator.mixed_precision]
-        found = figures.get("initial_logratio_abs_max", 0.0)
+        if "initial_logratio_abs_max" not in figures:  # of a rollout that was not trained on
+            return
+        found, limit = (figures[f"initial_logratio_{name}_max"] for name in ("abs", "rounding"))
+        # Log-ratios all as large as the limit give the first minibatch a divergence of limit^2 / 2.
+        if (kl := figures.get("initial_kl", 0.0)) > max(limit**2 / 2.0, _KL_ROUNDING):
+            found = max(found, (2.0 * kl) ** 0.5)
         # Burn-in reads with new weights what the old ones acted on, so there a difference means nothing.
         if found > limit and not self.burn_in and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Log-probs of a rollout differ by up to %.3g nats from what the same weights give when "
-                "sequences are read again (expected below %g). The encoder does not do the same in acting "
-                "and training, or something moved in between; see ppo/initial_logratio_abs_max.",
+                "sequences are read again (rounding explains %.3g). The encoder does not do the same in "
+                "acting and training, or something moved in between; see ppo/initial_logratio_abs_max and "
+                "ppo/initial_kl.",
                 found,
                 limit,
             )
 
     # ---- before the updates ----
+
+    def _precision(self) -> torch.dtype:
+        """Of what the agent computes."""
+        precision = _PRECISIONS[self.accelerator.mixed_precision]
+        uses_tf32 = self.accelerator.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+        return torch.float16 if precision == torch.float32 and uses_tf32 else precision  # as many digits
 
     def _pieces(self, tensors: RolloutTensors) -> Pieces:
         """The sequences to train on."""
@@ -240,6 +286,9 @@ class PPOLearner:
             self.agent, tensors, self._evaluation_places(tensors), self.cast
         )
         figures = disagreement(found, steps, mask)
+        figures["initial_logratio_rounding_max"] = rounding(
+            self.agent.distribution, found, tensors.actions, mask, self._precision()
+        )
         if not self.recompute_old:
             for name in ("log_probs", "values"):
                 acted = torch.from_numpy(steps[name]).to(tensors.device)
@@ -280,17 +329,17 @@ class PPOLearner:
         self, tensors: RolloutTensors, results: Results, epoch: int, should_stop: Callable[[], bool]
     ) -> dict[str, float]:
         """All passes over the rollout; returns the means of their figures."""
-        self.agent.train()
+        _switch_dropout_off(self.agent)
         rng = np.random.default_rng([self.seed, epoch, self.accelerator.process_index])
         pieces, sums = self._pieces(tensors), UpdateFigures()
-        num_updates, last_kl, is_over = 0, 0.0, False
+        num_updates, last_kl, is_over, self._initial_kl = 0, 0.0, False, None
         skipped_before = self.learner.skipped_updates
         for i in range(self.update_epochs):
             # Details cost a good part of an update; passes that may be the last one have them.
             self._kls, has_details = [], self.target_kl is None and i < self.update_epochs - 1
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
                 metrics = self._update(self._batches(tensors, results, part), with_metrics=not has_details)
-                if metrics is None:
+                if metrics is None and self.stop_scope != "batch":
                     is_over = self.stop_scope == "update"
                     break
                 if metrics:
@@ -308,6 +357,7 @@ class PPOLearner:
         self.agent.after_rollout(last_kl)
         planned = self.update_epochs * self.minibatches
         figures = {"kl_last": last_kl, "updates": float(num_updates), "updates_share": num_updates / planned}
+        figures["initial_kl"] = self._initial_kl or 0.0
         figures["skipped_updates"] = float(self.learner.skipped_updates - skipped_before)
         return sums.summary() | figures | {"learning_rate": self.learner.learning_rate}
 
@@ -320,10 +370,10 @@ class PPOLearner:
                 checks.check_batch(batch)
         skipped_before = self.learner.skipped_updates
         counts = [float(batch.mask.sum()) for batch in batches]
-        metrics = self.learner.update(batches, with_metrics, lambda found, _: self._may_step(found, counts))
+        metrics = self.learner.update(batches, with_metrics, lambda found: self._may_step(found, counts))
         if self.learner.was_vetoed:
             return None
-        return metrics if self.learner.skipped_updates == skipped_before else {}
+        return log_figures(metrics) if self.learner.skipped_updates == skipped_before else {}
 
     def _batches(self, tensors: RolloutTensors, results: Results, pieces: Pieces) -> list[RolloutBatch]:
         """A minibatch, in as many parts as there are batches per update."""
@@ -343,14 +393,15 @@ class PPOLearner:
             for batch, part in zip(batches, parts, strict=True)
         ]
 
-    def _may_step(self, results: Sequence[LossResult], counts: Sequence[float]) -> bool:
+    def _may_step(self, found: Sequence[Mapping[str, Any]], counts: Sequence[float]) -> bool:
         """Asked before the step: note the KL divergence of all processes, and decide alike in all.
 
-        counts: timesteps that each result is the mean of.
+        found: what compute_loss returned. counts: timesteps that each of these is the mean of.
         """
-        own = [sum(float(r.metrics["kl"]) * n for r, n in zip(results, counts, strict=True)), sum(counts)]
+        own = [sum(float(one["kl"]) * n for one, n in zip(found, counts, strict=True)), sum(counts)]
         total, count = sum_over_ranks(own, self.accelerator)
         kl = total / max(count, 1.0)
+        self._initial_kl = kl if self._initial_kl is None else self._initial_kl
         self._kls.append((kl, count))
         if self.target_kl is not None and kl > self.target_kl:
             return False
@@ -374,13 +425,23 @@ class PPOLearner:
             if self.reward_normalizer is None
             else self.reward_normalizer.state_dict(),
             "lr_adapter": None if self.lr_adapter is None else self.lr_adapter.state_dict(),
+            "random_steps": self._random_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; parts that this run does without are left out."""
         self.advantage_norm.load_state_dict(state["advantage_norm"])
+        self.set_random_steps(state.get("random_steps", 0))
         if self.reward_normalizer is not None and state["reward_normalizer"] is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         if self.lr_adapter is not None and state["lr_adapter"] is not None:
             self.lr_adapter.load_state_dict(state["lr_adapter"])
             self.learner.lr_scale = self.lr_adapter.scale
+
+
+def _switch_dropout_off(agent: OnPolicyAgent) -> None:
+    """The mode of updates: as in acting, so that ratios are 1 before the first step."""
+    agent.eval()
+    for module in agent.modules():
+        if isinstance(module, nn.RNNBase) and not module.dropout:
+            module.train()  # the same, but cuDNN has gradients in this mode only

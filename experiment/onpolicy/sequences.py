@@ -141,6 +141,7 @@ class RolloutTensors:
     def __init__(self, rollout: CollectedRollout, actions: np.ndarray, device: torch.device) -> None:
         self.rollout, self.device = rollout, device
         self.num_steps, self.num_envs = rollout.steps["valid"].shape
+        self._some_timestep = rollout.history * self.num_envs  # one that is there, which padding reads
         finals = rollout.finals
 
         def flat(rows: np.ndarray, ends: Sequence[np.ndarray]) -> Tensor:
@@ -190,7 +191,7 @@ class RolloutTensors:
             rows = np.flatnonzero(~self.rollout.steps["terminated"][lasts, pieces.envs])
             timesteps[rows, lengths[rows]] = self.successors[lasts[rows], pieces.envs[rows]]
             kinds[rows, lengths[rows]] = TAIL
-        timesteps[kinds == PADDING] = 0
+        timesteps[kinds == PADDING] = self._some_timestep
         steps[kinds != STEP] = 0
         is_fresh, states = pieces.starts == _FRESH, None
         if self._states and not is_fresh.all():
@@ -231,7 +232,8 @@ class RolloutTensors:
         rows = newest - width + np.arange(width)
         begins = np.arange(width) == width - lengths[:, None]
         kinds = np.where(np.arange(width) >= width - lengths[:, None], CONTEXT, PADDING).astype(np.int8)
-        timesteps = np.where(kinds == PADDING, 0, rows * self.num_envs + envs[:, None])
+        timesteps = rows * self.num_envs + envs[:, None]
+        timesteps[kinds == PADDING] = self._some_timestep
         none = np.zeros(self.num_envs, np.bool_)
         places = self._placed(timesteps, np.zeros_like(timesteps), kinds, none, None)
         resets, fresh = (torch.from_numpy(x).to(self.device) for x in (begins, is_fresh))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -143,6 +146,71 @@ def test_discrete_targets_are_exact_expectations_over_a_subset_minimum() -> None
     torch.testing.assert_close(y, expected)
 
 
+def make_agent_by_hand(**kwargs: object) -> Agent:
+    """Two critics, one discount; everywhere all values are 0 and the policy is uniform."""
+    settings = {
+        "num_critics": 2,
+        "training_discounts": [],
+        "gamma": 0.5,
+        "popart": False,
+        "offline_coeff": 0.0,
+    }
+    agent = make_agent(**{**settings, **kwargs})
+    for layer in (
+        agent.critics.out,
+        agent.target_critics.out,
+        agent.actor.mlp.out,
+        agent.target_actor.mlp.out,
+    ):
+        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.zeros_(layer.bias)
+    return agent
+
+
+def easy_batch(reward: float) -> Batch:
+    """No episode ends, and every step pays the same."""
+    batch = make_batch()
+    return replace(batch, rews=torch.full_like(batch.rews, reward), dones=torch.zeros_like(batch.dones))
+
+
+def test_targets_are_made_of_the_target_critics() -> None:
+    agent = make_agent_by_hand(reward_multiplier=2.0)
+    torch.nn.init.constant_(agent.target_critics.out.bias, 6.0)
+    losses = agent(easy_batch(reward=1.5)).critic  # y = 2 * 1.5 + 0.5 * 6, of which critics predict 0
+    torch.testing.assert_close(losses, torch.full_like(losses, 36.0))
+
+
+@pytest.mark.parametrize(("is_used", "expected"), [(True, 9.0), (False, 1.0)])
+def test_the_next_action_is_that_of_the_target_actor_where_it_is_used(is_used: bool, expected: float) -> None:
+    agent = make_agent_by_hand(use_target_actor=is_used)
+    with torch.no_grad():
+        agent.target_critics.out.bias.copy_(torch.tensor([2.0, 6.0, 0.0, 0.0]))
+        agent.actor.mlp.out.bias[0] = agent.target_actor.mlp.out.bias[1] = 99.0
+    losses = agent(easy_batch(reward=0.0)).critic
+    torch.testing.assert_close(losses, torch.full_like(losses, expected))
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 3.0])
+def test_rewards_are_multiplied_in_targets_and_not_in_figures(multiplier: float) -> None:
+    agent = make_agent_by_hand(reward_multiplier=multiplier, gamma=0.0)
+    out = agent(easy_batch(reward=2.0), with_metrics=True)
+    torch.testing.assert_close(out.critic, torch.full_like(out.critic, (2.0 * multiplier) ** 2))
+    assert out.metrics["td_target"] == 2.0
+
+
+def test_the_online_term_follows_the_most_careful_critic() -> None:
+    agent = make_agent_by_hand(online_coeff=2.0)
+    with torch.no_grad():
+        agent.critics.out.bias.copy_(torch.tensor([3.0, 7.0])[:, None, None])
+    losses = agent(easy_batch(reward=0.0)).actor
+    torch.testing.assert_close(losses, torch.full_like(losses, -2.0 * 3.0))
+
+
+def test_the_entropy_bonus_counts_as_its_coefficient_says() -> None:
+    losses = make_agent_by_hand(entropy_coeff=0.5)(easy_batch(reward=0.0)).actor
+    torch.testing.assert_close(losses, torch.full_like(losses, -0.5 * math.log(4)))
+
+
 def test_td_subset_never_repeats_a_critic() -> None:
     agent = make_agent(num_critics=2, num_critics_td=2, popart=False, training_discounts=[], gamma=1.0)
     batch, following = make_batch(), torch.randn(3, 5, 16)
@@ -171,6 +239,15 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
         agent.critics.out.weight.add_(1.0)
     agent.after_update()
     torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
+
+
+@pytest.mark.parametrize(("changes", "sigma"), [({}, 10.0), ({"popart_floor": 0.0}, 0.5)])
+def test_the_scale_of_targets_that_hardly_vary_has_a_floor(changes: dict[str, float], sigma: float) -> None:
+    popart = make_agent(training_discounts=[], **changes).popart
+    targets = torch.tensor([99.5, 100.5]).view(1, 2, 1, 1)
+    popart.gather(targets, torch.ones(1, 2, 1, dtype=torch.bool))
+    popart.commit()
+    torch.testing.assert_close(popart.sigma.item(), sigma, rtol=1e-2, atol=0.0)
 
 
 def test_binary_filter_sees_environment_units() -> None:

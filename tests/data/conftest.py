@@ -93,6 +93,6 @@ def run_python() -> Callable[..., int]:
     """Run code in a fresh interpreter and return its exit code."""
 
     def run(code: str, *args: str) -> int:
-        return subprocess.run([sys.executable, "-c", code, *args], check=False, timeout=60).returncode
+        return subprocess.run([sys.executable, "-c", code, *args], check=False, timeout=300).returncode
 
     return run

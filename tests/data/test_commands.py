@@ -184,7 +184,7 @@ def test_a_missing_matplotlib_is_named(
 ) -> None:
     (path,) = fill(tmp_path, [3])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'loxodon[plots]'" in refused(capsys, "show", path, "--plot", tmp_path / "a.png")
+    assert "pip install matplotlib" in refused(capsys, "show", path, "--plot", tmp_path / "a.png")
 
 
 # --- check ---------------------------------------------------------------------------------------------
@@ -292,6 +292,29 @@ def test_convert_leaves_out_what_is_broken(buffer: Path, tmp_path: Path, capsys:
 
 
 # --- mistakes ------------------------------------------------------------------------------------------
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[31m\u202e"
+
+
+def test_names_in_and_of_files_cannot_steer_the_terminal(
+    tmp_path: Path, make_traj: MakeTraj, capsys: Capture
+) -> None:
+    traj = make_traj(3)
+    traj = dataclasses.replace(traj, env_name=f"mine{ESCAPES}", obs={f"key{ESCAPES}": traj.obs["position"]})
+    path = save_trajectory(tmp_path, traj, save_as="traj", traj_id="00000001", unix_time=1e9)
+    named = path.rename(tmp_path / f"e{ESCAPES}_00000001_1000000000.0.traj")
+    (tmp_path / f"e{ESCAPES}_00000002_1000000000.0.npz").write_bytes(b"nothing")
+    (tmp_path / f"notes{ESCAPES}\nall is well").touch()
+    os.mkfifo(tmp_path / "e_00000003_1000000000.0.npz")
+    for words in (("ls", tmp_path), ("ls", "--quick", tmp_path), ("check", tmp_path), ("show", named)):
+        out = run(capsys, *words)[1]
+        assert r"\x1b]0;owned\x07\x1b[31m\u202e" in out
+        assert all(line.isprintable() for line in out.splitlines())
+        assert "all is well" not in out.splitlines()
+    assert "2 broken" in run(capsys, "check", tmp_path)[1]
+    error = refused(capsys, "show", tmp_path / f"e{ESCAPES}_00000002_1000000000.0.npz")
+    assert error.rstrip("\n").isprintable()
 
 
 def test_mistakes_get_one_line(tmp_path: Path, fill: Fill, capsys: Capture) -> None:

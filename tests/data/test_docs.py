@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 
 import loxodon.data
-from loxodon.data import MinariDataset, MixtureOfDatasets, RLDataset, Trajectory, save_trajectory
+from loxodon.data import (
+    DiskTrajDataset,
+    MinariDataset,
+    MixtureOfDatasets,
+    RLDataset,
+    Trajectory,
+    save_trajectory,
+)
 from loxodon.data.batch import pad_batch
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
@@ -34,7 +41,7 @@ def names() -> dict[str, Any]:
 
 
 def test_the_page_has_samples() -> None:
-    assert (len(samples("python")), len(samples("gin"))) == (2, 3)
+    assert (len(samples("python")), len(samples("gin"))) == (2, 4)
 
 
 def test_the_dataset_of_the_page_makes_batches(names: dict[str, Any]) -> None:
@@ -61,9 +68,12 @@ def test_the_relabeler_of_the_page_leaves_its_input_alone(names: dict[str, Any],
     assert clipped.rews.max() == clipped.rl2s[:, 0].max() == 1.0 < traj.rews.max()
 
 
-@pytest.mark.parametrize(("index", "kind"), [(0, MixtureOfDatasets), (1, MinariDataset)])
+@pytest.mark.parametrize(
+    ("index", "kind"), [(0, MixtureOfDatasets), (1, DiskTrajDataset), (2, MinariDataset)]
+)
 def test_the_gin_samples_of_the_page_build_a_dataset(index: int, kind: type[RLDataset]) -> None:
     text = samples("gin")[index].replace("Experiment.dataset = ", "docs_dataset/macro.value = ")
+    text = re.sub("^Experiment.*", "", text, flags=re.MULTILINE)
     try:
         gin.parse_config(text, skip_unknown=False)
         assert type(gin.query_parameter("docs_dataset/macro.value").scoped_configurable_fn()) is kind
@@ -72,7 +82,7 @@ def test_the_gin_samples_of_the_page_build_a_dataset(index: int, kind: type[RLDa
 
 
 def test_the_relabelling_sample_names_what_exists() -> None:
-    lines = [line for line in samples("gin")[2].splitlines() if not line.startswith("Experiment.")]
+    lines = [line for line in samples("gin")[3].splitlines() if not line.startswith("Experiment.")]
     try:
         gin.parse_config(lines, skip_unknown=False)
         assert isinstance(gin.query_parameter("HindsightRelabeler.strategy"), str)

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
+import socket
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from loxodon.data import DiskTrajDataset, Layout, Trajectory, save_trajectory
+from loxodon.data import BrokenTrajectoryError, DiskTrajDataset, Layout, Trajectory, npz, save_trajectory
+from loxodon.data.files import check_file, open_trajectory
 from loxodon.data.quarantine import Quarantine
 
 Fill = Callable[[Path, list[int]], list[Path]]
@@ -41,10 +46,24 @@ def spoil(path: Path, how: str, good: Path, make_traj: MakeTraj) -> None:
         save_trajectory(path.parent, traj, save_as="npz", traj_id="ffffffff", unix_time=1.8e9)
     elif how == "folder":
         path.mkdir()
+    elif how == "pipe":  # which nobody writes to, so that opening it would wait for ever
+        os.mkfifo(path)
+    elif how == "bomb":
+        bomb(path, good)
+
+
+def bomb(path: Path, good: Path) -> None:
+    """A small file that announces 80 MB, which no trajectory of this length needs."""
+    np.savez_compressed(path, **{**np.load(good), "rews": np.zeros((20_000_000, 1), np.float32)})
+    assert path.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize(
-    "how", ["truncated", "empty", "foreign", "another archive", "wrong shape", "wrong space", "folder"]
+    "how",
+    [
+        *("truncated", "empty", "foreign", "another archive", "wrong shape", "wrong space", "folder"),
+        *("pipe", "bomb"),
+    ],
 )
 @pytest.mark.parametrize(("sample_by", "is_early"), [("trajectory", False), ("timestep", True)])
 def test_unusable_files_are_moved_and_training_goes_on(
@@ -75,6 +94,50 @@ def test_unusable_files_are_moved_and_training_goes_on(
     metrics = dataset.on_end_of_collection()
     assert (metrics["broken_files"], metrics["quarantined_files"], metrics["total_files"]) == (1, 1, 8)
     assert metrics == {**metrics, **dataset.metrics()}
+
+
+def test_what_is_no_file_of_numbers_is_told_without_memory_or_waiting(
+    tmp_path: Path, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (good,) = fill(tmp_path, [5])
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket.npz")
+        os.mkfifo("pipe.npz")
+        Path("device.npz").symlink_to("/dev/zero")
+        for name in ("socket.npz", "pipe.npz", "device.npz"):
+            with pytest.raises(BrokenTrajectoryError, match=r"it is no regular file, but a pipe.*Fix:"):
+                check_file(name)
+    bomb(tmp_path / NAME, good)
+    tracemalloc.start()
+    with pytest.raises(BrokenTrajectoryError, match=r"rews has 20,000,000 rows, but time_idxs has 6.*Fix:"):
+        check_file(tmp_path / NAME)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 4 << 20
+
+
+def test_a_file_that_announces_more_than_there_is_memory_for_is_broken(
+    tmp_path: Path, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(tmp_path / NAME, **np.load(fill(tmp_path, [5])[0]))
+    open_trajectory(tmp_path / NAME)
+    with monkeypatch.context() as patch:
+        patch.setattr(npz, "MAX_DECODED_BYTES", 1000)
+        with pytest.raises(BrokenTrajectoryError, match=r"at most 1,000 are decoded, half of this.*Fix:"):
+            open_trajectory(tmp_path / NAME)
+
+    def no_memory(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(npz, "_decode", no_memory)
+    with pytest.raises(MemoryError):  # so small a file is not the reason, and stays where it is
+        open_trajectory(tmp_path / NAME)
+    monkeypatch.setattr(npz, "_SUSPICIOUS_BYTES", 0)
+    with pytest.raises(
+        BrokenTrajectoryError, match=r"no memory for the [\d,]+ bytes that it announces.*Fix:"
+    ):
+        open_trajectory(tmp_path / NAME)
 
 
 def test_damage_inside_a_compressed_file_shows_when_it_is_read(

@@ -251,7 +251,7 @@ def test_drawing_a_batch_is_quick(make_dataset: MakeDataset, fill: Fill, fifo: P
     dataset.sample_windows(200, rng)
     times_s = []
     for _ in range(50):
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         dataset.sample_windows(24, rng)
-        times_s.append(time.perf_counter() - start_s)
+        times_s.append(time.process_time() - start_s)
     assert min(times_s) < 1e-3

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+import copy
 import shutil
 import threading
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import pytest
 from loxodon.data import FILE_FORMATS, Trajectory, TrajectoryWriter, load_trajectory, save_trajectory
 from loxodon.data import writer as writer_module
 from loxodon.data.files import parse_name
+from loxodon.experiment.tensor_tree import load_tree, save_tree
 
 
 class FakeRollout:
@@ -226,12 +227,12 @@ def test_unknown_format_is_refused_at_once(tmp_path: Path) -> None:
 
 def run(folder: Path, seed: int, *, num_updates: int = 40, state: dict[str, Any] | None = None) -> Any:
     writer = TrajectoryWriter(folder, 2, save_every=(2, 6), seed=seed)
+    rollout = FakeRollout(writer, 2)
     if state is not None:
         writer.load_state_dict(state)
-    rollout = FakeRollout(writer, 2)
     for _ in range(num_updates):
         rollout.add()
-    state = json.loads(json.dumps(writer.state_dict()))
+    state = copy.deepcopy(writer.state_dict())
     writer.close()
     names = [parse_name(path.name) for path in folder.glob("*.npz")]
     files = sorted((name.unix_time, name.traj_id) for name in names if name is not None)
@@ -257,6 +258,55 @@ def test_restored_writer_goes_on_with_ids_lengths_and_later_times(tmp_path: Path
     assert all(float(path.stem.rsplit("_", 1)[1]) > 4e9 for path in (tmp_path / "e").glob("*.npz"))
 
 
+@pytest.mark.parametrize("num_updates", [0, 3, 300])
+def test_running_pieces_go_on_in_another_writer(tmp_path: Path, num_updates: int) -> None:
+    whole = FakeRollout(TrajectoryWriter(tmp_path / "whole", 3, save_every=(2, 260), seed=3), 3)
+    for i in range(num_updates):
+        whole.add(terminated=(0,) if i % 7 == 0 else ())
+    whole.writer.wait()
+    num_before = len(read_all(tmp_path / "whole"))
+    rest = FakeRollout(TrajectoryWriter(tmp_path / "rest", 3, save_every=(2, 260), seed=8), 3)
+    rest.count, rest.times, rest.rl2s = whole.count, whole.times.copy(), whole.rl2s.copy()
+    rest.writer.load_state_dict(load_tree(save(whole.writer.state_dict(), tmp_path / "state")))
+    for rollout in (whole, rest):
+        for i in range(300):
+            rollout.add(terminated=(2,) if i % 11 == 0 else ())
+        rollout.writer.flush_partial()
+        rollout.writer.close()
+    expected, found = read_all(tmp_path / "whole")[num_before:], read_all(tmp_path / "rest")
+    assert len(found) == len(expected) > 3
+    for one, other in zip(expected, found, strict=True):
+        assert one.env_name == other.env_name
+        np.testing.assert_array_equal(one.obs["x"], other.obs["x"])
+        np.testing.assert_array_equal(one.rews, other.rews)
+        np.testing.assert_array_equal(one.actions, other.actions)
+
+
+def test_running_pieces_that_nobody_goes_on_with_are_stored_once(tmp_path: Path) -> None:
+    first = FakeRollout(TrajectoryWriter(tmp_path / "first", 2), 2)
+    first.writer.policy_version = 4
+    first.add()
+    first.add(terminated=(0,))
+    first.add()
+    state = load_tree(save(first.writer.state_dict(), tmp_path / "state"))
+    for num_envs in (2, 5):
+        folder = tmp_path / str(num_envs)
+        writer = TrajectoryWriter(folder, num_envs)
+        writer.load_state_dict(state)
+        writer.flush_partial()
+        FakeRollout(writer, num_envs).add()
+        writer.wait()
+        assert [(len(t), t.env_name, t.policy_version) for t in read_all(folder)] == [
+            (1, "env0", 4),
+            (3, "env1", 4),
+        ]
+
+
+def save(state: Any, path: Path) -> Path:
+    save_tree(state, path)
+    return path
+
+
 def end_episode_and_close(rollout: FakeRollout) -> None:
     """Whichever of these calls comes next raises what went wrong in the background."""
     rollout.add(terminated=(0,))
@@ -280,7 +330,7 @@ def test_full_disk_surfaces_and_loses_nothing(tmp_path: Path, monkeypatch: pytes
         for _ in range(2):  # a later call tries again, and says so again
             with pytest.raises(OSError, match=rf"not be written to {tmp_path}.*No space left.*Fix:"):
                 add_forever(rollout)
-        with pytest.raises(OSError, match=rf"{rollout.count} finished trajectories are kept"):
+        with pytest.raises(OSError, match=rf"{rollout.count} finished trajectories are in memory only"):
             writer.wait()
     writer.close()
     # The steps given to the calls that raised are among them.

@@ -90,7 +90,7 @@ def test_looking_for_the_newest_file_is_cheap(tmp_path: Path) -> None:
     for i in range(2000):
         (tmp_path / f"env_{i:08x}_{1_700_000_000 + i}.000000.npz").touch()
     (tmp_path / "notes.txt").touch()
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     writer = TrajectoryWriter(tmp_path, 1)
-    assert time.perf_counter() - start_s < 0.5
+    assert time.process_time() - start_s < 0.5
     assert writer.state_dict()["last_time_us"] == 1_700_001_999 * 10**6

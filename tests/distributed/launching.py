@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def run_scenario(
-    name: str, folder: Path, num_processes: int = 2, timeout_s: float = 90.0, module: str = "scenarios"
+    name: str, folder: Path, num_processes: int = 2, timeout_s: float = 400.0, module: str = "scenarios"
 ) -> None:
     """Run a function of `module` in several processes; it fails if one of them does."""
     code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), module=module, name=name, folder=str(folder))
@@ -104,7 +104,7 @@ class Run:
         return (self.folder / f"out_{self._started.index(process)}.txt").read_text()
 
     def wait_for(
-        self, condition: Callable[[], object], *alive: subprocess.Popen[str], limit_s: float = 60
+        self, condition: Callable[[], object], *alive: subprocess.Popen[str], limit_s: float = 300
     ) -> None:
         """Return once the condition holds; fails when time is up or one of `alive` has ended."""
         deadline = time.monotonic() + limit_s
@@ -114,7 +114,7 @@ class Run:
             assert time.monotonic() < deadline, "\n".join(map(self.text, self._started))
             time.sleep(0.05)
 
-    def end_of(self, process: subprocess.Popen[str], limit_s: float) -> int:
+    def end_of(self, process: subprocess.Popen[str], limit_s: float = 300) -> int:
         """Exit status of a process that ends within the limit."""
         self.wait_for(lambda: process.poll() is not None, limit_s=limit_s)
         return int(process.returncode)

@@ -147,12 +147,11 @@ class _Lying:
         self.compute_loss = learner.learner.compute_loss
         learner.learner.compute_loss = self
 
-    def __call__(self, batch: Any, weights: Any, with_metrics: bool) -> Any:
+    def __call__(self, batch: Any, log_step: bool) -> Any:
         self.before.append([p.detach().clone() for p in self.learner.agent.parameters()])
-        result = self.compute_loss(batch, weights, with_metrics)
-        result.metrics["kl"] = torch.tensor(self.kl_per_call * self.calls)
+        found = self.compute_loss(batch, log_step=log_step)
         self.calls += 1
-        return result
+        return {**found, "kl": torch.tensor(self.kl_per_call * (self.calls - 1))}
 
 
 def early_stop(rank: int, scope: str) -> dict[str, Any]:

@@ -40,6 +40,19 @@ class PushingEnv(CountingEnv):
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
+class Masking(Experiment):
+    """Lets other losses count than the batch says, for actor and critics apart."""
+
+    def edit_actor_mask(self, batch: Batch, actor_loss: torch.Tensor, pad_mask: torch.Tensor) -> torch.Tensor:
+        return pad_mask & (batch.time_idxs[:, :-1, None] < 3)
+
+    def edit_critic_mask(
+        self, batch: Batch, critic_loss: torch.Tensor, pad_mask: torch.Tensor
+    ) -> torch.Tensor:
+        pad_mask[:, :, 1] &= batch.rews[:, :, None] > 0
+        return pad_mask
+
+
 def make_trajectory(length: int, seed: int, is_discrete: bool) -> Trajectory:
     rng = np.random.default_rng(seed)
     actions = rng.integers(3, size=(length, 1)) if is_discrete else rng.uniform(-0.9, 0.9, (length, 2))
@@ -84,9 +97,11 @@ def share(batches_per_update: int, update: int, rank: int, world: int, is_discre
     return [pad_batch(own[i : i + size]) for i in range(0, len(own), size)]
 
 
-def train(folder: Path, is_discrete: bool, batches_per_update: int) -> dict[str, Any]:
+def train(
+    folder: Path, is_discrete: bool, batches_per_update: int, kind: type[Experiment] = Experiment
+) -> dict[str, Any]:
     """Gradients of the first update, everything after five, and the figures on the way."""
-    exp = make_learning(folder, is_discrete)
+    exp = make_learning(folder, is_discrete, kind=kind)
     rank, world = exp.accelerator.process_index, exp.accelerator.num_processes
     clip, gradients = exp.accelerator.clip_grad_norm_, []
 
@@ -102,7 +117,7 @@ def train(folder: Path, is_discrete: bool, batches_per_update: int) -> dict[str,
         exp.policy.train()
         for update in range(NUM_UPDATES):
             batches = share(batches_per_update, update, rank, world, is_discrete)
-            metrics = exp.train_step(batches, with_metrics=True)
+            metrics = exp.train_step(batches, log_step=True)
             logs.append({name: float(value) for name, value in metrics.items()})
             rates.append(exp.optimizer.param_groups[0]["lr"])
     state = {name: value.clone() for name, value in exp.policy.state_dict().items()}
@@ -112,9 +127,10 @@ def train(folder: Path, is_discrete: bool, batches_per_update: int) -> dict[str,
 
 def updates(folder: Path) -> dict[str, Any]:
     """All forms of training."""
+    forms = {"discrete": (True, Experiment), "box": (False, Experiment), "masked": (True, Masking)}
     return {
-        f"{is_discrete}-{batches}": train(folder / f"run-{is_discrete}-{batches}", is_discrete, batches)
-        for is_discrete in (True, False)
+        f"{name}-{batches}": train(folder / f"run-{name}-{batches}", is_discrete, batches, kind)
+        for name, (is_discrete, kind) in forms.items()
         for batches in (1, 2)
     }
 
@@ -182,12 +198,13 @@ def _stored_envs(folder: Path) -> list[dict[str, Any]]:
 def _empty(folder: Path, rank: int) -> dict[str, Any]:
     """A single timestep counts, in one process."""
     exp = make_learning(folder / "empty", grad_clip=1e9)
-    exp.learner.edit_actor_mask = exp.learner.edit_critic_mask = lambda _, mask: (
+    exp.edit_actor_mask = exp.edit_critic_mask = lambda batch, loss, mask: (
         mask & (torch.arange(mask.numel()).view(mask.shape) == (0 if rank == 0 else -1))
     )
+    exp.learner.edits_masks = True
     exp.policy.train()
-    metrics = exp.train_step(share(1, 0, rank, 2, True), with_metrics=True)
-    return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
+    metrics = exp.train_step(share(1, 0, rank, 2, True), log_step=True)
+    return {name: float(metrics[name]) for name in ("Loss", "grad_norm")}
 
 
 def _unused(folder: Path, rank: int) -> str:

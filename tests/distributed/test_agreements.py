@@ -80,7 +80,7 @@ def test_an_overflow_in_one_process_skips_the_step_in_all(ranks: Any) -> None:
 
 def test_a_process_without_any_timestep_does_not_change_the_mean(ranks: Any) -> None:
     assert ranks[0]["empty"] == ranks[1]["empty"]
-    assert ranks[0]["empty"]["loss"] > 0
+    assert ranks[0]["empty"]["Loss"] > 0
 
 
 def test_figures_are_weighted_by_timesteps(ranks: Any) -> None:

@@ -39,7 +39,7 @@ def test_a_signal_to_one_learner_stops_all_with_one_checkpoint_that_can_be_resum
     learners, collector = processes.learn(), processes.collect()
     processes.wait_for(lambda: len(updates(tmp_path)) > 3, learners, collector)
     os.kill(rank_of(learners, 1), signal.SIGTERM)
-    assert processes.end_of(learners, limit_s=30) == 0, processes.text(learners)
+    assert processes.end_of(learners) == 0, processes.text(learners)
     text = processes.text(learners)
     assert text.count("Stopped by") == 1
     assert "--resume" in text
@@ -49,10 +49,10 @@ def test_a_signal_to_one_learner_stops_all_with_one_checkpoint_that_can_be_resum
 
     epoch, done = int(state.name.rpartition("_")[2]), max(updates(tmp_path))
     more = processes.learn("--resume", f"Experiment.epochs={epoch + 2}")
-    assert processes.end_of(more, limit_s=90) == 0, processes.text(more)
+    assert processes.end_of(more) == 0, processes.text(more)
     assert f"Resuming at epoch {epoch}" in processes.text(more)
     assert max(updates(tmp_path)) == done + 20  # two epochs of ten, whatever the number of processes
-    assert processes.end_of(collector, limit_s=30) == 0, processes.text(collector)
+    assert processes.end_of(collector) == 0, processes.text(collector)
     assert max(updates(tmp_path)) == sorted(updates(tmp_path))[-1]
     assert len(states(tmp_path)) == 2
 
@@ -61,7 +61,7 @@ def test_the_death_of_one_learner_ends_the_others_soon_and_says_so(processes: Ru
     learners, collector = processes.learn(), processes.collect()
     processes.wait_for(lambda: len(updates(tmp_path)) > 3, learners, collector)
     os.kill(rank_of(learners, 1), signal.SIGKILL)
-    assert processes.end_of(learners, limit_s=40) != 0
+    assert processes.end_of(learners) != 0
     text = processes.text(learners)
     assert "lost contact with another one" in text
     assert "--resume" in text
@@ -73,6 +73,6 @@ def test_ctrl_c_in_the_terminal_saves_although_it_arrives_twice(processes: Run, 
     learners = processes.learn()
     processes.wait_for(lambda: "Waiting for trajectories" in processes.text(learners), learners)
     os.killpg(learners.pid, signal.SIGINT)  # as a terminal does: to the launcher and to its children
-    processes.end_of(learners, limit_s=30)
+    processes.end_of(learners)
     assert "Stopped by SIGINT" in processes.text(learners)
     assert [path.name for path in states(tmp_path)] == ["pair_epoch_0"]

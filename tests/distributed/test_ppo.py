@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from ..rounding import assert_equal_but_for_rounding
 from .launching import Run, run_scenario
 from .ppo_scenarios import CASES, NUM_ROLLOUTS, equality
 
 pytestmark = pytest.mark.slow
+NUM_OPS = 256 * 4 * 8 * 9  # width and layers of the agents, timesteps, updates
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def test_weights_and_statistics_are_those_of_one_process_with_all_envs(
     assert_same_weights(both)
     assert one["updates"] == both[0]["updates"] == both[1]["updates"]
     for name, value in one["state"].items():
-        torch.testing.assert_close(both[0]["state"][name], value, rtol=1e-5, atol=1e-5, msg=name)
+        assert_equal_but_for_rounding(both[0]["state"][name], value, NUM_OPS, name)
     learned = [rank["learner"] for rank in both]
     for part, numbers in one["learner"].items():
         state = dict(numbers or {})
@@ -63,10 +65,10 @@ def test_figures_are_those_of_one_process_with_all_envs(ranks: Any, alone: Any, 
     assert both[0] == both[1]
     for one, found in zip(alone[case]["figures"], both[0], strict=True):
         assert one.keys() == found.keys()
-        different = {"batch_padded_share", "effective_sample_size"}  # means of each process's own
+        different = {"batch_padded_share"}  # of each process's own
         names = one.keys() - different
         assert {n: found[n] for n in names} == pytest.approx({n: one[n] for n in names}, rel=1e-3, abs=1e-4)
-        assert found["initial_logratio_abs_max"] < 1e-5
+        assert found["initial_logratio_abs_max"] < found["initial_logratio_rounding_max"]
 
 
 @pytest.mark.parametrize("scope", ["epoch", "update"])
@@ -128,7 +130,7 @@ def test_a_launched_run_keeps_what_each_process_has_and_goes_on_from_it(tmp_path
     try:
         for epochs, words in ((2, []), (3, ["--resume"])):
             processes = run.learn(*words, f"Experiment.epochs={epochs}", mode="both")
-            assert run.end_of(processes, limit_s=90) == 0, run.text(processes)
+            assert run.end_of(processes) == 0, run.text(processes)
             state = folder / "ckpts" / "training_states" / f"pair_epoch_{epochs - 1}"
             ranks = [json.loads((state / f"rank_{rank}.json").read_text())["on_policy"] for rank in range(2)]
             own = [rank["reward_normalizer"].pop("accumulators") for rank in ranks]
@@ -141,7 +143,7 @@ def test_a_launched_run_keeps_what_each_process_has_and_goes_on_from_it(tmp_path
     lines = map(json.loads, (folder / "logs" / "metrics.jsonl").read_text().splitlines())
     records = [line for line in lines if "ppo/loss" in line]
     assert [record["gradient_steps"] for record in records] == [4, 8, 12]
-    assert all(record["ppo/initial_logratio_abs_max"] < 1e-3 for record in records)
+    assert all(r["ppo/initial_logratio_abs_max"] < r["ppo/initial_logratio_rounding_max"] for r in records)
     assert all(record["ppo/batch_timesteps"] == 16 for record in records)  # of both processes
 
 

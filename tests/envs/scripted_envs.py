@@ -86,7 +86,12 @@ class SubclassOfScripted(ScriptedEnv):
     """Inherits the gin-bound constructor."""
 
 
-BAD_REWARDS = {"nan reward": float("nan"), "word as reward": "much", "reward shape": np.zeros(2)}
+BAD_REWARDS = {
+    "nan reward": float("nan"),
+    "inf reward": -float("inf"),
+    "word as reward": "much",
+    "reward shape": np.zeros(2),
+}
 
 
 class FailingEnv(ScriptedEnv):
@@ -108,13 +113,14 @@ class FailingEnv(ScriptedEnv):
         obs, reward, terminated, truncated, info = super().step(action)
         if self.how == "shape":
             obs = obs[:1]
-        if self.how == "nan":
-            obs[:2] = np.nan if self.time == 2 else (np.inf, -np.inf)
+        if self.how in ("nan", "inf") and self.time == 2:
+            obs[:2] = np.nan if self.how == "nan" else (np.inf, -np.inf)
         if self.how == "modules":
             info["metric/heavy"] = float(
                 any(name in sys.modules for name in ("torch", "wandb", "accelerate"))
             )
             info["metric/pid"] = os.getpid()
+            info["metric/threads"] = float(os.environ["OMP_NUM_THREADS"])
         return obs, BAD_REWARDS.get(self.how, reward), terminated, truncated, info
 
     def render(self) -> Any:

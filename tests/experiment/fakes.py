@@ -82,6 +82,12 @@ class TinyAgent(nn.Module):
     def reset_hidden_state(self, hidden_state: Tensor, ended: Tensor) -> Tensor:
         return hidden_state.masked_fill(ended, 0)
 
+    def export_hidden_state(self, hidden_state: Tensor) -> dict[str, Tensor]:
+        return {"steps": hidden_state.clone()}
+
+    def import_hidden_state(self, rows: dict[str, Tensor]) -> Tensor:
+        return rows["steps"].clone()
+
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
         inputs = self._inputs(batch.obs, batch.rl2s)[:, :-1]
         log_probs = torch.log_softmax(self.actor(inputs), dim=-1)
@@ -97,7 +103,7 @@ class TinyAgent(nn.Module):
         self.num_after_update += 1
 
 
-def make_experiment(folder: Path, **changes: Any) -> Experiment:
+def make_experiment(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) -> Experiment:
     """A small, silent run in one process; `changes` override any setting."""
     settings: dict[str, Any] = {
         "run_name": "tiny",
@@ -126,7 +132,7 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
         "seed": 7,
         "log_to_tensorboard": False,
     }
-    return Experiment(**{**settings, **changes})
+    return kind(**{**settings, **changes})
 
 
 def run(experiment: Experiment, prepare: Callable[[Experiment], Any] | None = None) -> Experiment:

@@ -220,7 +220,7 @@ def test_two_processes_get_versions_of_their_own(store: FolderStore, files: Path
         go(left)
         go(right)
         for writer in (left, right):
-            writer.communicate(timeout=60)
+            writer.communicate(timeout=300)
     assert (left.returncode, right.returncode) == (0, 0)
     infos = store.list("run")
     assert [info.version for info in infos] == [f"v{i}" for i in range(80)]

@@ -92,10 +92,8 @@ def test_files_folders_and_texts_arrive_though_the_originals_are_gone(
 def test_handing_over_does_not_wait_for_the_store(store: ListStore, folder: Path) -> None:
     store.gate.clear()
     outbox = Outbox(folder, store)
-    start_s = time.monotonic()
-    for value in range(5):
+    for value in range(5):  # would never return if it waited
         submit(outbox, value)
-    assert time.monotonic() - start_s < 5
     assert outbox.num_pending == 1
     store.gate.set()
     outbox.close()
@@ -169,9 +167,7 @@ def test_closing_in_a_hurry_leaves_the_rest_for_the_next_process(
     store.gate.clear()
     outbox = Outbox(folder, store)
     submit(outbox, 7)
-    start_s = time.monotonic()
-    outbox.close(wait_s=0.2)
-    assert time.monotonic() - start_s < 5
+    outbox.close(wait_s=0.2)  # would never return if it waited for all
     assert "1 artifact(s) could not be stored in ListStore yet" in caplog.text
     later = ListStore()
     Outbox(folder, later).close()

@@ -125,7 +125,17 @@ def test_an_offline_run_records_figures_config_and_artifacts(tmp_path: Path, hom
     assert not [name for name in os.environ if name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR")]
 
 
-class KilledError(Exception):
+@pytest.mark.slow
+def test_without_a_login_the_run_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    exp = experiment(tmp_path, artifact_store=None)
+    exp.start()
+    with pytest.raises(ValueError, match=r"did not start: .*Fix: `wandb login`, or set WANDB_MODE=offline"):
+        exp.learn()
+    exp.close()
+
+
+class KilledError(BaseException):
     """Stands for the end of the process."""
 
 

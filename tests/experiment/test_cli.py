@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -176,6 +177,45 @@ def test_run_then_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds checkpoints up to epoch 1" in capsys.readouterr().err
 
 
+def test_resume_without_a_seed_takes_that_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    words = ["--config", "tiny.gin", "Experiment.verbose=False"]
+    assert main([*words, "--seed", "5"]) == 0
+    caplog.clear()
+    assert main([*words, "--resume", "Experiment.epochs=2"]) == 0
+    (text,) = (r.getMessage() for r in caplog.records if "seed" in r.getMessage())
+    assert text.endswith("this run uses seed 5")
+
+
+def test_a_failed_resume_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", "tiny.gin", "Experiment.verbose=False"]
+    assert main(words) == 0
+
+    def files() -> dict[Path, bytes]:
+        folders = [Path("runs/tiny") / name for name in ("ckpts", "logs", "buffer")]
+        found = {p: p.read_bytes() for one in folders for p in one.rglob("*") if p.is_file()}
+        return {path: data for path, data in found.items() if not path.name.startswith("manager.")}
+
+    fifo = Path("runs/tiny/buffer/fifo")  # what is newer than the checkpoint is moved by a resume that works
+    shutil.copy(next(fifo.iterdir()), fifo / "TMaze_00000000_9999999999.0.npz")
+    before = files()
+    for wrong in ("FFTrajEncoder.d_model=4", "Experiment.env_mode='async'"):
+        assert main([*words, "--resume", "Experiment.epochs=2", wrong]) in (1, 2)
+        assert "Fix:" in capsys.readouterr().err
+        assert files() == before
+
+
+def test_a_run_without_any_update_fails_and_says_why(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["Experiment.verbose=False", "TMazePassive.horizon=1000", "Experiment.epochs=3"]
+    assert main(["--config", "tiny.gin", *words, "Experiment.ckpt_interval=None"]) == 1
+    assert "error: This run made no update. No episode has ended" in (text := capsys.readouterr().err)
+    assert "Experiment.traj_save_len, e.g. to 500" in text
+    (text,) = (r.getMessage() for r in caplog.records if "there was no update" in r.getMessage())
+    assert text.startswith("After 2 epochs there was no update. No episode has ended: 32 env steps")
+    assert main(["--config", "tiny.gin", *words, "Experiment.traj_save_len=8"]) == 0
+
+
 def test_closing_words_name_commands_that_differ_from_this_one() -> None:
     exp = SimpleNamespace(
         run_dir=Path("runs/a-seed3"),
@@ -203,7 +243,7 @@ def test_closing_words_name_commands_that_differ_from_this_one() -> None:
         "final mean return   0.500",
         "run folder          runs/a-seed3",
     ]
-    assert lines[3].endswith("--config a 'B.c=d e' --seed 4 --run-name a-seed4")
+    assert lines[3].endswith("--config a Experiment.epochs=10 'B.c=d e' --seed 4 --run-name a-seed4")
     further = "--resume Experiment.epochs=20 Experiment.stop_at_val_return=None"
     assert lines[4].endswith(f"--config a --seed 3 --run-name=a-seed3 'B.c=d e' {further}")
 

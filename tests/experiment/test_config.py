@@ -318,10 +318,11 @@ def test_unused_bindings_are_errors(added: str, part: str) -> None:
     assert part in problem(added)
 
 
-def test_what_an_override_puts_out_of_use_is_only_a_warning() -> None:
+def test_what_an_override_puts_out_of_use_is_no_mistake() -> None:
     config = load("CfgGRU.layers = 3\n", "CfgRun.encoder_type=@CfgConv", "CfgConv.kernel=2")
-    assert len(config.warnings) == 1
-    assert "a.gin:3: CfgGRU.layers = 3 has no effect" in config.warnings[0]
+    run()
+    assert check_all_used(config).startswith("1 setting is unused, because a later file or the command line")
+    assert "# unused: a.gin:3: CfgGRU.layers = 3" in config.text()
 
 
 def test_twice_in_one_file_warns_and_across_files_does_not() -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import numpy as np
 import pytest
 
-from loxodon.data import DiskTrajDataset
+from loxodon.agents import LinearSchedule
+from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
 from loxodon.envs import EnvSpec, TMazePassive
+from loxodon.experiment import ScaleRewards
 from loxodon.experiment.config_hash import _SETTINGS, config_hash, is_setting
 from loxodon.experiment.metadata import bindings_of
 from loxodon.experiment.settings import Settings
@@ -47,6 +50,7 @@ def digest(text: str = "", **changes: Any) -> str:
         ("dloader_workers", 2),
         ("async_env_workers", 2),
         ("seed", 8),
+        ("ckpt_interval", 1),
         ("dataset", DiskTrajDataset(dset_root="/elsewhere")),
     ],
 )
@@ -59,7 +63,6 @@ def test_settings_leave_it(setting: str, value: Any) -> None:
     [
         ("learning_rate", 0.5),
         ("epochs", 9),
-        ("ckpt_interval", 1),  # environments restart with every checkpoint
         ("lr_multipliers", {"actor": 2.0}),
         ("make_train_env", EnvSpec(CountingEnv, {"noise": 2.0})),
         ("agent_type", partial(TinyAgent)),
@@ -69,6 +72,37 @@ def test_settings_leave_it(setting: str, value: Any) -> None:
 )
 def test_hyperparameters_change_it(hyperparameter: str, value: Any) -> None:
     assert digest(**{hyperparameter: value}) != digest()
+
+
+class Own:
+    """Keeps what it was made from under another name."""
+
+    def __init__(self, factor: float) -> None:
+        self.by = factor
+
+    def __call__(self, rewards: np.ndarray, progress: float) -> np.ndarray:
+        return rewards * self.by
+
+
+@pytest.mark.parametrize(
+    ("setting", "make"),
+    [
+        ("reward_shaper", ScaleRewards),
+        ("reward_shaper", Own),
+        ("lr_schedule", lambda x: LinearSchedule(1.0, x)),
+        ("dataset", lambda x: DiskTrajDataset(dset_max_size=int(10 * x))),
+        ("dataset", lambda x: DiskTrajDataset(priority_exponent=x)),
+        ("dataset", lambda x: DiskTrajDataset(relabeler=HindsightRelabeler(share=x))),
+        ("dataset", lambda x: MixtureOfDatasets([DiskTrajDataset(), DoNothingDataset()], [x, 1.0 - x])),
+    ],
+)
+def test_arguments_of_objects_built_in_python_count(setting: str, make: Any) -> None:
+    hashes = [digest(**{setting: make(x)}) for x in (0.1, 0.1, 0.5)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_where_checkpoints_cut_episodes_their_interval_counts() -> None:
+    assert digest(exact_resume=True) != digest(exact_resume=True, ckpt_interval=1)
 
 
 def test_bindings_of_gin_count_and_macros_by_their_values() -> None:

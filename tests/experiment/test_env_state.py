@@ -1,4 +1,4 @@
-"""With save_env_state, a resumed rollout goes on in the middle of its episodes, to the last bit."""
+"""Where environments offer their state, a resumed rollout goes on in mid-episode, to the last bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ def acting(folder: Path, env: str, encoder: str = "gru", **changes: Any) -> Expe
         "traj_save_len": 10,
         "ckpt_interval": MIDDLE,
         "epochs": EPOCHS,
-        "save_env_state": True,
         "deterministic": True,
     }
     exp = make_experiment(folder, **{**settings, **changes})
@@ -114,7 +113,7 @@ def test_without_the_setting_the_same_run_begins_new_episodes(tmp_path: Path) ->
     exp.collect_new_training_data()
     assert exp.collector.state.time_idxs.any()
     exp.save_checkpoint()
-    assert not exp.collector.state.time_idxs.any()
+    assert exp.collector.state.time_idxs.any()
     exp.close()
     again = acting(tmp_path, "tmaze", save_env_state=True)  # the checkpoint has no environments
     again.load_checkpoint()
@@ -150,7 +149,8 @@ def test_a_run_with_other_environments_is_refused(tmp_path: Path) -> None:
     exp.collect_new_training_data()
     exp.save_checkpoint()
     exp.close()
-    again = acting(tmp_path, "tmaze", exploration_wrapper_type=None, parallel_actors=2)
+    changes = {"exploration_wrapper_type": None, "parallel_actors": 2, "save_env_state": True}
+    again = acting(tmp_path, "tmaze", **changes)
     with pytest.raises(ValueError, match=r"states of 3 environments.*this run has 2.*Fix:"):
         again.load_checkpoint()
     again.close()

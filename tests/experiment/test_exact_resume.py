@@ -200,17 +200,16 @@ def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("encoder", "workers"), [("GRUTrajEncoder", 2), ("TransformerTrajEncoder", 0)])
-def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path, encoder: str, workers: int) -> None:
+def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path) -> None:
     folders = [tmp_path / "whole", tmp_path / "parts"]
     for folder in folders:
-        text = prepared(folder, demos, encoder=encoder, workers=workers)
+        text = prepared(folder, demos, encoder="GRUTrajEncoder", workers=2)
         (folder / "exact.gin").write_text(
             text.replace("train_batches_per_epoch = 4", "train_batches_per_epoch = 40")
         )
     whole, victim = (launch(folder) for folder in folders)
     marker = folders[1] / "exact/ckpts/training_states/exact_epoch_2/COMPLETE"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not marker.exists():
         assert victim.poll() is None, victim.communicate()[0]
         assert time.monotonic() < deadline
@@ -220,8 +219,8 @@ def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path, encoder: str, worker
     victim.wait()
     victim.stdout.close()  # type: ignore[union-attr]  # an orphaned loader worker keeps the other end for a while
     resumed = launch(folders[1], "--resume")
-    text, _ = resumed.communicate(timeout=120)
+    text, _ = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, text
-    text, _ = whole.communicate(timeout=120)
+    text, _ = whole.communicate(timeout=300)
     assert whole.returncode == 0, text
     assert_same(folders[0] / "exact", folders[1] / "exact")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from loxodon.data import DoNothingDataset
+from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.experiment import Experiment
 
@@ -277,6 +277,41 @@ def test_evaluate_test_counts_episodes_and_stores_trajectories(tmp_path: Path) -
     assert len(list((tmp_path / "kept").glob("*.npz"))) >= 7
 
 
+def test_interaction_goes_on_from_the_hidden_state_it_returned(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path)
+    exp.start()
+    returns, hidden = [], []
+    for parts in ((12,), (7, 5)):
+        torch.manual_seed(0)
+        state, found = None, []
+        for timesteps in parts:
+            state, (history, _) = exp.interact(exp.val_envs, timesteps, hidden_state=state)
+            found += history.returns["CountingEnv"]
+        returns.append(found)
+        hidden.append(state.tolist())
+    exp.close()
+    assert len(returns[0]) == 2 * 3  # of 5 steps each
+    assert returns[0] == returns[1]
+    assert hidden == [[2] * 3] * 2
+
+
+@pytest.mark.parametrize("is_staggered", [True, False])
+def test_pieces_of_long_episodes_have_staggered_lengths_unless_told_not_to(
+    tmp_path: Path, is_staggered: bool
+) -> None:
+    exp = make_experiment(
+        tmp_path,
+        make_train_env=EnvSpec(CountingEnv, {"length": 10_000}),
+        train_timesteps_per_epoch=300,
+        traj_save_len=20,
+        stagger_traj_file_lengths=is_staggered,
+    )
+    exp.start()
+    exp.collect_new_training_data()
+    lengths = {len(load_trajectory(file)) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")}
+    assert (len(lengths) > 3 and lengths <= set(range(12, 29))) if is_staggered else lengths == {20}
+
+
 def test_force_reset_begins_new_episodes(tmp_path: Path) -> None:
     never = EnvSpec(CountingEnv, {"length": 10_000})
     exp = make_experiment(tmp_path, make_train_env=never, force_reset_train_envs_every=2)
@@ -295,10 +330,10 @@ def test_accumulation_divides_the_number_of_updates(tmp_path: Path) -> None:
     assert exp.learner.gradient_steps == 3
 
 
-def test_summary_names_what_matters(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path)
+def test_summary_names_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exp = make_experiment(tmp_path, verbose=True)
     exp.start()
-    text = exp.summary()
+    text = capsys.readouterr().out.replace("\n", "")  # the path is long
     for part in (str(exp.run_dir), "seed 7", "Discrete(3)", "TinyAgent", "3 x sync", "2 epochs"):
         assert part in text
 
@@ -310,6 +345,11 @@ def test_verbose_prints_the_summary_and_quiet_prints_nothing(
     assert "TinyAgent" in capsys.readouterr().out
     run(make_experiment(tmp_path / "b"))
     assert capsys.readouterr().out == ""
+
+
+def test_the_dataset_keeps_its_limit_when_the_run_ends(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, dataset=DiskTrajDataset(dset_max_size=5), parallel_actors=6))
+    assert len(list((exp.run_dir / "buffer" / "fifo").glob("*.npz"))) == 5
 
 
 def test_deleting_the_buffer_removes_the_trajectories(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from .fakes import make_experiment
 ELSEWHERE = "another-boot pid:[1]"
 
 
-def until(condition: Any, seconds: float = 5.0) -> None:
+def until(condition: Any, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "timed out"

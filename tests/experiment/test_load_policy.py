@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -21,7 +22,10 @@ from safetensors.torch import save_file
 
 from loxodon.envs import EnvSpec, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
+from loxodon.experiment.checkpoints import MARKER, _contents
 from loxodon.experiment.config import load_config
+
+from ..rounding import assert_equal_but_for_rounding
 
 TINY = """
 Experiment.run_name = 'tiny'
@@ -210,7 +214,7 @@ def test_nested_observations_and_scaled_actions(tmp_path: Path) -> None:
     assert actions.shape == (12, 3, 1, 2)
     assert actions.dtype == np.float64
     scaled = (actions.reshape(12, 3, 2) - [0.5, 2.0]) / [0.5, 6.0]
-    np.testing.assert_allclose(scaled, np.array(expected), atol=1e-5)
+    assert_equal_but_for_rounding(scaled, np.array(expected, float), 3)  # rounded to be sent
 
 
 def test_a_single_environment_needs_no_axis(tmp_path: Path) -> None:
@@ -326,7 +330,7 @@ def test_files_that_say_too_little_or_are_of_another_format_are_refused(tmp_path
     types = '{"agent_type": "no_such_module:Gone"}'
     with pytest.raises(ImportError, match=r"'Gone' of the module 'no_such_module'.*Fix:"):
         load_policy(changed_header(path, gin="", types=types))
-    with pytest.raises(ValueError, match=r"agent_type has no name to import it by. Fix:"):
+    with pytest.raises(ValueError, match=r"agent_type has no name to find it by. Fix:"):
         load_policy(changed_header(path, gin="", types="{}"))
 
 
@@ -346,6 +350,232 @@ def test_the_sample_of_the_docs_runs(tmp_path: Path) -> None:
     defined: dict[str, Any] = {}
     exec(sample.replace("runs/my-run", str(exp.run_dir)), defined)
     assert defined["over"]
+
+
+# --- files by somebody else -----------------------------------------------------------------------------
+
+MARKS: list[str] = []
+
+
+@gin.configurable
+def leave_a_mark() -> float:
+    """Stands for any configurable of this process that does more than build a network."""
+    MARKS.append("called")
+    return 0.9
+
+
+def crafted_spaces(observation: Any = None, action: Any = None) -> str:
+    box = {"type": "Box", "low": 0, "high": 1, "shape": [4], "dtype": "float32"}
+    return json.dumps(
+        {"observation": observation or box, "action": action or {"type": "Discrete", "n": 2, "start": 0}}
+    )
+
+
+def nested(depth: int) -> str:
+    return '{"observation": ' + '{"type": "Tuple", "spaces": [' * depth + "]}" * depth + ', "action": 1}'
+
+
+@pytest.fixture(scope="module")
+def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    exp = trained(tmp_path_factory.mktemp("sound"), "'CartPole-v1'")
+    return exp.run_dir / "ckpts" / "latest" / "policy.safetensors"
+
+
+@pytest.fixture
+def unheard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module that could be imported, `unheard_of`, and the file that it makes then."""
+    mark, name = tmp_path / "imported", "unheard_of"
+    (tmp_path / f"{name}.py").write_text(
+        "import gin, pathlib\n"
+        "from loxodon.nets import GRUTrajEncoder\n"
+        f"pathlib.Path({str(mark)!r}).touch()\n"
+        "@gin.configurable\n"
+        "class UnheardOf(GRUTrajEncoder):\n"
+        "    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    MARKS.clear()
+    yield mark
+    assert not MARKS, "a file had something called"
+
+
+POPEN = {
+    "gin": "",
+    "types": json.dumps(
+        {
+            "agent_type": "loxodon.agents.agent:Agent",
+            "tstep_encoder_type": "subprocess:Popen",
+            "traj_encoder_type": "loxodon.nets.recurrent:GRUTrajEncoder",
+        }
+    ),
+    # Popen(<Dict space>, <int>) runs the keys of the space as a command
+    "spaces": crafted_spaces(
+        {
+            "type": "Dict",
+            "spaces": [
+                [key, {"type": "Discrete", "n": 2, "start": 0}]
+                for key in ("/usr/bin/awk", "BEGIN{system(MARK)}")
+            ],
+        }
+    ),
+}
+SIZES = {
+    "huge": crafted_spaces({"type": "Box", "low": 0, "high": 1, "shape": [10**6, 10**6], "dtype": "float32"}),
+    "sum": crafted_spaces(
+        {"type": "Tuple", "spaces": [{"type": "Box", "shape": [sign, 10**12]} for sign in (1, -1)]}
+    ),
+    "actions": crafted_spaces(action={"type": "Discrete", "n": 10**12, "start": 0}),
+    "factors": crafted_spaces(action={"type": "MultiBinary", "n": 10**12}),
+}
+REFUSED: dict[str, tuple[dict[str, str], str]] = {
+    "popen": (POPEN, r"Popen'> is no class derived from TstepEncoder.*Fix:"),
+    "function": (
+        {"types": '{"agent_type": "os:system"}'},
+        "'system' of the module 'os', which has no such class",
+    ),
+    "module in a module": (
+        {"types": '{"agent_type": "loxodon.experiment.policy_loading:importlib.import_module"}'},
+        "no such class",
+    ),
+    "not imported": ({"types": '{"agent_type": "unheard_of:X"}'}, r"is not imported here.*Fix: .*trust="),
+    "types": ({"types": "[" * 100_000, "gin": ""}, r"no name to find it by. Fix:"),
+    "call": (
+        {"gin": "+Agent.gamma = @leave_a_mark()"},
+        r"Agent.gamma names @leave_a_mark\(\).*networks.*trust=",
+    ),
+    "macro": ({"gin": "+Agent.gamma = [%HARM]\nHARM = @leave_a_mark()"}, r"HARM names @leave_a_mark"),
+    "env": (
+        {"gin": "+Agent.gamma = @gym_env()\ngym_env.id = 'unheard_of:X-v0'"},
+        "Agent.gamma names @gym_env",
+    ),
+    "type": ({"gin": "+Experiment.traj_encoder_type = @leave_a_mark"}, "no class derived from TrajEncoder"),
+    "macro as type": (
+        {"gin": "+Experiment.agent_type = %A\nA = %B\nB = @DiskTrajDataset"},
+        "derived from BaseAgent",
+    ),
+    "nonsense": ({"gin": "= ["}, r"its gin configuration cannot be read.*Fix:"),
+    "brackets": ({"gin": "Agent.gamma = " + "[" * 5000}, r"cannot be built: .*recursion.*Fix:"),
+    "width": ({"gin": "+FFTstepEncoder.d_hidden = 10_000_000"}, r"weights in .* do not fit this agent.*Fix:"),
+    "no spaces": ({"spaces": "{"}, r"describes no spaces.*Fix:"),
+    "spaces in spaces": ({"spaces": nested(400)}, r"describes no space.*Fix:"),
+    "dtype": (
+        {
+            "spaces": crafted_spaces(
+                {"type": "Box", "low": 0, "high": 1, "shape": [4], "dtype": "S1000000000"}
+            )
+        },
+        r"S1000000000 is no dtype of numbers.*Fix:",
+    ),
+    **{
+        name: ({"spaces": text}, r"numbers, but at most 67,108,864 are allowed.*Fix:")
+        for name, text in SIZES.items()
+    },
+}
+
+
+@pytest.mark.parametrize("how", list(REFUSED))
+def test_a_crafted_file_is_refused_and_runs_nothing(policy_file: Path, unheard_of: Path, how: str) -> None:
+    changes, message = REFUSED[how]
+    with pytest.raises((ValueError, ImportError), match=message):
+        load_policy(crafted(policy_file, changes, unheard_of))
+    assert not unheard_of.exists()
+
+
+def crafted(path: Path, changes: dict[str, str], mark: Path) -> Path:
+    """A copy of a policy file with another header; gin text behind a `+` is added to what is there."""
+    with safe_open(path, framework="pt") as file:
+        old = file.metadata()
+    command = json.dumps(json.dumps(f"touch {mark}"))[1:-1]
+    new = {key: value.replace("MARK", command) for key, value in changes.items()}
+    if new.get("gin", "").startswith("+"):
+        new["gin"] = old["gin"] + new["gin"].replace("+", "\n", 1)
+    return changed_header(path, **new)
+
+
+def test_imports_and_settings_of_other_things_are_left_out(policy_file: Path, unheard_of: Path) -> None:
+    text = "+import unheard_of\nfrom unheard_of import UnheardOf\ninclude 'none.gin'\nleave_a_mark.x = @Env()"
+    policy = load_policy(crafted(policy_file, {"gin": text}, unheard_of))
+    assert policy.agent.traj_encoder.__class__.__name__ == "GRUTrajEncoder"
+    assert not unheard_of.exists()
+
+
+def test_what_the_caller_trusts_is_imported(policy_file: Path, unheard_of: Path) -> None:
+    with safe_open(policy_file, framework="pt") as file:
+        header = file.metadata()
+    file = changed_header(
+        policy_file,
+        gin="import unheard_of\n" + header["gin"].replace("GRUTrajEncoder", "UnheardOf"),
+        types=header["types"].replace("loxodon.nets.recurrent:GRUTrajEncoder", "unheard_of:UnheardOf"),
+    )
+    with pytest.raises(
+        ImportError, match=r"'UnheardOf' of the module 'unheard_of', which is not imported.*Fix:"
+    ):
+        load_policy(file)
+    with pytest.raises(ImportError):
+        load_policy(file, trust=("unheard", "unheard_of.part"))
+    assert not unheard_of.exists()
+    policy = load_policy(file, trust="unheard_of")
+    assert type(policy.agent.traj_encoder).__name__ == "UnheardOf"
+    assert unheard_of.exists()
+    assert (
+        load_policy(file).agent.state_dict().keys() == policy.agent.state_dict().keys()
+    )  # it is imported now
+
+
+@pytest.mark.parametrize("how", ["popen", "huge"])
+@pytest.mark.parametrize("way", ["resume", "restore_from", "warm_start", "collect"])
+def test_no_other_way_of_loading_a_policy_runs_anything(
+    tmp_path: Path, unheard_of: Path, way: str, how: str
+) -> None:
+    exp = trained(tmp_path, "'CartPole-v1'")
+    ckpts = exp.run_dir / "ckpts"
+    changes = {**REFUSED[how][0], "gin": "import unheard_of\nAgent.gamma = @leave_a_mark()"}
+    state = ckpts / "training_states" / "tiny_epoch_0"
+    for path in (state / "model.safetensors", ckpts / "latest" / "policy.safetensors"):
+        crafted(path, changes, unheard_of).replace(path)
+    about = json.loads((state / "metadata.json").read_text())
+    about |= {
+        "config": changes["gin"],
+        "config_requested": changes["gin"],
+        "types": json.loads(POPEN["types"]),
+    }
+    about["spaces"] = json.loads(changes["spaces"].replace("MARK", f"touch {unheard_of}"))
+    (state / "metadata.json").write_text(json.dumps(about))
+    (state / MARKER).unlink()
+    (state / MARKER).write_text(json.dumps({"files": _contents(state)}))
+    gin.clear_config()
+    load_config([str(tmp_path / "tiny.gin")])
+    latest = str(ckpts / "latest" / "policy.safetensors")
+    begin = {
+        "resume": {},
+        "restore_from": {"restore_from": str(state)},
+        "warm_start": {"warm_start": latest},
+        "collect": {"mode": "collect"},
+    }[way]
+    again = Experiment(**begin, **({} if way in ("resume", "collect") else {"run_name": "other"}))
+
+    def load() -> None:
+        again.start()
+        again.load_checkpoint() if way == "resume" else again.read_latest_policy()
+
+    with pytest.raises(ValueError, match=r"another environment|numbers, but at most .* are allowed"):
+        load()
+    assert not unheard_of.exists()
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    policy = load_policy(trained(tmp_path, EnvSpec(ShiftedEnv)).run_dir)
+    policy.reset(num_envs=2)
+    good = np.zeros((2, 2), np.float32)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(
+            ValueError, match=r"Observation 'observation' of environment 1 is NaN or inf.*Fix:"
+        ):
+            policy.act(np.array([[0, 0], [0, bad]]))
+    expected = policy.act(good)
+    with pytest.raises(ValueError, match=r"The reward of environment 0 is NaN or infinite. Fix:"):
+        policy.act(good, [np.nan, 0.0])
+    assert policy.act(good, [np.nan, np.nan], is_first=[True, True]).tolist() == expected.tolist()
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ import torch
 
 from loxodon.experiment.logs import MetricLogger, to_plain
 
+from .fakes import make_experiment, run
+
 AXES = {"epoch": 0, "env_steps": 10, "gradient_steps": 2}
 
 
@@ -127,6 +129,12 @@ def test_wandb_gets_numbers_and_axes_and_is_continued_by_its_id(tmp_path: Path, 
     assert fake.arguments["id"] == "abc"
     again.close()
     assert fake.is_finished
+
+
+def test_wandb_gets_project_entity_group_and_name_of_the_experiment(tmp_path: Path, fake: FakeWandb) -> None:
+    names = {"wandb_project": "p", "wandb_entity": "e", "wandb_group_name": "g"}
+    run(make_experiment(tmp_path, epochs=1, log_to_wandb=True, **names))
+    assert [fake.arguments[key] for key in ("project", "entity", "group", "name")] == ["p", "e", "g", "tiny"]
 
 
 def test_wandb_is_not_told_again_what_a_killed_process_has_told_it(tmp_path: Path, fake: FakeWandb) -> None:

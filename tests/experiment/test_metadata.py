@@ -120,6 +120,27 @@ def test_other_versions_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptur
     assert "loxodon" not in warning.partition(" was written")[2]
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "is_refused"),
+    [("1.3.0", "1.0.0", False), ("2.0.0", "1.9.0", True), ("0.2.0", "0.1.5", True)],
+)
+def test_another_major_version_is_refused_unless_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, there: str, is_refused: bool
+) -> None:
+    exp = run(started(tmp_path))
+    _, values = saved_metadata(exp)
+    change_metadata(exp, packages={**values["packages"], "loxodon": there})
+    monkeypatch.setattr(metadata, "version_of", lambda name: here)
+    if is_refused:
+        with pytest.raises(ValueError, match=rf"by Loxodon {there}, this process has {here}.*Fix:"):
+            started(tmp_path).load_checkpoint()
+        gin.parse_config("CheckpointManager.on_mismatch = 'warn'")
+    started(tmp_path).load_checkpoint()
+    gin.parse_config("CheckpointManager.on_mismatch = 'ask'")
+    with pytest.raises(ValueError, match=r"on_mismatch is 'ask', allowed are 'error' and 'warn'. Fix:"):
+        started(tmp_path)
+
+
 def test_settings_that_differ_are_a_short_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exp = run(started(tmp_path))
     many = "\n".join(f"M{i} = {i}" for i in range(20))
@@ -157,10 +178,10 @@ def test_a_scoped_macro_and_a_reference_are_compared_as_written() -> None:
 def test_types_are_named_if_they_can_be_imported() -> None:
     name = metadata.name_of_type(spaces.Discrete)
     assert name is not None
-    assert metadata.find_type(name) is spaces.Discrete
+    assert metadata.find_type(name, spaces.Space) is spaces.Discrete
     assert metadata.name_of_type(lambda: 0) is None
     with pytest.raises(ImportError, match=r"'Nothing' of the module 'gymnasium'.*Fix:"):
-        metadata.find_type("gymnasium:Nothing")
+        metadata.find_type("gymnasium:Nothing", spaces.Space)
 
 
 # --- published policies ---------------------------------------------------------------------------------

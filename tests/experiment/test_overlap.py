@@ -136,6 +136,7 @@ def test_an_experiment_overlaps_only_where_it_can(tmp_path: Path, settings: dict
 @pytest.mark.slow
 def test_an_overlapped_run_repeats_and_resumes_exactly(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"env_mode": "async", "epochs": 4, "ckpt_interval": 2, "traj_save_len": 9}
+    changes["exact_resume"] = True
     whole, again = (run(make_experiment(tmp_path / name, **changes)) for name in ("whole", "again"))
     run(make_experiment(tmp_path / "parts", **{**changes, "epochs": 2}))
     rest = run(make_experiment(tmp_path / "parts", **changes), lambda exp: exp.load_checkpoint())
@@ -214,7 +215,7 @@ def test_a_failure_stores_what_is_finished_and_is_told_once(
         [sys.executable, "-c", code, way, mode],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -226,4 +227,5 @@ def test_a_failure_stores_what_is_finished_and_is_told_once(
     assert len(told) == 1 or (len(told) == 2 and mode == "async" and way != "killed"), done.stderr
     assert "During handling" not in done.stderr
     lengths = [len(load_trajectory(path)) for path in (tmp_path / "tiny/buffer/fifo").glob("*.npz")]
-    assert lengths == [5] * 12  # four episodes of each of three envs ended before
+    assert lengths.count(5) == 12  # four episodes of each of three envs ended before
+    assert max(lengths) == 5  # and what was collected of the next ones is kept, too

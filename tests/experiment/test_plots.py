@@ -42,4 +42,5 @@ def test_what_cannot_be_drawn_is_explained(tmp_path: Path, capsys: pytest.Captur
         plot_run(tmp_path)
     assert main([str(tmp_path)]) == 2
     assert "no figures" in capsys.readouterr().err
-    assert main([]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([])

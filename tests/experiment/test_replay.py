@@ -12,20 +12,20 @@ from gymnasium import spaces
 
 from loxodon.data import DiskTrajDataset, load_trajectory, save_trajectory
 from loxodon.experiment.building import layout_of
-from loxodon.experiment.learner import LossResult, sequence_priorities
+from loxodon.experiment.learner import sequence_priorities
 
 from .fakes import make_experiment, run
 
 
 def test_priorities_mix_the_largest_and_the_mean_error_of_real_timesteps() -> None:
     squared = torch.tensor([[1.0, 9.0, 1e6], [4.0, 4.0, 4.0]])[:, :, None, None, None].expand(2, 3, 2, 4, 1)
-    mask = torch.tensor([[True, True, False], [True, True, True]])[..., None]
+    mask = torch.tensor([[True, True, False], [True, True, True]])[:, :, None, None, None].expand_as(squared)
     expected = torch.tensor([0.9 * 3.0 + 0.1 * 2.0, 2.0])
     torch.testing.assert_close(sequence_priorities(squared, mask), expected)
 
 
 def test_sequences_without_a_timestep_that_counts_have_no_priority() -> None:
-    none = torch.zeros(1, 3, 1, dtype=torch.bool)
+    none = torch.zeros(1, 3, 2, 1, dtype=torch.bool)
     assert sequence_priorities(torch.ones(1, 3, 2, 1), none).tolist() == [0.0]
 
 
@@ -53,8 +53,8 @@ def test_a_loss_without_errors_per_timestep_cannot_feed_priorities(tmp_path: Pat
     experiment.dataset.refresh()
     batch = next(iter(experiment.loader.epoch(0, 1)))
     zero = next(experiment.policy.parameters()).sum() * 0.0
-    experiment.learner.compute_loss = lambda *_: LossResult(zero, zero, zero)
-    with pytest.raises(ValueError, match=r"without squared_errors.*Fix"):
+    experiment.learner.compute_loss = lambda *_, **__: {"Actor Loss": zero, "Critic Loss": zero}
+    with pytest.raises(ValueError, match=r"no squared_errors.*Fix"):
         experiment.train_step([batch])
     experiment.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import gin
 import numpy as np
 import pytest
 
-from loxodon.data import load_trajectory
+from loxodon.agents import Agent
+from loxodon.data import DiskTrajDataset, HindsightRelabeler, MixtureOfDatasets, load_trajectory
+from loxodon.envs import EnvSpec, MazeRunner
 from loxodon.experiment import Experiment, ScaleRewards
+from loxodon.nets import FFTstepEncoder, IdentityTrajEncoder
 
 from .fakes import make_experiment, run
 
@@ -34,6 +38,33 @@ def test_only_what_is_learned_from_changes(tmp_path: Path, mode: str) -> None:
         np.testing.assert_array_equal(other.rl2s, one.rl2s)  # what the policy has seen
         np.testing.assert_array_equal(other.extras["raw_rewards"], one.rews)
     assert figures(plain)["collect/return"] == figures(shaped)["collect/return"]
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_relabelled_goals_pay_what_real_ones_do(tmp_path: Path, is_mixed: bool) -> None:
+    """Shaped by progress too: the last epoch's shaping holds for all that is relabelled then."""
+    dataset = DiskTrajDataset(relabeler=HindsightRelabeler(strategy="final"))
+    maze = EnvSpec(MazeRunner, {"size": 5, "num_goals": 1, "time_limit": 8})
+    exp = make_experiment(
+        tmp_path,
+        reward_shaper=lambda rewards, progress: (0.1 + progress) * rewards - 0.01,
+        dataset=MixtureOfDatasets([dataset], [1.0]) if is_mixed else dataset,
+        agent_type=Agent,
+        tstep_encoder_type=partial(FFTstepEncoder, n_layers=1, d_hidden=8, d_output=8),
+        traj_encoder_type=IdentityTrajEncoder,
+        make_train_env=maze,
+        val_timesteps_per_epoch=0,
+        stagger_traj_file_lengths=False,
+    )
+    run(exp)
+    windows = dataset.sample_windows(50, np.random.default_rng(0))
+    reached = [window for window in windows if window.dones[-1]]
+    relabelled = [window for window in reached if "raw_rewards" not in window.extras]
+    assert 0 < len(relabelled) < len(reached)
+    for window in relabelled:
+        paid = window.rl2s[1:, :1]  # the last step reached the goal
+        assert paid.sum() == paid[-1] == 1.0
+        np.testing.assert_allclose(window.rews, 0.6 * paid - 0.01, rtol=1e-6)
 
 
 def figures(exp: Experiment) -> dict[str, float]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,24 @@ def test_people_get_a_table(fleet: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "3.0 d ago" in gone
     assert lines[lines.index(broke) + 1].strip() == "OSError: no space"
     assert all(len(line) <= 110 for line in lines[1:6])
+
+
+def test_files_of_others_can_neither_steer_the_terminal_nor_stop_the_view(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = "\x1b]0;owned\x07\n"
+    write_beat(fleet, "odd", host=f"h{bad}", note=f"n{bad}", buffer=f"b{bad}", state="waiting")
+    write_beat(fleet, "types", note={"a": 1}, buffer=["no", "path"], loxodon=3, started="nan")
+    os.mkfifo(fleet / "status" / "actor_pipe.json")
+    for name in ("actor_deep.json", "totals.json"):
+        (fleet / "status" / name).write_text("[" * 100_000)
+    (fleet / "ckpts/training_states/run_epoch_²").mkdir()
+    (fleet / "ckpts/training_states/run_epoch_²/COMPLETE").touch()
+    assert status.main([str(fleet)]) == 0
+    out = capsys.readouterr().out
+    assert all(line.isprintable() for line in out.split("\n"))
+    assert r"h\x1b]0;owned\x07\n" in out
+    assert r"n\x1b]0;owned\x07\n" in out
 
 
 def test_json_is_one_line_for_programs(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:

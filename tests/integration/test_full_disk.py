@@ -44,7 +44,7 @@ def test_a_full_disk_ends_the_run_with_one_error_and_loses_no_finished_file(tmp_
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode not in (0, 99), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from loxodon.nets import PopArt, RunningNorm
@@ -42,6 +43,14 @@ def test_padding_does_not_reach_the_statistics() -> None:
     assert norm.var.item() == 1.0
 
 
+@pytest.mark.parametrize(
+    "kwargs", [{"clip": 0.0}, {"min_std": 0.0}, {"stop_after": 0.0}, {"stop_after": 9.0, "window": 8.0}]
+)
+def test_impossible_settings_are_refused(kwargs: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"RunningNorm has .*Fix:"):
+        RunningNorm(1, **kwargs)
+
+
 def test_commit_without_data_is_harmless() -> None:
     norm = RunningNorm(1)
     norm.gather(torch.ones(1, 2, 1), torch.zeros(1, 2, 1, dtype=torch.bool))
@@ -62,6 +71,13 @@ def test_popart_first_statistics_are_those_of_the_first_targets() -> None:
     assert popart.mu.item() == 2.0
     torch.testing.assert_close(popart.sigma, torch.ones(1, 1))
     torch.testing.assert_close(popart.normalize(torch.full((1, 1), 3.0)), torch.ones(1, 1))
+
+
+def test_popart_does_not_blow_up_targets_that_hardly_vary() -> None:
+    popart = PopArt(1, beta=0.5)
+    gathered(popart, 99.5, 100.5)
+    spread = popart.normalize(torch.tensor([[99.5], [100.5]])).diff(dim=0).item()
+    assert spread == pytest.approx(0.1, rel=1e-3)  # a tenth of the root mean square is one
 
 
 def test_popart_keeps_predicted_values_when_statistics_move() -> None:

@@ -26,7 +26,7 @@ def has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def wait_until(condition: Any, timeout_s: float = 90.0) -> None:
+def wait_until(condition: Any, timeout_s: float = 300.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it did not happen"
@@ -40,7 +40,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
     monkeypatch.setitem(sys.modules, package, None)
     assert launch.main(["--backend", backend, *WORDS]) == 2
     error = capsys.readouterr().err
-    assert f"needs {package}, which is not installed. Fix: pip install 'loxodon[{backend}]'" in error
+    assert f"needs {package}, which is not installed. Fix: pip install {package}, or in the checkout" in error
     assert not tiny.run_dir.exists()
 
 

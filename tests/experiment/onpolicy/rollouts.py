@@ -16,7 +16,7 @@ from loxodon.agents import AdvantageNorm, PPOAgent
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Histories, Learner
 from loxodon.experiment.building import make_accelerator
-from loxodon.experiment.learner import LossWeights, combine_losses, make_optimizer
+from loxodon.experiment.learner import make_optimizer, masked_losses
 from loxodon.experiment.onpolicy import OnPolicyCollector, PPOLearner
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
@@ -79,8 +79,8 @@ def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) 
     optimizer = make_optimizer(agent.trainable_params(), learning_rate=1e-2, l2_coeff=0.0, fused=True)
     model, optimizer = accelerator.prepare(agent, optimizer)
 
-    def compute_loss(batch: Any, weights: LossWeights, with_metrics: bool) -> Any:
-        return combine_losses(model(batch, with_metrics), weights, 0.5)
+    def compute_loss(batch: Any, log_step: bool) -> Any:
+        return masked_losses(batch, model(batch, log_step))
 
     learner = Learner(
         agent,
@@ -88,8 +88,7 @@ def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) 
         optimizer,
         accelerator,
         compute_loss=compute_loss,
-        edit_actor_mask=lambda batch, mask: mask,
-        edit_critic_mask=lambda batch, mask: mask,
+        critic_loss_weight=0.5,
         lr_warmup_steps=0,
         grad_clip=1.0,
     )

@@ -83,6 +83,8 @@ def test_an_unfinished_rollout_is_refused_and_its_cells_are_poison() -> None:
         buffer.read()
     assert np.isnan(buffer._steps["rewards"][2:]).all()
     assert (np.abs(buffer._steps["actions"][2:]) > 2**60).all()
+    assert np.isnan(buffer._obs["x"][3:]).all()
+    assert (np.abs(buffer._rows["time_idxs"][3:]) > 2**60).all()
 
 
 def test_a_key_that_is_missing_at_one_step_is_named() -> None:
@@ -131,6 +133,8 @@ def test_the_next_rollout_keeps_history_and_poisons_the_rest() -> None:
     assert buffer.read().known_from.tolist() == [2, 2]
     buffer.next_rollout()
     assert np.isnan(buffer._steps["rewards"]).all()
+    assert np.isnan(buffer._obs["x"][3:]).all()
+    assert not np.isnan(buffer._obs["x"][:3]).any()
     with pytest.raises(ValueError, match="was written 0 times at step 0"):
         buffer.read()
     for number in range(5, 9):
@@ -327,8 +331,8 @@ class BrokenEnv(RandomLengths):
     [
         ("observation", np.nan, r"BrokenEnv returned NaN as observation.*Fix:"),
         ("reward", np.nan, r"BrokenEnv returned NaN as reward.*Fix:"),
-        ("observation", np.inf, r"observation 'observation' has 3 .* first at step 3 of env 1. Fix:"),
-        ("reward", np.inf, r"first at step [23] of env 1. Fix:"),
+        ("observation", np.inf, r"BrokenEnv returned inf as observation.*environment 1, step 3.*Fix:"),
+        ("reward", np.inf, r"BrokenEnv returned inf as reward.*environment 1, step 3.*Fix:"),
     ],
 )
 def test_numbers_that_are_none_are_found_with_their_place(what: str, number: float, words: str) -> None:

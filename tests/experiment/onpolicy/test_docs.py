@@ -20,9 +20,10 @@ from loxodon.experiment.cli import overrides, parse
 from loxodon.experiment.config import load_config
 from loxodon.experiment.onpolicy import KLAdaptiveLR, PPOLearner
 from loxodon.experiment.plots import PANELS
+from loxodon.nets import RunningNorm
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "on_policy.md").read_text(encoding="utf-8")
-TYPES = (PPOLearner, PPOAgent, PPOLoss, GAE, AdvantageNorm, RewardNormalizer, KLAdaptiveLR)
+TYPES = (PPOLearner, PPOAgent, PPOLoss, GAE, AdvantageNorm, RewardNormalizer, KLAdaptiveLR, RunningNorm)
 TINY = (
     "Experiment.epochs = 1\nExperiment.train_timesteps_per_epoch = 16\n"
     "Experiment.val_timesteps_per_epoch = 0\n"
@@ -83,19 +84,23 @@ def test_commands_are_understood() -> None:
 
 
 def test_partial_observations_with_memory_agree_in_acting_and_training(tmp_path: Path) -> None:
-    found = figures_of(tmp_path, samples("gin")[1])
-    assert found["ppo/initial_logratio_abs_max"] < 1e-4
+    found = figures_of(tmp_path, samples("gin")[2])
+    assert found["ppo/initial_logratio_abs_max"] < found["ppo/initial_logratio_rounding_max"]
+
+
+def test_no_update_is_made_on_random_steps(tmp_path: Path) -> None:
+    assert figures_of(tmp_path, samples("gin")[1])["ppo/updates"] == 0
 
 
 def test_asymmetric_sample_names_settings() -> None:
-    gin.parse_config(samples("gin")[2])
+    gin.parse_config(samples("gin")[3])
     assert gin.query_parameter("PPOAgent.critic_obs_keys") == ["observation", "secret"]
 
 
 def test_trajectories_are_kept_with_an_output_of_its_own(tmp_path: Path) -> None:
     with gin.unlock_config():
         exec(samples("python")[0], {"__name__": "on_policy_sample"})
-    figures_of(tmp_path, samples("gin")[3], "Experiment.agent_type = @SurprisedPPOAgent")
+    figures_of(tmp_path, samples("gin")[4], "Experiment.agent_type = @SurprisedPPOAgent")
     files = [path for path in tmp_path.rglob("*.npz") if "ckpt" not in str(path)]
     assert files
     assert {"log_probs", "values", "surprise"} <= set(load_trajectory(files[0]).extras)

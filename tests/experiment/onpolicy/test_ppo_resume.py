@@ -23,10 +23,12 @@ from loxodon.experiment import Experiment
 from loxodon.experiment.onpolicy import KLAdaptiveLR
 from loxodon.experiment.policy_files import read_policy
 
-from ..test_resume import metrics
+from ...rounding import rounding
+from ..test_resume import KilledError, metrics
 from .whole_runs import differing, learned, ppo_experiment
 
 EPOCHS, MIDDLE = 4, 2
+VALUE_ROUNDING = rounding(10.0, num_ops=256 * 4 * 8)  # size; width and layers of the agent, timesteps
 ALL_STATE = {"reward_normalizer": RewardNormalizer, "lr_adapter": partial(KLAdaptiveLR, kl_threshold=1e-3)}
 CARTPOLE = EnvSpec(ClassicControlState, {"env": "CartPole-v1"})
 LONG = EnvSpec(TMazePassive, {"horizon": 40})
@@ -50,6 +52,7 @@ def resumable(folder: Path, encoder: str, env: EnvSpec, save_env_state: bool, **
         "val_timesteps_per_epoch": 6,
         "val_interval": 2,
         "save_env_state": save_env_state,
+        "exact_resume": True,
         "deterministic": True,
     }
     return ppo_experiment(
@@ -90,11 +93,11 @@ def test_death_and_resume_change_no_bit(
 
     def dying(*args: Any, **kwargs: Any) -> Any:  # in the middle of the updates after the checkpoint
         if first.epoch == MIDDLE and first.learner.gradient_steps % 4 == 2:
-            raise KeyboardInterrupt
+            raise KilledError
         return update(*args, **kwargs)
 
     first.learner.update = dying  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KilledError):
         first.learn()
     second = make("parts")
     assert second.load_checkpoint() == MIDDLE
@@ -108,9 +111,9 @@ def test_death_and_resume_change_no_bit(
     assert len(figures) == EPOCHS
     assert len({r["ppo/learning_rate"] for r in figures}) > 1  # else its adaptation was not seen
     is_read_differently = changes.get("learner", {}).get("burn_in")
-    for record in figures:
-        assert record["ppo/initial_logratio_abs_max"] < 1e-5 or is_read_differently
-        assert record["ppo/initial_value_diff_abs_max"] < 1e-4 or is_read_differently
+    for r in [] if is_read_differently else figures:
+        assert r["ppo/initial_logratio_abs_max"] < r["ppo/initial_logratio_rounding_max"]
+        assert r["ppo/initial_value_diff_abs_max"] < VALUE_ROUNDING
 
 
 def test_earlier_timesteps_of_other_shapes_are_refused(tmp_path: Path) -> None:
@@ -155,6 +158,7 @@ Experiment.torch_threads = 1
 Experiment.verbose = False
 Experiment.log_to_tensorboard = False
 Experiment.save_env_state = False
+Experiment.exact_resume = True
 PPOAgent.value_norm = 'popart'
 PPOLearner.reward_normalizer = @RewardNormalizer
 PPOLearner.lr_adapter = @KLAdaptiveLR
@@ -182,7 +186,7 @@ def test_kill_9_of_a_preset_changes_no_bit(tmp_path: Path) -> None:
         (folder / "exact.gin").write_text(CONFIG.format(folder=folder))
     whole, victim = (launch(folder) for folder in folders)
     marker = folders[1] / "exact/ckpts/training_states/exact_epoch_3/COMPLETE"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not marker.exists():
         assert victim.poll() is None, victim.communicate()[0]
         assert time.monotonic() < deadline
@@ -191,7 +195,7 @@ def test_kill_9_of_a_preset_changes_no_bit(tmp_path: Path) -> None:
     victim.communicate()
     assert not (folders[1] / "exact/ckpts/training_states/exact_epoch_15/COMPLETE").exists()
     for process in (launch(folders[1], "--resume"), whole):
-        text, _ = process.communicate(timeout=120)
+        text, _ = process.communicate(timeout=300)
         assert process.returncode == 0, text
     names = [folder / "exact/ckpts/policy_weights/policy_epoch_15.safetensors" for folder in folders]
     first, second = (read_policy(path)[1] for path in names)

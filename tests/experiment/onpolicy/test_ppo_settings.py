@@ -15,8 +15,10 @@ from loxodon.agents import LinearSchedule
 from loxodon.experiment import Experiment, ScaleRewards
 from loxodon.experiment.gin_check.registry import find
 from loxodon.experiment.onpolicy import PPOLearner
+from loxodon.experiment.onpolicy_settings import _UNREAD
 
 from ..test_resume import metrics
+from .rollouts import make_agent, make_collector, make_learner
 from .whole_runs import learned, ppo_experiment, weights
 
 DOC = Path(__file__).parents[3] / "docs" / "ppo_from_skrl.md"
@@ -34,6 +36,7 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("PPOLearner.burn_in", 2, {"PPOLearner.chunk_len": 4}),
     ("PPOLearner.context_mode", "'segment'", {"PPOLearner.chunk_len": 4, "encoder": "transformer"}),
     ("PPOLearner.target_kl", 1e-7, {}),
+    ("PPOLearner.random_timesteps", 3, {}),
     ("PPOLearner.recompute_old", False, BURN_IN),
     ("PPOLearner.reward_normalizer", "@RewardNormalizer", {}),
     ("PPOLearner.lr_adapter", "@KLAdaptiveLR", {}),
@@ -41,6 +44,7 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("RewardNormalizer.clip", 0.1, NORMALIZER),
     ("KLAdaptiveLR.kl_threshold", 1e-7, ADAPTER),
     ("KLAdaptiveLR.factor", 3.0, ADAPTER),
+    ("KLAdaptiveLR.band", 1e9, {**ADAPTER, "KLAdaptiveLR.kl_threshold": 1e-7}),
     ("KLAdaptiveLR.min_lr", 9.9e-3, {**ADAPTER, "KLAdaptiveLR.kl_threshold": 1e-7}),
     ("KLAdaptiveLR.max_lr", 1.0, {**ADAPTER, "KLAdaptiveLR.kl_threshold": 1.0}),
     ("KLAdaptiveLR.per", "'minibatch'", {**ADAPTER, "KLAdaptiveLR.kl_threshold": 1e-7}),
@@ -66,7 +70,12 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("PPOAgent.value_norm", "'running'", {}),
     ("PPOAgent.value_norm", "'popart'", {"PPOAgent.value_norm": "'running'"}),
     ("PPOAgent.value_norm_window", 1.0, {"PPOAgent.value_norm": "'running'"}),
+    ("ValueNorm.min_std", 9.0, {"PPOAgent.value_norm": "'running'"}),
     ("FFTstepEncoder.normalize_inputs", False, {}),
+    ("RunningNorm.window", 1.0, {}),
+    ("RunningNorm.clip", 0.1, {}),
+    ("RunningNorm.min_std", 9.0, {}),
+    ("RunningNorm.stop_after", 1.0, {}),
     ("Experiment.train_timesteps_per_epoch", 9, {}),
     ("Experiment.parallel_actors", 4, {}),
     ("Experiment.learning_rate", 3e-3, {}),
@@ -76,6 +85,8 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("Experiment.adam_eps", 1e-3, {}),
     ("Experiment.lr_multipliers", {"value_head": 0.1}, {}),
     ("Experiment.grad_clip", 1e-3, {"Experiment.adam_eps": 1e-3}),
+    ("Experiment.grad_clip", 0.0, {"Experiment.adam_eps": 1e-3, "Experiment.grad_clip": 1e-3}),
+    ("Experiment.start_learning_at_epoch", 1, {}),
     ("Experiment.critic_loss_weight", 2.5, {}),
     ("Experiment.reward_shaper", ScaleRewards(0.1), {}),
     ("Experiment.mixed_precision", "bf16", {}),
@@ -111,7 +122,9 @@ def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
     return learned(exp)
 
 
-@pytest.mark.parametrize(("name", "value", "needs"), CASES, ids=[f"{case[0]}={case[1]}" for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "value", "needs"), CASES, ids=[f"{case[0]}={case[1]}".split(" object at ")[0] for case in CASES]
+)
 def test_changing_a_setting_changes_what_is_learned(
     tmp_path_factory: pytest.TempPathFactory,
     base_runs: dict[str, Experiment],
@@ -143,6 +156,20 @@ def test_the_scope_of_a_stop_decides_whether_further_passes_look_again(tmp_path:
     assert divergences[0] != divergences[1]
 
 
+@pytest.mark.parametrize(("scope", "expected"), [("batch", 2), ("epoch", 1), ("update", 1)])
+def test_the_scope_of_a_stop_says_how_much_is_left_out(scope: str, expected: int) -> None:
+    agent = make_agent()
+    learner = make_learner(agent, 8, 4, update_epochs=2, target_kl=0.02, stop_scope=scope)
+    distances, compute_loss = iter([0.0, 0.03, 0.03, 0.0]), learner.learner.compute_loss
+
+    def lying(batch: Any, log_step: bool) -> Any:
+        return {**compute_loss(batch, log_step=log_step), "kl": torch.tensor(next(distances))}
+
+    learner.learner.compute_loss = lying
+    make_collector(agent, learner).collect(8)
+    assert learner.train(0)["updates"] == expected
+
+
 def test_parts_of_a_minibatch_add_up_to_it(tmp_path: Path) -> None:
     one, two = (
         weights(short_run(tmp_path / str(parts), {"Experiment.batches_per_update": parts}))
@@ -154,11 +181,11 @@ def test_parts_of_a_minibatch_add_up_to_it(tmp_path: Path) -> None:
 
 # Named on the page, and tested elsewhere: where a run is written to, schedules, privileged observations ...
 ELSEWHERE = {
+    "CheckpointManager.best_by",
     "Experiment.batches_per_update",
     "Experiment.ckpt_base_dir",
     "Experiment.ckpt_interval",
     "Experiment.epochs",
-    "Experiment.log_interval",
     "Experiment.log_to_wandb",
     "Experiment.run_name",
     "Experiment.wandb_entity",
@@ -195,6 +222,12 @@ def test_every_setting_that_the_page_names_exists_and_is_tested() -> None:
         (configurable,) = find(owner)
         assert configurable.params[name].is_settable, full_name
     assert names - {case[0] for case in CASES} - ELSEWHERE == set()
+    assert not names & {f"Experiment.{name}" for name in _UNREAD}
+
+
+def test_every_epoch_is_one_record_of_figures(tmp_path: Path) -> None:
+    exp = short_run(tmp_path, {"Experiment.log_interval": 1})
+    assert [record["epoch"] for record in metrics(exp.run_dir) if "ppo/kl" in record] == [0, 1]
 
 
 def test_every_class_that_the_page_names_exists() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from loxodon.experiment.onpolicy import sequences
 from loxodon.experiment.onpolicy.figures import UpdateFigures, mean_kl
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, TransformerTrajEncoder
 
+from ...rounding import assert_equal_but_for_rounding
 from ..fakes import make_experiment
 from .rollouts import RandomLengths, make_agent, make_collector, make_learner
 
@@ -52,9 +52,7 @@ def test_a_minibatch_in_parts_gives_the_update_of_the_whole(encoder: str, mode: 
         assert learner.learner.gradient_steps == figures["updates"] * 2 == 16
         weights.append(agent.state_dict())
     for name, value in weights[0].items():
-        torch.testing.assert_close(
-            weights[1][name], value, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        assert_equal_but_for_rounding(weights[1][name], value, 256 * 4 * 8 * 16, name)  # of 16 updates
 
 
 def test_a_process_with_too_few_sequences_reads_one_without_loss() -> None:
@@ -159,7 +157,7 @@ def test_bfloat16_keeps_ratios_and_losses_in_float32(tmp_path: Path, encoder: st
     found = [one for one in figures if "ppo/loss" in one]
     assert len(found) == 3
     for one in found:
-        assert 0.0 <= one["ppo/initial_logratio_abs_max"] < 5e-2
+        assert 0.0 <= one["ppo/initial_logratio_abs_max"] < one["ppo/initial_logratio_rounding_max"]
         assert np.isfinite([one["ppo/loss"], one["ppo/grad_norm"], one["ppo/kl"]]).all()
         assert one["ppo/skipped_updates"] == 0
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in exp.policy.parameters())
@@ -182,9 +180,9 @@ def test_losses_that_are_nan_stop_the_run_or_are_left_out(tmp_path: Path, bad_gr
     spoils = [True] * 3 + [False] * 13
     compute_loss = exp.learner.compute_loss
 
-    def spoilt(*args: Any) -> Any:
-        result = compute_loss(*args)
-        return dataclasses.replace(result, total=result.total * torch.nan) if spoils.pop(0) else result
+    def spoilt(*args: Any, **kwargs: Any) -> Any:
+        found = compute_loss(*args, **kwargs)
+        return {**found, "Actor Loss": found["Actor Loss"] * torch.nan} if spoils.pop(0) else found
 
     exp.learner.compute_loss = spoilt
     if bad_grad is None:

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loxodon.experiment.onpolicy import OnPolicyCollector
-from loxodon.nets import TransformerTrajEncoder
+from loxodon.nets import IdentityTrajEncoder, TransformerTrajEncoder
 
+from ...rounding import assert_equal_but_for_rounding
 from .rollouts import Witness, make_agent, make_collector, make_learner
 from .whole_runs import ENCODERS
 
+NUM_OPS = 256 * 4 * 8  # width and layers of the agent, timesteps of the context
 MEMORIES = ["gru", "lstm", "transformer"]
 DROPPING = partial(
     TransformerTrajEncoder, d_model=8, n_heads=2, d_ff=16, n_layers=2, dropout_ff=0.5, dropout_emb=0.5
@@ -139,7 +141,37 @@ def test_the_first_timestep_of_every_episode_is_that_of_a_fresh_reset() -> None:
             obs = {"observation": torch.from_numpy(rollout.obs["observation"][t, n][None])}
             zeros = torch.zeros(1, rollout.rl2s.shape[-1]), torch.zeros(1, 1, dtype=torch.int64)
             values = agent.act(obs, *zeros, fresh, True).extras["values"]
-            np.testing.assert_allclose(rollout.steps["values"][t, n], values[0].numpy(), atol=1e-5)
+            assert_equal_but_for_rounding(rollout.steps["values"][t, n], values[0], NUM_OPS)
+
+
+def test_default_dropout_is_off_in_updates(caplog: pytest.LogCaptureFixture) -> None:
+    agent = make_agent(partial(TransformerTrajEncoder, d_model=8, n_heads=2, d_ff=16, n_layers=2))
+    learner = make_learner(agent, 8, 4)
+    collector = make_collector(agent, learner, longest=30)
+    collector.collect(8)
+    figures = learner.train(0)
+    learner.raise_alarm(figures)
+    assert figures["initial_kl"] < 1e-10
+    assert not caplog.records
+
+
+class NoisyUpdates(IdentityTrajEncoder):
+    """Dropout in nothing but the updates, whatever the mode."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        y, state = super().forward(*args, **kwargs)
+        return nn.functional.dropout(y, 0.1, training=torch.is_grad_enabled()), state
+
+
+def test_noise_in_updates_rings_the_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    agent = make_agent(NoisyUpdates)
+    learner = make_learner(agent, 8, 4)
+    collector = make_collector(agent, learner)
+    collector.collect(8)
+    figures = learner.train(0)
+    assert figures["initial_logratio_abs_max"] < 1e-4
+    learner.raise_alarm(figures)
+    assert "Log-probs of a rollout differ" in caplog.text
 
 
 def test_acting_in_training_mode_rings_the_alarm(caplog: pytest.LogCaptureFixture) -> None:

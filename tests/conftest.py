@@ -1,0 +1,102 @@
+"""What holds for every test: the same random numbers each time, in any order, on any number of workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils import seeding
+
+# The same examples each time, and no complaint that a busy machine makes few of them per second.
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("repeatable")
+
+# Several at once, which would only get in each other's way.
+STARTING_PROCESSES = tuple(
+    f"tests/{place}"
+    for place in (
+        "distributed/",
+        "experiment/fleet/",
+        "experiment/onpolicy/test_ppo_resume.py",
+        "experiment/test_exact_resume.py",
+        "experiment/test_fleet_processes.py",
+        "experiment/test_overlap.py",
+        "experiment/test_resume.py",
+        "experiment/test_stopping.py",
+        "integration/",
+    )
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="random order of files and of tests in each")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file share a worker, so that its fixtures are made once; so do all that start processes."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "processes" if nodeid.startswith(STARTING_PROCESSES) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("--shuffle")) is not None:
+        rng = random.Random(seed)
+        rng.shuffle(items)
+        places = {path: rng.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: places[item.path])
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures of modules, too
+def pytest_runtest_setup() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - for what uses the global generator
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _seeded_spaces_and_envs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments and spaces that nobody seeds draw their seed from `random`, not from the system."""
+    make = seeding.np_random
+    monkeypatch.setattr(
+        seeding, "np_random", lambda seed=None: make(random.getrandbits(32) if seed is None else seed)
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_interpreter_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that fails while its processes run would slow down all others."""
+    started: list[subprocess.Popen[Any]] = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if isinstance(self.args, list) and self.args[0] == sys.executable:
+                started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    yield
+    for process in started:
+        if process.poll() is None:
+            leads_group = os.getpgid(process.pid) == process.pid
+            os.killpg(process.pid, signal.SIGKILL) if leads_group else process.kill()
+            process.wait()

@@ -1,0 +1,294 @@
+"""Configs put on top of each other, modules of the user's, and mends that are followed to the letter."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gin
+import pytest
+
+from loxodon.experiment.cli import main
+
+from .test_cli import TINY
+
+ENVS = """
+import gin
+import gymnasium as gym
+import numpy as np
+
+
+class Base(gym.Env):
+    observation_space = gym.spaces.Dict(place=gym.spaces.Box(-1.0, 1.0, (1,), np.float32))
+    action_space = gym.spaces.Discrete(2)
+    far = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return {"place": np.zeros(1, np.float32)}, {}
+
+    def step(self, action):
+        self.t += 1
+        return {"place": np.full(1, self.far, np.float32)}, 1.0, self.t == 12, False, {}
+
+
+@gin.configurable
+class CompDictEnv(Base):
+    pass
+
+
+@gin.configurable
+class CompOldReset(Base):
+    def reset(self):
+        return {"place": np.zeros(1, np.float32)}
+
+
+@gin.configurable
+class CompOldResult(Base):
+    def reset(self, seed=None, options=None):
+        return {"place": np.zeros(1, np.float32)}
+
+
+@gin.configurable
+class CompOldStep(Base):
+    def step(self, action):
+        return {"place": np.zeros(1, np.float32)}, 0.0, False, {}
+
+
+@gin.configurable
+class CompUnbounded(Base):
+    action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@gin.configurable
+def comp_bounded():
+    env = CompUnbounded()
+    return MEND
+
+
+@gin.configurable
+class CompFar(Base):
+    far = 1e6
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    modules, known = set(sys.modules), dict(gin.config._REGISTRY.items())
+    Path("tiny.gin").write_text(TINY)
+    yield
+    for name in set(sys.modules) - modules:
+        if name.startswith("comp_"):
+            del sys.modules[name]
+    for selector in set(dict(gin.config._REGISTRY.items())) - set(known):
+        if selector.startswith("comp_"):
+            gin.config._REGISTRY.pop(selector)
+    gin.clear_config()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What is printed for a config that cannot be used: one line, without traceback."""
+    assert main([*words, "--check"]) == 2
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if line.startswith("config error:")]
+    assert len(lines) == 1, error
+    assert "Traceback" not in error
+    assert "Fix:" in lines[0]
+    return lines[0]
+
+
+# --- what a later source replaces -----------------------------------------------------------------------
+
+SWITCHES = [
+    ["--config", "tmaze", "Experiment.agent_type=@PPOAgent"],
+    ["--config", "tmaze", "--config", "ppo/ppo"],
+    ["--config", "ppo/ppo", "--config", "tmaze"],
+    ["--config", "tmaze", "--config", "encoders/gru_small"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", SWITCHES)
+def test_an_agent_or_encoder_is_switched_by_what_comes_later(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--check"]) == 0
+    printed = capsys.readouterr()
+    (note,) = re.findall(r"(\d+) settings? (?:is|are) unused", printed.out)
+    assert len(re.findall("^# unused: ", printed.out, flags=re.MULTILINE)) == int(note) > 0
+    assert "no effect" not in printed.err
+    assert "check passed" in printed.out
+
+
+def test_a_switched_agent_trains_and_what_is_unused_takes_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--config", "tiny.gin", "Experiment.agent_type=@PPOAgent"]) == 0
+    error = capsys.readouterr().err
+    assert [line for line in error.splitlines() if "unused" in line] == [
+        "note: 3 settings are unused, because a later file or the command line replaced what used them "
+        "(--print-config lists them)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ("Experiment.agent_type = @PPOAgent\nActor.d_hidden = 9\n", []),
+        ("Actor.d_hidden = 9\nExperiment.agent_type = @PPOAgent\n", []),
+        ("", ["Experiment.agent_type=@PPOAgent", "Actor.d_hidden=9"]),
+    ],
+)
+def test_what_one_source_sets_and_makes_unused_is_an_error(
+    added: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.gin").write_text(f"include 'tiny.gin'\n{added}")
+    assert "Actor.d_hidden = 9 is set, but" in refused(capsys, "--config", "mine.gin", *words)
+
+
+# --- the user's module ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("x = 1\ny = (2,\n", "comp_env.py:2: SyntaxError: '(' was never closed"),
+        ("\nx = 1 / 0\n", "comp_env.py:2: ZeroDivisionError: division by zero"),
+        ("import comp_none\n", "comp_env.py:1: ModuleNotFoundError: No module named 'comp_none'"),
+        ("import json\njson.loads('{')\n", "comp_env.py:2: JSONDecodeError"),
+    ],
+)
+def test_a_mistake_in_an_imported_module_is_told_as_that(
+    code: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("comp_env.py").write_text(code)
+    Path("mine.gin").write_text("include 'tiny.gin'\nimport comp_env\n")
+    error = refused(capsys, "--config", "mine.gin")
+    assert said in error
+    assert "while importing comp_env for mine.gin:2" in error
+
+
+# --- mends ----------------------------------------------------------------------------------------------
+
+
+def envs(*words: str, mend: str = "env") -> list[str]:
+    """A command line with the environments above."""
+    Path("comp_envs.py").write_text(ENVS.replace("MEND", mend))
+    text = Path("tiny.gin").read_text().replace("TMazePassive.horizon = 3\n", "")
+    Path("mine.gin").write_text(f"{text}import comp_envs\n")
+    return ["--config", "mine.gin", *words]
+
+
+def in_env(name: str) -> list[str]:
+    return [f"Experiment.make_train_env={name}", f"Experiment.make_val_env={name}"]
+
+
+@pytest.mark.parametrize("written", ["CompDictEnv", "'CompDictEnv'"])
+def test_a_forgotten_at_sign(written: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, *envs(*in_env(written)))
+    (mended,) = re.findall(r"Fix: write (\S+) ", error)
+    assert main([*envs(*in_env(mended)), "--check"]) == 0
+
+
+def test_unbounded_actions(capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, *envs(*in_env("@CompUnbounded")))
+    (mended,) = re.findall(r"gymnasium\.wrappers\.TransformAction\(.*\)(?=\.$)", error)
+    words = envs(*in_env("@comp_bounded"), mend=mended.replace("gymnasium.", "gym."))
+    sys.modules.pop("comp_envs")
+    gin.clear_config()
+    for selector in [s for s, _ in gin.config._REGISTRY.items() if s.startswith("comp_")]:
+        gin.config._REGISTRY.pop(selector)
+    assert main([*words, "--check"]) == 0
+
+
+def test_an_include_without_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.gin").write_text("include tiny.gin\n")
+    error = refused(capsys, "--config", "mine.gin")
+    (mended,) = re.findall(r"Fix: write (include .*)\.$", error)
+    Path("mine.gin").write_text(f"{mended}\n")
+    assert main(["--config", "mine.gin", "--print-config"]) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["Experiment.dataset=@DiskTrajDataset", "Experiment.agent_type=@Agent()", "Experiment.epochs=3.0"],
+)
+def test_parentheses_and_numbers_of_the_wrong_kind(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "--config", "tiny.gin", wrong)
+    (mended,) = re.findall(r"Fix: write (.*)\.$", error)
+    words = ["--config", "tiny.gin", f"{wrong.partition('=')[0]}={mended}", "--print-config"]
+    assert main(words) == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ("@CompOldReset", "def reset(self, *, seed=None, options=None)"),
+        ("@CompOldResult", "CompOldResult.reset returned one dict"),
+        ("@CompOldStep", "CompOldStep.step returned 4 values"),
+    ],
+)
+def test_environments_of_old_gym(env: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refused(capsys, *envs(*in_env(env)))
+
+
+def test_a_parameter_of_a_class_without_a_constructor(capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, *envs(*in_env("@CompDictEnv"), "CompDictEnv.size=3"))
+    assert "CompDictEnv has no parameter 'size'" in error
+
+
+# --- what passed silently -------------------------------------------------------------------------------
+
+
+def test_observations_out_of_bounds_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    words = ["Experiment.val_timesteps_per_epoch=0", "Experiment.traj_save_len=8"]
+    assert main([*envs(*in_env("@CompFar")), *words]) == 0
+    told = [text for text in caplog.messages if "outside the bounds" in text]
+    assert len(told) == 1
+    assert "CompFar returned 1e+06 as observation 'place'" in told[0]
+
+
+@pytest.mark.parametrize(("steps", "is_told"), [(8, True), (0, False)])
+def test_collecting_for_a_dataset_that_takes_nothing(
+    steps: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["--config", "tiny.gin", "--run-name", "data"]) == 0
+    words = [
+        "--config",
+        "tiny.gin",
+        "DiskTrajDataset.dset_name=data",
+        "DiskTrajDataset.takes_new_trajs=False",
+    ]
+    assert main([*words, f"Experiment.train_timesteps_per_epoch={steps}"]) == 0
+    assert any("thrown away" in text for text in caplog.messages) == is_told
+
+
+def test_a_test_run_plays_whole_episodes(caplog: pytest.LogCaptureFixture) -> None:
+    words = envs(*in_env("@CompDictEnv"), "Experiment.val_timesteps_per_epoch=100")
+    assert main([*words, "--test-run"]) == 0
+    assert not [text for text in caplog.messages if "no episode ended" in text]
+    assert '"val/return": 12.0' in Path("runs/tiny-test/logs/metrics.jsonl").read_text()
+
+
+# --- front doors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["loxodon.experiment", "loxodon.experiment.cli"])
+def test_modules_that_run(
+    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    monkeypatch.delitem(sys.modules, f"{module}.__main__", raising=False)
+    monkeypatch.delitem(sys.modules, "loxodon.experiment.cli")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("usage: python -m loxodon.experiment ")
+    assert "Parts to put on top of one: encoders/ff_small" in said
+    assert "small," not in said.partition("Parts to put")[0].partition("Presets:")[2]

@@ -1,0 +1,264 @@
+"""Subclasses of Experiment written for AMAGO: signatures, shapes, and what masks do to gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from loxodon.agents import Agent
+from loxodon.data import Batch, BatchLoader, RLDataset, pad_batch
+from loxodon.envs import EnvSpec
+from loxodon.experiment import Experiment
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
+
+from .fakes import CountingEnv, make_experiment, run
+from .test_experiment import records
+from .test_learner import TRAJECTORIES
+
+B, C, G = 4, 3, 2  # of fakes.TinyAgent and its batches
+
+
+class AsForAmago(Experiment):
+    """Overrides every hook and passes it on to the base class."""
+
+    def note(self, name: str) -> None:
+        self.__dict__.setdefault("calls", Counter())[name] += 1
+
+    def init_dsets(self) -> Any:
+        self.note("init_dsets")
+        out = super().init_dsets()
+        assert isinstance(out, RLDataset)
+        return out
+
+    def init_envs(self) -> Any:
+        self.note("init_envs")
+        return super().init_envs() + " of mine"
+
+    def init_dloaders(self) -> Any:
+        self.note("init_dloaders")
+        out = super().init_dloaders()
+        assert isinstance(out, BatchLoader)
+        return out
+
+    def summary(self, env_summary: str) -> None:
+        self.note("summary")
+        assert env_summary == "3 x sync of mine"
+        assert super().summary(env_summary) is None  # type: ignore[func-returns-value]
+
+    def interact(self, envs: Any, timesteps: int, hidden_state: Any = None, **kwargs: Any) -> Any:
+        self.note("interact")
+        hidden_state, (returns, specials) = super().interact(envs, timesteps, hidden_state, **kwargs)
+        assert hidden_state.shape == (3,)
+        return hidden_state, (returns, specials)
+
+    def policy_metrics(self, returns: Any, specials: Any) -> dict[str, float]:
+        self.note("policy_metrics")
+        scores, successes = [], []
+        for ret, spe in zip(returns, specials, strict=True):
+            for env_name, values in ret.data.items():
+                scores.extend(values)
+                successes.extend(spe.data[env_name]["success"])
+        assert len(scores) == len(successes) == 6  # of 3 envs in 12 steps
+        return super().policy_metrics(returns, specials=specials) | {"best": max(scores)}
+
+    def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        self.note("edit_actor_mask")
+        length = batch.actions.shape[1]
+        assert actor_loss.shape == pad_mask.shape == (B, length, G, 1)
+        assert torch.equal(pad_mask, batch.mask[:, :, None].expand(B, length, G, 1))
+        assert not actor_loss.requires_grad
+        pad_mask[:, 3:] = False  # in place
+        return pad_mask
+
+    def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        self.note("edit_critic_mask")
+        length = batch.actions.shape[1]
+        assert critic_loss.shape == pad_mask.shape == (B, length, C, G, 1)
+        assert torch.equal(pad_mask, batch.mask[:, :, None, None].expand(B, length, C, G, 1))
+        return pad_mask & (critic_loss < 2.0)
+
+    def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
+        self.note("compute_loss")
+        losses = super().compute_loss(batch, log_step=log_step)
+        assert losses["Actor Loss"].shape == losses["Critic Loss"].shape == ()
+        losses["Mine"] = self.policy.actor.weight.square().mean()
+        losses["Actor Loss"] = losses["Actor Loss"] + 0.1 * losses["Mine"]
+        return losses
+
+    def train_step(self, batch: Any, log_step: bool) -> dict[str, Any]:
+        self.note("train_step")
+        losses = super().train_step(batch, log_step)
+        torch.testing.assert_close(losses["Loss"], losses["Actor Loss"] + 10.0 * losses["Critic Loss"])
+        losses["mine_too"] = 2.0
+        return losses
+
+
+def test_a_subclass_written_for_amago_runs(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, AsForAmago, log_interval=2))
+    updates = 2 * 4
+    assert exp.__dict__["calls"] == {
+        **{name: 1 for name in ("init_dsets", "init_envs", "init_dloaders", "summary")},
+        **{name: 3 for name in ("interact", "policy_metrics")},  # two epochs and the end
+        **{name: updates for name in ("edit_actor_mask", "edit_critic_mask", "compute_loss", "train_step")},
+    }
+    found = {name for one in records(exp) for name in one}
+    assert {"val/best", "val/return", "train-update/Mine", "train-update/mine_too", "train/loss"} <= found
+    assert not {name for name in found if "Loss" in name or "Mask" in name}
+
+
+def test_with_accumulation_an_update_is_one_step_on_a_list_of_batches(tmp_path: Path) -> None:
+    steps: list[list[int]] = []
+
+    class Watching(Experiment):
+        def train_step(self, batch: Any, log_step: bool) -> dict[str, Any]:
+            steps.append([type(one) is Batch for one in batch])
+            return super().train_step(batch, log_step)
+
+    exp = run(make_experiment(tmp_path, Watching, epochs=1, batches_per_update=3))
+    assert steps == [[True] * 3, [True]]  # of four batches
+    assert exp.learner.gradient_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "asked"),
+    [
+        ("edit_actor_mask", lambda self, batch, mask: mask, "batch, actor_loss, pad_mask"),
+        ("edit_critic_mask", lambda self, batch, mask: mask, "batch, critic_loss, pad_mask"),
+        ("compute_loss", lambda self, batch, weights=None, with_metrics=False: None, "batch, log_step"),
+        ("train_step", lambda self, micro_batches, with_metrics=False: None, "batch, log_step"),
+        ("policy_metrics", lambda self, histories: {}, "returns, specials"),
+        ("summary", lambda self: "", "env_summary"),
+    ],
+)
+def test_hooks_that_could_not_be_called_are_refused_at_once(
+    tmp_path: Path, name: str, old: Any, asked: str
+) -> None:
+    fix = rf"Mine.{name}\(.*cannot be called as {name}\({asked}\).*Fix: def {name}\(self, {asked}\)"
+    with pytest.raises(TypeError, match=fix):
+        make_experiment(tmp_path, type("Mine", (Experiment,), {name: old}))
+
+
+@pytest.mark.parametrize("wrong", ["shape", "dtype"])
+def test_a_mask_has_the_shape_and_dtype_of_the_one_given(tmp_path: Path, wrong: str) -> None:
+    class Wrong(Experiment):
+        def edit_critic_mask(self, batch: Any, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+            return batch.mask if wrong == "shape" else pad_mask.float()  # type: ignore[no-any-return]
+
+    exp = learning(tmp_path, Wrong)
+    with pytest.raises(ValueError, match=r"edit_critic_mask returned .*torch.bool \(4, 8, 3, 2, 1\).*Fix:"):
+        exp.train_step(pad_batch(TRAJECTORIES))
+
+
+def test_losses_must_be_in_a_dict(tmp_path: Path) -> None:
+    class Scalar(Experiment):
+        def compute_loss(self, batch: Any, log_step: bool) -> Any:
+            return super().compute_loss(batch, log_step)["Actor Loss"]
+
+    with pytest.raises(TypeError, match=r"compute_loss returned a Tensor without 'Actor Loss'.*Fix:"):
+        learning(tmp_path, Scalar).train_step(pad_batch(TRAJECTORIES))
+
+
+# --- masks and gradients --------------------------------------------------------------------------------
+
+
+class Pushing(CountingEnv):
+    """Continuous actions, so that losses are drawn at random."""
+
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def learning(
+    folder: Path, kind: type[Experiment], env: type[gym.Env[Any, Any]] = CountingEnv, **agent: Any
+) -> Experiment:
+    """A real agent with 3 critics and 2 discounts, and no environments."""
+    settings = {"num_critics": 3, "num_critics_td": 3, "training_discounts": (0.9,), "tau": 0.1}
+    exp = make_experiment(
+        folder,
+        kind,
+        agent_type=partial(Agent, **{**settings, **agent}),  # type: ignore[arg-type]
+        tstep_encoder_type=partial(FFTstepEncoder, d_hidden=16, d_output=8),
+        traj_encoder_type=partial(GRUTrajEncoder, d_hidden=8, d_output=8),
+        make_train_env=EnvSpec(env),
+        val_timesteps_per_epoch=0,
+        train_timesteps_per_epoch=0,
+    )
+    exp.start()
+    exp.policy.train()
+    return exp
+
+
+def test_masks_per_critic_and_discount_stop_just_these_gradients(tmp_path: Path) -> None:
+    class Masked(Experiment):
+        def edit_actor_mask(self, batch: Any, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
+            pad_mask[:, :, 0] = False  # the first discount
+            return pad_mask
+
+        def edit_critic_mask(self, batch: Any, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+            pad_mask[:, :, 1] = False  # the second critic
+            pad_mask[:, :, 2, 1] = False  # the second discount of the third
+            return pad_mask
+
+    exp = learning(tmp_path, Masked)
+    losses = exp.compute_loss(pad_batch(TRAJECTORIES), log_step=False)
+    (losses["Actor Loss"] + losses["Critic Loss"]).backward()
+    critics, actor = exp.policy.critics.out.bias.grad, exp.policy.actor.mlp.out.bias.grad
+    assert (critics.view(3, 2, 3).abs().sum(-1) > 0).tolist() == [[True, True], [False, False], [True, False]]
+    assert (actor.view(2, 3).abs().sum(-1) > 0).tolist() == [False, True]
+
+
+class Picky(Experiment):
+    """Masks that follow from the batch and from the losses, and leave out more in some batches."""
+
+    def edit_actor_mask(self, batch: Any, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        return pad_mask & (batch.time_idxs[:, :-1, None] < 2)
+
+    def edit_critic_mask(self, batch: Any, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        return pad_mask & (critic_loss < 0.5)
+
+
+def trained(folder: Path, micro_batches: list[Batch]) -> tuple[dict[str, Tensor], list[float]]:
+    exp = learning(folder, Picky)
+    losses = [float(exp.train_step(micro_batches)["Loss"]) for _ in range(3)]
+    return exp.policy.state_dict(), losses
+
+
+def test_four_micro_batches_with_edited_masks_equal_one_batch(tmp_path: Path) -> None:
+    whole, losses = trained(tmp_path / "whole", [pad_batch(TRAJECTORIES)])
+    parts, same_losses = trained(tmp_path / "parts", [pad_batch([t]) for t in TRAJECTORIES])
+    assert same_losses == pytest.approx(losses, rel=1e-5)
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_counting_ahead_sees_the_losses_of_the_update_and_leaves_no_trace(tmp_path: Path) -> None:
+    """With losses that draw at random, several micro-batches are asked for their masks twice."""
+    seen: list[Tensor] = []
+
+    class Watching(Picky):
+        def edit_critic_mask(self, batch: Any, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+            seen.append(critic_loss.clone())
+            return super().edit_critic_mask(batch, critic_loss, pad_mask)
+
+    trajs = [
+        replace(traj, actions=np.tanh(traj.rl2s[1:, 1:3]), rl2s=traj.rl2s[:, :3]) for traj in TRAJECTORIES[:2]
+    ]
+    states = []
+    for i, kind in enumerate((Watching, Experiment)):
+        exp = learning(tmp_path / str(i), kind, Pushing, num_critics_td=2)
+        torch.manual_seed(1)
+        exp.train_step([pad_batch([t]) for t in trajs])
+        states.append((torch.get_rng_state(), exp.policy.tstep_encoder.input_norm.state_dict()))
+    assert len(seen) == 4
+    for ahead, then in zip(seen[:2], seen[2:], strict=True):
+        torch.testing.assert_close(ahead, then, rtol=0, atol=0)
+    torch.testing.assert_close(*states)

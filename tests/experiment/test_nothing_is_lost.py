@@ -1,0 +1,288 @@
+"""Two runs of one name, errors, kills, failed resumptions: what a run has made stays, and stays its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from loxodon.data import load_trajectory
+from loxodon.envs import EnvSpec
+from loxodon.experiment import Callback, Experiment
+from loxodon.experiment.signals import StopRequest
+
+from .fakes import CountingEnv, make_experiment, run
+from .onpolicy.whole_runs import ppo_experiment
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+# --- two runs of one name -------------------------------------------------------------------------------
+
+TWO_STAY: dict[str, Any] = {"ckpt_interval": 1, "keep_checkpoints": 2, "val_interval": 2}
+
+
+def test_a_fresh_start_sets_the_earlier_run_aside_and_only_sees_itself(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path, epochs=5, **TWO_STAY))
+    before = contents(tmp_path / "tiny/ckpts")
+    second = run(make_experiment(tmp_path, epochs=3, seed=8, **TWO_STAY))
+    assert contents(tmp_path / "tiny/ckpts_old1") == before
+    assert second.checkpoints.complete_epochs() == [1, 2]
+    resumed = make_experiment(tmp_path, epochs=4, seed=None, **TWO_STAY)
+    resumed.start()
+    assert resumed.load_checkpoint() == 3
+    assert resumed.run_seed == 8
+    resumed.learn()
+    resumed.close()
+    assert resumed.checkpoints.complete_epochs() == [2, 3]
+    assert sorted(path.name for path in (tmp_path / "tiny").glob("ckpts*")) == ["ckpts", "ckpts_old1"]
+
+
+def test_a_state_of_another_run_in_the_folder_is_neither_resumed_nor_deleted(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path, epochs=4))
+    run(make_experiment(tmp_path, epochs=2, seed=8))
+    states = tmp_path / "tiny/ckpts/training_states"
+    shutil.copytree(tmp_path / "tiny/ckpts_old1/training_states/tiny_epoch_3", states / "tiny_epoch_3")
+    third = run(make_experiment(tmp_path, epochs=3, **TWO_STAY), lambda exp: exp.load_checkpoint())
+    assert third.checkpoints.complete_epochs() == [1, 2]
+    assert (states / "tiny_epoch_3").exists()
+
+
+def test_a_start_that_does_not_train_leaves_the_checkpoints_where_they_are(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path))
+    before = contents(tmp_path / "tiny/ckpts")
+    for mode in ("both", "collect"):
+        exp = make_experiment(tmp_path, mode=mode)
+        exp.start()
+        if mode == "collect":
+            next(iter(exp.learn_iter()))
+        else:
+            exp.load_checkpoint(resume_training_state=False)
+            exp.evaluate_val()
+        exp.close()
+        assert contents(tmp_path / "tiny/ckpts") == before
+
+
+@pytest.mark.parametrize("what", ["best/policy.safetensors", "training_states/tiny_epoch_1"])
+def test_a_new_run_may_begin_from_what_is_set_aside(tmp_path: Path, what: str) -> None:
+    run(make_experiment(tmp_path, val_interval=None))
+    old = tmp_path / "tiny/ckpts" / what
+    wanted = load_file(old if old.is_file() else old / "model.safetensors")
+    begun: list[dict[str, torch.Tensor]] = []
+
+    class Look(Callback):
+        def on_fit_start(self, exp: Experiment) -> None:
+            begun.append({name: value.clone() for name, value in exp.policy.state_dict().items()})
+
+    first = make_experiment(tmp_path, epochs=1, restore_from=str(old), callbacks=[Look])
+    if old.is_file():  # weights: a run of its own
+        run(first)
+        old = tmp_path / "tiny/ckpts_old1" / what
+    run(make_experiment(tmp_path, epochs=3, restore_from=str(old), callbacks=[Look]))
+    assert all(torch.equal(weights[name], wanted[name]) for weights in begun for name in wanted)
+
+
+def test_a_copied_run_goes_on_under_its_new_name(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path))
+    shutil.copytree(tmp_path / "tiny", tmp_path / "other")
+    copy = make_experiment(tmp_path, run_name="other", epochs=3)
+    copy.start()
+    assert copy.load_checkpoint() == 2
+    copy.learn()
+    copy.close()
+    assert copy.checkpoints.complete_epochs() == [1, 2]
+
+
+def test_a_run_put_back_is_told_where_its_trajectories_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(make_experiment(tmp_path))
+    run(make_experiment(tmp_path, seed=8))
+    shutil.rmtree(tmp_path / "tiny/ckpts")
+    exp = make_experiment(tmp_path)
+    exp.start()
+    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint \(.*ckpts_old1\).*Fix"):
+        exp.load_checkpoint()
+    exp.close()
+    shutil.rmtree(tmp_path / "tiny/ckpts")
+    (tmp_path / "tiny/ckpts_old1").rename(tmp_path / "tiny/ckpts")
+    exp = make_experiment(tmp_path)
+    exp.start()
+    exp.load_checkpoint()
+    exp.close()
+    (text,) = (r.getMessage() for r in caplog.records if "trained on are gone" in r.getMessage())
+    assert str(tmp_path / "tiny/buffer/superseded") in text
+
+
+# --- errors ---------------------------------------------------------------------------------------------
+
+
+FOREVER = 10**6
+
+
+class FailingEnv(CountingEnv):
+    """Raises in its step number `fatal`, counted over all episodes."""
+
+    def __init__(self, fatal: int) -> None:
+        super().__init__(length=4)
+        self.left = fatal
+
+    def step(self, action: int) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("the simulator has crashed")
+        return super().step(action)
+
+
+def failing_update(error: BaseException) -> Callable[[Experiment], None]:
+    def prepare(exp: Experiment) -> None:
+        update = exp.learner.update
+
+        def fails(*args: Any, **kwargs: Any) -> Any:
+            if exp.epoch == 1 and exp.learner.gradient_steps % 4 == 2:
+                raise error
+            return update(*args, **kwargs)
+
+        exp.learner.update = fails  # type: ignore[method-assign]
+
+    return prepare
+
+
+ERRORS: dict[str, Callable[[Experiment], None]] = {
+    "env": lambda exp: None,
+    "memory": failing_update(MemoryError("out of memory")),
+    "interrupt": failing_update(KeyboardInterrupt()),
+}
+
+
+@pytest.mark.parametrize("kind", [make_experiment, ppo_experiment], ids=["off-policy", "ppo"])
+@pytest.mark.parametrize("how", list(ERRORS))
+def test_a_run_that_fails_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: Any, how: str
+) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "ckpt_interval": None, "train_timesteps_per_epoch": 12}
+    settings["make_train_env"] = EnvSpec(FailingEnv, {"fatal": 18 if how == "env" else FOREVER})
+    exp = kind(tmp_path, **settings)
+    exp.start()
+    ERRORS[how](exp)
+    with pytest.raises((RuntimeError, MemoryError, KeyboardInterrupt)):
+        exp.learn()
+    exp.close()
+    state = exp.checkpoints.state_dir(1)
+    expected = f"Stopped by an error in epoch 1: saved {state}. To go on: the same command with --resume."
+    assert expected.replace(" ", "") in said(capsys).replace(" ", "")
+    if kind is make_experiment:
+        files = (exp.run_dir / "buffer/fifo").glob("*.npz")
+        assert sum(len(load_trajectory(path)) for path in files) == exp.env_steps
+    again = kind(tmp_path, **{**settings, "make_train_env": EnvSpec(FailingEnv, {"fatal": FOREVER})})
+    again.start()
+    assert again.load_checkpoint() == 1
+    assert (again.learner.gradient_steps, again.env_steps) == (exp.learner.gradient_steps, exp.env_steps)
+    again.learn()
+    again.close()
+    assert again.is_finished
+
+
+@pytest.mark.parametrize(
+    ("interval", "way_on"), [(1, "newest checkpoint is of epoch 0. To go"), (None, "none")]
+)
+def test_spoilt_weights_are_not_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], interval: int | None, way_on: str
+) -> None:
+    class Spoil(Callback):
+        def before_play_steps(self, exp: Experiment) -> None:
+            if exp.epoch == 1:
+                torch.nn.init.constant_(exp.policy.critic.weight, torch.nan)
+
+    exp = make_experiment(tmp_path, ckpt_interval=interval, callbacks=[Spoil], val_interval=None)
+    exp.start()
+    with pytest.raises(ValueError, match=r"loss of epoch 1 is nan.*Fix"):
+        exp.learn()
+    exp.close()
+    text = said(capsys)
+    assert "it could not be saved (the weights are not finite)" in text
+    assert way_on in text
+    assert exp.checkpoints.complete_epochs() == ([] if interval is None else [0])
+
+
+def test_a_second_interrupt_saves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exp = make_experiment(tmp_path)
+    exp.start()
+
+    def twice(*_: Any) -> None:
+        exp.stop.ask("SIGINT")
+        raise KeyboardInterrupt
+
+    exp.learner.update = twice  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        exp.learn()
+    exp.close()
+    assert exp.checkpoints.complete_epochs() == []
+    assert "Stopped by an error" not in said(capsys)
+
+
+def test_curves_are_drawn_when_a_run_fails(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    exp = make_experiment(tmp_path, verbose=True)
+    exp.start()
+    failing_update(MemoryError())(exp)
+    with pytest.raises(MemoryError):
+        exp.learn()
+    exp.close()
+    assert (exp.run_dir / "logs/curves.png").exists()
+
+
+# --- checkpoints by time --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_minutes_without_a_checkpoint_end_with_one_that_the_next_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    epochs: list[list[int]] = []
+
+    class Watch(Callback):
+        def on_save_checkpoint_end(self, exp: Experiment) -> None:
+            epochs.append(exp.checkpoints.complete_epochs())
+
+    settings: dict[str, Any] = {"epochs": 9, "ckpt_interval": 4, "ckpt_minutes": 2.0, "callbacks": [Watch]}
+    exp = make_experiment(tmp_path, val_interval=None, exact_resume=exact, **settings)
+    monkeypatch.setattr(StopRequest, "age_s", lambda self: 60.0 * exp.epoch)
+    run(exp)
+    assert epochs == ([[3], [3, 7], [3, 7, 8]] if exact else [[1], [3], [3, 5], [3, 7], [3, 7, 8]])
+    names = {path.stem for path in exp.checkpoints.weights_dir.iterdir()}
+    assert names == {"policy_epoch_3", "policy_epoch_7", "policy_epoch_8"}
+    about = json.loads((exp.checkpoints.state_dir(8) / "metadata.json").read_text())
+    assert about["run_id"] == json.loads(exp.checkpoints.versions_path.read_text())["run_id"]
+
+
+# --- settings -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a:b", "-a", ".a", "a\nb", "\x1b[1m", "n" * 129, 3])
+def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, name: Any) -> None:
+    with pytest.raises(ValueError, match=r"run_name is .*Fix:"):
+        make_experiment(tmp_path / "runs", run_name=name)
+
+
+def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Experiment.seed is -5.*at least 0.*Fix:"):
+        make_experiment(tmp_path, seed=-5)
+
+
+def test_a_file_in_the_place_of_the_base_folder_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(OSError, match=r"run folder .*runs/tiny cannot be written to.*Fix:.*ckpt_base_dir"):
+        make_experiment(tmp_path / "runs").start()
