@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import traceback
 from collections.abc import Iterator
@@ -105,7 +106,10 @@ class BatchLoader:
 
     def close(self) -> None:
         """End the worker processes; a later epoch would start new ones."""
-        self._workers = None
+        running, self._workers = getattr(self._workers, "_iterator", None), None
+        if running is not None:
+            running._shutdown_workers()  # else they would go on as long as anybody holds an unfinished epoch
+        atexit.unregister(self.close)
 
     def _of_workers(self) -> Iterator[Batch]:
         """The batches of the order that was given last."""
@@ -122,6 +126,7 @@ class BatchLoader:
                 # Its own: drawing the workers' seeds must not move the run's random numbers.
                 generator=torch.Generator().manual_seed(0),
             )
+            atexit.register(self.close)
         try:
             for item in self._workers:
                 if isinstance(item, _Failure):
@@ -167,13 +172,13 @@ class _Failure(NamedTuple):
     trace: str
 
     def raise_again(self) -> None:
-        cause = RuntimeError(f"in a loader worker:\n{self.trace}")
-        if self.is_value_error:
-            raise ValueError(self.text) from cause
-        raise RuntimeError(
-            f"A loader worker failed: {self.kind}: {self.text}. Fix: see the traceback above; "
-            "Experiment.dloader_workers = 0 raises the error in this process."
-        ) from cause
+        error: Exception = ValueError(self.text)  # which says what to do already
+        if not self.is_value_error:
+            error = RuntimeError(
+                f"A loader worker failed: {self.kind}: {self.text}. Fix: see the traceback above; "
+                "Experiment.dloader_workers = 0 raises the error in this process."
+            )
+        raise error from RuntimeError(f"in a loader worker:\n{self.trace}")
 
 
 class _EpochSource(Dataset[Any]):
