@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,12 +32,22 @@ _PER_WINDOW = ("sources", "policy_versions")  # (B,) int64
 UNKNOWN = -1  # source or policy version
 
 
-def pad_windows(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Arrays:
+def new_arrays(specs: Specs) -> Arrays:
+    """Make one uninitialised array per entry."""
+    return {name: np.empty(shape, dtype) for name, (shape, dtype) in specs.items()}
+
+
+def pad_windows(
+    trajs: Sequence[Trajectory],
+    layout: Layout | None = None,
+    allocate: Callable[[Specs], Arrays] = new_arrays,
+) -> Arrays:
     """Copy windows into zero-padded arrays, as long as the longest of them. See `pad_batch`.
 
     Args:
         trajs: B windows.
         layout: what they have to look like; None takes that of the first.
+        allocate: makes the arrays of the batch, which need not be initialised.
 
     Returns: the fields of a Batch, (B, L, ...) or (B, L+1, ...).
 
@@ -51,8 +61,7 @@ def pad_windows(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Ar
         )
     lengths = [len(traj) for traj in trajs]
     wanted = trajs[0].layout if layout is None else layout
-    specs = _specs(wanted, len(trajs), max(lengths))
-    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in specs.items()}
+    arrays = allocate(_specs(wanted, len(trajs), max(lengths)))
     try:
         _fill(arrays, trajs, lengths, wanted)
     except (KeyError, TypeError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import signal
 import traceback
 from collections.abc import Iterator
@@ -10,13 +11,18 @@ from typing import Any, NamedTuple
 
 import gin
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from .batch import Batch, pad_batch
+from .batch import Batch, as_batch, pad_batch
+from .collate import Arrays, Name, Specs, pad_windows
 from .dataset import RLDataset
+from .layout import Layout
 from .trajectory import Trajectory
 
+_BY_VALUE_BYTES = 1 << 20
 _GRACE_S = 15  # of a worker after SIGTERM
 
 
@@ -69,7 +75,7 @@ class BatchLoader:
                 "Fix: set BatchLoader.pool_batches = 1 to switch sorting by length off."
             )
         self._dataset, self._num_workers, self._pin_memory = dataset, num_workers, pin_memory
-        self._source = _EpochSource(dataset, batch_size, seed, rank, pool_batches)
+        self._source = _EpochSource(dataset, batch_size, seed, rank, pool_batches, pin_memory)
         self._orders = _Orders()
         self._workers: DataLoader[Batch] | None = None
         self._num_timesteps = self._num_padded = 0
@@ -84,9 +90,10 @@ class BatchLoader:
         self._num_timesteps = self._num_padded = 0
         order = self._orders.order = _Order(self._orders.order.number + 1, epoch, num_batches)
         if self._num_workers == 0:
-            batches = self._source.sample(epoch, num_batches, 0, 1)
+            windows = self._source.sample(epoch, num_batches, 0, 1)
+            batches: Iterator[Batch] = (pad_batch(one, self._dataset.layout) for one in windows)
             if self._pin_memory:
-                batches = (batch.pin_memory() for batch in batches)
+                batches = map(Batch.pin_memory, batches)
         else:
             # Here too, although nothing is sampled here: what a dataset reports comes from this process.
             self._dataset.on_new_epoch(epoch)
@@ -131,7 +138,7 @@ class BatchLoader:
             for item in self._workers:
                 if isinstance(item, _Failure):
                     item.raise_again()
-                yield item
+                yield item.batch()
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
@@ -181,17 +188,61 @@ class _Failure(NamedTuple):
         raise error from RuntimeError(f"in a loader worker:\n{self.trace}")
 
 
+class _Block(NamedTuple):
+    """A batch in one piece of memory: every tensor that crosses processes costs as much as a small batch."""
+
+    specs: Specs
+    data: Tensor | npt.NDArray[np.uint8]  # shared memory, or bytes for the pipe
+
+    @classmethod
+    def of(cls, windows: list[Trajectory], layout: Layout | None, *, is_pinned_later: bool) -> _Block:
+        """Pad windows into a new block. Small ones go faster through a pipe, where none can be pinned."""
+        blocks: list[_Block] = []
+
+        def allocate(specs: Specs) -> Arrays:
+            sizes = [_room_bytes(*spec) for spec in specs.values()]
+            blocks.append(cls(specs, torch.empty(sum(sizes), dtype=torch.uint8)))
+            return {name: tensor.numpy() for name, tensor in blocks[0]._tensors().items()}
+
+        pad_windows(windows, layout, allocate)
+        block = blocks[0]
+        if is_pinned_later or len(block.data) > _BY_VALUE_BYTES:
+            return block
+        return block._replace(data=np.asarray(block.data))
+
+    def batch(self) -> Batch:
+        """The batch, whose tensors are views of the block."""
+        return as_batch(self._tensors())
+
+    def _tensors(self) -> dict[Name, Tensor]:
+        data, views, start = torch.as_tensor(self.data), {}, 0
+        for name, (shape, dtype) in self.specs.items():
+            num_bytes = math.prod(shape) * dtype.itemsize
+            flat = data[start : start + num_bytes]
+            views[name] = flat.view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
+            start += _room_bytes(shape, dtype)
+        return views
+
+
+def _room_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // 64) * 64  # every array begins at a cache line
+
+
 class _EpochSource(Dataset[Any]):
     """Samples the batches of an epoch, or one worker's share of them."""
 
-    def __init__(self, dataset: RLDataset, batch_size: int, seed: int, rank: int, pool_batches: int) -> None:
-        self._dataset, self._batch_size = dataset, batch_size
+    def __init__(
+        self, dataset: RLDataset, batch_size: int, seed: int, rank: int, pool_batches: int, pin_memory: bool
+    ) -> None:
+        self._dataset, self._batch_size, self.pin_memory = dataset, batch_size, pin_memory
         self._seed, self._rank, self._pool_batches = seed, rank, pool_batches
         self._order: _Order | None = None  # this and the next one: in workers only
-        self._batches: Iterator[Batch] = iter(())
+        self._batches: Iterator[list[Trajectory]] = iter(())
 
-    def sample(self, epoch: int, num_batches: int, worker: int, num_workers: int) -> Iterator[Batch]:
-        """Yield batches w, w + W, w + 2W, ... of the epoch, for worker w of W."""
+    def sample(
+        self, epoch: int, num_batches: int, worker: int, num_workers: int
+    ) -> Iterator[list[Trajectory]]:
+        """Yield the windows of batches w, w + W, w + 2W, ... of the epoch, for worker w of W."""
         self._dataset.on_new_epoch(epoch)
         self._dataset.refresh()
         rng = np.random.default_rng([self._seed, self._rank, epoch, worker])
@@ -200,10 +251,9 @@ class _EpochSource(Dataset[Any]):
             pool = min(self._pool_batches, remaining)
             remaining -= pool
             windows = self._dataset.sample_windows(pool * self._batch_size, rng)
-            for batch in cut_by_length(windows, self._batch_size, rng):
-                yield pad_batch(batch, self._dataset.layout)
+            yield from cut_by_length(windows, self._batch_size, rng)
 
-    def __getitem__(self, order: _Order) -> Batch | _Failure:
+    def __getitem__(self, order: _Order) -> _Block | _Failure:
         """The next batch of this worker; DataLoader asks its workers in turns, in a fixed order."""
         try:
             if order != self._order:
@@ -211,7 +261,8 @@ class _EpochSource(Dataset[Any]):
                 assert info is not None
                 self._order = order
                 self._batches = self.sample(order.epoch, order.num_batches, info.id, info.num_workers)
-            return next(self._batches)
+            windows = next(self._batches)
+            return _Block.of(windows, self._dataset.layout, is_pinned_later=self.pin_memory)
         except Exception as error:  # whatever a dataset raises is raised again in the parent
             self._order = None
             text, trace = str(error), traceback.format_exc()
