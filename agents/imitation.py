@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Batch
-from ..nets import TrajEncoder, TstepEncoder
+from ..nets import PolicyDistribution, TrajEncoder, TstepEncoder, ValueNorm
 from .base import LossTerms
 from .objectives import masked_mean
-
-if TYPE_CHECKING:
-    from .ppo import PPOAgent
+from .ppo_loss import PPOLoss
 
 EstimateReturns = Callable[..., tuple[Tensor, Tensor]]
+
+
+class Imitator(Protocol):
+    """What imitation needs of an agent: encoders, policy, values; the critic's encoders may be its own."""
+
+    training: bool
+    actor_obs_keys: list[str]
+    critic_obs_keys: list[str]
+    tstep_encoder: TstepEncoder
+    traj_encoder: TrajEncoder
+    critic_tstep_encoder: TstepEncoder | None
+    critic_traj_encoder: TrajEncoder | None
+    value_head: nn.Module
+    value_norm: ValueNorm
+    loss: PPOLoss
+
+    def policy(self, state: Tensor) -> PolicyDistribution:
+        """The distribution over actions at states (B, L, D)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,7 @@ class Demonstrations:
         return replace(self, batch=self.batch.to(device))
 
 
-def imitation_loss(agent: PPOAgent, demos: Demonstrations, with_metrics: bool = False) -> LossTerms:
+def imitation_loss(agent: Imitator, demos: Demonstrations, with_metrics: bool = False) -> LossTerms:
     """Behaviour cloning, and a value function of the demonstrated behaviour.
 
         actor = -log pi(a | s),  critic = the agent's value loss of V(s) against R

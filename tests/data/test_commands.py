@@ -16,8 +16,7 @@ from loxodon.data.commands import listing
 from loxodon.data.commands.command_line import main
 from loxodon.data.commands.convert import describe_difference
 from loxodon.data.commands.find import age_text, find_files, size_text
-from loxodon.data.commands.plot import plot_trajectory
-from loxodon.data.commands.show import numbers_text
+from loxodon.data.commands.show import numbers_text, plot_trajectory
 
 MakeTraj = Callable[..., Trajectory]
 Fill = Callable[[Path, list[int]], list[Path]]
