@@ -396,6 +396,7 @@ def unheard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.syspath_prepend(tmp_path)
     MARKS.clear()
     yield mark
+    sys.modules.pop(name, None)
     assert not MARKS, "a file had something called"
 
 
