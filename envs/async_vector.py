@@ -31,9 +31,7 @@ from .worker import CLOSE, STEP, WorkerFailure, WorkerJob, run_worker
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
 CLOSE_TIMEOUT_S = 5.0
-CPU_QUOTA = Path(
-    "/sys/fs/cgroup/cpu.max"
-)  # of a container under Linux: microseconds in each period, and the period
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds in each period, and the period
 _open_envs: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 

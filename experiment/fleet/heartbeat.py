@@ -82,7 +82,7 @@ class _Writer:
     def __init__(self, run_dir: Path, role: str, rank: int, period_s: float) -> None:
         host = socket.gethostname()
         self.pid = os.getpid()
-        self.folder = run_dir / STATUS_FOLDER
+        self.folder = run_dir.absolute() / STATUS_FOLDER  # the thread must not follow a change of directory
         self.path = self.folder / f"{role}_{re.sub(r'[^A-Za-z0-9.-]', '-', host)}_{self.pid}.json"
         self.period_s = period_s
         self.facts: dict[str, Any] = {

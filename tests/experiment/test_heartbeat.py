@@ -257,3 +257,13 @@ def test_a_run_that_cannot_be_built_leaves_its_error_and_the_lock(tmp_path: Path
         exp.start()
     assert read_heartbeats(exp.run_dir)[0].state == "failed"
     assert not (exp.run_dir / "learner.json").exists()
+
+
+def test_a_change_of_directory_does_not_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    heartbeat = Heartbeat(Path("run"), "actor")
+    monkeypatch.chdir(elsewhere)
+    heartbeat.close("finished")
+    assert list(elsewhere.iterdir()) == []
+    assert len(list((tmp_path / "run").rglob("actor_*.json"))) == 1
