@@ -74,7 +74,7 @@ class BatchLoader:
                 f"pool_batches is {pool_batches}, but windows are drawn for at least 1 batch at a time. "
                 "Fix: set BatchLoader.pool_batches = 1 to switch sorting by length off."
             )
-        self._dataset, self._num_workers, self._pin_memory = dataset, num_workers, pin_memory
+        self._dataset, self._num_workers = dataset, num_workers
         self._source = _EpochSource(dataset, batch_size, seed, rank, pool_batches, pin_memory)
         self._orders = _Orders()
         self._workers: DataLoader[Batch] | None = None
@@ -92,7 +92,7 @@ class BatchLoader:
         if self._num_workers == 0:
             windows = self._source.sample(epoch, num_batches, 0, 1)
             batches: Iterator[Batch] = (pad_batch(one, self._dataset.layout) for one in windows)
-            if self._pin_memory:
+            if self._source.pin_memory:
                 batches = map(Batch.pin_memory, batches)
         else:
             # Here too, although nothing is sampled here: what a dataset reports comes from this process.
@@ -127,7 +127,7 @@ class BatchLoader:
                 batch_size=None,
                 num_workers=self._num_workers,
                 collate_fn=_as_it_is,
-                pin_memory=self._pin_memory,
+                pin_memory=self._source.pin_memory,
                 persistent_workers=True,
                 worker_init_fn=_leave_signals_to_the_parent,
                 # Its own: drawing the workers' seeds must not move the run's random numbers.
