@@ -34,6 +34,7 @@ from .memory import MemoryTrajDataset
 from .minari import MinariDataset
 from .mixture import MixtureOfDatasets
 from .relabeling import NoOpRelabeler, Relabeler
+from .sink import Sink
 from .trajectory import StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
 
@@ -65,6 +66,7 @@ __all__ = [
     "RLDataset",
     "Relabeler",
     "RolloutBatch",
+    "Sink",
     "StoredTrajectory",
     "Trajectory",
     "TrajectoryReader",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .background import BackgroundQueue
 from .files import check_file_format, parse_name, save_trajectory
+from .sink import Sink
 from .trajectory import Array, Trajectory
 
 _NO_LIMIT = 2**62  # transitions
@@ -55,7 +56,7 @@ class _Piece(NamedTuple):
     unix_time: float
 
 
-class TrajectoryWriter:
+class TrajectoryWriter(Sink):
     """Off-policy sink: cuts the steps of N environments into trajectory files.
 
     Steps go into preallocated columns, one array [T, N, ...] per field, so that a step of all environments is

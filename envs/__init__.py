@@ -20,7 +20,7 @@ from .kshot import KShotWrapper
 from .partial import PartialObs, partial_env
 from .sequence_env import METRIC_PREFIX, SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
-from .statistics import ReturnHistory, SpecialMetricHistory
+from .statistics import Histories, ReturnHistory, SpecialMetricHistory
 from .vector import SyncVectorEnv, make_vector_env
 from .vectorized import AlreadyVectorizedEnv
 
@@ -36,6 +36,7 @@ __all__ = [
     "EnvSpec",
     "EpsilonGreedy",
     "ExplorationWrapper",
+    "Histories",
     "KShotWrapper",
     "MaxEpisodeLength",
     "MazeRunner",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,3 +158,30 @@ class SpecialMetricHistory:
     def clear(self) -> None:
         """Forget everything."""
         self.values.clear()
+
+
+class Histories(NamedTuple):
+    """Episode statistics of one rollout: returns and the environment's own metrics."""
+
+    returns: ReturnHistory
+    specials: SpecialMetricHistory
+
+    @classmethod
+    def create(cls, num_envs: int) -> Histories:
+        """Empty statistics of `num_envs` envs."""
+        return cls(ReturnHistory(num_envs), SpecialMetricHistory())
+
+    def share(self, num_envs: int) -> Histories:
+        """Statistics of `num_envs` other envs whose finished episodes count here too."""
+        part = ReturnHistory(num_envs)
+        part.returns, part.lengths = self.returns.returns, self.returns.lengths
+        return Histories(part, self.specials)
+
+    def summary(self, prefix: str) -> dict[str, float]:
+        """Figures of the finished episodes; empty when none has finished."""
+        return {**self.returns.summary(prefix), **self.specials.summary(prefix)}
+
+    def clear(self) -> None:
+        """Forget the finished episodes; running ones go on."""
+        self.returns.clear()
+        self.specials.clear()

@@ -11,9 +11,10 @@ if __name__ == "experiment":
     )
 
 from .. import agents, data, envs, nets
+from ..envs import Histories
 from .callbacks import Callback, EvaluateAfterLoad
 from .checkpoints import CheckpointManager
-from .collector import Collector, Histories
+from .collector import Collector
 from .curriculum import EpisodeLengthCurriculum
 from .evaluator import Evaluator
 from .experiment import Experiment

@@ -23,9 +23,10 @@ from gymnasium import spaces
 
 from ..agents import OnPolicyAgent
 from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
+from ..data.sink import Sink
 from ..data.spaces import PolicyActionSpace
-from ..envs import ActionCode, EnvSpec, is_text, make_vector_env, num_usable_cores, resolve_env
-from .collector import Collector, Histories
+from ..envs import ActionCode, EnvSpec, Histories, is_text, make_vector_env, num_usable_cores, resolve_env
+from .collector import Collector
 from .env_spaces import EnvSpaces
 from .freezing import FrozenParams
 from .logs import MetricLogger
@@ -36,7 +37,6 @@ from .overlap import EnvHalves, OverlappedCollector
 from .policy_files import write_text
 from .reward_shaping import make_shaping, shape_relabeled
 from .rng import derive_seed, draw_seed, seed_global_generators
-from .sink import Sink
 from .tee import TeeSink
 from .validate import check_on_policy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from .distributed import gather, merge_episodes
 from .fleet import pacing
-from .processes import gather, merge_episodes
 
 if TYPE_CHECKING:
     from .experiment import Experiment

@@ -6,42 +6,15 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..agents import BaseAgent
-from ..envs import ActionCode, ExplorationWrapper, ReturnHistory, SpecialMetricHistory, is_text
-from .sink import Arrays, Sink
+from ..data.sink import Arrays, Sink
+from ..envs import ActionCode, ExplorationWrapper, Histories, is_text
 from .timing import StageTimer
-
-
-class Histories(NamedTuple):
-    """Episode statistics of one rollout: returns and the environment's own metrics."""
-
-    returns: ReturnHistory
-    specials: SpecialMetricHistory
-
-    @classmethod
-    def create(cls, num_envs: int) -> Histories:
-        """Empty statistics of `num_envs` envs."""
-        return cls(ReturnHistory(num_envs), SpecialMetricHistory())
-
-    def share(self, num_envs: int) -> Histories:
-        """Statistics of `num_envs` other envs whose finished episodes count here too."""
-        part = ReturnHistory(num_envs)
-        part.returns, part.lengths = self.returns.returns, self.returns.lengths
-        return Histories(part, self.specials)
-
-    def summary(self, prefix: str) -> dict[str, float]:
-        """Figures of the finished episodes; empty when none has finished."""
-        return {**self.returns.summary(prefix), **self.specials.summary(prefix)}
-
-    def clear(self) -> None:
-        """Forget the finished episodes; running ones go on."""
-        self.returns.clear()
-        self.specials.clear()
 
 
 @dataclass

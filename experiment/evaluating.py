@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..envs import Histories
 from . import building
-from .collector import Collector, Histories
+from .collector import Collector
+from .distributed import any_process
 from .policy_files import PolicyInfo
-from .processes import any_process
 
 if TYPE_CHECKING:
     from .experiment import Experiment

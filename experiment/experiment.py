@@ -17,14 +17,15 @@ from torch import Tensor
 from ..agents import BaseAgent, LossTerms
 from ..data import BatchLoader, RLDataset
 from ..data.spaces import PolicyActionSpace
-from ..envs import ReturnHistory, SpecialMetricHistory
+from ..envs import Histories, ReturnHistory, SpecialMetricHistory
 from . import building, collecting, evaluating, loop, resume
 from .artifacts.publishing import Publisher
 from .artifacts.restoring import restore_if_asked
 from .callbacks import CallbackList
 from .checkpoints import CheckpointManager
-from .collector import Collector, Histories
+from .collector import Collector
 from .console import ConsoleView
+from .distributed import merge_episodes
 from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
 from .final_test import check_test_envs
@@ -36,7 +37,6 @@ from .overlap import OverlappedCollector
 from .param_groups import param_groups
 from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
 from .pretraining import prepare_pretraining
-from .processes import merge_episodes
 from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
 from .signals import StopRequest

@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..agents import BaseAgent, LossTerms, OnPolicyAgent, masked_mean
 from ..data import Batch, RolloutBatch
+from .distributed import merge_metrics
 from .freezing import FrozenParams
 from .gradient_guard import GradientGuard, forget_pending
 from .param_groups import check_same_groups
-from .processes import merge_metrics
 from .rng import isolated_rng
 from .timing import StageTimer
 

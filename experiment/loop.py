@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from . import building, final_test, resume, stopping
 from .console import ConsoleView
+from .distributed import any_process, explained_loss_of_contact
 from .fleet import pacing
 from .plots import draw_if_possible
 from .pretraining import pretrain_if_due
-from .processes import any_process, explained_loss_of_contact
 from .signals import StopRequest
 from .timing import profiled_epoch
 from .training import stop_agreed, train

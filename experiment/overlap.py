@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .collector import Collector, Histories, RolloutState, episode_shares
+from ..envs import Histories
+from .collector import Collector, RolloutState, episode_shares
 
 
 class EnvHalves:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .processes import any_process
+from .distributed import any_process
 
 if TYPE_CHECKING:
     from .experiment import Experiment

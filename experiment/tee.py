@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .sink import Arrays, Sink
+from ..data.sink import Arrays, Sink
 
 
 class TeeSink:

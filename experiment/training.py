@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .distributed import StopWatch, any_process, merge_metrics
 from .fleet import pacing
 from .fleet.ratio import NOT_ENOUGH_DATA
 from .learner import log_figures
-from .processes import StopWatch, any_process, merge_metrics
 
 if TYPE_CHECKING:
     from .experiment import Experiment

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..sink import Arrays
+from ...data import Sink
+from ...data.sink import Arrays
 
 TIMESTEP_KEYS = ("rl2s", "time_idxs", "resets")
 _POISON_INT = np.iinfo(np.int64).min // 2
@@ -58,7 +59,7 @@ class CollectedRollout:
     states: dict[int, dict[str, Tensor]]
 
 
-class RolloutBuffer:
+class RolloutBuffer(Sink):
     """A sink of T steps of N envs, with the keys that the environment and the agent happen to have.
 
     Cells are poisoned (NaN, or an absurd integer) before a rollout and every key counts its writes, so that

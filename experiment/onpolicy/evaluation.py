@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...agents import OnPolicyAgent
+from ...data.sink import Arrays
 from ...nets import DistributionType, summed_over_processes
-from ..sink import Arrays
 from .sequences import STEP, TAIL, Places, Results, RolloutTensors
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch
+from ..distributed import sum_over_ranks
 from ..learner import Learner, log_figures
-from ..processes import sum_over_ranks
 from . import checks, sequences
 from .buffer import RolloutBuffer, join
 from .evaluation import (

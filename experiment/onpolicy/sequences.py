@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from ...data import RolloutBatch
-from ..sink import Arrays
+from ...data.sink import Arrays
 from .buffer import CollectedRollout
 
 _FRESH = np.iinfo(np.int64).min  # start of a sequence that needs no state

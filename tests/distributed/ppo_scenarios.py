@@ -19,8 +19,8 @@ from torch import Tensor, distributed
 
 from loxodon.agents import AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
 from loxodon.envs import EnvSpec, make_vector_env
+from loxodon.experiment.distributed import merge_metrics
 from loxodon.experiment.onpolicy import KLAdaptiveLR, PPOLearner
-from loxodon.experiment.processes import merge_metrics
 from loxodon.nets import Categorical, GRUTrajEncoder, IdentityTrajEncoder
 
 from ..experiment.onpolicy.rollouts import RandomLengths, make_agent, make_collector, make_learner

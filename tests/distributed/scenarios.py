@@ -18,12 +18,11 @@ from torch import distributed
 
 from loxodon.agents import AdvantageNorm, Agent, PPOAgent, RewardNormalizer
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch
-from loxodon.envs import EnvSpec, TMazePassive
+from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
-from loxodon.experiment.collector import Histories
+from loxodon.experiment.distributed import StopWatch, any_process, merge_episodes, merge_metrics
 from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learner import make_optimizer
-from loxodon.experiment.processes import StopWatch, any_process, merge_episodes, merge_metrics
 from loxodon.experiment.signals import StopRequest
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian, ValueNorm
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loxodon.data import TrajectoryWriter, load_trajectory
-from loxodon.experiment.sink import Sink
+from loxodon.data import Sink, TrajectoryWriter, load_trajectory
 from loxodon.experiment.tee import TeeSink
 
 

@@ -1,27 +1,40 @@
-"""Where a collector hands its steps to: an off-policy writer, an on-policy buffer, or a fake in a test."""
+"""What takes the steps of a rollout: a writer of trajectory files, a rollout buffer, a fake in a test."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
 
-class Sink(Protocol):
-    """Takes whole [N, ...] environment steps from the collector and copies what it keeps.
+class Sink:
+    """Where a collector hands its steps to, whole [N, ...] arrays of which a sink copies what it keeps.
 
-    policy_version: number of the policy that acts from now on; None if it has none.
+    Derive from this and override what is needed: a writer of files, a rollout buffer.
+
+    Attributes:
+        policy_version: number of the policy that acts from now on; None if it has none.
     """
 
-    policy_version: int | None
+    policy_version: int | None = None
+
+    def before_act(self, agent: Any, hidden_state: Any) -> Any:
+        """Before the agent acts in all N envs; returns the hidden state to act from."""
+        return hidden_state
+
+    def after_act(self, output: Any, action_space: Any) -> Any:
+        """What the agent is about to do in all N envs (`agents.ActOutput`); returns what is done."""
+        return output
+
+    def restart(self) -> None:
+        """All N envs are reset next; what is running has been flushed."""
 
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]
     ) -> None:
         """New trajectories start in the envs `rows` (k,) int; all other arrays have all N rows."""
-        ...
 
     def add(
         self,
@@ -41,24 +54,19 @@ class Sink(Protocol):
         extras: each (N, ...), what the agent said about its step, such as `log_probs` (N, 1); the same names
             and shapes with every step.
         """
-        ...
 
     def flush_partial(self) -> None:
         """Close every running piece."""
-        ...
 
     def wait(self) -> None:
         """Return when everything handed over is stored."""
-        ...
 
     def close(self) -> None:
         """Store everything handed over and end."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What exact resumption needs, for `tensor_tree`, running pieces included."""
-        ...
+        """What exact resumption needs, running pieces included."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; after `begin` with all rows if running pieces go on."""
-        ...

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from .collector import Histories
+from ..envs import Histories
 
 T = TypeVar("T")
 _ASK_EVERY_S = 1.0

@@ -1,0 +1,229 @@
+"""What the parts of a run are to each other: read this first.
+
+An `Experiment` makes a `RunContext`, then parts that get it, or only those of its fields that they need; no
+part gets the experiment itself. A part that lasts owns its state and is `Stateful`, which is all that a
+checkpoint has to know of it. What is optional is a `Callback`, which sees the run as `Run`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from accelerate import Accelerator
+
+from ..agents import BaseAgent
+from ..data import RLDataset, Sink
+from .console import ConsoleView
+from .distributed import any_process
+from .rng import derive_seed
+from .signals import StopRequest
+
+
+class Stateful(Protocol):
+    """Has a state that a checkpoint keeps: tensors and plain values in dicts and lists, nothing else."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on exactly from here."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned. Raises: ValueError if it does not fit this run."""
+        ...
+
+
+class Role(NamedTuple):
+    """What this process does for its run, from `Experiment.mode`."""
+
+    collects: bool
+    learns: bool
+
+    @classmethod
+    def of(cls, mode: str) -> Role:
+        """Of "both", "learn" or "collect"."""
+        return cls(collects=mode != "learn", learns=mode != "collect")
+
+    @property
+    def does_both(self) -> bool:
+        """Collects for itself, as a run of one command does."""
+        return self.collects and self.learns
+
+    @property
+    def is_actor(self) -> bool:
+        """Collects for a learner elsewhere, whose policies it follows."""
+        return not self.learns
+
+    @property
+    def is_learner(self) -> bool:
+        """Learns from what actors elsewhere collect, and publishes policies for them."""
+        return not self.collects
+
+    def __str__(self) -> str:
+        """As heartbeats call it."""
+        return "both" if self.does_both else "learner" if self.learns else "actor"
+
+
+@dataclass
+class Progress:
+    """Where the run stands: the only home of its counters.
+
+    epochs: of the run. seed: of the run. epoch: the running one, or the next. env_steps: of the whole run.
+    gradient_steps: optimizer steps. policy_version: counts publications. policy_epoch: of the learner whose
+    policy an actor acts with; None in other processes. best_score: of the best policy so far. is_finished:
+    nothing is left to do after the last epoch.
+    """
+
+    epochs: int
+    seed: int
+    epoch: int = 0
+    env_steps: int = 0
+    gradient_steps: int = 0
+    policy_version: int = 0
+    policy_epoch: int | None = None
+    best_score: float | None = None
+    is_finished: bool = False
+
+    @property
+    def schedule_epoch(self) -> int:
+        """The epoch that schedules follow: the running one, in an actor that of its newest policy."""
+        return self.epoch if self.policy_epoch is None else self.policy_epoch
+
+    @property
+    def share(self) -> float:
+        """Share of the epochs that are done, in [0, 1]."""
+        return min(1.0, self.epoch / max(self.epochs, 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the length of the run, which may change on resuming."""
+        state = dataclasses.asdict(self)
+        del state["epochs"], state["policy_epoch"]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class Status(Protocol):
+    """Tells others what this process does; see fleet/heartbeat.py."""
+
+    def state(self, state: str, note: str | None = None) -> None:
+        """What it does from now on, one of fleet.heartbeat.STATES; note: what it waits for."""
+        ...
+
+    def put(self, **figures: Any) -> None:
+        """New figures, such as epoch and env_steps."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What several parts of a run need to know, made once and never replaced.
+
+    stop and console are armed by `learn`. log: writes a record, each figure as `<key>/<name>`.
+    """
+
+    run_dir: Path
+    run_name: str
+    role: Role
+    accelerator: Accelerator
+    progress: Progress
+    log: Callable[[Mapping[str, Any], str], None]
+    console: ConsoleView
+    status: Status
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    @property
+    def is_main(self) -> bool:
+        """True in the process that writes files and speaks for all that train together."""
+        return bool(self.accelerator.is_main_process)
+
+    def any(self, flag: bool) -> bool:
+        """True in all processes if `flag` is True in any; all have to call this."""
+        return any_process(flag, self.accelerator)
+
+    def stop_agreed(self) -> bool:
+        """True in all processes if any was asked to stop; all have to call this."""
+        return self.any(self.stop.requested())
+
+    def seed_of(self, *names: str | int) -> int:
+        """Seed of a random stream of this process. Actors never repeat each other."""
+        own = (os.getpid(), time.time_ns() % 2**31) if self.role.is_actor else ()
+        return derive_seed(self.progress.seed, *names, self.accelerator.process_index, *own)
+
+
+class Trainer(Stateful, Protocol):
+    """What an epoch does with data; chosen once for the agent: `OffPolicyTrainer` or `PPOLearner`."""
+
+    explores: bool
+    """Whether exploration noise is put on training actions."""
+
+    def sinks(self, num_envs: int) -> list[Sink]:
+        """What takes the rollout of `num_envs` envs beside the trajectory files."""
+        ...
+
+    def ready(self) -> bool:
+        """Before `train`: False skips it. A learner without data waits here."""
+        ...
+
+    def train(self, epoch: int) -> Mapping[str, float]:
+        """All updates of an epoch; returns named figures of all processes, nothing if there was none."""
+        ...
+
+    def try_once(self) -> list[str]:
+        """Compute losses on what there is and change nothing; lines that say what was found."""
+        ...
+
+    def describe(self) -> str:
+        """What an epoch trains on, in a few words."""
+        ...
+
+
+class Run(Protocol):
+    """What a callback sees of the Experiment: its settings by their names, and these."""
+
+    mode: str
+    val_interval: int | None
+    val_timesteps_per_epoch: int
+    ctx: RunContext
+    dataset: RLDataset
+    learner: Any
+    trainer: Any
+    train_envs: Any
+    val_envs: Any
+    epoch: int
+    last_val_metrics: dict[str, float]
+
+    @property
+    def env_steps(self) -> int:
+        """Of the whole run."""
+        ...
+
+    @property
+    def policy(self) -> BaseAgent:
+        """The agent."""
+        ...
+
+    @property
+    def DEVICE(self) -> torch.device:  # noqa: N802 - the name is part of the public interface
+        """Where the agent is."""
+        ...
+
+    def log(self, metrics: dict[str, Any], key: str = "") -> None:
+        """Write one record, each name as `<key>/<name>`."""
+        ...
+
+    def evaluate_val(self) -> dict[str, float]:
+        """Evaluate in the validation environments; returns figures named `val/...`."""
+        ...
+
+    def request_stop(self, reason: str = "") -> None:
+        """End training after the running epoch, with a checkpoint."""
+        ...
