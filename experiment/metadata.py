@@ -68,7 +68,7 @@ def describe_run(exp: Experiment) -> dict[str, Any]:
         "config_hash": exp.config_hash,
         "time": time.time(),
         "world_size": exp.accelerator.num_processes,
-        "seed": exp.run_seed,
+        "seed": exp.ctx.progress.seed,
         "mode": exp.mode,
         "run_id": exp.checkpoints.run_id,
     }

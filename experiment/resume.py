@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list
 
-from . import building
 from .checkpoints import TrainingState
 from .metadata import check_metadata, describe_run
 from .policy_files import load_weights
-from .rng import host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
+from .rng import derive_seed, host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
 from .rollout_state import capture_rollout, is_storable, restore_rollout, warn_of_cut_episodes
 
 if TYPE_CHECKING:
     from .experiment import Experiment
 
 logger = logging.getLogger("loxodon")
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 def capture(exp: Experiment, next_epoch: int) -> TrainingState:
@@ -30,13 +29,12 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "format_version": FORMAT_VERSION,
             "next_epoch": next_epoch,
             "env_steps": exp.env_steps,
-            "seed": exp.run_seed,
+            "seed": exp.ctx.progress.seed,
             "run_id": exp.checkpoints.run_id,
-            "policy_version": exp.policy_version,
-            "best_score": exp.best_score,
+            "policy_version": exp.ctx.progress.policy_version,
+            "best_score": exp.ctx.progress.best_score,
             "best_by": exp.checkpoints.best_by,
-            "is_finished": exp.is_finished,
-            "is_pretrained": exp.is_pretrained,
+            "is_finished": exp.ctx.progress.is_finished,
             "dataset": exp.dataset.state_dict(),
             "logs": exp.metric_logger.state_dict(),
             "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
@@ -49,7 +47,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
         },
         rank_values={
             "host_rng": host_rng_state(),
-            "on_policy": None if exp.on_policy is None else exp.on_policy.state_dict(),
+            "trainer": exp.trainer.state_dict(),
             "is_collecting": exp.collector is not None and exp.collector.state is not None,
         },
         metadata=describe_run(exp),
@@ -70,7 +68,7 @@ def save(
 
     Raises: OSError if the disk does not take it; trajectories that are stored and earlier checkpoints stay.
     """
-    building.begin_run(exp)
+    exp.begin_run()
     collector = exp.collector
     restarts = exp.exact_resume and collector is not None and not is_storable(exp)
     if collector is not None and (restarts or not exp.has_dset_edit_rights):
@@ -90,7 +88,7 @@ def save(
         if not is_interim:
             exp.artifacts.store_state(exp, folder, epoch)
         if not exp.checkpoints.config_path.exists():  # somebody deleted the folder
-            building.store_config(exp)
+            exp.store_config()
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
     exp.hooks("on_save_checkpoint_end")
@@ -142,20 +140,18 @@ def restore(exp: Experiment, state: TrainingState) -> None:
         )
     exp.epoch, exp.env_steps = int(shared["next_epoch"]), int(shared["env_steps"])
     is_same_figure = shared.get("best_by", "val/return") == exp.checkpoints.best_by
-    exp.policy_version = int(shared["policy_version"])
-    exp.best_score = shared["best_score"] if is_same_figure else None
-    exp.is_finished = bool(shared["is_finished"])
-    exp.is_pretrained = bool(shared.get("is_pretrained", True))
+    exp.ctx.progress.policy_version = int(shared["policy_version"])
+    exp.ctx.progress.best_score = shared["best_score"] if is_same_figure else None
+    exp.ctx.progress.is_finished = bool(shared["is_finished"])
     exp.metric_logger.load_state_dict(shared["logs"])
     exp.hooks.load_state_dict(shared.get("callbacks", {}))
     if exp.fleet.ledger is not None and shared.get("fleet") is not None:
         exp.fleet.ledger.load_state_dict(shared["fleet"])
-    if exp.run_seed != int(shared["seed"]):
-        exp.run_seed = int(shared["seed"])
-        exp.init_dloaders()
-    if exp.on_policy is not None and own.get("on_policy") is not None:
-        exp.on_policy.load_state_dict(own["on_policy"])
-    tensors, seed = state.rank_tensors, building.stream_seed(exp, "train_envs", exp.epoch)
+    if exp.ctx.progress.seed != int(shared["seed"]):
+        exp.ctx.progress.seed = int(shared["seed"])
+        exp.loader.reseed(derive_seed(exp.ctx.progress.seed, "loader"))
+    exp.trainer.load_state_dict(own["trainer"])
+    tensors, seed = state.rank_tensors, exp.ctx.seed_of("train_envs", exp.epoch)
     goes_on = restore_rollout(exp, tensors["rollout"], seed)
     if exp.collector is not None and tensors["collector"] is not None:
         exp.collector.load_state_dict(tensors["collector"])

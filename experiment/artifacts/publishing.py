@@ -65,7 +65,13 @@ class Publisher:
     ) -> None:
         if self._outbox is None:
             return
-        metadata = {"what": what, "run": exp.run_name, "seed": exp.run_seed, **exp.x_axis_metrics(), **facts}
+        metadata = {
+            "what": what,
+            "run": exp.run_name,
+            "seed": exp.ctx.progress.seed,
+            **exp.x_axis_metrics(),
+            **facts,
+        }
         metadata["best_score"] = exp.best_score
         self._outbox.submit(
             f"{exp.run_name}/{what}",

@@ -96,7 +96,7 @@ def locate(
     assert store is not None  # check_artifact_settings
     info = find_artifact(store, reference, exp.run_name)
     shutil.rmtree(folder, ignore_errors=True)
-    exp.view.say(f"Fetching {info.reference} from {store!r}.")
+    exp.ctx.console.say(f"Fetching {info.reference} from {store!r}.")
     return find_files(store.get(info.reference, folder), name), info.name.partition("/")[0]
 
 
