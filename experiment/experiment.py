@@ -277,7 +277,9 @@ class Experiment(Settings):
                 self.dataset,
                 self.loader,
                 self.pace,
-                train_step=self.train_step,
+                train_step=lambda batch, log_step: self.train_step(
+                    batch, log_step=log_step
+                ),  # or a user's own
                 compute_loss=self.compute_loss,
                 why_idle=self.why_idle,
                 num_batches=self.train_batches_per_epoch,

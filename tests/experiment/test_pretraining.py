@@ -185,7 +185,7 @@ def test_an_empty_dataset_and_an_off_policy_agent_are_refused(tmp_path: Path) ->
         exp.learn()
     exp.close()
     off_policy = make_experiment(tmp_path, callbacks=[stage()])
-    with pytest.raises(ValueError, match=r"pretraining is for on-policy agents, but TinyAgent.*Fix:"):
+    with pytest.raises(ValueError, match=r"Pretraining is for on-policy agents, but TinyAgent.*Fix:"):
         off_policy.start()
 
 
