@@ -75,7 +75,7 @@ class Callback:
         """The last epoch and the evaluation after it are over; the last checkpoint comes next."""
 
     def on_training_stop(self, run: Run) -> None:
-        """Training ends before its last epoch: a signal, `request_stop` or `max_wall_clock_s`."""
+        """Training ends before its last epoch: a signal, `request_stop` or `WallClockLimit`."""
 
     def on_fit_end(self, run: Run) -> None:
         """`learn` returns next; not after a signal, which ends the process."""
