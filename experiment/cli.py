@@ -14,14 +14,13 @@ from typing import Any, NoReturn
 
 from ..data.errors import visible
 from .checkpoints import CheckpointManager, about
-from .config import ConfigError, LoadedConfig, check_all_used, explain_build_error, load_config
+from .config import ConfigError, LoadedConfig, explain_build_error, load_config
+from .config.reading import near_matches, preset_names, runnable_names
 from .dry_run import dry_run
 from .experiment import Experiment
 from .fleet import commands, leash
 from .fleet.commands import without
 from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
-from .gin_check.errors import near_matches
-from .gin_check.presets import preset_names, runnable_names
 from .plots import curves_of
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
@@ -192,7 +191,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
         )
     exp.start()
     try:
-        if (unused := check_all_used(config)) and exp.accelerator.is_main_process:
+        if (unused := config.check_unused()) and exp.accelerator.is_main_process:
             _say(f"note: {unused}", error=True)
     except ConfigError as error:
         if exp.mode != "collect":

@@ -8,7 +8,7 @@ from typing import Any
 import gin
 
 from . import building
-from .config import LoadedConfig, check_all_used
+from .config import LoadedConfig
 from .experiment import Experiment
 from .settings import FEW_STEPS, TINY, is_on_policy
 
@@ -26,7 +26,7 @@ def dry_run(config: LoadedConfig) -> str:
             exp.train_timesteps_per_epoch = FEW_STEPS
         try:
             exp.start()
-            unused = check_all_used(config)
+            unused = config.check_unused(lists=True)
             report = [exp.describe(building.describe_envs(exp)), *_try_everything(exp)]
             if unused:
                 report.append(f"        note  {unused}")
@@ -47,8 +47,7 @@ def _redirect(config: LoadedConfig, folder: str) -> None:
     for name, value in settings.items():
         gin.bind_parameter(f"Experiment.{name}", value)
     gin.bind_parameter("PPOLearner.random_timesteps", 0)  # the only rollout is learned from
-    for node in config.nodes_with("dset_root"):
-        gin.bind_parameter(("/".join(node.scope), node.configurable.selector, "dset_root"), folder)
+    config.redirect("dset_root", folder)
 
 
 def _try_everything(exp: Experiment) -> list[str]:

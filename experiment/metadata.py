@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import gin
 
 from ..data.errors import visible
-from .config_hash import config_hash
+from .config import registry
+from .config.hash import config_hash
+from .config.reading import parse_statements
 from .env_spaces import EnvSpaces, space_differences
-from .gin_check import registry
-from .gin_check.source import parse_statements
 from .policy_files import POLICY_FORMAT, PolicyInfo
 
 if TYPE_CHECKING:

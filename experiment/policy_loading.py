@@ -21,11 +21,10 @@ from ..agents import BaseAgent
 from ..envs import ActionCode, ActionMap, ObsLayout, is_text
 from ..nets import TrajEncoder, TstepEncoder
 from .checkpoints import MARKER, damage
+from .config import registry
+from .config.reading import Macro, Reference, parse_statements, references_in
+from .config.registry import preserved_config
 from .env_spaces import EnvSpaces
-from .gin_check import registry
-from .gin_check.graph import references_in
-from .gin_check.registry import preserved_config
-from .gin_check.source import Macro, Reference, parse_statements
 from .metadata import check_base, find_type, is_trusted, version_of
 from .policy_files import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 

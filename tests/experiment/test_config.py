@@ -13,7 +13,6 @@ import pytest
 from loxodon.experiment.config import (
     ConfigError,
     LoadedConfig,
-    check_all_used,
     explain_build_error,
     load_config,
 )
@@ -321,7 +320,7 @@ def test_unused_bindings_are_errors(added: str, part: str) -> None:
 def test_what_an_override_puts_out_of_use_is_no_mistake() -> None:
     config = load("CfgGRU.layers = 3\n", "CfgRun.encoder_type=@CfgConv", "CfgConv.kernel=2")
     run()
-    assert check_all_used(config).startswith("1 setting is unused, because a later file or the command line")
+    assert config.check_unused().startswith("1 setting is unused, because a later file or the command line")
     assert "# unused: a.gin:3: CfgGRU.layers = 3" in config.text()
 
 
@@ -347,20 +346,20 @@ def test_several_problems_come_in_one_message() -> None:
 def test_what_building_read_passes_and_what_it_did_not_read_stops() -> None:
     config = load("CfgHead.bias = True\nCfgGRU.layers = 2\n")
     run()
-    check_all_used(config)
+    config.check_unused()
     config = load("CfgSpare.count = 2\n")
     run()
     with pytest.raises(
         ConfigError, match=r"a\.gin:3: CfgSpare\.count = 2 is set, but building .* never read it.*Fix:"
     ):
-        check_all_used(config)
+        config.check_unused()
 
 
 def test_a_value_that_the_caller_gives_itself_stops() -> None:
     config = load("CfgHead.size = 2\n")
     run()
     with pytest.raises(ConfigError, match=r"a\.gin:3: CfgHead\.size = 2 has no effect.*Fix:"):
-        check_all_used(config)
+        config.check_unused()
 
 
 def test_errors_of_a_constructor_lead_to_the_line_that_caused_them() -> None:

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar
 import gin
 import pytest
 
-from loxodon.experiment.gin_check.advice import describe, mend
-from loxodon.experiment.gin_check.annotations import fits
-from loxodon.experiment.gin_check.source import Macro, Reference
+from loxodon.experiment.config.checks import describe, fits, mend
+from loxodon.experiment.config.reading import Macro, Reference
 
 Seconds = NewType("Seconds", float)
 T = TypeVar("T")

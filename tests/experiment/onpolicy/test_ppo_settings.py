@@ -13,7 +13,7 @@ import torch
 
 from loxodon.agents import LinearSchedule
 from loxodon.experiment import Experiment, ScaleRewards
-from loxodon.experiment.gin_check.registry import find
+from loxodon.experiment.config.registry import find
 from loxodon.experiment.onpolicy import PPOLearner
 from loxodon.experiment.onpolicy.ppo_learner import UNREAD
 
