@@ -524,13 +524,13 @@ def _mend_unused(binding: Binding) -> str:
 def _excused(bindings: Sequence[Binding]) -> frozenset[int]:
     """Ids of the bindings whose source had ended when a later one replaced a part, or the use of a macro."""
     ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
-    before = last_replacement(bindings)
-    return frozenset(id(b) for b in bindings if ends[b.source] <= before)
+    last = max(replacements(bindings), default=0)
+    return frozenset(id(b) for b in bindings if ends[b.source] <= last)
 
 
-def last_replacement(bindings: Sequence[Binding]) -> int:
-    """How many bindings come before the last that takes a part or macro out of a value; 0 if none does."""
-    table, last = Table(), 0
+def replacements(bindings: Sequence[Binding]) -> list[int]:
+    """Numbers of the bindings that take a part or macro out of an earlier or default value."""
+    table, found = Table(), []
     for number, binding in enumerate(bindings):
         earlier = table.effective(_parts_of(binding.scope), binding.selector).get(binding.param)
         param = registry.find(binding.selector)[0].params.get(binding.param)
@@ -540,9 +540,9 @@ def last_replacement(bindings: Sequence[Binding]) -> int:
             default = registry.find_object(param.default) if param is not None else None
             used = {((), default.selector)} if default is not None else set()
         if not used <= _uses(binding.value, table):
-            last = number
+            found.append(number)
         table.add(binding)
-    return last
+    return found
 
 
 def _uses(value: Any, table: Table) -> set[tuple[Scope, str]]:

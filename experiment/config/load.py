@@ -47,8 +47,8 @@ class LoadedConfig:
         """
         table = Table(self.bindings)
         found = checks.reach(table, [self.root])
-        earlier = Table(self.bindings[: checks.last_replacement(self.bindings)])
-        gone = checks.reach(earlier, [self.root]).seen - found.seen
+        earlier = [Table(self.bindings[:end]) for end in checks.replacements(self.bindings)]
+        gone = {key for before in earlier for key in checks.reach(before, [self.root]).seen} - found.seen
         kept = [b for b in table.remaining() if id(b) not in gone]
         blocks = [
             list(dict.fromkeys(self.imports)),
