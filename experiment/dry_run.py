@@ -26,7 +26,7 @@ def dry_run(config: LoadedConfig) -> str:
             exp.train_timesteps_per_epoch = FEW_STEPS
         try:
             exp.start()
-            unused = config.check_unused(lists=True)
+            unused = config.check_unused()
             report = [exp.describe(building.describe_envs(exp)), *_try_everything(exp)]
             if unused:
                 report.append(f"        note  {unused}")

@@ -23,6 +23,8 @@ from .reading import COMMAND_LINE, Binding, Macro, Reference, did_you_mean, refe
 from .registry import MACRO, MISSING, Configurable
 
 Scope = tuple[str, ...]
+Part = tuple[Scope, str]
+"""Scope and selector of a configurable; of a macro its name and `gin.macro`."""
 
 MOVED: dict[str, str] = {
     "Experiment.sample_actions_train": "Experiment.sample_actions",
@@ -103,10 +105,17 @@ class Node:
 
 @dataclass
 class Reach:
-    """Configurables by scope and selector, and ids of the bindings that these see."""
+    """What a walk along references has met.
 
-    nodes: dict[tuple[Scope, str], Node] = field(default_factory=dict)
+    Attributes:
+        nodes: configurables by scope and selector.
+        seen: ids of the bindings that these see.
+        parts: scopes and selectors of both configurables and macros.
+    """
+
+    nodes: dict[Part, Node] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
+    parts: set[Part] = field(default_factory=set)
 
 
 def reach(table: Table, starts: Iterable[Node]) -> Reach:
@@ -119,6 +128,7 @@ def reach(table: Table, starts: Iterable[Node]) -> Reach:
         if known is not None and known.is_called >= node.is_called:
             continue
         found.nodes[key] = node
+        found.parts.add(key)
         found.seen |= {id(binding) for binding in table.all_for(*key)}
         bound = table.effective(*key)
         for binding in bound.values():
@@ -135,6 +145,7 @@ def _led_to(binding: Binding, node: Node, table: Table, found: Reach) -> Iterato
     for thing, macro in _followed(binding.value, table):
         if isinstance(thing, Binding):
             found.seen.add(id(thing))
+            found.parts.add(((thing.scope,), MACRO))
         elif len(matches := registry.find(thing.name)) == 1:
             inherited = _parts_of(macro) if macro and thing.is_called else node.scope
             is_env_factory = binding.param.startswith("make_") and binding.param.endswith("env")
@@ -475,7 +486,8 @@ def unread(bindings: Sequence[Binding]) -> tuple[list[str], list[Binding], list[
     """
     table, read = Table(bindings), registry.was_read()
     built = [Node(registry.find(name)[0], _parts_of(scope)) for scope, name in read]
-    later, excused = reach(table, built), _excused(bindings)
+    later = reach(table, built)
+    excused = _excused(bindings, later)
     problems: list[str] = []
     left_over, not_yet = [], []
     for binding in table.remaining():
@@ -521,15 +533,15 @@ def _mend_unused(binding: Binding) -> str:
     return f"Fix: remove it, or choose it with @{name} where it belongs."
 
 
-def _excused(bindings: Sequence[Binding]) -> frozenset[int]:
+def _excused(bindings: Sequence[Binding], final: Reach) -> frozenset[int]:
     """Ids of the bindings whose source had ended when a later one replaced a part, or the use of a macro."""
     ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
-    last = max(replacements(bindings), default=0)
+    last = max(replacements(bindings, final), default=0)
     return frozenset(id(b) for b in bindings if ends[b.source] <= last)
 
 
-def replacements(bindings: Sequence[Binding]) -> list[int]:
-    """Numbers of the bindings that take a part or macro out of an earlier or default value."""
+def replacements(bindings: Sequence[Binding], final: Reach) -> list[int]:
+    """Numbers of the bindings that take a part or macro out of a value, earlier or default, for good."""
     table, found = Table(), []
     for number, binding in enumerate(bindings):
         earlier = table.effective(_parts_of(binding.scope), binding.selector).get(binding.param)
@@ -539,15 +551,15 @@ def replacements(bindings: Sequence[Binding]) -> list[int]:
         else:
             default = registry.find_object(param.default) if param is not None else None
             used = {((), default.selector)} if default is not None else set()
-        if not used <= _uses(binding.value, table):
+        if not used <= _uses(binding.value, table) | final.parts:
             found.append(number)
         table.add(binding)
     return found
 
 
-def _uses(value: Any, table: Table) -> set[tuple[Scope, str]]:
-    """Scopes and selectors of what a value refers to, macros included."""
-    found: set[tuple[Scope, str]] = set()
+def _uses(value: Any, table: Table) -> set[Part]:
+    """What a value refers to, macros included."""
+    found: set[Part] = set()
     for thing, _ in _followed(value, table):
         if isinstance(thing, Binding):
             found.add(((thing.scope,), MACRO))

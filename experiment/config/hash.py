@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-_SETTINGS = (
+SETTINGS = (
     # where and under which name
     "Experiment.run_name",
     "Experiment.ckpt_base_dir",
@@ -53,7 +53,7 @@ _MACRO = re.compile(r"%([\w./]+)")
 def is_setting(binding: str) -> bool:
     """Whether `scope/Name.param` is a mere setting."""
     name = binding.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _SETTINGS)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SETTINGS)
 
 
 def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:

@@ -47,7 +47,7 @@ class LoadedConfig:
         """
         table = Table(self.bindings)
         found = checks.reach(table, [self.root])
-        earlier = [Table(self.bindings[:end]) for end in checks.replacements(self.bindings)]
+        earlier = [Table(self.bindings[:end]) for end in checks.replacements(self.bindings, found)]
         gone = {key for before in earlier for key in checks.reach(before, [self.root]).seen} - found.seen
         kept = [b for b in table.remaining() if id(b) not in gone]
         blocks = [
@@ -66,11 +66,9 @@ class LoadedConfig:
         for scope, selector in scopes:
             gin.bind_parameter((scope, selector, param), value)
 
-    def check_unused(self, *, lists: bool = False) -> str:
-        """After `start()`: stop if gin's record shows that a bound value was never read.
+    def check_unused(self) -> str:
+        """After `start()`, before training: stop if gin's record shows that a value was never read.
 
-        Args:
-            lists: name the bindings that a later source made unused, one per line.
         Returns: what is unused without being a mistake, for the user; "" without any.
         Raises: ConfigError listing each binding that its own source should not have set.
         """
@@ -80,9 +78,8 @@ class LoadedConfig:
         if num := len(left_over):
             notes.append(
                 f"{num} {'setting is' if num == 1 else 'settings are'} unused, because a later file or the "
-                f"command line replaced what used them{':' if lists else ' (--check lists them).'}"
+                "command line replaced what used them (--print-config lists them)."
             )
-            notes += [f"# unused: {shown(binding)}" for binding in left_over if lists]
         return "\n".join(notes)
 
 
