@@ -140,18 +140,10 @@ def _default_line(key: str, param: Param) -> str:
     configurable = registry.find_object(param.default)
     if configurable is not None:
         return _line(key, f"@{configurable.name}", "default")
-    if _is_literal(param.default):
+    if registry.can_be_written(param.default):
         return _line(key, repr(param.default), "default")
     name = getattr(param.default, "__name__", type(param.default).__name__)
     return f"# {key}: the code's own choice ({name.strip('<>')})"
-
-
-def _is_literal(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_literal, value))
-    if isinstance(value, dict):
-        return all(_is_literal(k) and _is_literal(v) for k, v in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 # --- errors of what is built ------------------------------------------------------------------------------
