@@ -416,8 +416,8 @@ def _respelled(value: Any) -> Iterator[tuple[Any, str]]:
             yield int(value), f"write {int(value)}"
         yield str(value), f"put quotes around it: '{value}'"
     is_several = isinstance(value, (list, tuple))
-    for other in (list(value), tuple(value)) if is_several else ([value], (value,)):
-        yield other, f"write {other!r}"
+    for items in (list(value), tuple(value)) if is_several else ([value], (value,)):
+        yield items, f"write {items!r}"
 
 
 def _inside_quotes(value: str) -> Iterator[Any]:
