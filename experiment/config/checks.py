@@ -27,7 +27,17 @@ Part = tuple[Scope, str]
 """Scope and selector of a configurable; of a macro its name and `gin.macro`."""
 
 MOVED: dict[str, str] = {
-    "Experiment.sample_actions_train": "Experiment.sample_actions",
+    "Experiment.sample_actions_train": "Experiment.sample_actions",  # in AMAGO
+    "Experiment.log_to_tensorboard": "MetricLogger.tensorboard",
+    "Experiment.lr_multipliers": "AdamW.lr_multipliers",
+    "Experiment.adam_eps": "AdamW.eps",
+    "Experiment.bad_grad": "Learner.bad_grad",
+    "Experiment.freeze": "Experiment.callbacks = [@ParamFreezer]",
+    "Experiment.pretraining": "Experiment.callbacks = [@Pretraining]",
+    "Experiment.max_wall_clock_s": "WallClockLimit.seconds",
+    "Experiment.test_timesteps": "FinalTest.timesteps",
+    "Experiment.make_test_env": "FinalTest.make_env",
+    "Experiment.profile_epoch": "ProfileEpoch.epoch",
 }
 """Parameters that have another name now: old `Name.param` -> new one, or another line to write instead."""
 

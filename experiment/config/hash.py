@@ -31,11 +31,11 @@ SETTINGS = (
     "Experiment.always_save_latest",
     "Experiment.save_trajs_as",
     "Experiment.evaluate_at_end",
-    "Experiment.make_test_env",
-    "Experiment.test_timesteps",
-    "Experiment.profile_epoch",
+    "MetricLogger.*",
+    "FinalTest.*",
+    "ProfileEpoch.*",
     "Pretraining.cache_dir",
-    "Experiment.max_wall_clock_s",  # a stopped run goes on as if it had not been
+    "WallClockLimit.*",  # a stopped run goes on as if it had not been
     # how many processes and threads do the work
     "Experiment.torch_threads",
     "Experiment.dloader_workers",

@@ -54,7 +54,7 @@ def test_settings_leave_it_and_hyperparameters_change_it() -> None:
     changes = [
         {"learning_rate": 0.5},
         {"epochs": 9},
-        {"lr_multipliers": {"actor": 2.0}},
+        {"l2_coeff": 0.5},
         {"make_train_env": EnvSpec(CountingEnv, {"noise": 2.0})},
         {"agent_type": partial(TinyAgent)},
         {"exact_resume": True},

@@ -201,6 +201,7 @@ def test_a_loaded_policy_acts_as_the_experiment_does(tmp_path: Path, env: str, e
     expected = with_opinions(exp, spec, 40)
     gin.clear_config()
     policy = load_policy(exp.run_dir / "ckpts" / "latest" / "policy.safetensors")
+    gin.parse_config("TMazePassive.horizon = 5")  # of the environment, which the policy knows nothing of
     assert np.array_equal(np.array(acted(policy, spec, 40)), np.array(expected))
     assert len(np.unique(expected)) > 1
 
