@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ def portable(target: Callable[..., Any]) -> Callable[..., Any]:
         return functools.partial(portable(target.func), *target.args, **target.keywords)
     base = next((layer for layer in _layers(target) if _is_importable(layer)), target)
     scope = (*gin.current_scope(), *_hidden_scope(target))
-    entry = gin_config._inverse_lookup(base)
+    entry = _entry(base)
     selector = entry.selector if entry is not None and entry.wrapper is not base else ""
     return GinCall(base, scope, selector) if scope or selector else base
 
@@ -77,8 +77,7 @@ def load_shipped_config(text: str) -> None:
 
 def _modules(targets: Iterable[Any]) -> set[str]:
     """Modules of what references in the bindings of `targets` name, in turn."""
-    bases = [getattr(target, "target", target) for target in targets]
-    entries = [gin_config._inverse_lookup(layer) for base in bases for layer in _layers(base)]
+    entries = [_entry(layer) for target in targets for layer in _layers(_inside(target))]
     queue = [("", entry.selector) for entry in entries if entry is not None]
     modules, visited = set(), set()
     while queue:
@@ -92,6 +91,18 @@ def _modules(targets: Iterable[Any]) -> set[str]:
                 if (found := reference.config_key) not in visited:
                     queue.append(found)
     return modules
+
+
+def _inside(target: Any) -> Any:
+    """What a partial or a `GinCall` calls."""
+    while isinstance(target, functools.partial | GinCall):
+        target = target.target if isinstance(target, GinCall) else target.func
+    return target
+
+
+def _entry(layer: Any) -> Any | None:
+    """The record that gin has of exactly this class or function."""
+    return gin_config._inverse_lookup(layer) if isinstance(layer, Hashable) else None
 
 
 def _layers(target: Any) -> list[Any]:
