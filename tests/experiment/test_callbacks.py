@@ -68,7 +68,8 @@ def test_the_hooks_of_a_run_come_in_order(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path, callbacks=[Recorder], ckpt_interval=1))
     recorder = exp.hooks.callbacks[0]
     assert isinstance(recorder, Recorder)
-    epoch = "on_epoch_start {0}|on_eval_start {0}|on_eval_end {0}|before_play_steps {0}|after_train {0}|on_epoch_end {1}"
+    epoch = "on_epoch_start {0}|on_eval_start {0}|on_eval_end {0}|before_play_steps {0}|after_train {0}"
+    epoch += "|on_epoch_end {1}"
     saved = "on_save_checkpoint_start {1}|on_save_checkpoint_end {1}"
     begun = "on_model_init_start 0|on_optimizer_init_start 0|on_optimizer_init_end 0|on_model_init_end 0"
     expected = [
