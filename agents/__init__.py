@@ -8,12 +8,12 @@ if __name__ == "agents":
 
 from .advantages import AdvantageNorm
 from .agent import Agent
-from .base import BaseAgent, LossTerms
+from .base import ActOutput, BaseAgent, LossTerms
 from .filters import binary_filter, exp_filter, leaky_relu_filter
 from .gae import GAE, gae
 from .imitation import Demonstrations, imitation_loss
 from .objectives import masked_mean, n_step_targets
-from .on_policy import ActOutput, Evaluation, OnPolicyAgent
+from .on_policy import Evaluation, OnPolicyAgent
 from .ppo import PPOAgent
 from .ppo_loss import PPOLoss
 from .rewards import RewardNormalizer

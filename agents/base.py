@@ -39,6 +39,25 @@ class LossTerms:
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ActOutput:
+    """What acting for one timestep of N envs gives.
+
+    Attributes:
+        actions: what the envs take: (N,) int64 if discrete, (N, K) int64 for K discrete choices at once,
+            (N, A) float32 in [-1, 1] otherwise.
+        hidden_state: to act on from.
+        extras: each (N, ...): what trajectory files and the rollout buffer keep of every step, whatever it is
+            called, under the same names at every timestep. Of an on-policy agent "log_probs" (N, 1) float32
+            is always there, "values" (N, 1) float32 unless nobody reads it; "samples" (N, A) float32 where
+            what the policy drew is not what the envs are given.
+    """
+
+    actions: Tensor
+    hidden_state: Any
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
 class BaseAgent(nn.Module, ABC):
     """A timestep encoder, a trajectory encoder, and whatever heads a subclass adds.
 
@@ -107,10 +126,12 @@ class BaseAgent(nn.Module, ABC):
         """A hidden state to act on from exported rows."""
         return self.traj_encoder.import_hidden_state(rows)
 
-    def get_actions(
+    def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
-    ) -> tuple[Tensor, Any]:
-        """Act for one timestep of N envs.
+    ) -> ActOutput:
+        """Act for one timestep of N envs; every rollout calls this.
+
+        A subclass may do so in its own way, here or in `get_actions`, and add to `extras`.
 
         Args:
             obs: each (N, ...).
@@ -118,13 +139,17 @@ class BaseAgent(nn.Module, ABC):
             time_idxs: (N, 1) int64.
             hidden_state: what the previous call returned.
             sample: draw from the policy; otherwise take its mode.
-        Returns: (N,) or (N, K) int64 for discrete spaces or (N, A) float32 in [-1, 1], and the new hidden
-            state.
         """
+        return ActOutput(*self.get_actions(obs, rl2s, time_idxs, hidden_state, sample))
+
+    def get_actions(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
+    ) -> tuple[Tensor, Any]:
+        """As `act`, but returns actions and the new hidden state alone."""
         return self._act(obs, rl2s, time_idxs, hidden_state, sample)
 
     def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Let torch.compile fuse the operations of `get_actions`; the first call takes long.
+        """Let torch.compile fuse the operations of acting; the first call takes long.
 
         Call it before the first hidden state is made: a Transformer then keeps its memory in fixed shapes.
         """

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..data import RolloutBatch
-from .base import BaseAgent, LossTerms
-
-
-@dataclass(frozen=True)
-class ActOutput:
-    """What acting for one timestep of N envs gives.
-
-    Attributes:
-        actions: what the envs take: (N,) int64 if discrete, (N, K) int64 for K discrete choices at once,
-            (N, A) float32 in [-1, 1] otherwise.
-        hidden_state: to act on from.
-        extras: each (N, ...): what the rollout buffer keeps of every step, whatever it is called.
-            "log_probs" (N, 1) float32 is always there, "values" (N, 1) float32 unless nobody reads it;
-            "samples" (N, A) float32 where what the policy drew
-            is not what the envs are given. The names are the same at every timestep.
-    """
-
-    actions: Tensor
-    hidden_state: Any
-    extras: dict[str, Tensor] = field(default_factory=dict)
+from .base import ActOutput, BaseAgent, LossTerms
 
 
 @dataclass(frozen=True)
@@ -70,14 +51,6 @@ class OnPolicyAgent(BaseAgent, ABC):
         """Earlier timesteps that outputs can depend on; None without a bound."""
         return self.traj_encoder.context_len
 
-    def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
-        """Copies of what the hidden state holds of each env, (N, ...) each."""
-        return self.traj_encoder.export_hidden_state(state)
-
-    def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
-        """A hidden state to act on from, made of exported rows."""
-        return self.traj_encoder.import_hidden_state(rows)
-
     @abstractmethod
     def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The hidden state after the last place of all sequences, as exported, by the present weights.
@@ -91,7 +64,7 @@ class OnPolicyAgent(BaseAgent, ABC):
     ) -> ActOutput:
         """Act for one timestep of N envs, and tell what the learner will need of it.
 
-        Arguments as in `get_actions`. A subclass may add to `extras`.
+        See `BaseAgent.act`. `get_actions` does without what only the learner needs.
         """
 
     @abstractmethod

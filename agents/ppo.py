@@ -20,9 +20,9 @@ from ..nets import (
     ValueHead,
     ValueNorm,
 )
-from .base import LossTerms
+from .base import ActOutput, LossTerms
 from .imitation import Demonstrations, imitation_loss
-from .on_policy import ActOutput, Evaluation, OnPolicyAgent
+from .on_policy import Evaluation, OnPolicyAgent
 from .ppo_loss import PPOLoss
 from .ppo_metrics import kl_estimate, policy_metrics, value_metrics
 from .ppo_settings import check_sharing, chosen_distribution, is_normed, numeric_keys, output_layer, part_of

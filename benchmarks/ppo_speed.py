@@ -100,12 +100,13 @@ def watch(exp: Any) -> Stopwatch:
     """A stopwatch around the stages of an experiment."""
     watch = Stopwatch()
     collector, learner, on_policy = exp.collector, exp.learner, exp.trainer
+    (group,) = collector.groups
     for owner, name, stage in (
         (collector, "collect", "collect"),
         (collector, "_act", "act"),
-        (collector.envs, "step", "env"),
-        (collector.sink, "add", "store"),
-        (collector.sink, "begin", "store"),
+        (group.envs, "step", "env"),
+        (group.sinks[0], "add", "store"),
+        (group.sinks[0], "begin", "store"),
         (on_policy, "learn_from_rollout", "learn"),
         (on_policy, "_prepare", "advantages"),
         (on_policy, "_batches", "gather"),

@@ -35,7 +35,8 @@ from loxodon.agents import Agent
 from loxodon.data import TrajectoryWriter
 from loxodon.envs import EnvSpec, EpsilonGreedy, gym_env, make_vector_env, num_usable_cores
 from loxodon.envs.builtin import TMazePassive
-from loxodon.experiment import Collector, Histories
+from loxodon.experiment import Collector
+from loxodon.experiment.collect import Group
 from loxodon.nets import Actor, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 from loxodon.nets.kv_cache import KeyValueCache
 
@@ -151,19 +152,13 @@ def make_agent(args: argparse.Namespace, envs: Any) -> Agent:
     return agent.eval()
 
 
-def make_collector(halves: list[Any], agent: Agent, folder: Path) -> tuple[Any, list[Any]]:
-    """The rollout over one or two vector envs, and its parts."""
-    collectors = []
+def make_collector(halves: list[Any], agent: Agent, folder: Path) -> Collector:
+    """The rollout over one or two vector envs."""
+    groups = []
     for i, envs in enumerate(halves):
         writer = TrajectoryWriter(folder, envs.num_envs, save_every=(SAVE_LEN, SAVE_LEN), seed=i)
-        noise = EpsilonGreedy(envs.single_action_space, envs.num_envs, i)
-        histories = Histories.create(envs.num_envs)
-        collectors.append(Collector(envs, agent, torch.device("cpu"), noise, writer, histories, sample=True))
-    if len(halves) == 1:
-        return collectors[0], collectors
-    from loxodon.experiment.overlap import OverlappedCollector
-
-    return OverlappedCollector(collectors, collectors[0].histories), collectors
+        groups.append(Group(envs, EpsilonGreedy(envs.single_action_space, envs.num_envs, i), [writer]))
+    return Collector(groups, agent, torch.device("cpu"), sample=True)
 
 
 def fill_memory(hidden_state: Any, context: int) -> None:
@@ -197,31 +192,31 @@ def proportional_memory_mb() -> tuple[float, list[float]]:
     return sizes[0], sizes[1:]
 
 
-def floor_ms(agent: Agent, collectors: list[Any], episode_rate: float, seconds: float) -> dict[str, float]:
+def floor_ms(agent: Agent, groups: list[Any], episode_rate: float, seconds: float) -> dict[str, float]:
     """Milliseconds per vector step of the policy alone and of the environments alone."""
     rng, policy_s, env_s, steps = np.random.default_rng(0), 0.0, 0.0, 0
     deadline = time.perf_counter() + seconds
     with torch.inference_mode():
         while time.perf_counter() < deadline:
-            for collector in collectors:
-                state = collector.state
+            for group in groups:
+                state = group.state
                 obs = {key: torch.from_numpy(value) for key, value in state.obs.items()}
                 rl2s, times = torch.from_numpy(state.rl2s), torch.from_numpy(state.time_idxs)
                 start_s = time.perf_counter()
                 _, state.hidden_state = agent.get_actions(obs, rl2s, times, state.hidden_state, True)
                 policy_s += time.perf_counter() - start_s
-                ended = rng.random(collector.num_envs) < episode_rate
+                ended = rng.random(group.num_envs) < episode_rate
                 if ended.any():
                     state.hidden_state = agent.reset_hidden_state(state.hidden_state, torch.from_numpy(ended))
-            actions = [collector.envs.action_space.sample() for collector in collectors]
+            actions = [group.envs.action_space.sample() for group in groups]
             start_s = time.perf_counter()
-            if len(collectors) == 1:
-                collectors[0].envs.step(actions[0])
+            if len(groups) == 1:
+                groups[0].envs.step(actions[0])
             else:
-                for collector, chosen in zip(collectors, actions, strict=True):
-                    collector.envs.step_async(chosen)
-                for collector in collectors:
-                    collector.envs.step_wait()
+                for group, chosen in zip(groups, actions, strict=True):
+                    group.envs.step_async(chosen)
+                for group in groups:
+                    group.envs.step_wait()
             env_s += time.perf_counter() - start_s
             steps += 1
     return {"policy": 1e3 * policy_s / steps, "env": 1e3 * env_s / steps}
@@ -235,30 +230,31 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     start_up_s = time.perf_counter() - start_s
     agent = make_agent(args, halves[0])
     with tempfile.TemporaryDirectory() as folder:
-        rollout, collectors = make_collector(halves, agent, Path(folder))
+        rollout = make_collector(halves, agent, Path(folder))
+        groups = rollout.groups
         rollout.restart(0)
         if args.prefill:
-            for collector in collectors:
-                fill_memory(collector.state.hidden_state, args.context)
+            for group in groups:
+                fill_memory(group.state.hidden_state, args.context)
         rollout.collect(WARM_UP_STEPS)
         watch = Stopwatch()
-        watch.wrap(agent, "policy", "get_actions", "reset_hidden_state")
-        for collector in collectors:
+        watch.wrap(agent, "policy", "act", "reset_hidden_state")
+        for group in groups:
             watch.wrap(
-                collector.envs, "env", *(("step_async", "step_wait") if args.mode == "async" else ("step",))
+                group.envs, "env", *(("step_async", "step_wait") if args.mode == "async" else ("step",))
             )
-            watch.wrap(collector.sink, "saving", "add", "begin")
+            watch.wrap(group.sinks[0], "saving", "add", "begin")
         steps, num_env_steps, start_s = 0, 0, time.perf_counter()
         while (elapsed_s := time.perf_counter() - start_s) < args.seconds:
             num_env_steps += rollout.collect(20)
             steps += 20
         ms = {kind: 1e3 * watch.seconds.get(kind, 0.0) / steps for kind in ("policy", "env", "saving")}
         own_mb, other_mb = proportional_memory_mb()
-        episodes = sum(collector.histories.returns.num_episodes for collector in collectors)
-        floor = floor_ms(agent, collectors, episodes / num_env_steps, min(args.seconds, 2.0))
-        for collector in collectors:
-            collector.sink.close()
-            collector.envs.close()
+        episodes = rollout.histories.returns.num_episodes
+        floor = floor_ms(agent, groups, episodes / num_env_steps, min(args.seconds, 2.0))
+        rollout.close()
+        for envs in halves:
+            envs.close()
     whole = 1e3 * elapsed_s / steps
     ms["bookkeeping"] = whole - sum(ms.values())
     return {

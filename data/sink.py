@@ -21,7 +21,10 @@ class Sink:
     policy_version: int | None = None
 
     def before_act(self, agent: Any, hidden_state: Any) -> Any:
-        """Before the agent acts in all N envs; returns the hidden state to act from."""
+        """Before the agent acts in all N envs, or is saved; returns the hidden state to act from.
+
+        Called again, it returns what it was given.
+        """
         return hidden_state
 
     def after_act(self, output: Any, action_space: Any) -> Any:
@@ -29,7 +32,7 @@ class Sink:
         return output
 
     def restart(self) -> None:
-        """All N envs are reset next; what is running has been flushed."""
+        """`begin` with all N rows follows: the envs are reset, or go on from elsewhere."""
 
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]

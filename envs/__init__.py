@@ -16,6 +16,7 @@ from .builtin import MazeRunner, TMazePassive
 from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from .halves import EnvHalves
 from .kshot import KShotWrapper
 from .partial import PartialObs, partial_env
 from .sequence_env import METRIC_PREFIX, SequenceEnv
@@ -33,6 +34,7 @@ __all__ = [
     "BilevelEpsilonGreedy",
     "ClassicControlState",
     "EnvError",
+    "EnvHalves",
     "EnvSpec",
     "EpsilonGreedy",
     "ExplorationWrapper",

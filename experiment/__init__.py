@@ -14,7 +14,7 @@ from .. import agents, data, envs, nets
 from ..envs import Histories
 from .callbacks import Callback, EvaluateAfterLoad
 from .checkpoints import CheckpointManager
-from .collector import Collector
+from .collect import Collector, ScaleRewards
 from .curriculum import EpisodeLengthCurriculum
 from .evaluator import Evaluator
 from .experiment import Experiment
@@ -24,7 +24,6 @@ from .learn.pretraining import Pretraining
 from .logs import MetricLogger
 from .metadata import version_of
 from .policy_loading import LoadedPolicy, load_policy
-from .reward_shaping import ScaleRewards
 
 __version__ = version_of("loxodon")  # here, since `loxodon` itself is no package; None where not installed
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gin
 
-from . import building
+from .collect.build import describe_envs
 from .config import LoadedConfig
 from .experiment import Experiment
 from .settings import FEW_STEPS, TINY, is_on_policy
@@ -27,7 +27,7 @@ def dry_run(config: LoadedConfig) -> str:
         try:
             exp.start()
             unused = config.check_unused()
-            report = [exp.describe(building.describe_envs(exp)), *_try_everything(exp)]
+            report = [exp.describe(describe_envs(exp.train_envs, exp.env_mode)), *_try_everything(exp)]
             if unused:
                 report.append(f"        note  {unused}")
         finally:

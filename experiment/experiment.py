@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import json
 import logging
@@ -24,15 +25,17 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms, OnPolicyAgent
-from ..data import BatchLoader, RLDataset
+from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter
 from ..data.spaces import PolicyActionSpace
-from ..envs import Histories, ReturnHistory, SpecialMetricHistory
-from . import building, resume
+from ..envs import ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
+from . import resume
 from .artifacts.publishing import Publisher
 from .artifacts.restoring import restore_if_asked
 from .callbacks import OF_EVERY_RUN, CallbackList
 from .checkpoints import CheckpointManager
-from .collector import Collector
+from .collect import Collector, Group, StageTimer, build
+from .collect.build import MakeEnv
+from .collect.rewards import make_shaping, shape_relabeled
 from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Trainer
 from .distributed import (
@@ -51,15 +54,11 @@ from .learn.optimizer import make_optimizer
 from .logs import MetricLogger
 from .metadata import PACKAGES, check_policy, hash_of, policy_facts, version_of
 from .onpolicy.ppo_learner import check_for_on_policy
-from .overlap import OverlappedCollector
 from .plots import draw_if_possible
 from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy, write_text
-from .reward_shaping import shape_relabeled
 from .rng import derive_seed, seed_global_generators
-from .rollout_state import check_env_states
-from .settings import MakeEnv, Settings, check_hooks, check_settings, shrink
+from .settings import Settings, check_hooks, check_settings, shrink
 from .threads import choose_threads
-from .timing import StageTimer
 from .warm_start import warm_start_if_asked
 
 logger = logging.getLogger("loxodon")
@@ -101,7 +100,7 @@ class Experiment(Settings):
         self.last_val_metrics: dict[str, float] = {}
         self.loaded_policy: PolicyInfo | None = None
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
-        self.collector: Collector | OverlappedCollector | None = None
+        self.collector: Collector | None = None
         self._saved_s = 0.0  # since `learn` began, of the last checkpoint
         self._is_stopped = False  # before the last epoch, and everything is saved
         self.interaction: Collector | None = None  # the newest
@@ -203,8 +202,16 @@ class Experiment(Settings):
 
     def init_envs(self) -> str:
         """Build the environments this mode needs and take over their spaces; returns a line on them."""
-        building.build_envs(self)
-        return building.describe_envs(self)
+        if self.ctx.role.collects and self.train_timesteps_per_epoch > 0:
+            self.train_envs = self.make_envs(self.make_train_env, overlap=self.overlap_sampling)
+        if self.val_timesteps_per_epoch > 0 and (self.val_interval is not None or self.evaluate_at_end):
+            self.val_envs = self.make_envs(self.make_val_env)
+        envs = self.train_envs if self.train_envs is not None else self.val_envs
+        found = build.spaces_of(envs, self.make_train_env, self.parallel_actors, self.env_mode)
+        self.obs_space, self.action_space = found.obs, found.action
+        self.env_spaces = EnvSpaces(found.env_obs, found.env_action)
+        self.dataset.expect(build.layout_of(found.obs, found.action))
+        return build.describe_envs(self.train_envs, self.env_mode)
 
     def init_dloaders(self) -> BatchLoader:
         """Build the batch loader, once for the whole run."""
@@ -254,8 +261,7 @@ class Experiment(Settings):
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
         # From here on processes differ: each draws its own actions.
         seed_global_generators(self.ctx.seed_of("process"))
-        building.build_collector(self)
-        check_env_states(self)
+        self.collector = self._make_collector()
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """The optimizer of the agent's trainable parameters."""
@@ -307,6 +313,57 @@ class Experiment(Settings):
         )
         trainer.check(settings, {field.name: field.default for field in fields(Settings)})
         return trainer
+
+    def _make_collector(self) -> Collector | None:
+        """The training rollout; None where this process does not collect."""
+        if self.train_envs is None:
+            return None
+        folder, explores = self.dataset.save_new_trajs_to, self.trainer.explores
+        if explores and folder is None and self.ctx.is_main:
+            logger.warning(
+                "%s takes no new trajectories, so what every epoch collects is thrown away. Fix: "
+                "Experiment.train_timesteps_per_epoch = 0 trains on stored trajectories alone; "
+                "MixtureOfDatasets joins them with new ones.",
+                type(self.dataset).__name__,
+            )
+        has_noise = explores and self.exploration_wrapper_type is not None
+        return build.make_collector(
+            self.train_envs,
+            self.policy,
+            self.DEVICE,
+            self.sample_actions,
+            seed_of=self.ctx.seed_of,
+            make_exploration=self._make_exploration if has_noise else None,
+            make_sinks=self.trainer.sinks,
+            make_writer=None if folder is None else functools.partial(self._make_writer, folder),
+            should_stop=self.ctx.stop.requested,
+            cast=self.caster,
+            on_env_steps=self.pace.after_env_steps,
+            shape_rewards=make_shaping(
+                self.reward_shaper, self.epochs, lambda: self.ctx.progress.schedule_epoch
+            ),
+            timer=self.timer,
+            save_env_state=self.save_env_state,
+        )
+
+    def _make_exploration(self, num_envs: int, seed: int) -> ExplorationWrapper:
+        assert self.exploration_wrapper_type is not None
+        exploration = self.exploration_wrapper_type(self.action_space, num_envs, seed)
+        exploration.steps_per_call = self.actor_processes
+        return exploration
+
+    def _make_writer(self, folder: Path, num_envs: int, **settings: Any) -> TrajectoryWriter:
+        """Stores trajectories of `num_envs` envs in `folder`, cut as traj_save_len says."""
+        return build.make_writer(
+            folder,
+            num_envs,
+            self.action_space,
+            traj_save_len=self.traj_save_len,
+            spread=self.max_seq_len if self.stagger_traj_file_lengths else 0,
+            save_as=self.save_trajs_as,
+            actor_id=self.accelerator.process_index,
+            **settings,
+        )
 
     def _overrides(self, *hooks: str) -> bool:
         return any(getattr(type(self), hook) is not getattr(Experiment, hook) for hook in hooks)
@@ -468,7 +525,7 @@ class Experiment(Settings):
         self.hooks("before_play_steps")
         every = self.force_reset_train_envs_every
         is_reset_due = every is not None and progress.epoch > 0 and progress.epoch % every == 0
-        if collector.state is None or is_reset_due:
+        if not collector.has_begun or is_reset_due:
             self.restart_train_envs(progress.epoch)
         self.policy.eval()
         version = progress.policy_version if self.loaded_policy is None else self.loaded_policy.version
@@ -590,9 +647,16 @@ class Experiment(Settings):
         self.hooks("on_eval_end", named)
         return named
 
-    def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
-        """A vector env of parallel_actors environments."""
-        return building.make_envs(self, make_env)
+    def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv], *, overlap: bool = False) -> Any:
+        """A vector env of parallel_actors environments. overlap: in halves that step in turns, if async."""
+        return build.make_envs(
+            make_env,
+            self.parallel_actors,
+            self.env_mode,
+            context=self.async_env_mp_context,
+            num_workers=self.async_env_workers,
+            overlap=overlap,
+        )
 
     def interact(
         self,
@@ -610,41 +674,39 @@ class Experiment(Settings):
         save_on_done: a folder, or True for that of the dataset, to store trajectories in.
         """
         folder = self.dataset.save_new_trajs_to if save_on_done is True else (save_on_done or None)
-        writer = (
-            None if folder is None else building.make_writer(self, Path(folder), envs.num_envs, "interact")
-        )
+        seed, sinks = self.ctx.seed_of("writer", "interact"), list[Sink]()
+        if folder is not None:
+            sinks.append(self._make_writer(Path(folder), envs.num_envs, seed=seed))
         before = self.interaction if hidden_state is not None else None
-        if before is not None and before.envs is not envs:
+        if before is not None and before.groups[0].envs is not envs:
             before = None
         histories = Histories.create(envs.num_envs) if before is None else copy.deepcopy(before.histories)
         histories.clear()
+        group = Group(envs, sinks=sinks)
         collector = Collector(
-            envs,
+            [group],
             self.policy,
             self.DEVICE,
-            None,
-            writer,
-            histories,
             self.sample_actions if self.sample_actions_val is None else self.sample_actions_val,
+            histories=histories,
             should_stop=self.ctx.stop.requested,
             cast=self.caster,
         )
         was_training = self.policy.training
         self.policy.eval()
-        if before is not None and before.state is not None:
-            collector.go_on_from(before.state)
+        if before is not None and (state := before.groups[0].state) is not None:
+            collector.go_on_from([state])
         else:
             # Drawn from torch's generator, so that whoever seeds that one decides the episodes too.
             collector.restart(int(torch.randint(2**31 - 1, ())))
-        assert collector.state is not None
+        assert group.state is not None
         if hidden_state is not None:
-            collector.state.hidden_state = hidden_state
+            group.state.hidden_state = hidden_state
         collector.collect(timesteps, episodes=episodes, render=render)
         self.interaction = collector
         self.policy.train(was_training)
-        if writer is not None:
-            writer.close()
-        return collector.state.hidden_state, histories
+        group.tell("close")
+        return group.state.hidden_state, histories
 
     def policy_metrics(self, returns: ReturnHistory, specials: SpecialMetricHistory) -> dict[str, float]:
         """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""

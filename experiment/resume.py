@@ -12,7 +12,6 @@ from .checkpoints import TrainingState
 from .metadata import check_metadata, describe_run
 from .policy_files import load_weights
 from .rng import derive_seed, host_rng_state, restore_host_rng_state, restore_torch_rng_state, torch_rng_state
-from .rollout_state import capture_rollout, is_storable, restore_rollout, warn_of_cut_episodes
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -42,13 +41,12 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
         },
         rank_tensors={
             **torch_rng_state(),
-            "rollout": capture_rollout(exp),
             "collector": None if exp.collector is None else exp.collector.state_dict(),
         },
         rank_values={
             "host_rng": host_rng_state(),
             "trainer": exp.trainer.state_dict(),
-            "is_collecting": exp.collector is not None and exp.collector.state is not None,
+            "is_collecting": exp.collector is not None and exp.collector.has_begun,
         },
         metadata=describe_run(exp),
     )
@@ -70,7 +68,7 @@ def save(
     """
     exp.begin_run()
     collector = exp.collector
-    restarts = exp.exact_resume and collector is not None and not is_storable(exp)
+    restarts = exp.exact_resume and collector is not None and not collector.is_storable
     if collector is not None and (restarts or not exp.has_dset_edit_rights):
         collector.flush()  # without rights nobody sets files aside that repeat what the checkpoint holds
     elif collector is not None:
@@ -92,8 +90,8 @@ def save(
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
     exp.hooks("on_save_checkpoint_end")
-    if restarts and goes_on and collector is not None and collector.state is not None:
-        warn_of_cut_episodes(exp)
+    if restarts and goes_on and collector is not None and collector.has_begun:
+        collector.warn_of_cut_episodes(exp.train_timesteps_per_epoch * (exp.ckpt_interval or 0))
         exp.restart_train_envs(next_epoch)
     return folder
 
@@ -152,9 +150,9 @@ def restore(exp: Experiment, state: TrainingState) -> None:
         exp.loader.reseed(derive_seed(exp.ctx.progress.seed, "loader"))
     exp.trainer.load_state_dict(own["trainer"])
     tensors, seed = state.rank_tensors, exp.ctx.seed_of("train_envs", exp.epoch)
-    goes_on = restore_rollout(exp, tensors["rollout"], seed)
+    goes_on = False
     if exp.collector is not None and tensors["collector"] is not None:
-        exp.collector.load_state_dict(tensors["collector"])
+        goes_on = exp.collector.load_state_dict(tensors["collector"], seed=seed)
     # All fits: only now files are touched.
     exp.checkpoints.go_on_with(shared.get("run_id", ""))
     if exp.mode == "both" and exp.accelerator.is_main_process and exp.has_dset_edit_rights:

@@ -13,16 +13,15 @@ from typing import Any
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
-from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
+from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
 from .artifacts.restoring import check_artifact_settings
 from .artifacts.store import is_run_name
 from .callbacks import Callback, check_number
+from .collect.build import MakeEnv
+from .collect.rewards import ShapeRewards
 from .onpolicy import PPOLearner
-from .reward_shaping import ShapeRewards
-
-MakeEnv = EnvSpec | str | Callable[..., Any]
 
 
 def _from_environment(name: str) -> Callable[[], str | None]:

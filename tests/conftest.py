@@ -34,7 +34,7 @@ STARTING_PROCESSES = tuple(
         "experiment/onpolicy/test_ppo_resume.py",
         "experiment/test_exact_resume.py",
         "experiment/test_fleet_processes.py",
-        "experiment/test_overlap.py",
+        "experiment/test_collector_failures.py",
         "experiment/test_resume.py",
         "experiment/test_stopping.py",
         "integration/",

@@ -132,10 +132,8 @@ def _branch_off(exp: Experiment, folder: Path) -> None:
         is_finished=False,
         run_id=None,
     )
-    tensors = state.rank_tensors
-    tensors["rollout"] = None  # a run of its own begins episodes and files of its own
-    if (collector := tensors["collector"]) is not None:
-        writers = collector["writer"]
-        collector["writer"] = [None] * len(writers) if isinstance(writers, list) else None
+    if (collector := state.rank_tensors["collector"]) is not None:
+        collector["rollout"] = None  # a run of its own begins episodes and files of its own
+        collector["sinks"] = [[] for _ in collector["sinks"]]
     resume.restore(exp, state)
     exp.metric_logger.begin_anew()

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...agents import BaseAgent, LossTerms, OnPolicyAgent, masked_mean
 from ...data import Batch, RolloutBatch
+from ..collect import StageTimer
 from ..contracts import Progress
 from ..distributed import merge_metrics
 from ..rng import isolated_rng
-from ..timing import StageTimer
 from .gradient_guard import GradientGuard, forget_pending
 from .optimizer import check_same_groups, warmup_factor
 

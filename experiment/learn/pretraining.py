@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from ...agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent, PPOLoss
 from ...data import Batch, BatchLoader, RLDataset, dataset_fingerprint
 from ...nets import Actor, PolicyHead
-from ..building import layout_of
 from ..callbacks import Callback
+from ..collect.build import layout_of
 from ..contracts import Run
 from ..distributed import StopWatch, any_process, merge_metrics
 from ..metadata import version_of

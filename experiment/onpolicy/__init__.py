@@ -1,8 +1,7 @@
 """On-policy training: the rollout buffer, sequences, and PPO's updates."""
 
 from .buffer import RolloutBuffer
-from .collector import OnPolicyCollector
 from .kl_adaptive import KLAdaptiveLR
 from .ppo_learner import PPOLearner
 
-__all__ = ["KLAdaptiveLR", "OnPolicyCollector", "PPOLearner", "RolloutBuffer"]
+__all__ = ["KLAdaptiveLR", "PPOLearner", "RolloutBuffer"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
+from ...agents import ActOutput, OnPolicyAgent
 from ...data import Sink
 from ...data.sink import Arrays
 
@@ -77,6 +81,7 @@ class RolloutBuffer(Sink):
         burn_in: ... or so many steps earlier.
         history: rows of earlier rollouts that stay, at least burn_in.
         keeps_states: False for agents that do without hidden states.
+        device: where the agent is.
     """
 
     def __init__(
@@ -88,10 +93,11 @@ class RolloutBuffer(Sink):
         burn_in: int = 0,
         history: int = 0,
         keeps_states: bool = True,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
+        self.device = device
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
-        self.policy_version: int | None = None
         self.carried_state: Any = None
         self.random_steps = 0
         self._now = 0  # steps written
@@ -108,20 +114,17 @@ class RolloutBuffer(Sink):
         """True when all T steps are there."""
         return self._now == self.num_steps
 
-    @property
-    def wants_state(self) -> bool:
-        """True when the hidden state before the next step should be kept."""
-        is_due = self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0
-        return self.keeps_states and is_due
+    def before_act(self, agent: OnPolicyAgent, hidden_state: Any) -> Any:
+        """Go on from `carried_state`, and keep the hidden state where a sequence may begin."""
+        if self.carried_state is not None:
+            hidden_state, self.carried_state = self.carried_state, None
+        if self.keeps_states and (self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0):
+            self._states[self._now] = agent.export_hidden_state(hidden_state)
+        return hidden_state
 
-    @property
-    def wants_random_actions(self) -> bool:
-        """True when the next step's actions are to be drawn uniformly."""
-        return self._now < self.random_steps
-
-    def keep_state(self, rows: dict[str, Tensor]) -> None:
-        """Keep the exported hidden state, each (N, ...), as that before the next step."""
-        self._states[self._now] = rows
+    def after_act(self, output: ActOutput, action_space: Any) -> ActOutput:
+        """In the first `random_steps`, other actions than the agent's."""
+        return _at_random(output, action_space) if self._now < self.random_steps else output
 
     def restart(self) -> None:
         """Forget everything; `begin` with all rows follows."""
@@ -130,17 +133,18 @@ class RolloutBuffer(Sink):
         self._known_from[:] = self.history
         self._poison()
 
-    def context(self) -> dict[str, Any] | None:
-        """The earlier timesteps that the next rollout may read, views; None where it reads none.
+    def state_dict(self) -> dict[str, Any]:
+        """The earlier timesteps that the next rollout may read, views; empty where it reads none.
 
         "obs": by key, each (H, N, ...); "rows": "rl2s", "time_idxs" and "resets", each (H, N, ...);
         "known_from": (N,) int64; "states": hidden states, as in `CollectedRollout`, from before the rollout.
+        What has been collected of a rollout is given up.
         """
         if not self.history or not self._rows:
-            return None
+            return {}
         states = self._states_before(self._now)
-        if self.keeps_states and -self.burn_in not in states:  # in the middle of a rollout, which is given up
-            return None
+        if self.keeps_states and -self.burn_in not in states:  # in the middle of a rollout
+            return {}
         past = slice(self._now, self._now + self.history)
         return {
             "obs": {key: column[past] for key, column in self._obs.items()},
@@ -149,13 +153,15 @@ class RolloutBuffer(Sink):
             "states": states,
         }
 
-    def recall(self, context: dict[str, Any]) -> None:
-        """Put back what `context` returned, once `begin` has told the timestep that followed.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned, if `begin` has told the timestep that followed.
 
         Raises: ValueError if it is that of another number of timesteps or of envs.
         """
-        known = np.asarray(context["known_from"])
-        found = (len(context["rows"]["resets"]), len(known))
+        if not state or not self._rows:
+            return
+        known = np.asarray(state["known_from"])
+        found = (len(state["rows"]["resets"]), len(known))
         if found != (self.history, self.num_envs):
             raise ValueError(
                 f"The checkpoint holds {found[0]} earlier timesteps of {found[1]} environments, this run "
@@ -163,11 +169,14 @@ class RolloutBuffer(Sink):
                 "Experiment.max_seq_len and parallel_actors of the earlier run, or set "
                 "Experiment.save_env_state = False."
             )
-        for columns, saved in ((self._obs, context["obs"]), (self._rows, context["rows"])):
+        for columns, saved in ((self._obs, state["obs"]), (self._rows, state["rows"])):
             for key, column in columns.items():
                 column[: self.history] = saved[key]
         self._known_from[:] = known
-        self._states = dict(context["states"])
+        self._states = {
+            step: {name: value.to(self.device) for name, value in rows.items()}
+            for step, rows in state["states"].items()
+        }
 
     def next_rollout(self) -> None:
         """Make room for T further steps: the newest timesteps become history."""
@@ -240,22 +249,6 @@ class RolloutBuffer(Sink):
             column[row] = obs[key]
         self._rows["rl2s"][row], self._rows["time_idxs"][row] = rl2s, time_idxs
         self._rows["resets"][row] = False
-
-    def flush_partial(self) -> None:
-        """Nothing to do: a rollout is used whole or not at all."""
-
-    def wait(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: checkpoints are written between rollouts."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
     def read(self) -> CollectedRollout:
         """The rollout, once it is complete.
@@ -337,6 +330,21 @@ def _poison(column: np.ndarray) -> None:
         column.fill(np.nan)
     elif column.dtype.kind == "i":
         column.fill(_POISON_INT if column.dtype == np.int64 else np.iinfo(column.dtype).min)
+
+
+def _at_random(output: ActOutput, space: Any) -> ActOutput:
+    """The same with actions drawn uniformly from the policy's space, and their log-probs."""
+    uniform = torch.rand_like(output.actions, dtype=torch.float64)
+    if isinstance(space, spaces.Box):
+        actions, log_prob = (2.0 * uniform - 1.0).float(), -uniform.shape[-1] * math.log(2.0)
+    else:
+        sizes = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        actions = (uniform * torch.from_numpy(sizes).to(uniform.device)).long()
+        log_prob = -float(np.log(sizes).sum())
+    extras = {**output.extras, "log_probs": torch.full_like(output.extras["log_probs"], log_prob)}
+    if "samples" in extras:
+        extras["samples"] = actions
+    return dataclasses.replace(output, actions=actions, extras=extras)
 
 
 def join(rollouts: Sequence[CollectedRollout]) -> CollectedRollout:

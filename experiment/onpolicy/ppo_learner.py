@@ -235,6 +235,7 @@ class PPOLearner:
             burn_in=0 if self.rereads_context else self.burn_in,
             history=history or 0,
             keeps_states=self.agent.context_len != 0 and not self.rereads_context,
+            device=self.accelerator.device,
         )
         buffer.random_steps = self._random_steps
         self.buffers.append(buffer)

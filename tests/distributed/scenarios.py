@@ -190,7 +190,7 @@ def _stored_envs(folder: Path) -> list[dict[str, Any]]:
             exp.save_checkpoint()
         else:
             exp.load_checkpoint()
-        state = exp.collector.state
+        state = exp.collector.groups[0].state
         found.append({"time_idxs": state.time_idxs, "rl2s": state.rl2s, "envs": exp.train_envs.get_states()})
         exp.close()
     return found

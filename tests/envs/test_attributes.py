@@ -11,8 +11,7 @@ import pytest
 from scripted_envs import ScriptedEnv
 from vector_builders import KINDS, VECTORIZED_MODES, build, gymnasium_vector_env
 
-from loxodon.envs import EnvError, EnvSpec, MaxEpisodeLength, SequenceEnv, make_vector_env
-from loxodon.experiment.overlap import EnvHalves
+from loxodon.envs import EnvError, EnvHalves, EnvSpec, MaxEpisodeLength, SequenceEnv, make_vector_env
 
 
 class Adjustable(ScriptedEnv):
@@ -119,7 +118,7 @@ def test_halves_are_one(opened: Any) -> None:
     assert halves.has_attr("levle") == (False,) * 3
     halves.set_attr("level", 5)
     assert halves.call("level_times", 2, plus=1) == (11, 11, 11)
-    with pytest.raises(ValueError, match=r"2 values for 1 environments"):
+    with pytest.raises(ValueError, match=r"4 values for 3 environments"):
         halves.set_attr("level", [1, 2, 3, 4])
 
 

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from loxodon.agents import LossTerms
+from loxodon.agents import BaseAgent, LossTerms
 from loxodon.data import Batch, DiskTrajDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
@@ -76,6 +76,8 @@ class TinyAgent(nn.Module):
         logits = self.actor(self._inputs(obs, rl2s))
         actions = torch.distributions.Categorical(logits=logits).sample() if sample else logits.argmax(-1)
         return actions, hidden_state + 1
+
+    act = BaseAgent.act
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Tensor:
         return torch.zeros(num_envs, dtype=torch.int64, device=device)

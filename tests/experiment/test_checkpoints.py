@@ -43,7 +43,7 @@ def test_exploration_goes_on_where_it_was(tmp_path: Path) -> None:
     one = run(make_experiment(tmp_path))
     two = started(tmp_path)
     two.load_checkpoint()
-    first, second = (exp.collector.exploration for exp in (one, two))  # type: ignore[union-attr]
+    first, second = (exp.collector.groups[0].exploration for exp in (one, two))  # type: ignore[union-attr]
     assert second.num_calls == first.num_calls == 24
 
 

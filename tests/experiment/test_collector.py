@@ -1,3 +1,5 @@
+"""One collector over one or two groups of envs: what it steps, stores, counts and goes on from."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,160 +11,226 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from loxodon.data import TrajectoryWriter, load_trajectory
+from loxodon.agents import ActOutput
+from loxodon.data import Sink, TrajectoryWriter, WritingClock, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy, make_vector_env
-from loxodon.experiment import Collector, Histories
+from loxodon.experiment import Collector
+from loxodon.experiment.collect import Group
 
 from .fakes import CountingEnv, TinyAgent
 
+CPU = torch.device("cpu")
+
+
+class TwoPartEnvs:
+    """A vector env of this process with the two-part step of one in other processes; notes the order."""
+
+    def __init__(self, name: str, envs: Any, calls: list[str]) -> None:
+        self.name, self.envs, self.calls = name, envs, calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.envs, name)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.calls.append(f"{self.name} starts")
+        self.actions = actions
+
+    def step_wait(self) -> Any:
+        self.calls.append(f"{self.name} is awaited")
+        return self.envs.step(self.actions)
+
 
 def make_collector(
-    lengths: Sequence[int], *, truncates: bool = False, sink: Any = None, exploration: Any = None
+    *lengths: Sequence[int],
+    sinks: Sequence[Any] = (),
+    folder: Path | None = None,
+    truncates: bool = False,
+    calls: list[str] | None = None,
+    agent_type: type[TinyAgent] = TinyAgent,
+    **settings: Any,
 ) -> Collector:
-    specs = [EnvSpec(CountingEnv, {"length": n, "truncates": truncates}) for n in lengths]
-    envs = make_vector_env(specs, "sync")
+    """A group for each list of episode lengths; `sinks` go to the first."""
+    groups, clock = [], WritingClock()
+    for i, part in enumerate(lengths):
+        specs = [EnvSpec(CountingEnv, {"length": n, "truncates": truncates}) for n in part]
+        envs: Any = make_vector_env(specs, "sync")
+        if len(lengths) > 1:
+            envs = TwoPartEnvs("ab"[i], envs, [] if calls is None else calls)
+        group = Group(envs, EpsilonGreedy(spaces.Discrete(3), len(part), i), list(sinks if i == 0 else ()))
+        if folder is not None:
+            writer = TrajectoryWriter(folder, len(part), save_as="npz", seed=i, clock=clock)
+            group.sinks = [*group.sinks, writer]
+        groups.append(group)
     torch.manual_seed(0)
-    agent = TinyAgent(envs.single_observation_space, envs.single_action_space, None, None, 8)
-    histories = Histories.create(len(lengths))
-    return Collector(envs, agent, torch.device("cpu"), exploration, sink, histories, True)  # type: ignore[arg-type]
+    agent: Any = agent_type(envs.single_observation_space, envs.single_action_space, None, None, 8)
+    return Collector(groups, agent, CPU, True, **settings)
 
 
-class RecordingSink:
-    """Keeps copies of everything it is given."""
+def trajectories(folder: Path) -> list[Any]:
+    """In the order of writing."""
+    paths = sorted(folder.glob("*.npz"), key=lambda path: path.name.split("_")[1])
+    return [load_trajectory(path) for path in paths]
 
-    def __init__(self) -> None:
+
+def lengths_of(collector: Collector) -> list[int]:
+    """Of all episodes that have ended."""
+    return sorted(n for ns in collector.histories.returns.lengths.values() for n in ns)
+
+
+class RecordingSink(Sink):
+    """Keeps copies of everything it is given, and the names of all calls; raises in those named."""
+
+    def __init__(self, *failing: str) -> None:
         self.begun: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self.added: list[dict[str, np.ndarray]] = []
-        self.num_flushes = 0
+        self.failing, self.calls = failing, list[str]()
+
+    def _note(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.failing:
+            raise OSError(f"{name} failed in sink {id(self)}")
 
     def begin(self, rows: Any, obs: Any, rl2s: Any, time_idxs: Any, env_names: list[str]) -> None:
         self.begun.append((rows.copy(), obs["observation"].copy(), rl2s.copy(), time_idxs.copy()))
+        self._note("begin")
 
-    def add(
-        self,
-        actions: Any,
-        rewards: Any,
-        terminated: Any,
-        ended: Any,
-        obs: Any,
-        rl2s: Any,
-        time_idxs: Any,
-        ignored: Any = None,
-        extras: Any = None,
-    ) -> None:
+    def add(self, actions, rewards, terminated, ended, obs, rl2s, time_idxs, ignored=None, extras=None):  # type: ignore[no-untyped-def]
         entry = {"actions": actions, "rewards": rewards, "terminated": terminated, "ended": ended}
-        entry |= {"obs": obs["observation"], "rl2s": rl2s, "time_idxs": time_idxs}
+        entry |= {"obs": obs["observation"], "rl2s": rl2s, "time_idxs": time_idxs, **(extras or {})}
         self.added.append({key: value.copy() for key, value in entry.items()})
+        self._note("add")
 
     def flush_partial(self) -> None:
-        self.num_flushes += 1
+        self._note("flush_partial")
 
-    def wait(self) -> None:
-        pass
+    def close(self) -> None:
+        self._note("close")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": len(self.added)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
 
 
-def test_rl2s_hold_the_reward_and_the_one_hot_of_the_executed_action() -> None:
+# ---- steps ----
+
+
+def test_a_step_goes_to_the_sink_as_it_was_and_the_policy_starts_afresh_after_an_end() -> None:
+    """TinyAgent itself checks that its memory is blank exactly where an episode begins."""
     sink = RecordingSink()
-    collector = make_collector([4, 4], sink=sink)
-    collector.restart(seed=0)
-    collector.collect(7)
+    make_collector([3, 5], sinks=[sink]).collect(4)
     for step in sink.added:
         np.testing.assert_array_equal(step["rl2s"][:, 0], step["rewards"])
         np.testing.assert_array_equal(step["rl2s"][:, 1:], np.eye(3, dtype=np.float32)[step["actions"]])
-
-
-def test_the_stored_action_is_the_one_after_exploration() -> None:
-    sink = RecordingSink()
-    space = spaces.Discrete(3)
-    noise = EpsilonGreedy(space, 2, 0, eps_start=1.0, eps_end=1.0, randomize_eps=False)
-    collector = make_collector([50, 50], sink=sink, exploration=noise)
-    collector.sample = False
-    collector.restart(seed=0)
-    collector.collect(30)
-    assert {int(a) for step in sink.added for a in step["actions"]} == {0, 1, 2}
-
-
-def test_ended_rows_give_the_sink_the_final_observation_and_the_policy_a_fresh_start() -> None:
-    sink = RecordingSink()
-    collector = make_collector([3, 5], sink=sink)
-    collector.restart(seed=0)
-    collector.collect(4)
     at_end = sink.added[2]  # env 0 ends with its third step
     np.testing.assert_array_equal(at_end["ended"], [True, False])
-    np.testing.assert_array_equal(at_end["obs"], [[0, 3], [0, 3]])
+    np.testing.assert_array_equal(at_end["obs"][:, 1], [3, 3])
     np.testing.assert_array_equal(at_end["time_idxs"], [[3], [3]])
     rows, obs, rl2s, time_idxs = sink.begun[1]
     np.testing.assert_array_equal(rows, [0])
-    np.testing.assert_array_equal(obs[0], [1, 0])
+    assert obs[0, 1] == time_idxs[0] == 0
     assert not rl2s[0].any()
-    assert time_idxs[0] == 0
     assert rl2s[1].any()
     np.testing.assert_array_equal(sink.added[3]["time_idxs"], [[1], [4]])
 
 
-def test_the_rollout_goes_on_between_two_calls() -> None:
-    whole, halves = RecordingSink(), RecordingSink()
-    for sink, parts in ((whole, [6]), (halves, [2, 4])):
-        collector = make_collector([4, 4], sink=sink)
-        collector.restart(seed=0)
-        for part in parts:
-            collector.collect(part)
-    for one, other in zip(whole.added, halves.added, strict=True):
-        for key, value in one.items():
-            np.testing.assert_array_equal(value, other[key])
+def test_the_stored_action_is_the_one_after_exploration() -> None:
+    sink = RecordingSink()
+    collector = make_collector([50, 50], sinks=[sink])
+    noise = EpsilonGreedy(spaces.Discrete(3), 2, 0, eps_start=1.0, eps_end=1.0, randomize_eps=False)
+    collector.groups[0].exploration, collector.sample = noise, False
+    collector.collect(30)
+    assert {int(a) for step in sink.added for a in step["actions"]} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("truncates", [False, True])
-def test_files_on_disk_tell_truncation_from_termination(tmp_path: Path, truncates: bool) -> None:
-    writer = TrajectoryWriter(tmp_path, 2, save_as="npz", seed=0)
-    collector = make_collector([3, 3], truncates=truncates, sink=writer)
+def test_an_agent_may_act_in_its_own_way() -> None:
+    class Always(TinyAgent):
+        def get_actions(self, obs: Any, *args: Any) -> Any:
+            actions, hidden = super().get_actions(obs, *args)
+            return torch.full_like(actions, 2), hidden
+
+    class Talking(Always):
+        def act(self, obs: Any, *args: Any) -> ActOutput:  # type: ignore[override]
+            return ActOutput(*self.get_actions(obs, *args), {"seen": obs["observation"][:, 1:] + 0.5})
+
+    for kind in (Always, Talking):
+        sink = RecordingSink()
+        collector = make_collector([9, 9], sinks=[sink], agent_type=kind)
+        collector.groups[0].exploration = None
+        collector.collect(3)
+        assert all((step["actions"] == 2).all() for step in sink.added)
+    assert [step["seen"].tolist() for step in sink.added] == [[[t + 0.5]] * 2 for t in range(3)]
+
+
+def test_one_group_steps_while_the_policy_acts_for_the_other() -> None:
+    calls: list[str] = []
+    assert make_collector([9, 9], [9], calls=calls).collect(2) == 6
+    assert calls[:4] == ["a starts", "b starts", "a is awaited", "a starts"]
+    assert calls[4:] == ["b is awaited", "b starts", "a is awaited", "b is awaited"]
+
+
+GROUPS = pytest.mark.parametrize("lengths", [[[3, 5, 4]], [[3, 5], [4]]], ids=["one group", "two groups"])
+
+
+@GROUPS
+def test_calls_may_be_cut_anywhere(tmp_path: Path, lengths: list[list[int]]) -> None:
+    for name, parts in (("whole", [12]), ("parts", [5, 0, 7])):
+        collector = make_collector(*lengths, folder=tmp_path / name)
+        collector.restart(seed=3)
+        torch.manual_seed(1)
+        assert sum(collector.collect(part) for part in parts) == 36
+        collector.close()
+    whole, parts_ = trajectories(tmp_path / "whole"), trajectories(tmp_path / "parts")
+    assert sorted(map(len, whole)) == [2, 3, 3, 3, 3, 4, 4, 4, 5, 5]
+    for one, other in zip(whole, parts_, strict=True):
+        np.testing.assert_array_equal(one.obs["observation"], other.obs["observation"])
+        np.testing.assert_array_equal(one.actions, other.actions)
+
+
+@GROUPS
+def test_figures_are_those_of_all_envs_and_shares_of_episodes_are_equal(lengths: list[list[int]]) -> None:
+    collector = make_collector(*lengths)
+    collector.collect(12)
+    assert lengths_of(collector) == [3] * 4 + [4] * 3 + [5] * 2
+    collector.histories.clear()
+    assert collector.histories.summary("") == {}
     collector.restart(seed=0)
-    collector.collect(6)
-    writer.close()
-    paths = sorted(tmp_path.glob("*.npz"))
-    assert len(paths) == 4
-    for path in paths:
-        traj = load_trajectory(path)
-        np.testing.assert_array_equal(
-            traj.obs["observation"][:, 1], [0, 1, 2, 3]
-        )  # 3: the true last observation
-        np.testing.assert_array_equal(traj.dones[:, 0], [False, False, not truncates])
-        np.testing.assert_array_equal(traj.time_idxs[:, 0], [0, 1, 2, 3])
-        assert len(np.unique(traj.obs["observation"][:, 0])) == 1  # nothing of the next episode
+    collector.collect(1000, episodes=7)
+    assert lengths_of(collector) == [3, 3, 3, 4, 4, 5, 5]
+    assert sum(map(len, collector.histories.specials.values["success"].values())) == 7
 
 
-def test_episode_shares_are_equal_whatever_the_episode_lengths() -> None:
-    collector = make_collector([2, 10])
-    collector.collect(1000, episodes=6)
-    lengths = [n for of_name in collector.histories.returns.lengths.values() for n in of_name]
-    assert sorted(lengths) == [2, 2, 2, 10, 10, 10]
-    successes = collector.histories.specials.values["success"]
-    assert sum(len(values) for values in successes.values()) == 6
-
-
-def test_should_stop_ends_a_call_after_the_running_step() -> None:
-    collector = make_collector([4, 4])
-    collector.should_stop = lambda: True
-    assert collector.collect(100) == 2
+@GROUPS
+def test_a_request_to_stop_ends_a_call_and_leaves_no_step_under_way(lengths: list[list[int]]) -> None:
+    collector = make_collector(*lengths, should_stop=lambda: True)
+    assert collector.collect(100) == 3
+    assert collector.collect(0) == 0
+    assert all(group.state.actions is None for group in collector.groups)  # type: ignore[union-attr]
 
 
 def test_restart_stores_what_was_running_and_forgets_running_returns() -> None:
     sink = RecordingSink()
-    collector = make_collector([4, 4], sink=sink)
-    collector.restart(seed=0)
+    collector = make_collector([4, 4], sinks=[sink])
     collector.collect(3)
-    sink.num_flushes = 0
     collector.restart(seed=1)
-    assert sink.num_flushes == 1
+    assert sink.calls[-2:] == ["flush_partial", "begin"]
     collector.collect(4)
-    assert collector.histories.returns.num_episodes == 2
-    assert all(n == [4, 4] for n in collector.histories.returns.lengths.values())
+    assert lengths_of(collector) == [4, 4]
 
 
-def test_nothing_finished_means_no_figures() -> None:
-    collector = make_collector([9])
-    collector.collect(5)
-    assert collector.histories.summary("val") == {}
+@pytest.mark.parametrize("truncates", [False, True])
+def test_files_on_disk_tell_truncation_from_termination(tmp_path: Path, truncates: bool) -> None:
+    collector = make_collector([3, 3], truncates=truncates, folder=tmp_path)
+    collector.collect(6)
+    collector.close()
+    trajs = trajectories(tmp_path)
+    assert len(trajs) == 4
+    for traj in trajs:
+        np.testing.assert_array_equal(traj.obs["observation"][:, 1], [0, 1, 2, 3])  # 3: the true last one
+        np.testing.assert_array_equal(traj.dones[:, 0], [False, False, not truncates])
+        np.testing.assert_array_equal(traj.time_idxs[:, 0], [0, 1, 2, 3])
+        assert len(np.unique(traj.obs["observation"][:, 0])) == 1  # nothing of the next episode
 
 
 class NextStepEnvs:
@@ -202,10 +270,8 @@ def test_rows_that_are_no_timestep_are_not_stored_counted_or_remembered(tmp_path
     obs_space = spaces.Dict(observation=envs.single_observation_space["observation"])
     torch.manual_seed(0)
     agent: Any = TinyAgent(obs_space, envs.single_action_space, None, None, 8)
-    # TinyAgent itself checks that its memory is blank exactly where an episode begins.
-    writer = TrajectoryWriter(tmp_path, 2)
     noise = EpsilonGreedy(envs.single_action_space, 2, 0)
-    collector = Collector(envs, agent, torch.device("cpu"), noise, writer, Histories.create(2), True)
+    collector = Collector([Group(envs, noise, [TrajectoryWriter(tmp_path, 2)])], agent, CPU, True)
     assert collector.collect(12) == 24 - 3
     assert collector.histories.returns.lengths == {f"late{i}": [3] for i in range(3)}
     assert collector.histories.returns.returns == {f"late{i}": [3.0] for i in range(3)}
@@ -218,3 +284,41 @@ def test_rows_that_are_no_timestep_are_not_stored_counted_or_remembered(tmp_path
         assert set(traj.obs) == {"observation"}
         np.testing.assert_array_equal(traj.time_idxs[:, 0], range(4))
         assert not traj.rl2s[0].any()
+
+
+# ---- several sinks, and checkpoints ----
+
+
+def test_a_sink_that_raises_keeps_nothing_from_the_others() -> None:
+    first, second, third = RecordingSink("add", "close"), RecordingSink("add"), RecordingSink()
+    collector = make_collector([4, 4], sinks=[first, second, third])
+    collector.set_policy_version(5)
+    with pytest.raises(OSError, match=f"add failed in sink {id(first)}"):
+        collector.collect(3)
+    with pytest.raises(OSError, match="close failed"):
+        collector.close()
+    assert first.calls == second.calls == third.calls
+    assert first.calls == ["flush_partial", "begin", "add", "flush_partial", "close"]
+    assert [sink.policy_version for sink in (first, second, third)] == [5, 5, 5]
+
+
+@GROUPS
+def test_states_come_back_and_foreign_ones_are_refused(tmp_path: Path, lengths: list[list[int]]) -> None:
+    def make(*parts: list[int], num_sinks: int = 2) -> Collector:
+        return make_collector(*parts, sinks=[RecordingSink() for _ in range(num_sinks)], folder=tmp_path)
+
+    collector = make(*lengths)
+    collector.collect(3)
+    collector.wait()
+    state, other = collector.state_dict(), make(*lengths)
+    assert state["rollout"] is None  # such envs do not offer their state
+    assert not other.load_state_dict(state)
+    assert other.groups[0].exploration.state_dict() == state["exploration"][0]  # type: ignore[union-attr]
+    assert [sink.count for sink in other.groups[0].sinks[:2]] == [3, 3]  # type: ignore[attr-defined]
+    other.flush()  # what was running is stored
+    assert sorted(map(len, trajectories(tmp_path))) == [3, 3, 3]
+    with pytest.raises(ValueError, match=r"state is that of 3 sinks, but there are 2 now.*Fix: resume with"):
+        make(*lengths, num_sinks=1).load_state_dict(state)
+    words = "without overlapping sampling" if len(lengths) == 1 else "with overlapping sampling"
+    with pytest.raises(ValueError, match=rf"written {words}.*Fix: resume"):
+        make(*([[3, 5], [4]] if len(lengths) == 1 else [[3, 5, 4]])).load_state_dict(state)

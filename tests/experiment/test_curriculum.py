@@ -112,5 +112,5 @@ def test_every_row_is_set_when_halves_overlap(tmp_path: Path) -> None:
     exp.start()
     exp.collect_new_training_data()
     assert exp.train_envs.get_attr("max_episode_length") == (2, 2, 2)
-    assert np.allclose(exp.collector.halves[0].state.time_idxs, 0)  # type: ignore[union-attr]
+    assert np.allclose(exp.collector.groups[0].state.time_idxs, 0)  # type: ignore[union-attr]
     exp.close()

@@ -320,8 +320,8 @@ def test_force_reset_begins_new_episodes(tmp_path: Path) -> None:
     for exp.epoch in range(4):
         exp.collect_new_training_data()
         assert exp.collector is not None
-        assert exp.collector.state is not None
-        times.append(int(exp.collector.state.time_idxs[0, 0]))
+        assert exp.collector.groups[0].state is not None
+        times.append(int(exp.collector.groups[0].state.time_idxs[0, 0]))
     assert times == [12, 24, 12, 24]
 
 

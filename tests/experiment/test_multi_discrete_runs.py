@@ -15,7 +15,8 @@ from gymnasium import spaces
 from loxodon.agents import Agent
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy, make_vector_env
-from loxodon.experiment import Collector, Experiment, Histories, load_policy
+from loxodon.experiment import Collector, Experiment, load_policy
+from loxodon.experiment.collect import Group
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder
 
 from .test_collector import RecordingSink
@@ -108,9 +109,7 @@ def test_rl2s_hold_the_one_hots_of_all_factors() -> None:
     torch.manual_seed(0)
     agent = Agent(envs.single_observation_space, envs.single_action_space, Tstep, Memoryless, 8)  # type: ignore[arg-type]
     noise, sink = EpsilonGreedy(envs.single_action_space, 3, 0), RecordingSink()  # type: ignore[arg-type]
-    collector = Collector(
-        envs, agent, torch.device("cpu"), noise, sink, Histories.create(3), True  # type: ignore[arg-type]
-    )  # fmt: skip
+    collector = Collector([Group(envs, noise, [sink])], agent, torch.device("cpu"), True)
     collector.restart(seed=0)
     collector.collect(7)
     seen = np.concatenate([step["actions"] for step in sink.added])

@@ -14,7 +14,7 @@ from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.cli import main
 from loxodon.experiment.cli import words_on_test as report
-from loxodon.experiment.timing import StageTimer
+from loxodon.experiment.collect import StageTimer
 
 from .fakes import CountingEnv, make_experiment, run
 
@@ -135,7 +135,7 @@ def test_the_number_of_its_steps_is_checked(tmp_path: Path) -> None:
 def test_stages_are_divided_by_what_they_were_for(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = StageTimer()
     now = iter([1.0, 2.5, 2.75, 10.0])
-    monkeypatch.setattr("loxodon.experiment.timing.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("loxodon.experiment.collect.collector.time.perf_counter", lambda: next(now))
     after_policy = timer.lap("policy", 0.5)
     after_env = timer.lap("env", after_policy)
     timer.lap("store", after_env)

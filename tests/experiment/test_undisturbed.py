@@ -147,7 +147,7 @@ def test_every_step_is_stored_once(tmp_path: Path, end: str, env: type[LongEnv])
     second = long_run(tmp_path, "off-policy", env, **changes)
     second.start()
     second.load_checkpoint()
-    assert second.collector.state.time_idxs.any() == (env is StoredEnv)
+    assert second.collector.groups[0].state.time_idxs.any() == (env is StoredEnv)
     second.learn()
     second.close()
     assert num_stored(second) == second.env_steps == EPOCHS * STEPS * 3
@@ -177,7 +177,7 @@ def test_where_states_do_not_fit_new_episodes_begin(
     with caplog.at_level(logging.WARNING, logger="loxodon"):
         second.load_checkpoint()
     assert "Training begins new episodes" in caplog.text
-    assert not second.collector.state.time_idxs.any()
+    assert not second.collector.groups[0].state.time_idxs.any()
     assert num_stored(second) == first.env_steps
     for exp in (first, required, second):
         exp.train_envs.close()

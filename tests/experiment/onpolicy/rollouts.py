@@ -15,14 +15,16 @@ from gymnasium import spaces
 from torch import Tensor
 
 from loxodon.agents import AdvantageNorm, PPOAgent
+from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment import Histories, Learner
+from loxodon.experiment import Collector, Learner
+from loxodon.experiment.collect import Group
 from loxodon.experiment.console import ConsoleView
 from loxodon.experiment.contracts import Progress, Role, RunContext
 from loxodon.experiment.distributed import make_accelerator
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
-from loxodon.experiment.onpolicy import OnPolicyCollector, PPOLearner
+from loxodon.experiment.onpolicy import PPOLearner
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
 CPU = torch.device("cpu")
@@ -126,49 +128,39 @@ def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) 
 
 
 def make_collector(
-    agent: PPOAgent, learner: PPOLearner, envs: Any = None, num_envs: int = 4, sink: Any = None, **kwargs: Any
-) -> OnPolicyCollector:
-    """A collector whose buffer the learner trains on; `kwargs` go to the environments."""
+    agent: PPOAgent, learner: PPOLearner, envs: Any = None, num_envs: int = 4, sinks: Any = (), **kwargs: Any
+) -> Collector:
+    """A collector whose buffer the learner trains on, and other `sinks`; `kwargs` go to the environments."""
     if envs is None:
         is_discrete = isinstance(agent.action_space, spaces.Discrete)
         specs = [EnvSpec(RandomLengths, {"is_discrete": is_discrete, **kwargs})] * num_envs
         envs = make_vector_env(specs, "sync")
-    buffer = learner.make_buffer(envs.num_envs)
-    histories = Histories.create(envs.num_envs)
     agent.eval()
-    return OnPolicyCollector(
-        buffer, envs, agent, CPU, None, sink(buffer) if sink else buffer, histories, True
-    )
+    return Collector([Group(envs, sinks=[learner.make_buffer(envs.num_envs), *sinks])], agent, CPU, True)
 
 
-class Witness:
+class Witness(Sink):
     """A sink that remembers everything, to tell afterwards what each step's past really was.
 
     timesteps: by env, a list of (obs, rl2s, time_idx, is_first) in the order in which they were seen.
     """
 
-    def __init__(self, buffer: Any) -> None:
-        self.buffer, self.policy_version = buffer, None
+    def __init__(self) -> None:
         self.episodes: list[list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]]] = []
         self.steps: list[list[tuple[int, int]]] = []  # by env, episode and place of each step
         self.finals: dict[tuple[int, int], tuple[int, int]] = {}  # (step, env) -> episode and place
 
     def begin(self, rows: Any, obs: Any, rl2s: Any, time_idxs: Any, env_names: Any) -> None:
-        self.buffer.begin(rows, obs, rl2s, time_idxs, env_names)
         if not self.episodes:
             self.episodes, self.steps = [[] for _ in range(len(rl2s))], [[] for _ in range(len(rl2s))]
         for n in rows:
             self.episodes[n].append([_timestep(n, obs, rl2s, time_idxs)])
 
     def add(self, actions, rewards, terminated, ended, obs, rl2s, time_idxs, ignored=None, extras=None):  # type: ignore[no-untyped-def]
-        self.buffer.add(actions, rewards, terminated, ended, obs, rl2s, time_idxs, ignored, extras)
         for n in range(len(rl2s)):
             episode = self.episodes[n][-1]
             self.steps[n].append((len(self.episodes[n]) - 1, len(episode) - 1))
             episode.append(_timestep(n, obs, rl2s, time_idxs))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.buffer, name)
 
 
 def _timestep(n: int, obs: Any, rl2s: Any, time_idxs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

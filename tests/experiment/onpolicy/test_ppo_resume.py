@@ -102,7 +102,7 @@ def test_death_and_resume_change_no_bit(
     second = make("parts")
     assert second.load_checkpoint() == MIDDLE
     if save_env_state:
-        assert second.collector.state.time_idxs.any()
+        assert second.collector.groups[0].state.time_idxs.any()
     learned(second)
     assert differing(whole, second) == []
     records = metrics(whole.run_dir)

@@ -13,8 +13,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from loxodon.agents import GAE, PPOAgent
+from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment.onpolicy import OnPolicyCollector
+from loxodon.experiment.onpolicy import RolloutBuffer
 from loxodon.nets import (
     FFTrajEncoder,
     GRUTrajEncoder,
@@ -68,9 +69,9 @@ def test_reading_a_rollout_again_gives_what_acting_gave(
         update_epochs=1,
         advantage_estimator=lambda: estimator,
     )
-    collector = make_collector(agent, learner, sink=Witness, longest=longest)
+    witness = Witness()
+    collector = make_collector(agent, learner, sinks=[witness], longest=longest)
     learner.learner.lr_scale = 0.0  # weights stay, so that later rollouts continue from exact states
-    witness = collector.sink
     for epoch in range(4):
         collector.collect(8)
         num_before = 8 * epoch
@@ -114,7 +115,7 @@ def test_continuous_actions_are_judged_before_they_are_clipped(is_discrete: bool
     learner = make_learner(agent, 8, 4)
     collector = make_collector(agent, learner)
     collector.collect(8)
-    steps = collector.buffer.read().steps
+    steps = learner.buffers[0].read().steps
     if not is_discrete:
         assert (np.abs(steps["samples"]) > 1.0).any()
         assert (np.abs(steps["actions"]) <= 1.0).all()
@@ -135,28 +136,35 @@ def test_burn_in_begins_earlier_and_changes_nothing_before_the_first_update(burn
         assert figures["initial_value_diff_abs_max"] < VALUE_ROUNDING
 
 
-class LateCollector(OnPolicyCollector):
-    """Stores the hidden state after the step, as a well-known library does."""
+class LateStates(Sink):
+    """Keeps the hidden state after the step, as a well-known library does."""
 
-    def _act(self, state: Any) -> np.ndarray:
-        wants_state = self.buffer.wants_state
-        actions = super()._act(state)
-        if wants_state:
-            self.buffer.keep_state(self.agent.export_hidden_state(state.hidden_state))
-        return actions
+    def __init__(self, buffer: RolloutBuffer) -> None:
+        self.buffer = buffer
+
+    def before_act(self, agent: Any, hidden_state: Any) -> Any:
+        self.agent = agent
+        return hidden_state
+
+    def after_act(self, output: Any, action_space: Any) -> Any:
+        states, now = self.buffer._states, self.buffer._now
+        if now in states:
+            states[now] = self.agent.export_hidden_state(output.hidden_state)
+        return output
 
 
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["distinct policy", "policy of a new agent"])
 def test_the_alarm_rings_when_the_state_after_the_step_is_stored(
     caplog: pytest.LogCaptureFixture, is_fresh: bool
 ) -> None:
-    for kind, is_right in ((OnPolicyCollector, True), (LateCollector, False)):
+    for is_right in (True, False):
         agent = make_agent()
         if is_fresh:  # almost the same in all states, so that wrong ones make little difference
             agent.policy_head = PolicyHead(agent.traj_encoder.emb_dim, agent.action_dim, agent.distribution)
         learner = make_learner(agent, 8, 4, chunk_len=4)
         collector = make_collector(agent, learner, longest=30)
-        collector.__class__ = kind
+        if not is_right:
+            collector.groups[0].sinks = [*learner.buffers, LateStates(learner.buffers[0])]
         collector.collect(8)
         figures = learner.learn_from_rollout(0)
         learner.raise_alarm(figures)

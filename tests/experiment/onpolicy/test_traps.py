@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loxodon.experiment.onpolicy import OnPolicyCollector
 from loxodon.nets import IdentityTrajEncoder, TransformerTrajEncoder
 
 from ...rounding import assert_equal_but_for_rounding
-from .rollouts import Witness, make_agent, make_collector, make_learner
+from .rollouts import make_agent, make_collector, make_learner
 from .whole_runs import ENCODERS
 
 NUM_OPS = 256 * 4 * 8  # width and layers of the agent, timesteps of the context
@@ -48,7 +47,7 @@ def test_a_truncation_within_a_chunk_begins_a_sequence_of_its_own(encoder: str, 
     learner = make_learner(agent, 8, 4, context_mode=context_mode)
     collector = make_collector(agent, learner, longest=5)
     collector.collect(8)
-    rollout = collector.buffer.read()
+    rollout = learner.buffers[0].read()
     truncated = rollout.steps["ended"] & ~rollout.steps["terminated"]
     assert truncated[:-1].any()  # not at the end of the chunk
     for batch in batches_of(learner):
@@ -113,25 +112,25 @@ def test_kept_states_do_not_change_with_the_live_one(encoder: str) -> None:
     collector.collect(5)
     kept = {
         step: {name: row.clone() for name, row in rows.items()}
-        for step, rows in collector.buffer._states.items()
+        for step, rows in learner.buffers[0]._states.items()
     }
     assert list(kept) == [0, 4]
-    state = collector.state
+    state = collector.groups[0].state
     assert state is not None
     with torch.inference_mode():
         state.hidden_state = agent.reset_hidden_state(state.hidden_state, torch.ones(4, dtype=torch.bool))
     collector.collect(3)
     for step, rows in kept.items():
         for name, row in rows.items():
-            assert torch.equal(collector.buffer._states[step][name], row)
+            assert torch.equal(learner.buffers[0]._states[step][name], row)
 
 
 def test_the_first_timestep_of_every_episode_is_that_of_a_fresh_reset() -> None:
     agent = make_agent(ENCODERS["gru"])
     learner = make_learner(agent, 8, 4)
-    collector = make_collector(agent, learner, sink=Witness, longest=4)
+    collector = make_collector(agent, learner, longest=4)
     collector.collect(8)
-    rollout, fresh = collector.buffer.read(), agent.init_hidden_state(1, torch.device("cpu"))
+    rollout, fresh = learner.buffers[0].read(), agent.init_hidden_state(1, torch.device("cpu"))
     firsts = np.argwhere(rollout.resets[:8])
     assert len(firsts) > 4  # of later episodes, too
     with torch.no_grad():
@@ -178,7 +177,7 @@ def test_acting_in_training_mode_rings_the_alarm(caplog: pytest.LogCaptureFixtur
     for is_right in (True, False):
         agent = make_agent(DROPPING)
         learner = make_learner(agent, 8, 4)
-        collector: OnPolicyCollector = make_collector(agent, learner, longest=30)
+        collector = make_collector(agent, learner, longest=30)
         agent.train(not is_right)
         collector.collect(8)
         with caplog.at_level(logging.WARNING, logger="loxodon"):

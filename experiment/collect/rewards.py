@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import gin
 import numpy as np
 
-from ..data import RLDataset
-
-if TYPE_CHECKING:
-    from .experiment import Experiment
+from ...data import RLDataset
 
 ShapeRewards = Callable[[np.ndarray, float], np.ndarray]
 
@@ -46,16 +42,19 @@ class ScaleRewards:
         return shaped.astype(np.float32)
 
 
-def make_shaping(exp: Experiment) -> Callable[[np.ndarray], np.ndarray] | None:
+def make_shaping(
+    shaper: ShapeRewards | None, num_epochs: int, epoch: Callable[[], int]
+) -> Callable[[np.ndarray], np.ndarray] | None:
     """What the training collector calls with the rewards of each vector step; None without a shaper.
 
     The function takes (N,) float32, leaves it alone and returns (N,) float32. It raises TypeError or
     ValueError if the user's function returns anything else.
+
+    num_epochs: of the run. epoch: gives the one that schedules follow.
     """
-    shaper = exp.reward_shaper
     if shaper is None:
         return None
-    return lambda rewards: _shaped(shaper, exp.epochs, rewards, exp.ctx.progress.schedule_epoch)
+    return lambda rewards: _shaped(shaper, num_epochs, rewards, epoch())
 
 
 def shape_relabeled(dataset: RLDataset, shaper: ShapeRewards, num_epochs: int) -> None:
@@ -67,12 +66,8 @@ def shape_relabeled(dataset: RLDataset, shaper: ShapeRewards, num_epochs: int) -
 
 
 def _shaped(shaper: ShapeRewards, num_epochs: int, rewards: np.ndarray, epoch: int) -> np.ndarray:
-    progress = min(1.0, epoch / max(num_epochs, 1))
-    return checked(shaper(rewards.astype(np.float32), progress), rewards, shaper)
-
-
-def checked(shaped: object, rewards: np.ndarray, shaper: object) -> np.ndarray:
-    """What a shaper returned, as (N,) float32."""
+    """What the shaper returns at that epoch, (N,) float32."""
+    shaped: object = shaper(rewards.astype(np.float32), min(1.0, epoch / max(num_epochs, 1)))
     name = getattr(shaper, "__name__", type(shaper).__name__)
     must = f"must return finite numbers of shape {rewards.shape}, one for each"
     if not isinstance(shaped, np.ndarray) or shaped.dtype.kind not in "fiub":

@@ -1,0 +1,200 @@
+"""How the parts of a rollout are made: environments, what stores their trajectories, and the collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from ...agents import BaseAgent
+from ...data import Layout, Sink, TrajectoryWriter, WritingClock
+from ...data.spaces import ActionCode, PolicyActionSpace, is_text
+from ...envs import EnvHalves, EnvSpec, ExplorationWrapper, make_vector_env, num_usable_cores, resolve_env
+from .collector import Collector, Group
+
+MakeEnv = EnvSpec | str | Callable[..., Any]
+"""What one environment is made of, or one that is vectorised already."""
+
+_NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode
+
+
+def make_envs(
+    make_env: MakeEnv | Sequence[MakeEnv],
+    num_envs: int,
+    env_mode: str,
+    *,
+    context: str | None = None,
+    num_workers: int | None = None,
+    overlap: bool = False,
+) -> Any:
+    """A vector env of `num_envs` environments.
+
+    Args:
+        make_env: makes each of them, or a list with one entry for each.
+        num_envs: of this process.
+        env_mode: how they are run, see `make_vector_env`.
+        context: start method of worker processes.
+        num_workers: of worker processes; None for one per CPU core.
+        overlap: with "async" and several environments, make two vector envs of half of them each, which
+            share the workers and take turns in stepping; see `EnvHalves`.
+
+    Raises: ValueError where there are other than `num_envs` environments.
+    """
+    specs = _specs(make_env, num_envs)
+    if overlap and env_mode == "async" and num_envs > 1:
+        return _make_halves(specs, context, -(-(num_workers or num_usable_cores()) // 2))
+    envs = make_vector_env(specs, env_mode, context=context, num_workers=num_workers)
+    if envs.num_envs != num_envs:
+        found = envs.num_envs
+        envs.close()
+        raise ValueError(
+            f"The vectorised environment has {found} envs, but Experiment.parallel_actors is {num_envs}. "
+            f"Fix: set Experiment.parallel_actors = {found}."
+        )
+    return envs
+
+
+def _make_halves(specs: Sequence[EnvSpec], context: str | None, num_workers: int) -> EnvHalves:
+    """num_workers: of each half."""
+    middle = (len(specs) + 1) // 2
+    halves: list[Any] = []
+    try:
+        for part in (specs[:middle], specs[middle:]):
+            halves.append(make_vector_env(part, "async", context=context, num_workers=num_workers))
+    except BaseException:
+        for envs in halves:
+            envs.close()
+        raise
+    return EnvHalves(halves)
+
+
+def _specs(make_env: MakeEnv | Sequence[MakeEnv], num_envs: int) -> list[EnvSpec]:
+    """One recipe per environment; for one that is vectorised already, their number is its size."""
+    if not isinstance(make_env, Sequence) or isinstance(make_env, str):
+        return [resolve_env(make_env)] * num_envs
+    specs = [resolve_env(one) for one in make_env]
+    if len(specs) != num_envs:
+        raise ValueError(
+            f"The list of environments has {len(specs)} entries, but Experiment.parallel_actors is "
+            f"{num_envs}. Fix: give one entry per actor, or set parallel_actors to fit."
+        )
+    return specs
+
+
+def describe_envs(train_envs: Any, env_mode: str) -> str:
+    """How training environments are run, in a few words."""
+    return "none for training" if train_envs is None else f"{train_envs.num_envs} x {env_mode}"
+
+
+class Spaces(NamedTuple):
+    """Observations and actions as the agent sees them, and as the environment itself has them."""
+
+    obs: spaces.Dict
+    action: PolicyActionSpace
+    env_obs: spaces.Space[Any]
+    env_action: spaces.Space[Any]
+
+
+def spaces_of(envs: Any, make_env: MakeEnv | Sequence[MakeEnv], num_envs: int, env_mode: str) -> Spaces:
+    """The spaces of `envs`, or where there are none those of what `make_env` makes, to look at them."""
+    if envs is not None:
+        return Spaces(
+            envs.single_observation_space,
+            envs.single_action_space,
+            envs.env_observation_space,
+            envs.env_action_space,
+        )
+    if env_mode == "already_vectorized":
+        envs = make_envs(make_env, num_envs, env_mode)
+        found = spaces_of(envs, make_env, num_envs, env_mode)
+        envs.close()
+        return found
+    first: Any = make_env
+    env: Any = resolve_env(first[0] if isinstance(first, list | tuple) else first).build()
+    found = Spaces(env.observation_space, env.action_space, *env.raw_spaces)
+    env.close()
+    return found
+
+
+def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout:
+    """What trajectories of these spaces look like; texts are not stored."""
+    obs: dict[str, Any] = {
+        key: (tuple(space.shape or ()), np.dtype(space.dtype))
+        for key, space in obs_space.spaces.items()
+        if not is_text(space)
+    }
+    code = ActionCode(action_space)
+    return Layout(obs, code.width, code.nvec)
+
+
+def make_writer(
+    folder: Path,
+    num_envs: int,
+    action_space: PolicyActionSpace,
+    *,
+    seed: int,
+    clock: WritingClock | None = None,
+    traj_save_len: float,
+    spread: int,
+    save_as: str,
+    actor_id: int,
+) -> TrajectoryWriter:
+    """Stores trajectories of `num_envs` envs in `folder`.
+
+    For all else see `TrajectoryWriter`.
+
+    action_space: the policy's. traj_save_len: transitions after which a trajectory is cut. spread: by how
+    many transitions that length varies at random, if it is shorter than that length.
+    """
+    save_every = None
+    if traj_save_len < _NO_LENGTH_LIMIT:
+        longest = int(traj_save_len)
+        spread = spread if spread < longest else 0
+        save_every = (longest - spread, longest + spread)
+    return TrajectoryWriter(
+        folder,
+        num_envs,
+        save_every=save_every,
+        save_as=save_as,
+        seed=seed,
+        actor_id=actor_id,
+        clock=clock,
+        nvec=ActionCode(action_space).nvec,
+    )
+
+
+def make_collector(
+    envs: Any,
+    agent: BaseAgent,
+    device: torch.device,
+    sample: bool,
+    *,
+    seed_of: Callable[..., int],
+    make_exploration: Callable[[int, int], ExplorationWrapper] | None,
+    make_sinks: Callable[[int], Sequence[Sink]],
+    make_writer: Callable[..., TrajectoryWriter] | None,
+    **settings: Any,
+) -> Collector:
+    """A collector over `envs`, with a group for each half of them if they are `EnvHalves`.
+
+    agent, device, sample, settings: see `Collector`. seed_of: seed of the random stream with the names
+    given to it. make_exploration: makes the exploration of so many envs with that seed; None for none.
+    make_sinks: makes the learner's own sinks of so many envs. make_writer: makes what stores the trajectories
+    of so many envs, with keywords `seed` and `clock`; None for nothing.
+    """
+    halves = envs.halves if isinstance(envs, EnvHalves) else [envs]
+    groups, clock = [], WritingClock()
+    for i, part in enumerate(halves):
+        names = (i,) if len(halves) > 1 else ()
+        group = Group(part, sinks=list(make_sinks(part.num_envs)))
+        if make_exploration is not None:
+            group.exploration = make_exploration(part.num_envs, seed_of("exploration", *names))
+        if make_writer is not None:
+            writer = make_writer(part.num_envs, seed=seed_of("writer", *names), clock=clock)
+            group.sinks = [*group.sinks, writer]
+        groups.append(group)
+    return Collector(groups, agent, device, sample, **settings)

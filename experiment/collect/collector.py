@@ -1,0 +1,571 @@
+"""The one rollout loop: acts in vector envs and hands every step to sinks, always as arrays of N rows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...agents import BaseAgent
+from ...data.sink import Arrays, Sink
+from ...envs import ActionCode, ExplorationWrapper, Histories, is_text
+
+logger = logging.getLogger("loxodon")
+_STEP_STAGES = ("policy", "env", "store")
+_OFFER = (
+    "define both there or in a wrapper around it (loxodon.envs.ClassicControlState does so for gymnasium's "
+    "classic control)"
+)
+
+
+class StageTimer:
+    """Adds up the seconds of the stages of an epoch; a lap costs well below a microsecond.
+
+    Stages: "policy" (acting, until the actions are on the CPU), "env" (the environments' step, or the wait
+    for it), "store" (handing the step to the sinks), "update" (the learner's work on this
+    thread; on a GPU most of it goes on in the background).
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys((*_STEP_STAGES, "update"), 0.0)
+        self.num_env_steps = self.num_updates = 0
+
+    def lap(self, stage: str, since_s: float) -> float:
+        """Add the time since `since_s` (of time.perf_counter) to a stage; returns the time now."""
+        now_s = time.perf_counter()
+        self.seconds[stage] += now_s - since_s
+        return now_s
+
+    def step_figures(self, num_envs: int) -> dict[str, float]:
+        """Milliseconds per vector step of each stage of collecting since the last call.
+
+        num_envs: of this process, which all step together.
+        """
+        num_steps, self.num_env_steps = self.num_env_steps / num_envs, 0
+        taken = {stage: self._take(stage) for stage in _STEP_STAGES}
+        if not num_steps:
+            return {}
+        return {f"time/{stage}_ms_per_step": 1e3 * s / num_steps for stage, s in taken.items()}
+
+    def update_figures(self) -> dict[str, float]:
+        """Milliseconds per update since the last call."""
+        num_updates, self.num_updates = self.num_updates, 0
+        taken = self._take("update")
+        return {"time/update_ms": 1e3 * taken / num_updates} if num_updates else {}
+
+    def _take(self, stage: str) -> float:
+        seconds, self.seconds[stage] = self.seconds[stage], 0.0
+        return seconds
+
+
+@dataclass
+class RolloutState:
+    """Where the rollout of a group stands; all arrays have N rows.
+
+    Attributes:
+        obs: each (N, ...), owned by the env: valid until its next step.
+        rl2s: (N, 1+A) float32, reward and previous action.
+        time_idxs: (N, 1) int64, index within the episode.
+        env_names: N names.
+        hidden_state: the agent's memory.
+        actions: of the step under way (or broken off), see ActionCode; None between steps.
+        extras: what the agent said about that step, each (N, ...); None for nothing.
+    """
+
+    obs: Arrays
+    rl2s: np.ndarray
+    time_idxs: np.ndarray
+    env_names: list[str]
+    hidden_state: Any = field(default=None, repr=False)
+    actions: np.ndarray | None = None
+    extras: Arrays | None = None
+
+
+@dataclass
+class Group:
+    """Envs that step together, and what is theirs alone.
+
+    Attributes:
+        envs: vector env (same-step autoreset) with `env_names`; single action space as ActionMap makes it.
+        exploration: adds noise to the actions of all N envs; None acts as the agent says.
+        sinks: each of them takes every step.
+        state: where the rollout stands; None before the first step and after a reset that failed.
+        histories: statistics to add to; the collector sets it.
+    """
+
+    envs: Any
+    exploration: ExplorationWrapper | None = None
+    sinks: Sequence[Sink] = ()
+    state: RolloutState | None = None
+    histories: Histories = field(init=False)
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return int(self.envs.num_envs)
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Call a method of all sinks, even if one raises, so that none misses a step; then raise that."""
+        self.tell_each(method, [args] * len(self.sinks))
+
+    def tell_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> None:
+        """As `tell`, with arguments for each sink. If several raise, the first error is raised."""
+        first_error: Exception | None = None
+        for sink, args in zip(self.sinks, arguments, strict=True):
+            try:
+                getattr(sink, method)(*args)
+            except Exception as error:  # raised below, when no sink has been left out
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def begin(self, rows: np.ndarray) -> None:
+        """Tell the sinks that trajectories start in the envs `rows` (k,) int with the present timestep."""
+        assert self.state is not None
+        state = self.state
+        self.tell("begin", rows, state.obs, state.rl2s, state.time_idxs, state.env_names)
+
+
+class Collector:
+    """Steps vector envs with an agent; the rollout continues from call to call.
+
+    With several groups of asynchronous envs one of them steps in its worker processes while the agent acts
+    for the next. The order of all calls is fixed, so a seed gives the same rollout every time; it is another
+    one than that of a single group, since the agent draws actions for one group after the other.
+
+    Args:
+        groups: at least one; all of the same spaces, and each with its envs, exploration and sinks.
+        agent: acts; its hidden states live here.
+        device: where the agent is.
+        sample: True samples actions, False takes the most likely ones.
+        histories: statistics of all groups, to add to; None makes new ones.
+        should_stop: asked after each vector step; True ends the call early.
+        cast: makes the autocast context of the forward pass.
+        on_env_steps: told the env steps taken, all envs of a group together, after each of its vector steps;
+            it may sleep.
+        shape_rewards: (N,) float32 to (N,) float32, the rewards that the sinks get; it has to leave its input
+            alone. Sinks get the environment's own as extras["raw_rewards"] (N, 1) then.
+        timer: told how long acting, the envs and the sinks take.
+        save_env_state: False leaves the rollout out of `state_dict`, True requires it, None has it where the
+            environments and the agent's memory can be stored.
+
+    Raises: ValueError if save_env_state is True and the environments or the memory cannot be stored.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        agent: BaseAgent,
+        device: torch.device,
+        sample: bool,
+        *,
+        histories: Histories | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        on_env_steps: Callable[[int], None] | None = None,
+        shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+        timer: StageTimer | None = None,
+        save_env_state: bool | None = None,
+    ) -> None:
+        self.groups, self.agent, self.device, self.sample = list(groups), agent, device, sample
+        self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
+        self.shape_rewards, self.timer = shape_rewards, timer or StageTimer()
+        self.save_env_state = save_env_state
+        self.num_envs = sum(group.num_envs for group in self.groups)
+        self.histories = histories or Histories.create(self.num_envs)
+        for group in self.groups:
+            is_alone = len(self.groups) == 1
+            group.histories = self.histories if is_alone else self.histories.share(group.num_envs)
+        envs = self.groups[0].envs
+        self._is_async = hasattr(envs, "step_async")
+        self.action_code = ActionCode(envs.single_action_space)
+        # Neither tensors nor files of plain arrays can hold texts.
+        self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
+        if save_env_state and (problem := self._problem()) is not None:
+            raise ValueError(
+                f"{problem}, which Experiment.save_env_state needs. Fix: {_OFFER}, or set "
+                "Experiment.save_env_state = None to begin new episodes on resuming."
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the envs were reset."""
+        return any(group.state is not None for group in self.groups)
+
+    def restart(self, seed: int | None) -> None:
+        """Store running pieces, reset all envs (env i gets seed + i) and forget the hidden states."""
+        for group, own_seed in self._seeded(seed):
+            self._flush(group)
+            group.tell("restart")
+            if group.exploration is not None:
+                group.exploration.on_episode_end(np.ones(group.num_envs, dtype=bool))
+            group.histories.returns.restart()
+            group.state = None  # if the reset fails, there is nothing that a checkpoint could go on from
+            obs, _ = group.envs.reset(seed=own_seed)
+            group.state = RolloutState(
+                obs=self._numbers(obs),
+                rl2s=np.zeros((group.num_envs, 1 + self.action_code.width), dtype=np.float32),
+                time_idxs=np.zeros((group.num_envs, 1), dtype=np.int64),
+                env_names=list(group.envs.env_names),
+                hidden_state=self.agent.init_hidden_state(group.num_envs, self.device),
+            )
+            group.begin(np.arange(group.num_envs))
+
+    def go_on_from(self, states: Sequence[RolloutState]) -> None:
+        """Act on in the middle of episodes; what the sinks get begins with this timestep.
+
+        states: one for each group, whose envs stand there already.
+        """
+        for group, state in zip(self.groups, states, strict=True):
+            group.state = state
+            group.tell("restart")
+            group.begin(np.arange(group.num_envs))
+
+    def set_policy_version(self, version: int | None) -> None:
+        """Tell the sinks which policy acts from now on."""
+        for group in self.groups:
+            for sink in group.sinks:
+                sink.policy_version = version
+
+    def flush(self) -> None:
+        """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
+        for group in self.groups:
+            self._flush(group)
+
+    def wait(self) -> None:
+        """Return when every finished piece is on disk."""
+        for group in self.groups:
+            group.tell("wait")
+
+    def close(self) -> None:
+        """Store what is running and end the sinks; the envs are left alone."""
+        for group in self.groups:
+            self._flush(group)
+            group.tell("close")
+            group.sinks = ()
+
+    # ---- the rollout ----
+
+    def collect(self, timesteps: int, *, episodes: int | None = None, render: bool = False) -> int:
+        """Take up to `timesteps` steps in every env; returns the env steps taken, all envs together.
+
+        With `episodes`, each env plays its equal share of them and further episodes do not count, so that
+        short episodes are not preferred; the call ends when all shares are done. No step is left under way.
+        """
+        if not self.has_begun:
+            self.restart(seed=None)
+        quotas, taken, goes_on = self._quotas(episodes), 0, timesteps > 0
+        with torch.inference_mode(), self.cast():
+            if goes_on:
+                for group in self.groups:
+                    self._begin(group)
+            for left in reversed(range(timesteps)):
+                for group, quota in zip(self.groups, quotas, strict=True):
+                    taken += self._finish(group, quota)
+                    if render:
+                        group.envs.render()
+                    if group is self.groups[0]:  # decides for all, so that they take as many steps
+                        goes_on = left > 0 and _is_short(quotas) and not self._is_asked_to_stop()
+                    if goes_on:
+                        self._begin(group)
+                if not goes_on:
+                    break
+        return taken
+
+    def _begin(self, group: Group) -> None:
+        """Let the agent act and start the step of all envs."""
+        state = group.state
+        assert state is not None
+        assert state.actions is None
+        start_s = time.perf_counter()
+        state.actions = self._act(group, state)
+        self.timer.lap("policy", start_s)
+        if self._is_async:
+            group.envs.step_async(state.actions)
+
+    def _act(self, group: Group, state: RolloutState) -> np.ndarray:
+        """Actions (N,) or (N, K) int64, or (N, A) float32, with exploration noise."""
+        output = self.agent.act(
+            {key: self._tensor(value) for key, value in state.obs.items()},
+            self._tensor(state.rl2s),
+            self._tensor(state.time_idxs),
+            self._hidden_state(group, state),
+            self.sample,
+        )
+        for sink in group.sinks:
+            output = sink.after_act(output, group.envs.single_action_space)
+        state.hidden_state = output.hidden_state
+        state.extras = {key: value.cpu().numpy() for key, value in output.extras.items()} or None
+        chosen = output.actions if self.action_code.has_integers else output.actions.float()
+        actions: np.ndarray = chosen.cpu().numpy()
+        if group.exploration is not None:
+            actions = group.exploration.add_exploration_noise(actions, state.time_idxs[:, 0])
+        return actions
+
+    def _hidden_state(self, group: Group, state: RolloutState) -> Any:
+        """The memory that the next action comes from: where weights have changed, what these make of it."""
+        for sink in group.sinks:
+            state.hidden_state = sink.before_act(self.agent, state.hidden_state)
+        return state.hidden_state
+
+    def _finish(self, group: Group, quota: np.ndarray | None) -> int:
+        """Wait for the step and take in its results; returns the env steps taken.
+
+        quota: (N,) int64, episodes of each env that still count, lowered here; None counts all.
+        """
+        state = group.state
+        assert state is not None
+        assert state.actions is not None
+        actions, start_s = state.actions, time.perf_counter()
+        obs, rewards, terminated, truncated, infos = (
+            group.envs.step_wait() if self._is_async else group.envs.step(actions)
+        )
+        env_s = self.timer.lap("env", start_s)
+        obs, ended, ignored = self._numbers(obs), terminated | truncated, infos.get("_ignore")
+        _count(group.histories, rewards, ended, ignored, state.env_names, infos, quota)
+        # New arrays every step: the hidden state may still refer to the previous ones.
+        rl2s = self._rl2s(rewards, actions)
+        time_idxs = state.time_idxs + 1
+        if group.sinks:
+            following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
+            stored, extras = rewards, state.extras
+            if self.shape_rewards is not None:
+                stored = self.shape_rewards(rewards)
+                extras = {**(extras or {}), "raw_rewards": rewards[:, None]}
+            step = (actions, stored, terminated, ended, following, rl2s, time_idxs, ignored, extras)
+            group.tell("add", *step)
+            self.timer.lap("store", env_s)
+        state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs
+        fresh = ended if ignored is None else ended | ignored
+        if np.count_nonzero(fresh):  # a third of what any() takes
+            self._begin_episodes(group, state, fresh)
+        state.actions = None
+        num_taken = len(rewards) if ignored is None else int((~ignored).sum())
+        if self.on_env_steps is not None:
+            self.on_env_steps(num_taken)
+        return num_taken
+
+    def _begin_episodes(self, group: Group, state: RolloutState, fresh: np.ndarray) -> None:
+        """Forget the past of the envs where fresh (N,) bool is True."""
+        state.rl2s[fresh] = 0.0
+        state.time_idxs[fresh] = 0
+        state.hidden_state = self.agent.reset_hidden_state(state.hidden_state, self._tensor(fresh))
+        state.env_names = list(group.envs.env_names)
+        if group.exploration is not None:
+            group.exploration.on_episode_end(fresh)
+        group.begin(np.flatnonzero(fresh))
+
+    def _numbers(self, obs: Arrays) -> Arrays:
+        """The observations without texts."""
+        return obs if len(obs) == len(self._keys) else {key: obs[key] for key in self._keys}
+
+    def _rl2s(self, rewards: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """(N, 1+A) float32: rewards, then actions, discrete ones as one-hot."""
+        rl2s = np.zeros((len(rewards), 1 + self.action_code.width), dtype=np.float32)
+        rl2s[:, 0] = rewards
+        self.action_code.write(actions, rl2s[:, 1:])
+        return rl2s
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.should_stop is not None and self.should_stop()
+
+    def _seeded(self, seed: int | None) -> Iterator[tuple[Group, int | None]]:
+        """The groups, each with the seed of its first env."""
+        offset = 0
+        for group in self.groups:
+            yield group, None if seed is None else seed + offset
+            offset += group.num_envs
+
+    def _quotas(self, episodes: int | None) -> list[np.ndarray | None]:
+        """For each group, the episodes that each env has to play, (N,) int64; None for no limit."""
+        if episodes is None:
+            return [None] * len(self.groups)
+        shares = np.full(self.num_envs, episodes // self.num_envs, dtype=np.int64)
+        shares[: episodes % self.num_envs] += 1
+        borders = np.cumsum([group.num_envs for group in self.groups])[:-1]
+        return list(np.split(shares, borders))
+
+    def _flush(self, group: Group) -> None:
+        group.tell("flush_partial")
+        group.tell("wait")
+
+    # ---- in checkpoints ----
+
+    @property
+    def is_storable(self) -> bool:
+        """Whether `state_dict` can hold where the rollout stands now."""
+        if self.save_env_state is False:
+            return False
+        # What broke off within a step, as after an error, is somewhere that nothing can go on from.
+        stands = all(group.state is not None and group.state.actions is None for group in self.groups)
+        return stands and self._problem() is None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` goes on from: the rollout, exploration and sinks, one entry per group."""
+        return {
+            "rollout": [self._rollout_of(group) for group in self.groups] if self.is_storable else None,
+            "exploration": [
+                None if group.exploration is None else group.exploration.state_dict() for group in self.groups
+            ],
+            "sinks": [[sink.state_dict() for sink in group.sinks] for group in self.groups],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, seed: int | None = None) -> bool:
+        """Go on from what `state_dict` returned, be it in another process.
+
+        Comes before random generators get their states: where the rollout was stored, environments are reset
+        first, with `seed`, and the sinks are told that pieces begin.
+
+        Returns: whether the rollout goes on in the middle of its episodes: not where none was stored or,
+        unless save_env_state requires it, where it does not fit; `restart` is left to the caller then.
+
+        Raises: ValueError if exploration or sinks are not those of this run, or if save_env_state is True and
+        the environments are others.
+        """
+        num_before, num_now = len(state["exploration"]), len(self.groups)
+        if num_before != num_now:
+            before, now = ("with", "does without") if num_before > num_now else ("without", "uses")
+            raise ValueError(
+                f"The checkpoint was written {before} overlapping sampling, which this run {now}. Fix: "
+                "resume with the Experiment.overlap_sampling and env_mode of the earlier run."
+            )
+        goes_on = self._has_gone_on(state["rollout"], seed)
+        for group, saved in zip(self.groups, state["sinks"], strict=True):
+            if not saved or not group.sinks:  # nothing was stored, or nothing is
+                continue
+            if len(saved) != len(group.sinks):
+                raise ValueError(
+                    f"The saved state is that of {len(saved)} sinks, but there are {len(group.sinks)} now. "
+                    "Fix: resume with the settings of collecting (what is stored, and where) that the "
+                    "checkpoint was made with."
+                )
+            try:
+                group.tell_each("load_state_dict", [(one,) for one in saved])
+            except ValueError as error:
+                goes_on = self._begin_new_episodes(error)
+        for group, saved in zip(self.groups, state["exploration"], strict=True):
+            if group.exploration is not None and saved is not None:
+                group.exploration.load_state_dict(saved)
+        return goes_on
+
+    def warn_of_cut_episodes(self, num_steps: int) -> None:
+        """With exact_resume: say so if no episode has ended in the last `num_steps`, as all are cut now."""
+        times = [group.state.time_idxs for group in self.groups if group.state is not None]
+        if num_steps and times and min(int(part.min()) for part in times) >= num_steps:
+            logger.warning(
+                "No training episode has ended in the %d steps since the last checkpoint, and "
+                "Experiment.exact_resume cuts them all at each checkpoint. Fix: raise "
+                "Experiment.ckpt_interval, let the environment offer its state, or set "
+                "Experiment.exact_resume = False.",
+                num_steps,
+            )
+
+    def _problem(self) -> str | None:
+        """Why the rollout cannot be stored; None if it can."""
+        for group in self.groups:
+            if (problem := group.envs.state_problem()) is not None:
+                return str(problem)
+        try:
+            self.agent.export_hidden_state(self.agent.init_hidden_state(1, self.device))
+        except NotImplementedError:
+            encoder = type(self.agent.traj_encoder).__name__
+            return f"The memory of {encoder} cannot be stored: it has no export_hidden_state(hidden_state)"
+        return None
+
+    def _rollout_of(self, group: Group) -> dict[str, Any]:
+        state = group.state
+        assert state is not None
+        return {
+            "envs": group.envs.get_states(),
+            "obs": state.obs,
+            "rl2s": state.rl2s,
+            "time_idxs": state.time_idxs,
+            "env_names": list(state.env_names),
+            "memory": self.agent.export_hidden_state(self._hidden_state(group, state)),
+            "running": group.histories.returns.running(),
+        }
+
+    def _has_gone_on(self, saved: Sequence[dict[str, Any]] | None, seed: int | None) -> bool:
+        """Put environments, memory and statistics back; False where that is not done."""
+        if saved is None or self.save_env_state is False:
+            return False
+        try:
+            if self.save_env_state is None and (problem := self._problem()) is not None:
+                raise ValueError(f"{problem}. Fix: {_OFFER}.")
+            self._put_back(saved, seed)
+        except ValueError as error:
+            return self._begin_new_episodes(error)
+        return True
+
+    def _put_back(self, saved: Sequence[dict[str, Any]], seed: int | None) -> None:
+        before, now = [len(one["time_idxs"]) for one in saved], [group.num_envs for group in self.groups]
+        if before != now:
+            raise ValueError(
+                f"The checkpoint holds the states of {sum(before)} environments (in {len(before)} part(s)), "
+                f"this run has {sum(now)} (in {len(now)}). Fix: resume with the Experiment.parallel_actors, "
+                "overlap_sampling and env_mode of the earlier run, or set Experiment.save_env_state = False."
+            )
+        states = []
+        for (group, own_seed), one in zip(self._seeded(seed), saved, strict=True):
+            group.envs.reset(seed=own_seed)
+            group.envs.set_states(one["envs"])
+            group.histories.returns.set_running(one["running"])
+            rows = {name: value.to(self.device) for name, value in one["memory"].items()}
+            names, hidden_state = list(one["env_names"]), self.agent.import_hidden_state(rows)
+            states.append(RolloutState(one["obs"], one["rl2s"], one["time_idxs"], names, hidden_state))
+        self.go_on_from(states)
+
+    def _begin_new_episodes(self, error: ValueError) -> bool:
+        """Do without the stored rollout because of `error`, or raise it if that is not allowed."""
+        if self.save_env_state:
+            raise error
+        logger.warning(
+            "Training begins new episodes instead of going on in those of the checkpoint: %s", error
+        )
+        return False
+
+
+def _is_short(quotas: Sequence[np.ndarray | None]) -> bool:
+    """True while some env has episodes left to play, or where there is no limit."""
+    return any(quota is None or bool(quota.any()) for quota in quotas)
+
+
+def _count(
+    histories: Histories,
+    rewards: np.ndarray,
+    ended: np.ndarray,
+    ignored: np.ndarray | None,
+    names: list[str],
+    infos: dict[str, Any],
+    quota: np.ndarray | None,
+) -> None:
+    """Add one env step to the statistics; envs whose share of episodes is used up are left out."""
+    metrics = infos.get("metrics", ())
+    if quota is not None:
+        metrics = [entry for entry in metrics if quota[entry[0]] > 0]
+        ended = ended & (quota > 0)
+        quota -= ended
+    histories.returns.add_step(rewards, ended, names, ignored)
+    if metrics:
+        histories.specials.add_step(metrics, names)
+
+
+def _true_next_obs(obs: Arrays, infos: dict[str, Any], ended: np.ndarray) -> Arrays:
+    """What followed the action in every env: the final observation where an episode ended, else `obs`."""
+    final = infos["final_obs"]
+    following = {}
+    for key, value in obs.items():
+        merged = value.copy()
+        merged[ended] = final[key][ended]
+        following[key] = merged
+    return following
