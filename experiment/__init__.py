@@ -13,15 +13,15 @@ if __name__ == "experiment":
 from .. import agents, data, envs, nets
 from ..envs import Histories
 from .callbacks import Callback, EvaluateAfterLoad
-from .checkpoints import CheckpointManager
+from .checkpoint.load_policy import LoadedPolicy, load_policy
+from .checkpoint.record import version_of
+from .checkpoint.store import CheckpointManager
 from .collector import Collector
 from .curriculum import EpisodeLengthCurriculum
 from .evaluator import Evaluator
 from .experiment import Experiment
 from .learner import Learner
 from .logs import MetricLogger
-from .metadata import version_of
-from .policy_loading import LoadedPolicy, load_policy
 from .reward_shaping import ScaleRewards
 
 __version__ = version_of("loxodon")  # here, since `loxodon` itself is no package; None where not installed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import math
 import os
@@ -26,15 +25,15 @@ from ..data import BatchLoader, Layout, TrajectoryWriter, WritingClock
 from ..data.sink import Sink
 from ..data.spaces import PolicyActionSpace
 from ..envs import ActionCode, EnvSpec, Histories, is_text, make_vector_env, num_usable_cores, resolve_env
+from .artifacts import RunAccess
+from .artifacts.upload import Uploads
+from .checkpoint.spaces import EnvSpaces
 from .collector import Collector
-from .env_spaces import EnvSpaces
 from .freezing import FrozenParams
 from .logs import MetricLogger
-from .metadata import PACKAGES, version_of
 from .onpolicy import OnPolicyCollector, PPOLearner
 from .onpolicy_settings import check_learner
 from .overlap import EnvHalves, OverlappedCollector
-from .policy_files import write_text
 from .reward_shaping import make_shaping, shape_relabeled
 from .rng import derive_seed, draw_seed, seed_global_generators
 from .tee import TeeSink
@@ -355,13 +354,36 @@ def build_logger(exp: Experiment) -> MetricLogger:
         "job_type": exp.mode,
         "config": {"gin": gin.operative_config_str(), "seed": exp.run_seed, "hash": exp.config_hash},
     }
-    uses_wandb = exp.accelerator.is_main_process and (exp.log_to_wandb or exp.artifacts.needs_wandb)
+    store = exp.artifacts.store
+    needs_wandb = exp.log_to_wandb or (store is not None and store.needs_wandb)
     return MetricLogger(
         exp.run_dir,
         file_name=f"metrics_collect_{platform.node()}_{os.getpid()}.jsonl" if collects else "metrics.jsonl",
         tensorboard=exp.log_to_tensorboard and not collects,
-        wandb=wandb if uses_wandb else None,
+        wandb=wandb if needs_wandb and exp.accelerator.is_main_process else None,
         wandb_metrics=exp.log_to_wandb,
+    )
+
+
+def make_uploads(exp: Experiment) -> Uploads:
+    """Where checkpoints go beside the run folder; the store is there in the process that uses it."""
+    store = None
+    if exp.artifact_store is not None and exp.mode != "collect" and exp.accelerator.is_main_process:
+        store = exp.artifact_store()
+        store.attach(
+            RunAccess(
+                exp.run_dir,
+                exp.run_name,
+                exp.wandb_project,
+                exp.wandb_entity,
+                start_wandb=lambda: exp.metric_logger.start_wandb(),  # noqa: PLW0108 - it is made after this
+            )
+        )
+    return Uploads(
+        store,
+        exp.checkpoints.root / "artifacts_pending",
+        exp.run_name,
+        lambda: {"seed": exp.run_seed, "best_score": exp.best_score, **exp.x_axis_metrics()},
     )
 
 
@@ -380,14 +402,9 @@ def begin_run(exp: Experiment) -> None:
 
 def store_config(exp: Experiment) -> None:
     """Write the config as requested and as operative, and the versions."""
-    exp.checkpoints.write_config(gin.operative_config_str())
-    write_text(exp.checkpoints.root / "config_requested.txt", gin.config_str())
-    versions = {name: version_of(name) for name in PACKAGES}
-    python = platform.python_version()
-    made = {"seed": exp.run_seed, "mode": exp.mode, "config_hash": exp.config_hash}
-    made["run_id"] = exp.checkpoints.run_id
-    facts = {**made, "python": python, "packages": versions}
-    write_text(exp.checkpoints.versions_path, json.dumps(facts, indent=1) + "\n")
+    record = exp.record
+    facts = record.versions(seed=exp.run_seed, mode=exp.mode)
+    exp.checkpoints.write_record(record.config, record.config_requested, facts)
 
 
 def summarize(exp: Experiment, env_summary: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..data.errors import visible
-from .checkpoints import CheckpointManager, about
+from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, check_all_used, explain_build_error, load_config
 from .dry_run import dry_run
 from .experiment import Experiment

@@ -106,7 +106,7 @@ class Collector:
         return None if self.state is None else self.state.hidden_state
 
     def context(self) -> dict[str, Any] | None:
-        """What learning needs of the steps before this timestep, for `tensor_tree`; None for nothing."""
+        """What learning needs of the steps before this timestep, for a checkpoint; None for nothing."""
         return None
 
     def go_on_from(self, state: RolloutState, context: dict[str, Any] | None = None) -> None:
@@ -145,7 +145,7 @@ class Collector:
             self.sink = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What exact resumption needs of exploration and sink, for `tensor_tree`."""
+        """What exact resumption needs of exploration and sink."""
         return {
             "exploration": None if self.exploration is None else self.exploration.state_dict(),
             "writer": None if self.sink is None else self.sink.state_dict(),

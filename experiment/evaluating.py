@@ -12,9 +12,9 @@ import torch
 
 from ..envs import Histories
 from . import building
+from .checkpoint.policy_file import PolicyInfo
 from .collector import Collector
 from .distributed import any_process
-from .policy_files import PolicyInfo
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -107,7 +107,7 @@ def keep_if_best(exp: Experiment, figures: Mapping[str, Any]) -> None:
     if exp.accelerator.is_main_process:
         info = PolicyInfo(exp.policy_version, exp.epoch, False)
         exp.checkpoints.save_policy(exp.checkpoints.best_path, exp.policy, info)
-        exp.artifacts.store_best(exp)
+        exp.artifacts.store_best(exp.checkpoints.best_path)
 
 
 def evaluate_test(

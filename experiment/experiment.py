@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,23 +20,23 @@ from ..data import BatchLoader, RLDataset
 from ..data.spaces import PolicyActionSpace
 from ..envs import Histories, ReturnHistory, SpecialMetricHistory
 from . import building, collecting, evaluating, loop, resume
-from .artifacts.publishing import Publisher
-from .artifacts.restoring import restore_if_asked
+from .artifacts.upload import Uploads
 from .callbacks import CallbackList
-from .checkpoints import CheckpointManager
+from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_policy
+from .checkpoint.record import RunRecord, check_policy, known_bindings, record_run
+from .checkpoint.spaces import EnvSpaces
+from .checkpoint.store import CheckpointManager
 from .collector import Collector
+from .config_hash import config_hash
 from .console import ConsoleView
 from .distributed import merge_episodes
-from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
 from .final_test import check_test_envs
 from .fleet import WatchedFile, pacing
 from .learner import AnyBatch, Learner, make_optimizer, masked_losses
 from .logs import MetricLogger
-from .metadata import check_policy, hash_of, policy_facts
 from .overlap import OverlappedCollector
 from .param_groups import param_groups
-from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy
 from .pretraining import prepare_pretraining
 from .rollout_state import check_env_states
 from .settings import MakeEnv, Settings
@@ -44,7 +45,6 @@ from .test_mode import shrink
 from .threads import choose_threads
 from .timing import StageTimer
 from .validate import check_hooks, check_settings
-from .warm_start import warm_start_if_asked
 
 logger = logging.getLogger("loxodon")
 
@@ -82,7 +82,6 @@ class Experiment(Settings):
         self.obs_space: spaces.Dict
         self.action_space: PolicyActionSpace
         self.env_spaces: EnvSpaces  # before anything is flattened or scaled
-        self.run_facts: dict[str, Any] | None = None
         self.collector: Collector | OverlappedCollector | None = None
         self.interaction: Collector | None = None  # the newest
         self.train_envs: Any = None
@@ -104,6 +103,17 @@ class Experiment(Settings):
         """The agent itself, without what Accelerate wraps around it."""
         return self._policy
 
+    @functools.cached_property
+    def record(self) -> RunRecord:
+        """What this run is made with, as it is when that is first written or compared."""
+        names = ("agent_type", "tstep_encoder_type", "traj_encoder_type")
+        return record_run(
+            spaces=self.env_spaces,
+            types={name: getattr(self, name) for name in names},
+            max_seq_len=self.max_seq_len,
+            config_hash=self.config_hash,
+        )
+
     def start(self) -> None:
         """Build everything, in dependency order."""
         with self.fleet.joining():
@@ -115,8 +125,8 @@ class Experiment(Settings):
             check_test_envs(self)
             self.init_checkpoints()
             self.init_logger()
-            warm_start_if_asked(self)
-            restore_if_asked(self)
+            resume.warm_start_if_asked(self)
+            resume.restore_if_asked(self)
             self.pretraining_stage = prepare_pretraining(self)
         self.summary(env_summary)
 
@@ -199,15 +209,15 @@ class Experiment(Settings):
             self.run_name,
             rank=self.accelerator.process_index,
             num_ranks=self.accelerator.num_processes,
-            facts=lambda: policy_facts(self),
+            facts=lambda: self.record.header(),  # noqa: PLW0108 - it is made after this
         )
         self.checkpoints.make_folders(clean=self.mode != "collect")
         self.latest = WatchedFile(self.checkpoints.latest_path, self.checkpoints.policy_info)
 
     def init_logger(self) -> None:
         """Prepare metric files; nothing is written before there is something to log."""
-        self.config_hash = hash_of(self)
-        self.artifacts = Publisher(self)
+        self.config_hash = config_hash(self, known_bindings())
+        self.artifacts: Uploads = building.make_uploads(self)
         self.metric_logger: MetricLogger = building.build_logger(self)
 
     def summary(self, env_summary: str) -> None:
@@ -390,7 +400,7 @@ class Experiment(Settings):
         """
         info, path = self.latest.poll(), self.checkpoints.latest_path
         if info is not None and info != self.loaded_policy:
-            check_policy(self, info, path)
+            check_policy(info, path, self.env_spaces, warns=self.loaded_policy is None)
             info, weights = read_policy(path)
             fit_weights(self.policy, weights, path)
             self.loaded_policy = info

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..agents import BaseAgent
 from ..nets import Actor, PolicyHead
+from .checkpoint.policy_file import load_what_fits
 from .rng import isolated_rng
-from .warm_start import load_what_fits
 
 if TYPE_CHECKING:
     from .experiment import Experiment

@@ -16,11 +16,11 @@ import gin
 from ..agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent
 from ..data import Batch, BatchLoader, RLDataset
 from .building import layout_of
+from .checkpoint.policy_file import plain_tensors
 from .distributed import StopWatch, any_process, merge_metrics
 from .learner import Learner, log_figures, make_optimizer, masked_losses
 from .offline_agent import hand_over, offline_agent
 from .param_groups import param_groups
-from .policy_files import plain_tensors
 from .pretraining_cache import digest_of, load_cached, store_cached
 from .rng import derive_seed, isolated_rng
 

@@ -13,8 +13,15 @@ from torch import nn
 
 from ..agents import PPOLoss
 from ..data import dataset_fingerprint
-from .metadata import policy_facts, version_of
-from .policy_files import PolicyInfo, fit_weights, plain_tensors, policy_header, read_policy, write_policy
+from .checkpoint.policy_file import (
+    PolicyInfo,
+    fit_weights,
+    plain_tensors,
+    policy_header,
+    read_policy,
+    write_policy,
+)
+from .checkpoint.record import version_of
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -123,7 +130,7 @@ def store_cached(exp: Experiment, path: Path) -> None:
     if not exp.accelerator.is_main_process:
         return
     try:
-        header = policy_header(PolicyInfo(0, 0, False), policy_facts(exp))
+        header = policy_header(PolicyInfo(0, 0, False), exp.record.header())
         write_policy(path, plain_tensors(exp.policy), header)
     except OSError as error:
         logger.warning("The result of pre-training is not kept: %s", error)

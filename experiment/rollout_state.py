@@ -41,7 +41,7 @@ def is_storable(exp: Experiment) -> bool:
 
 
 def capture_rollout(exp: Experiment) -> list[dict[str, Any]] | None:
-    """Where the training rollout of this process stands, for `tensor_tree`; None if it cannot be stored."""
+    """Where the training rollout of this process stands, for a checkpoint; None if it cannot be stored."""
     if exp.collector is None or not is_storable(exp):
         return None
     return [_capture(part) for part in _parts(exp.collector)]

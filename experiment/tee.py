@@ -77,7 +77,7 @@ class TeeSink:
         self._call("close")
 
     def state_dict(self) -> dict[str, Any]:
-        """What exact resumption of all of them needs, for `tensor_tree`."""
+        """What exact resumption of all of them needs."""
         return {"sinks": [sink.state_dict() for sink in self.sinks]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
-from .artifacts.restoring import check_artifact_settings
-from .artifacts.store import is_run_name
+from .artifacts.stores import is_run_name
+from .checkpoint.start_from import check_artifact_settings
 from .gradient_guard import BAD_GRAD_CHOICES
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
 from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment import ScaleRewards
+from loxodon.experiment.checkpoint.record import bindings_of
 from loxodon.experiment.config_hash import _SETTINGS, config_hash, is_setting
-from loxodon.experiment.metadata import bindings_of
 from loxodon.experiment.settings import Settings
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, run

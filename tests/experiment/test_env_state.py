@@ -15,7 +15,7 @@ from loxodon.agents import Agent, PPOAgent
 from loxodon.data import DiskTrajDataset
 from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
-from loxodon.experiment.checkpoints import CheckpointManager
+from loxodon.experiment.checkpoint.store import CheckpointManager
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 
 from .fakes import CountingEnv, make_experiment
@@ -94,7 +94,7 @@ def test_two_halves_equal_the_whole_in_the_middle_of_episodes(
     first = acting(tmp_path / "parts", env, encoder, **changes)
     die_in(first, MIDDLE)
     first.train_envs.close()
-    saved = first.checkpoints.read(first.checkpoints.state_dir(MIDDLE - 1)).rank_tensors["rollout"]
+    saved = first.checkpoints.read(first.checkpoints.state_dir(MIDDLE - 1)).own["collector"]["rollout"]
     timesteps = np.concatenate([part["time_idxs"] for part in saved])
     assert (timesteps > 0).any()
     second = acting(tmp_path / "parts", env, encoder, **changes)
@@ -167,14 +167,13 @@ def test_an_environment_without_the_methods_is_named(tmp_path: Path, env_mode: s
     exp.train_envs.close()
 
 
-def test_nothing_of_it_is_pickled(tmp_path: Path) -> None:
+def test_arrays_of_an_environment_come_back_as_they_were(tmp_path: Path) -> None:
     exp = acting(tmp_path, "cartpole")
     exp.collect_new_training_data()
     folder = exp.save_checkpoint()
     exp.close()
     assert folder is not None
-    assert {path.suffix for path in folder.iterdir()} == {"", ".json", ".safetensors"}
-    state = CheckpointManager(exp.run_dir, exp.run_name).read(folder).rank_tensors["rollout"][0]
+    state = CheckpointManager(exp.run_dir, exp.run_name).read(folder).own["collector"]["rollout"][0]
     cart = state["envs"][0]["layers"][0]["state"]["layers"][-1]["state"]["attributes"]["state"]
     assert (cart.dtype, cart.shape) == (np.float64, (4,))
     assert isinstance(exp.dataset, DiskTrajDataset)
