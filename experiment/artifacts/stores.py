@@ -12,10 +12,10 @@ import builtins
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import time
@@ -24,14 +24,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gin
 
 from ..files import fsync, write_text
 from ..wandb_run import wandb_files_in
 
-Result = TypeVar("Result")
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
 CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact
 METADATA, ALIASES = "metadata.json", "aliases.json"  # of a FolderStore
@@ -42,12 +41,10 @@ _MOST_BYTES = 128  # of a run's name: folders and files are named after it, with
 _ALIAS = re.compile(r"[A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"v\d+")
 _SHOWN = 12
-_OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY)
-_ABANDONED_S = 24 * 3600.0  # a temporary folder of another machine that is older was left by a dead writer
 _CHUNK_BYTES = 1 << 20
+_ABANDONED_S = 24 * 3600.0  # a temporary folder that is older was left by a dead writer
 _WANDB_TYPES = {STATE: "training-state", POLICY: "model"}  # others are of the type of their name
 _WANDB_NAME = "loxodon_name"  # in the metadata: W&B's own names allow fewer characters
-_OFF = ("offline", "disabled", "dryrun")
 
 
 @dataclass(frozen=True)
@@ -244,18 +241,28 @@ class FolderStore(ArtifactStore):
         home = self.root / name
         home.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(home)
-        temp = home / f".tmp-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        temp = home / f".tmp-{uuid.uuid4().hex}"
         try:
-            sizes = _copy(files, temp)
+            if files.is_dir():
+                shutil.copytree(files, temp)
+            else:
+                temp.mkdir()
+                shutil.copyfile(files, temp / files.name)
+            if (temp / METADATA).exists():
+                raise ValueError(
+                    f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename "
+                    "it."
+                )
             facts = {
                 "format_version": FORMAT_VERSION,
                 "name": name,
                 "unix_time": time.time(),
                 "metadata": dict(metadata),
-                "files": sizes,
+                "files": _digests(temp),
             }
             (temp / METADATA).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-            _sync_tree(temp)
+            for path in (*temp.rglob("*"), temp):
+                fsync(path)
             version = self._claim(home, temp)
         except BaseException:
             shutil.rmtree(temp, ignore_errors=True)
@@ -268,24 +275,18 @@ class FolderStore(ArtifactStore):
         """Copy the files of a version, and compare them with what was stored."""
         name, wanted = split_reference(reference)
         home = self.root / name
-        aliases = _read_aliases(home)
-        version = aliases.get(wanted, wanted)
+        version = _read_aliases(home).get(wanted, wanted)
         source = home / version
         if version_number(version) is None or not (source / METADATA).is_file():
             run = name.partition("/")[0]
             raise unknown_artifact(reference, run, self.list(run), self)
-        facts = json.loads((source / METADATA).read_text(encoding="utf-8"))
+        stored = json.loads((source / METADATA).read_text(encoding="utf-8"))["files"]
         temp = folder.with_name(f".{folder.name}-{os.getpid()}.tmp")
-        folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temp, ignore_errors=True)
         try:
-            copied = _copy(source, temp, skips=METADATA)
-            if copied != facts["files"]:
-                changed = sorted(
-                    file
-                    for file in {*copied, *facts["files"]}
-                    if copied.get(file) != facts["files"].get(file)
-                )
+            shutil.copytree(source, temp, ignore=lambda at, _: [METADATA] if Path(at) == source else [])
+            copied = _digests(temp)
+            if changed := sorted({name for name, _ in stored.items() ^ copied.items()}):
                 raise ValueError(
                     f"{source} is damaged: {', '.join(changed)} differ(s) from what was stored. "
                     f"Fix: delete that folder and use another version of {name}."
@@ -298,13 +299,13 @@ class FolderStore(ArtifactStore):
     def list(self, run: str | None = None) -> list[ArtifactInfo]:
         """Look at what is in the folder now."""
         infos: list[ArtifactInfo] = []
-        for home in sorted(self.root.glob("*/*") if run is None else self.root.glob(f"{_literal(run)}/*")):
-            name = f"{home.parent.name}/{home.name}"
+        for home in sorted(self.root.glob(f"{'*' if run is None else glob.escape(run)}/*")):
             aliases = _read_aliases(home)
             for number in _version_numbers(home):
                 version = f"v{number}"
                 own = tuple(sorted(alias for alias, target in aliases.items() if target == version))
                 facts = json.loads((home / version / METADATA).read_text(encoding="utf-8"))
+                name = f"{home.parent.name}/{home.name}"
                 infos.append(ArtifactInfo(name, version, own, facts["metadata"]))
         return infos
 
@@ -317,7 +318,7 @@ class FolderStore(ArtifactStore):
             try:
                 temp.rename(home / f"v{number}")  # fails if it exists, because no version is empty
             except OSError as error:
-                if error.errno not in _OCCUPIED:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
                 number += 1
             else:
@@ -327,7 +328,9 @@ class FolderStore(ArtifactStore):
         """Let aliases name `version`, unless another writer has put a newer one there meanwhile."""
         if not aliases:
             return
-        with _locked(home / ".aliases.lock"):
+        with (home / ".aliases.lock").open("a") as file:
+            with contextlib.suppress(OSError):  # none where the file system has no locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # a kill frees it, too
             known = _read_aliases(home)
             own = version_number(version) or 0
             for alias in aliases:
@@ -350,79 +353,25 @@ def _read_aliases(home: Path) -> dict[str, str]:
     return aliases
 
 
-def _copy(source: Path, target: Path, *, skips: str | None = None) -> dict[str, str]:
-    """Copy a file or the content of a folder into the new folder `target`.
-
-    Returns: `<bytes> <SHA-256>` of each file by its name within the folder.
-    """
-    target.mkdir()
-    found: dict[str, str] = {}
-    paths = [source] if source.is_file() else sorted(source.rglob("*"))
-    base = source.parent if source.is_file() else source
-    for path in paths:
-        name = path.relative_to(base).as_posix()
-        if name == skips:
-            continue
-        if name == METADATA:
-            raise ValueError(
-                f"{path} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename it."
-            )
-        copy = target / name
-        if path.is_dir():
-            copy.mkdir()
-            continue
-        digest, size = hashlib.sha256(), 0
-        with path.open("rb") as reader, copy.open("wb") as writer:
-            while chunk := reader.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                size += len(chunk)
-                writer.write(chunk)
-        found[name] = f"{size} {digest.hexdigest()}"
+def _digests(folder: Path) -> dict[str, str]:
+    """`<bytes> <SHA-256>` of each file by its name within the folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+            found[path.relative_to(folder).as_posix()] = f"{path.stat().st_size} {digest.hexdigest()}"
     return found
 
 
 def _remove_abandoned(home: Path) -> None:
-    """Remove the temporary folders of writers that are dead: of this machine by their id, others by age."""
+    """Remove temporary folders that writers have left which died."""
     for temp in home.glob(".tmp-*"):
-        host, _, rest = temp.name.removeprefix(".tmp-").rpartition("-")[0].rpartition("-")
-        if host == platform.node() and rest.isdigit():
-            is_dead = not _is_alive(int(rest))
-        else:
-            try:
-                is_dead = time.time() - temp.stat().st_mtime > _ABANDONED_S
-            except FileNotFoundError:  # it has just become a version
-                continue
-        if is_dead:
-            shutil.rmtree(temp, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which a kill frees too; none where the file system has no locks."""
-    with path.open("a") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _literal(run: str) -> str:
-    """A glob pattern that matches this name only."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in run)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        fsync(path)
+        with contextlib.suppress(FileNotFoundError):  # it has just become a version
+            if time.time() - temp.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(temp, ignore_errors=True)
 
 
 # ---- Weights & Biases ----
@@ -464,8 +413,9 @@ class WandbStore(ArtifactStore):
             return None
         import wandb
 
+        what = name.partition("/")[2]
         facts = {**metadata, _WANDB_NAME: name}
-        artifact = wandb.Artifact(_collection(name), type=_type(name), metadata=facts)
+        artifact = wandb.Artifact(_collection(name), type=_WANDB_TYPES.get(what, what), metadata=facts)
         with wandb_files_in(self._folder):
             if files.is_dir():
                 artifact.add_dir(str(files), skip_cache=True)
@@ -481,43 +431,38 @@ class WandbStore(ArtifactStore):
         """Download, or take what was downloaded before."""
         name, wanted = split_reference(reference)
         known = self._downloads / f"{_collection(name)}-{wanted}"
-        if known.is_dir():  # only versions have such a folder, and versions never change
-            return Path(shutil.copytree(known, folder))
-        path = self._project_path(f"{_collection(name)}:{wanted}")
-        artifact = self._ask(lambda api: api.artifact(path), f"artifact {path}")
-        temp = self._downloads / f".{os.getpid()}.tmp"
-        shutil.rmtree(temp, ignore_errors=True)
-        temp.parent.mkdir(parents=True, exist_ok=True)
-        with wandb_files_in(self._folder):
-            artifact.download(root=str(temp))
-        kept = self._downloads / f"{_collection(name)}-{artifact.version}"
-        shutil.rmtree(kept, ignore_errors=True)
-        temp.rename(kept)
-        return Path(shutil.copytree(kept, folder))
+        if not known.is_dir():  # only versions have such a folder, and versions never change
+            path = self._project_path(f"{_collection(name)}:{wanted}")
+            temp = self._downloads / f".{os.getpid()}.tmp"
+            shutil.rmtree(temp, ignore_errors=True)
+            temp.parent.mkdir(parents=True, exist_ok=True)
+            with self._server(f"artifact {path}") as api, wandb_files_in(self._folder):
+                artifact = api.artifact(path)
+                artifact.download(root=str(temp))
+            known = self._downloads / f"{_collection(name)}-{artifact.version}"
+            shutil.rmtree(known, ignore_errors=True)
+            temp.rename(known)
+        return Path(shutil.copytree(known, folder))
 
     def list(self, run: str | None = None) -> list[ArtifactInfo]:
         """Ask the server; offline, name what was downloaded before, if anything was."""
-        if _is_off() and (downloaded := self._downloaded(run)):
+        if _is_off() and run is not None and (downloaded := self._downloaded(run)):
             return downloaded
         infos: list[ArtifactInfo] = []
-        for what, type_name in _WANDB_TYPES.items():
-            if run is not None:
-                collections = [self._project_path(_collection(f"{run}/{what}"))]
-            else:
-                collections = self._ask(self._collections_of(type_name), f"artifacts of type {type_name}")
-            for collection in collections:
-                infos += self._ask(_versions(type_name, collection), f"artifacts {collection}")
-        return infos
+        for what, kind in _WANDB_TYPES.items():
+            with self._server(f"artifacts of type {kind}") as api:
+                if run is None:
+                    names = [one.name for one in api.artifact_collections(self._project_path(""), kind)]
+                else:
+                    names = [_collection(f"{run}/{what}")]
+                for path in map(self._project_path, names):
+                    if api.artifact_collection_exists(path, kind):
+                        infos += map(_info, reversed(list(api.artifacts(kind, path))))  # the newest is first
+        return [info for info in infos if info.name]
 
-    def _collections_of(self, type_name: str) -> Callable[[Any], builtins.list[str]]:
-        def ask(api: Any) -> builtins.list[str]:
-            found = api.artifact_collections(self._project_path(""), type_name)
-            return [self._project_path(one.name) for one in found]
-
-        return ask
-
-    def _ask(self, question: Callable[[Any], Result], what: str) -> Result:
-        """Ask W&B's server.
+    @contextlib.contextmanager
+    def _server(self, what: str) -> Iterator[Any]:
+        """W&B's API, to ask for something.
 
         Raises: RuntimeError if W&B is offline, FileNotFoundError if the server does not give the answer.
         """
@@ -530,18 +475,17 @@ class WandbStore(ArtifactStore):
         import wandb
 
         try:
-            return question(wandb.Api())
+            yield wandb.Api()
         except (wandb.Error, ValueError, OSError) as error:
             raise FileNotFoundError(
                 f"W&B did not give {what}: {error}. Fix: check Experiment.wandb_project and wandb_entity, "
                 "the name and version (an offline run has none before `wandb sync`), and `wandb login`."
             ) from error
 
-    def _downloaded(self, run: str | None) -> builtins.list[ArtifactInfo]:
+    def _downloaded(self, run: str) -> builtins.list[ArtifactInfo]:
         """Versions in the folder of downloads, of the two artifacts of `run`."""
         found = []
-        for what in _WANDB_TYPES if run is not None else ():
-            name = f"{run}/{what}"
+        for name in (f"{run}/{what}" for what in _WANDB_TYPES):
             for path in sorted(self._downloads.glob(f"{_collection(name)}-v*")):
                 found.append(ArtifactInfo(name, path.name.rpartition("-")[2]))
         return found
@@ -570,7 +514,7 @@ class WandbStore(ArtifactStore):
 
 
 def _is_off() -> bool:
-    return os.environ.get("WANDB_MODE", "online") in _OFF
+    return os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun")
 
 
 def _collection(name: str) -> str:
@@ -578,22 +522,9 @@ def _collection(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 
 
-def _type(name: str) -> str:
-    what = name.partition("/")[2]
-    return _WANDB_TYPES.get(what, what)
-
-
-def _versions(type_name: str, collection: str) -> Callable[[Any], list[ArtifactInfo]]:
-    def ask(api: Any) -> list[ArtifactInfo]:
-        if not api.artifact_collection_exists(collection, type_name):
-            return []
-        found = []
-        for artifact in reversed(list(api.artifacts(type_name, collection))):  # W&B has the newest first
-            metadata = {key: value for key, value in artifact.metadata.items() if key != _WANDB_NAME}
-            name = artifact.metadata.get(_WANDB_NAME)
-            if name is not None:
-                aliases = tuple(alias for alias in artifact.aliases if alias != artifact.version)
-                found.append(ArtifactInfo(name, artifact.version, aliases, metadata))
-        return found
-
-    return ask
+def _info(artifact: Any) -> ArtifactInfo:
+    """What the server says of a version; without a name if it was not stored from here."""
+    metadata = dict(artifact.metadata)
+    name = metadata.pop(_WANDB_NAME, "")
+    aliases = tuple(alias for alias in artifact.aliases if alias != artifact.version)
+    return ArtifactInfo(name, artifact.version, aliases, metadata)
