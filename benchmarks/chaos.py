@@ -42,7 +42,7 @@ SETTINGS = [
     "Experiment.keep_checkpoints=3",
     "Experiment.stop_at_val_return=None",
     "Experiment.replay_ratio=0.15",  # 20 updates for the 12 x 11 env steps of an epoch
-    "Experiment.log_to_tensorboard=False",
+    "MetricLogger.tensorboard=False",
     "Experiment.torch_threads=1",
     "DiskTrajDataset.dset_max_size=1000000",
 ]

@@ -31,7 +31,7 @@ COMMON = [
     "Experiment.val_timesteps_per_epoch=0",
     "Experiment.val_interval=None",
     "Experiment.verbose=False",
-    "Experiment.log_to_tensorboard=False",
+    "MetricLogger.tensorboard=False",
     "Experiment.train_timesteps_per_epoch=128",
     "Experiment.max_seq_len=128",
     "PPOLearner.update_epochs=4",
@@ -99,14 +99,14 @@ class Stopwatch:
 def watch(exp: Any) -> Stopwatch:
     """A stopwatch around the stages of an experiment."""
     watch = Stopwatch()
-    collector, learner, on_policy = exp.collector, exp.learner, exp.on_policy
+    collector, learner, on_policy = exp.collector, exp.learner, exp.trainer
     for owner, name, stage in (
         (collector, "collect", "collect"),
         (collector, "_act", "act"),
         (collector.envs, "step", "env"),
         (collector.sink, "add", "store"),
         (collector.sink, "begin", "store"),
-        (on_policy, "train", "learn"),
+        (on_policy, "learn_from_rollout", "learn"),
         (on_policy, "_prepare", "advantages"),
         (on_policy, "_batches", "gather"),
         (ppo_learner, "evaluate_rollout", "evaluate"),
@@ -130,14 +130,14 @@ def measure(name: str, rollouts: int) -> dict[str, Any]:
         load_config(["ppo/cartpole", *configs], settings)
         exp = make()
         exp.start()
-        watch_, on_policy = watch(exp), exp.on_policy
+        watch_, on_policy = watch(exp), exp.trainer
         wall_s = cpu_s = 0.0
         for epoch in range(WARM_UP + rollouts):
             if epoch == WARM_UP:
                 watch_.seconds.clear()
                 wall_s, cpu_s = time.perf_counter(), time.process_time()
             exp.collector.collect(128)
-            on_policy.train(epoch)
+            on_policy.learn_from_rollout(epoch)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
         exp.close()
     count = rollouts * 128 * 8

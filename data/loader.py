@@ -80,6 +80,10 @@ class BatchLoader:
         self._workers: DataLoader[Batch] | None = None
         self._num_timesteps = self._num_padded = 0
 
+    def reseed(self, seed: int) -> None:
+        """Draw batches as a run of this seed does."""
+        self._source.seed = seed
+
     def epoch(self, epoch: int, num_batches: int) -> Iterator[Batch]:
         """Yield the `num_batches` batches of one epoch. It ends early when another one begins.
 
@@ -235,7 +239,7 @@ class _EpochSource(Dataset[Any]):
         self, dataset: RLDataset, batch_size: int, seed: int, rank: int, pool_batches: int, pin_memory: bool
     ) -> None:
         self._dataset, self._batch_size, self.pin_memory = dataset, batch_size, pin_memory
-        self._seed, self._rank, self._pool_batches = seed, rank, pool_batches
+        self.seed, self._rank, self._pool_batches = seed, rank, pool_batches
         self._order: _Order | None = None  # this and the next one: in workers only
         self._batches: Iterator[list[Trajectory]] = iter(())
 
@@ -245,7 +249,7 @@ class _EpochSource(Dataset[Any]):
         """Yield the windows of batches w, w + W, w + 2W, ... of the epoch, for worker w of W."""
         self._dataset.on_new_epoch(epoch)
         self._dataset.refresh()
-        rng = np.random.default_rng([self._seed, self._rank, epoch, worker])
+        rng = np.random.default_rng([self.seed, self._rank, epoch, worker])
         remaining = len(range(worker, num_batches, num_workers))
         while remaining:
             pool = min(self._pool_batches, remaining)

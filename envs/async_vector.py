@@ -158,7 +158,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
             part = list(specs[start:stop])
             job = WorkerJob(
                 part if is_fork else _pickle_specs(part),
-                "" if is_fork else shippable_config(),
+                "" if is_fork else shippable_config([spec.target for spec in part]),
                 start,
                 stop - start,
                 self.num_envs,

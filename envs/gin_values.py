@@ -1,78 +1,73 @@
-"""gin bindings of an environment, turned into plain values that a worker process can use.
+"""What gin configures, in worker processes that do not inherit gin's configuration.
 
-A spawned worker has no gin configuration. So what gin would have filled in is read in the parent and becomes
-ordinary keyword arguments; references to other configurables become `Deferred` calls, made anew for every
-environment. What an environment builds inside itself is covered by `shippable_config`: the configuration's
-text travels too, and a worker keeps the part about configurables that it knows.
+A forked worker has the configuration of its parent. To any other it travels as text, from which the worker
+keeps the part about configurables that it knows. What gin has wrapped, as for the reference `@train/MyEnv`,
+cannot be pickled and travels as a `GinCall`.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import gin
 from gin import config as gin_config
 
+_MACRO = "gin.macro"
+
 
 @dataclass(frozen=True)
-class Deferred:
-    """A call (`is_called`) or a callable with its arguments, resolved where the environment is built."""
+class GinCall:
+    """Calls what gin configures, in any process.
+
+    Attributes:
+        target: what importing gives.
+        scope: gin's scope for the call, outermost first.
+        selector: the name under which gin has bindings for `target`; "" if `target` itself asks gin.
+    """
 
     target: Callable[..., Any]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    is_called: bool = True
+    scope: tuple[str, ...] = ()
+    selector: str = ""
 
-    def resolve(self) -> Any:
-        """The call's result, or a callable that has the arguments filled in."""
-        if self.is_called:
-            return self.target(**build_value(self.kwargs))
-        return Deferred(self.target, self.kwargs).with_arguments if self.kwargs else self.target
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with gin.config_scope(list(self.scope) or None):
+            called = gin.get_configurable(self.selector) if self.selector else self.target
+            return called(*args, **kwargs)
 
-    def with_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the target; arguments given here win over the bound ones."""
-        return self.target(*args, **{**build_value(self.kwargs), **kwargs})
-
-
-def build_value(value: Any) -> Any:
-    """A private copy of a frozen value, with every `Deferred` inside resolved."""
-    if isinstance(value, Deferred):
-        return value.resolve()
-    if isinstance(value, dict):
-        return {key: build_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(build_value(item) for item in value)
-    return copy.deepcopy(value)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In a new process gin does not know yet what another module than its own has registered."""
+        vars(self).update(state)
+        if self.selector and not gin_config._REGISTRY.matching_selectors(self.selector):
+            module, _, name = self.selector.rpartition(".")
+            gin.external_configurable(self.target, name, module=module or None)
 
 
-def freeze_configurable(target: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Split a callable into one that can be shipped and the keyword arguments gin binds to it.
+def portable(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A callable that does as `target` does in the current scope of gin, and can be sent to another process.
 
-    `functools.partial` is looked through. The current gin scope and the scope of a reference such as
-    `@train/MyEnv` both count. A callable unknown to gin comes back as it is, without arguments.
+    `functools.partial` is looked through. The scope of a reference such as `@train/MyEnv` counts too.
     """
     if isinstance(target, functools.partial):
-        inner, bound = freeze_configurable(target.func)
-        return functools.partial(inner, *target.args), {**bound, **target.keywords}
-    found = _registered(target)
-    if found is None:
-        return target, {}
-    scopes = (*gin_config.current_scope(), *_hidden_scopes(target))
-    with gin.config_scope(list(scopes) or None):
-        bindings = gin.get_bindings(found, resolve_references=False)
-        _note_as_used(found, bindings)
-        return _importable(target), {name: _freeze(value) for name, value in bindings.items()}
+        return functools.partial(portable(target.func), *target.args, **target.keywords)
+    base = next((layer for layer in _layers(target) if _is_importable(layer)), target)
+    scope = (*gin.current_scope(), *_hidden_scope(target))
+    entry = _entry(base)
+    selector = entry.selector if entry is not None and entry.wrapper is not base else ""
+    return GinCall(base, scope, selector) if scope or selector else base
 
 
-def shippable_config() -> str:
-    """The gin configuration as text, without its imports (they would pull torch into workers)."""
-    lines: list[str] = gin.config_str().splitlines()
-    return "\n".join(line for line in lines if not line.startswith(("import ", "from ")))
+def shippable_config(targets: Iterable[Any]) -> str:
+    """The configuration as text, with imports only of what bindings of these callables lead to.
+
+    The imports of the configuration itself would pull torch into workers.
+    """
+    lines = [line for line in gin.config_str().splitlines() if not line.startswith(("import ", "from "))]
+    return "\n".join([f"import {module}" for module in sorted(_modules(targets))] + lines)
 
 
 def load_shipped_config(text: str) -> None:
@@ -80,28 +75,37 @@ def load_shipped_config(text: str) -> None:
     gin.parse_config(text, skip_unknown=True)
 
 
-def _freeze(value: Any) -> Any:
-    if isinstance(value, gin_config.ConfigurableReference):
-        return _freeze_reference(value)
-    if isinstance(value, dict):
-        return {key: _freeze(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_freeze(item) for item in value)
-    return copy.deepcopy(value)
+def _modules(targets: Iterable[Any]) -> set[str]:
+    """Modules of what references in the bindings of `targets` name, in turn."""
+    entries = [_entry(layer) for target in targets for layer in _layers(_inside(target))]
+    queue = [("", entry.selector) for entry in entries if entry is not None]
+    modules, visited = set(), set()
+    while queue:
+        key = queue.pop()
+        visited.add(key)
+        for (scope, selector), values in gin_config._CONFIG.items():
+            if selector != key[1] or (selector == _MACRO and scope != key[0]):
+                continue
+            for reference in gin_config.iterate_references({key: values}):
+                modules.add(reference.configurable.wrapped.__module__)
+                if (found := reference.config_key) not in visited:
+                    queue.append(found)
+    return modules
 
 
-def _freeze_reference(reference: Any) -> Any:
-    if repr(reference).startswith("%"):  # a macro or a constant
-        name = repr(reference)[1:]
-        macro = f"{name}/gin.macro"
-        bound = gin.get_bindings(macro, resolve_references=False, inherit_scopes=False)
-        copy.deepcopy(reference)  # evaluates the macro, by which gin counts its value as used
-        return _freeze(bound["value"]) if "value" in bound else copy.deepcopy(reference)
-    target, kwargs = freeze_configurable(reference.scoped_configurable_fn)
-    return Deferred(target, kwargs, is_called=reference.evaluate)
+def _inside(target: Any) -> Any:
+    """What a partial or a `GinCall` calls."""
+    while isinstance(target, functools.partial | GinCall):
+        target = target.target if isinstance(target, GinCall) else target.func
+    return target
 
 
-def _candidates(target: Any) -> list[Any]:
+def _entry(layer: Any) -> Any | None:
+    """The record that gin has of exactly this class or function."""
+    return gin_config._inverse_lookup(layer) if isinstance(layer, Hashable) else None
+
+
+def _layers(target: Any) -> list[Any]:
     """The object itself, then what gin may have wrapped in it, outermost first."""
     if inspect.isclass(target):
         return list(target.__mro__)[:-1]
@@ -111,42 +115,17 @@ def _candidates(target: Any) -> list[Any]:
     return chain
 
 
-def _registered(target: Any) -> Any | None:
-    """The layer of `target` whose bindings fill in its arguments, or None if gin has no part in it."""
-    for candidate in _candidates(target):
-        if gin_config._inverse_lookup(candidate) is not None:
-            return candidate
-        if inspect.isclass(candidate) and {"__init__", "__new__"} & vars(candidate).keys():
-            return None  # its own constructor decides what the configurable base class gets
-    return None
+def _is_importable(layer: Any) -> bool:
+    """Whether another process can import it by its name."""
+    holder: Any = sys.modules.get(getattr(layer, "__module__", ""))
+    for part in getattr(layer, "__qualname__", "").split("."):
+        holder = getattr(holder, part, None)
+    return holder is layer
 
 
-def _hidden_scopes(target: Any) -> list[str]:
+def _hidden_scope(target: Any) -> list[str]:
     """Scope of a scoped reference; gin keeps it in the closure of a wrapper it builds for the reference."""
     call = type(target).__call__ if inspect.isclass(target) else target
     if not inspect.isfunction(call):
         return []
     return list(inspect.getclosurevars(call).nonlocals.get("scope_components", ()))
-
-
-def _importable(target: Any) -> Any:
-    """The first layer of `target` that another process can import by its name, else `target`."""
-    for candidate in _candidates(target):
-        holder: Any = sys.modules.get(getattr(candidate, "__module__", ""))
-        for part in getattr(candidate, "__qualname__", "").split("."):
-            holder = getattr(holder, part, None)
-        if holder is candidate:
-            return candidate
-    return target
-
-
-def _note_as_used(target: Any, bindings: dict[str, Any]) -> None:
-    """Enter the bindings in gin's operative configuration, as calling the configurable itself would do.
-
-    Without this they would look unused there, since the environment gets them as ordinary arguments. gin has
-    no public way to do it.
-    """
-    selector = gin_config._inverse_lookup(target).selector
-    with gin_config._OPERATIVE_CONFIG_LOCK:
-        used = gin_config._OPERATIVE_CONFIG.setdefault((gin_config.current_scope_str(), selector), {})
-        used.update(bindings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import gin
 import gymnasium as gym
 
-from .gin_values import build_value, freeze_configurable
+from .gin_values import portable
 from .sequence_env import SequenceEnv
 
 
@@ -36,7 +37,7 @@ class EnvSpec:
 
     def build_raw(self) -> Any:
         """What the target itself returns, not yet in the library's form."""
-        kwargs = build_value(self.kwargs)
+        kwargs = copy.deepcopy(self.kwargs)
         if isinstance(self.target, str):
             return _make_registered(self.target, kwargs)
         made = self.target(**kwargs)
@@ -48,7 +49,7 @@ class EnvSpec:
         Args:
             num_envs: number of rows for `make_vec`, unless the recipe's arguments name one.
         """
-        kwargs = build_value(self.kwargs)
+        kwargs = copy.deepcopy(self.kwargs)
         if isinstance(self.target, str):
             name = _registered_name(self.target)
             return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
@@ -76,7 +77,9 @@ def gym_env(
 
 
 def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
-    """Turn what a user names as an environment into a recipe that holds every gin binding as a plain value.
+    """Turn what a user names as an environment into a recipe that can cross into a worker process.
+
+    What gin binds is looked up where the environment is built, in the scope of this call.
 
     Args:
         make_env: a recipe (returned as it is), a gymnasium id, a gin-configurable class or function, or any
@@ -102,7 +105,7 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
             "or a callable that "
             'returns an environment. Fix: e.g. @TMazePassive or @gym_env() in gin, "CartPole-v1" in Python.'
         )
-    return EnvSpec(*freeze_configurable(make_env))
+    return EnvSpec(portable(make_env))
 
 
 def _refuse_configurable(env_id: str) -> None:

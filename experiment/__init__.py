@@ -20,7 +20,9 @@ from .collector import Collector
 from .curriculum import EpisodeLengthCurriculum
 from .evaluator import Evaluator
 from .experiment import Experiment
-from .learner import Learner
+from .freezing import ParamFreezer
+from .learn.learner import Learner
+from .learn.pretraining import Pretraining
 from .logs import MetricLogger
 from .reward_shaping import ScaleRewards
 
@@ -38,6 +40,8 @@ __all__ = [
     "Learner",
     "LoadedPolicy",
     "MetricLogger",
+    "ParamFreezer",
+    "Pretraining",
     "ScaleRewards",
     "agents",
     "data",

@@ -6,69 +6,78 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import gin
+import torch
 
-if TYPE_CHECKING:
-    from .experiment import Experiment
+from .contracts import Run
 
 T = TypeVar("T")
 _PREFIXES = ("on_", "before_", "after_")
 
 
 class Callback:
-    """Derive from this and override what is needed; every hook gets the Experiment.
+    """Derive from this and override what is needed; every hook gets the Experiment as `Run`.
 
     Where several processes train together, each has its own callbacks and calls them at the same points.
     """
 
-    def on_model_init_start(self, exp: Experiment) -> None:
+    def on_model_init_start(self, run: Run) -> None:
         """Spaces, environments and data are there; the agent is built next."""
 
-    def on_model_init_end(self, exp: Experiment) -> None:
+    def on_model_init_end(self, run: Run) -> None:
         """The agent, its optimizer and the collector are built."""
 
-    def on_optimizer_init_start(self, exp: Experiment) -> None:
+    def on_optimizer_init_start(self, run: Run) -> None:
         """The agent is built (`exp.policy`); its optimizer is next."""
 
-    def on_optimizer_init_end(self, exp: Experiment) -> None:
+    def on_optimizer_init_end(self, run: Run) -> None:
         """The optimizer is built."""
 
-    def on_load_checkpoint_start(self, exp: Experiment) -> None:
+    def on_load_checkpoint_start(self, run: Run) -> None:
         """A training state or weights are loaded next."""
 
-    def on_load_checkpoint_end(self, exp: Experiment) -> None:
-        """They are loaded; after a training state `exp.epoch` is the epoch to go on with."""
+    def on_load_checkpoint_end(self, run: Run) -> None:
+        """They are loaded; after a training state `run.epoch` is the epoch to go on with."""
 
-    def on_save_checkpoint_start(self, exp: Experiment) -> None:
+    def on_save_checkpoint_start(self, run: Run) -> None:
         """A checkpoint is written next; the states of callbacks are taken after this."""
 
-    def on_save_checkpoint_end(self, exp: Experiment) -> None:
+    def on_save_checkpoint_end(self, run: Run) -> None:
         """The checkpoint is complete on disk."""
 
-    def on_fit_start(self, exp: Experiment) -> None:
-        """`learn` begins with epoch `exp.epoch`."""
+    def on_start(self, run: Run) -> None:
+        """Everything is built, and what the run begins from is loaded; a checkpoint to resume is not yet."""
 
-    def before_play_steps(self, exp: Experiment) -> None:
+    def on_fit_start(self, run: Run) -> None:
+        """`learn` begins with epoch `run.epoch`."""
+
+    def on_epoch_start(self, run: Run, epoch: int) -> None:
+        """Epoch `epoch` begins."""
+
+    def before_play_steps(self, run: Run) -> None:
         """The collection of this epoch comes next; before the very first one no episode has begun."""
 
-    def after_train(self, exp: Experiment) -> None:
+    def after_train(self, run: Run) -> None:
         """The updates of this epoch are done."""
 
-    def on_eval_start(self, exp: Experiment) -> None:
+    def on_eval_start(self, run: Run) -> None:
         """An evaluation comes next."""
 
-    def on_eval_end(self, exp: Experiment, metrics: dict[str, float]) -> None:
+    def on_eval_end(self, run: Run, metrics: dict[str, float]) -> None:
         """An evaluation has ended; metrics: its figures, named `val/...` or `test/...`."""
 
-    def on_epoch_end(self, exp: Experiment, epoch: int) -> None:
-        """Epoch `epoch` is over; `exp.epoch` is the next one already."""
+    def on_epoch_end(self, run: Run, epoch: int) -> None:
+        """Epoch `epoch` is over; `run.epoch` is the next one already."""
 
-    def on_training_stop(self, exp: Experiment) -> None:
-        """Training ends before its last epoch: a signal, `request_stop` or `max_wall_clock_s`."""
+    def on_training_end(self, run: Run) -> None:
+        """The last epoch and the evaluation after it are over; the last checkpoint comes next."""
 
-    def on_fit_end(self, exp: Experiment) -> None:
+    def on_training_stop(self, run: Run) -> None:
+        """Training ends before its last epoch: a signal, `request_stop` or `WallClockLimit`."""
+
+    def on_fit_end(self, run: Run) -> None:
         """`learn` returns next; not after a signal, which ends the process."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,18 +95,120 @@ class EvaluateAfterLoad(Callback):
     def __init__(self) -> None:
         self._is_due = False
 
-    def on_load_checkpoint_end(self, exp: Experiment) -> None:
+    def on_load_checkpoint_end(self, run: Run) -> None:
         """Something was loaded."""
         self._is_due = True
 
-    def on_fit_start(self, exp: Experiment) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Evaluate it."""
-        is_coming = exp.val_interval is not None and exp.epoch % exp.val_interval == 0
-        if self._is_due and not is_coming and exp.val_timesteps_per_epoch > 0:
-            exp.evaluate_val()
+        is_coming = run.val_interval is not None and run.epoch % run.val_interval == 0
+        if self._is_due and not is_coming and run.val_timesteps_per_epoch > 0:
+            run.evaluate_val()
         self._is_due = False
 
 
+@gin.configurable
+class WallClockLimit(Callback):
+    """Ends training, with a checkpoint, after the epoch in which `seconds` of `learn` have passed.
+
+    Every run has one; `WallClockLimit.seconds = 3600` is all that it takes. None for no limit.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        if seconds is not None:
+            check_number("WallClockLimit.seconds", seconds, "None or a number above 0", 1e-300, whole=False)
+        self.seconds = seconds
+
+    def on_epoch_end(self, run: Run, epoch: int) -> None:
+        """Look at the clock."""
+        if self.seconds is not None and not run.test_run and run.ctx.stop.age_s() >= self.seconds:
+            run.request_stop(f"WallClockLimit.seconds = {self.seconds:g} is reached")
+
+
+@gin.configurable
+class FinalTest(Callback):
+    """Evaluates after the last epoch, in environments of its own.
+
+    Every run has one; `FinalTest.timesteps = 1000` is all that it takes.
+
+    Args:
+        timesteps: per environment; 0 for no test.
+        make_env: what makes them; None for those of validation.
+    """
+
+    def __init__(self, timesteps: int = 0, make_env: Any = None) -> None:
+        check_number("FinalTest.timesteps", timesteps, "a whole number of at least 0", 0, whole=True)
+        self.timesteps, self.make_env = timesteps, make_env
+
+    def on_model_init_end(self, run: Run) -> None:
+        """Build the environments once, so that a mistake shows before training and not after it.
+
+        Raises: ValueError if their observations or actions are not those the agent is made for.
+        """
+        if not self.timesteps or self.make_env is None or run.ctx.role.is_actor:
+            return
+        envs = run.make_envs(self.make_env)
+        try:
+            found = envs.single_observation_space, envs.single_action_space
+            kinds = {name: (s.shape, s.dtype) for name, s in found[0].spaces.items()}
+            needed = {name: (s.shape, s.dtype) for name, s in run.obs_space.spaces.items()}
+            if kinds != needed or found[1] != run.action_space:
+                raise ValueError(
+                    f"FinalTest.make_env has observations {found[0]} and actions {found[1]}, but the "
+                    f"agent is made for {run.obs_space} and {run.action_space}. Fix: test in environments of "
+                    "the same spaces."
+                )
+        finally:
+            envs.close()
+
+    def on_training_end(self, run: Run) -> None:
+        """Evaluate."""
+        if not self.timesteps:
+            return
+        make_env = run.make_val_env if self.make_env is None else self.make_env
+        if run.test_run:  # one episode per environment
+            run.evaluate_test(make_env, run.val_timesteps_per_epoch, episodes=run.parallel_actors)
+        else:
+            run.evaluate_test(make_env, self.timesteps)
+
+
+@gin.configurable
+class ProfileEpoch(Callback):
+    """Writes a trace of one epoch by torch's profiler to the run folder's logs.
+
+    Every run has one; `ProfileEpoch.epoch = 3` is all that it takes. None for no trace.
+    """
+
+    def __init__(self, epoch: int | None = None) -> None:
+        if epoch is not None:
+            check_number("ProfileEpoch.epoch", epoch, "None or a whole number of at least 0", 0, whole=True)
+        self.epoch = epoch
+        self._profile: Any = None
+
+    def on_epoch_start(self, run: Run, epoch: int) -> None:
+        """Begin to record, if it is the epoch to profile."""
+        if epoch == self.epoch and run.ctx.is_main:
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if run.DEVICE.type == "cuda":
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+            self._profile = torch.profiler.profile(activities=activities)
+            self._profile.__enter__()
+
+    def on_epoch_end(self, run: Run, epoch: int) -> None:
+        """Write the trace."""
+        if self._profile is None:
+            return
+        self._profile.__exit__(None, None, None)
+        path = run.ctx.run_dir / "logs" / f"profile_epoch_{epoch}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(str(path))
+        self._profile = None
+        run.ctx.console.say(
+            f"Profile of epoch {epoch}: {path} (open it in chrome://tracing or ui.perfetto.dev)"
+        )
+
+
+OF_EVERY_RUN = (WallClockLimit, FinalTest, ProfileEpoch)
 HOOKS = tuple(name for name in vars(Callback) if name.startswith(_PREFIXES))
 
 
@@ -105,17 +216,23 @@ class CallbackList:
     """The callbacks of a run, called in their order.
 
     Args:
-        exp: the experiment that they get.
+        run: the experiment that they get.
         makers: what makes each of them: classes, functions without arguments, or callbacks themselves.
+        more: the same, of every run.
 
     Raises: TypeError for anything else; ValueError for a method that looks like a hook and is none.
     """
 
-    def __init__(self, exp: Experiment, makers: Iterable[Callable[[], Callback] | Callback]) -> None:
-        self._exp = exp
+    def __init__(
+        self,
+        run: Run,
+        makers: Iterable[Callable[[], Callback] | Callback],
+        more: Iterable[Callable[[], Callback]] = (),
+    ) -> None:
+        self._run = run
         if not isinstance(makers, list | tuple):
             raise TypeError(_entry_text(makers, "is"))
-        self.callbacks = [_made(maker) for maker in makers]
+        self.callbacks = [_made(maker) for maker in (*makers, *more)]
         self._methods: dict[str, list[Callable[..., None]]] = {
             hook: [
                 getattr(one, hook)
@@ -128,7 +245,7 @@ class CallbackList:
     def __call__(self, hook: str, *args: Any) -> None:
         """Call this hook of all callbacks."""
         for method in self._methods[hook]:
-            method(self._exp, *args)
+            method(self._run, *args)
 
     def around(self, event: str, function: Callable[..., T], *args: Any) -> T:
         """Call `on_<event>_start`, the function, and `on_<event>_end`; returns what the function returns."""
@@ -170,10 +287,13 @@ class CallbackList:
         return named
 
 
-def learner_epoch(exp: Experiment) -> int:
-    """The epoch that schedules follow: the running one; in a collecting process that of its newest policy."""
-    loaded = exp.loaded_policy
-    return exp.epoch if exp.mode != "collect" or loaded is None else loaded.epoch
+def check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:
+    """Raise for a setting that is no number, or below `lowest`; allowed: what it must be, in words."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (whole and value != int(value)):
+        raise TypeError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")
+    if value < lowest:
+        raise ValueError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")
 
 
 def _made(maker: Any) -> Callback:

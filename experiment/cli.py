@@ -14,17 +14,14 @@ from typing import Any, NoReturn
 
 from ..data.errors import visible
 from .checkpoint.store import CheckpointManager, about
-from .config import ConfigError, LoadedConfig, check_all_used, explain_build_error, load_config
+from .config import ConfigError, LoadedConfig, explain_build_error, load_config
+from .config.reading import near_matches, preset_names, runnable_names
 from .dry_run import dry_run
 from .experiment import Experiment
 from .fleet import commands, leash
 from .fleet.commands import without
 from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
-from .gin_check.errors import near_matches
-from .gin_check.presets import preset_names, runnable_names
 from .plots import curves_of
-from .test_mode import report
-from .training import why_idle
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
 _BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
@@ -183,7 +180,8 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
             )
     elif resumes:
         newest = earlier.state_dir(earlier.newest_epoch())
-        exp.run_seed = exp.run_seed if exp.seed is not None else about(newest).get("seed", exp.run_seed)
+        earlier_seed = about(newest).get("seed", exp.run_seed)
+        exp.ctx.progress.seed = earlier_seed if exp.seed is None else exp.run_seed
         exp.restore_from = exp.warm_start = None  # its own checkpoint goes further than what it began from
     elif epochs := earlier.complete_epochs():
         _say(
@@ -193,7 +191,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
         )
     exp.start()
     try:
-        if (unused := check_all_used(config)) and exp.accelerator.is_main_process:
+        if (unused := config.check_unused()) and exp.accelerator.is_main_process:
             _say(f"note: {unused}", error=True)
     except ConfigError as error:
         if exp.mode != "collect":
@@ -201,7 +199,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
         # An actor has the learner's config and builds less of it: no environments to evaluate in, for one.
         _say(f"warning: {error}", error=True)
     if resumes and exp.mode != "collect":
-        exp.view.say(f"Resuming at epoch {exp.load_checkpoint()}.")
+        exp.ctx.console.say(f"Resuming at epoch {exp.load_checkpoint()}.")
     return exp
 
 
@@ -228,11 +226,11 @@ def _run(
             exp.close()  # stores finished trajectories
         raise
     exp.close()
-    if exp.idle_epochs and not exp.learner.gradient_steps and not exp.test_run:
-        _say(f"error: This run made no update. {why_idle(exp)}", error=True)
+    if exp.trainer.idle_epochs and not exp.learner.gradient_steps and not exp.test_run:
+        _say(f"error: This run made no update. {exp.why_idle()}", error=True)
         return FAILED
     if exp.accelerator.is_main_process and exp.test_run:
-        _say(report(exp))
+        _say(words_on_test(exp))
     elif exp.accelerator.is_main_process:
         _say(closing_words(exp, metrics, words, program or _program()))
     return 0
@@ -263,6 +261,13 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
             "train it further    " + _command(program, further),
         ]
     return "\n".join(lines)
+
+
+def words_on_test(exp: Any) -> str:
+    """What a test run has done, in a line."""
+    updates = exp.learner.gradient_steps
+    trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"
+    return f"test run passed: {exp.env_steps} env steps, {trained}, one checkpoint, all in {exp.run_dir}"
 
 
 def _longer(exp: Any) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,23 +13,24 @@ _PLAIN_LINE_EVERY_S = 20.0
 
 
 class ConsoleView:
-    """Progress of `learn`; silent when `verbose` is False. Use as a context manager.
+    """Progress of `learn`; silent when `verbose` is False. `with view.progress(epoch):` shows a bar.
 
     Args:
         verbose: False prints nothing.
         epochs: last epoch of the run (exclusive), or None when the run has no end.
-        first_epoch: where this process begins.
     """
 
-    def __init__(self, verbose: bool, epochs: int | None, first_epoch: int = 0) -> None:
-        self.verbose, self.epochs, self.first_epoch = verbose, epochs, first_epoch
+    def __init__(self, verbose: bool, epochs: int | None) -> None:
+        self.verbose, self.epochs = verbose, epochs
         self.console = Console(highlight=False, soft_wrap=True)
         self._figures: dict[str, str] = {}
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._last_line_s = -float("inf")
 
-    def __enter__(self) -> ConsoleView:
+    @contextlib.contextmanager
+    def progress(self, first_epoch: int) -> Iterator[None]:
+        """Show a progress bar, where there is a terminal, that begins at this epoch."""
         if self.verbose and self.console.is_terminal:
             self._progress = Progress(
                 TextColumn("[bold]epoch {task.completed}/{task.total}"),
@@ -41,15 +42,14 @@ class ConsoleView:
                 refresh_per_second=4,
             )
             self._progress.start()
-            self._task = self._progress.add_task("", total=self.epochs, completed=self.first_epoch)
-        return self
+            self._task = self._progress.add_task("", total=self.epochs, completed=first_epoch)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        try:
+            yield
+        finally:
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
 
     def show(self, epoch: int, phase: str, figures: Mapping[str, float]) -> None:
         """Phase of the epoch and the newest figures; older figures of other names stay visible."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from accelerate import Accelerator
+from gymnasium import spaces
 
 from ..agents import BaseAgent
 from ..data import RLDataset, Sink
@@ -24,6 +25,8 @@ from .console import ConsoleView
 from .distributed import any_process
 from .rng import derive_seed
 from .signals import StopRequest
+
+NO_DATA = "for trajectories to train on"  # what a learner waits for that cannot begin
 
 
 class Stateful(Protocol):
@@ -164,6 +167,10 @@ class Trainer(Stateful, Protocol):
 
     explores: bool
     """Whether exploration noise is put on training actions."""
+    idle_epochs: int
+    """In a row up to now, without an update for want of trajectories."""
+    timesteps_per_forward: int
+    """Of a batch, at most, which tells how many threads pay."""
 
     def sinks(self, num_envs: int) -> list[Sink]:
         """What takes the rollout of `num_envs` envs beside the trajectory files."""
@@ -173,8 +180,8 @@ class Trainer(Stateful, Protocol):
         """Before `train`: False skips it. A learner without data waits here."""
         ...
 
-    def train(self, epoch: int) -> Mapping[str, float]:
-        """All updates of an epoch; returns named figures of all processes, nothing if there was none."""
+    def train(self, epoch: int) -> None:
+        """All updates of an epoch; logs their figures."""
         ...
 
     def try_once(self) -> list[str]:
@@ -186,25 +193,58 @@ class Trainer(Stateful, Protocol):
         ...
 
 
+class Pace(Stateful, Protocol):
+    """Keeps updates and collected env steps at a ratio, across processes; see fleet/pace.py."""
+
+    def begin(self) -> None:
+        """`learn` begins: everything is built, and loaded if the run goes on."""
+        ...
+
+    def begin_epoch(self) -> None:
+        """An epoch begins: count what all actors have collected so far."""
+        ...
+
+    def after_env_steps(self, num_steps: int) -> None:
+        """This process has taken so many env steps; may sleep until the learner has caught up."""
+        ...
+
+    def is_warm(self) -> bool:
+        """Whether actors have collected enough for a learner to begin."""
+        ...
+
+    def batches(self, planned: int) -> int:
+        """Number of batches that this epoch trains on."""
+        ...
+
+    def before_update(self) -> bool:
+        """Return when an update may be made; False if the run was asked to stop."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """The ratio so far, and how long this epoch has waited for it."""
+        ...
+
+
 class Run(Protocol):
-    """What a callback sees of the Experiment: its settings by their names, and these."""
+    """What a callback sees of the Experiment, beside all its other settings by their names."""
 
     mode: str
+    make_val_env: Any
+    parallel_actors: int
+    test_run: bool
     val_interval: int | None
     val_timesteps_per_epoch: int
     ctx: RunContext
     dataset: RLDataset
     learner: Any
-    trainer: Any
+    trainer: Trainer
     train_envs: Any
     val_envs: Any
     epoch: int
+    env_steps: int
     last_val_metrics: dict[str, float]
-
-    @property
-    def env_steps(self) -> int:
-        """Of the whole run."""
-        ...
+    obs_space: spaces.Dict
+    action_space: Any
 
     @property
     def policy(self) -> BaseAgent:
@@ -216,12 +256,27 @@ class Run(Protocol):
         """Where the agent is."""
         ...
 
-    def log(self, metrics: dict[str, Any], key: str = "") -> None:
+    def log(self, metrics: Mapping[str, Any], key: str = "") -> None:
         """Write one record, each name as `<key>/<name>`."""
+        ...
+
+    def make_envs(self, make_env: Any) -> Any:
+        """A vector env of parallel_actors environments."""
         ...
 
     def evaluate_val(self) -> dict[str, float]:
         """Evaluate in the validation environments; returns figures named `val/...`."""
+        ...
+
+    def evaluate_test(
+        self,
+        make_test_env: Any,
+        timesteps: int,
+        render: bool = False,
+        save_trajs_to: str | None = None,
+        episodes: int | None = None,
+    ) -> dict[str, float]:
+        """Evaluate in new environments; returns figures named `test/...`."""
         ...
 
     def request_stop(self, reason: str = "") -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gin
 
-from .callbacks import Callback, learner_epoch
-
-if TYPE_CHECKING:
-    from .experiment import Experiment
+from .callbacks import Callback
+from .contracts import Run
 
 
 @gin.configurable
@@ -54,19 +52,19 @@ class EpisodeLengthCurriculum(Callback):
         share = min(1.0, epoch / self.over_epochs)
         return round(self.start + share * (self.end - self.start))
 
-    def before_play_steps(self, exp: Experiment) -> None:
+    def before_play_steps(self, run: Run) -> None:
         """Set it in the training environments."""
-        if (length := self._set(exp.train_envs, exp)) is not None:
-            exp.log({"collect/" + self.attribute: length})
+        if (length := self._set(run.train_envs, run)) is not None:
+            run.log({"collect/" + self.attribute: length})
 
-    def on_eval_start(self, exp: Experiment) -> None:
+    def on_eval_start(self, run: Run) -> None:
         """Set it in the validation environments."""
         if self.also_validation:
-            self._set(exp.val_envs, exp)
+            self._set(run.val_envs, run)
 
-    def _set(self, envs: Any, exp: Experiment) -> int | None:
+    def _set(self, envs: Any, run: Run) -> int | None:
         """The value if it has changed, which is set then."""
-        length = self.length(learner_epoch(exp))
+        length = self.length(run.ctx.progress.schedule_epoch)
         if envs is None or self._is_set.get(id(envs)) == length:
             return None
         envs.set_attr(self.attribute, length)

@@ -1,26 +1,70 @@
 """What processes that train together tell each other: decisions, figures and finished episodes.
 
-Every function here has to be called by all of them, in the same order; with one process it costs nothing.
+All of them have to call every function here, in the same order; with one process it costs nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from ..envs import Histories
+from .rng import draw_seed
 
 T = TypeVar("T")
+logger = logging.getLogger("loxodon")
+_LONGEST_WAIT = timedelta(minutes=30)  # of a process for another one that evaluates or writes a checkpoint
 _ASK_EVERY_S = 1.0
 _MAX_UPDATES_UNASKED = 1000
 _TRANSPORTS = re.compile("gloo|nccl", re.IGNORECASE)  # their errors bear their names
+
+
+def make_accelerator(mixed_precision: str) -> Accelerator:
+    """Accelerate's view of devices and processes. Accumulation is the learner's own, so it is off here."""
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed_precision:
+        AcceleratorState._reset_state()  # an earlier Experiment of this process had another precision
+    waits = InitProcessGroupKwargs(timeout=_LONGEST_WAIT)
+    accelerator = Accelerator(mixed_precision=mixed_precision, kwargs_handlers=[waits])
+    if not accelerator.is_main_process:
+        logger.setLevel(logging.WARNING)
+    asked_for_more = {"MASTER_PORT", "ACCELERATE_USE_CPU"} <= os.environ.keys() and "RANK" not in os.environ
+    if asked_for_more and accelerator.num_processes == 1:
+        logger.warning(
+            "The launcher was asked for several processes but has started only this one, as "
+            "`accelerate launch --cpu` does without MPI. Fix: ACCELERATE_USE_CPU=true accelerate launch "
+            "--multi_gpu --num_processes 2 ... starts two on the CPU."
+        )
+    return accelerator
+
+
+def agree_on_seed(seed: int | None, accelerator: Accelerator) -> int:
+    """The run's seed, the same in all processes."""
+    if seed is not None:
+        return seed
+    drawn = [draw_seed()]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(drawn)
+    return drawn[0]
+
+
+def from_main(compute: Callable[[], T], accelerator: Accelerator) -> T:
+    """What `compute` returns in the main process, in all processes; it is called there alone."""
+    if accelerator.num_processes == 1:
+        return compute()
+    values = [compute() if accelerator.is_main_process else None]
+    broadcast_object_list(values)
+    return values[0]  # type: ignore[return-value]  # the main process put one there
 
 
 def gather(item: T, accelerator: Accelerator) -> list[T]:

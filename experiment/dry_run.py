@@ -6,13 +6,11 @@ import tempfile
 from typing import Any
 
 import gin
-import torch
 
 from . import building
-from .config import LoadedConfig, check_all_used
+from .config import LoadedConfig
 from .experiment import Experiment
-from .onpolicy_settings import is_on_policy
-from .test_mode import FEW_STEPS, TINY
+from .settings import FEW_STEPS, TINY, is_on_policy
 
 
 def dry_run(config: LoadedConfig) -> str:
@@ -28,8 +26,8 @@ def dry_run(config: LoadedConfig) -> str:
             exp.train_timesteps_per_epoch = FEW_STEPS
         try:
             exp.start()
-            unused = check_all_used(config)
-            report = [building.summarize(exp, building.describe_envs(exp)), *_try_everything(exp)]
+            unused = config.check_unused()
+            report = [exp.describe(building.describe_envs(exp)), *_try_everything(exp)]
             if unused:
                 report.append(f"        note  {unused}")
         finally:
@@ -48,14 +46,12 @@ def _redirect(config: LoadedConfig, folder: str) -> None:
     }
     for name, value in settings.items():
         gin.bind_parameter(f"Experiment.{name}", value)
-    for node in config.nodes_with("dset_root"):
-        gin.bind_parameter(("/".join(node.scope), node.configurable.selector, "dset_root"), folder)
+    gin.bind_parameter("PPOLearner.random_timesteps", 0)  # the only rollout is learned from
+    config.redirect("dset_root", folder)
 
 
 def _try_everything(exp: Experiment) -> list[str]:
     """One line per part that worked."""
-    if exp.on_policy is not None:
-        exp.on_policy.set_random_steps(0)  # the only rollout is learned from
     exp.collect_new_training_data()
     lines = [f"   collected  {exp.env_steps} env steps"]
     if exp.val_envs is not None:
@@ -63,20 +59,4 @@ def _try_everything(exp: Experiment) -> list[str]:
         lines.append(f"   evaluated  {FEW_STEPS} steps in each validation environment")
     assert exp.collector is not None
     exp.collector.flush()
-    if exp.on_policy is not None:
-        exp.learner.lr_scale = 0.0
-        figures = exp.on_policy.train(0)
-        found = ", ".join(f"{name} {figures[name]:.4g}" for name in ("loss", "initial_logratio_abs_max"))
-        return [*lines, f"      losses  {found} with untrained weights"]
-    exp.dataset.refresh()
-    if not exp.dataset.ready_for_training:
-        return [*lines, "       batch  not tried, because the dataset is not ready for training"]
-    batch = next(iter(exp.loader.epoch(0, 1))).to(exp.DEVICE)
-    with torch.no_grad():
-        losses = exp.compute_loss(batch, log_step=False)
-    loss = float(losses["Actor Loss"] + exp.critic_loss_weight * losses["Critic Loss"])
-    shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
-    lines.append(
-        f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}"
-    )
-    return [*lines, f"        loss  {loss:.4g} with untrained weights"]
+    return [*lines, *exp.trainer.try_once()]

@@ -1,12 +1,20 @@
-"""The Experiment: all settings of a run in one place, and the parts that do the work."""
+"""The Experiment: the story of a run from its settings to the last checkpoint, and the hooks of users."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+import math
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +23,48 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ..agents import BaseAgent, LossTerms
+from ..agents import BaseAgent, LossTerms, OnPolicyAgent
 from ..data import BatchLoader, RLDataset
 from ..data.spaces import PolicyActionSpace
 from ..envs import Histories, ReturnHistory, SpecialMetricHistory
-from . import building, collecting, evaluating, loop, resume
+from . import building, resume
+from .artifacts import RunAccess
 from .artifacts.upload import Uploads
-from .callbacks import CallbackList
+from .callbacks import OF_EVERY_RUN, CallbackList
 from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_policy
 from .checkpoint.record import RunRecord, check_policy, known_bindings, record_run
 from .checkpoint.spaces import EnvSpaces
 from .checkpoint.store import CheckpointManager
 from .collector import Collector
-from .config_hash import config_hash
+from .config.hash import config_hash
 from .console import ConsoleView
-from .distributed import merge_episodes
+from .contracts import Progress, Role, RunContext, Trainer
+from .distributed import (
+    agree_on_seed,
+    explained_loss_of_contact,
+    gather,
+    make_accelerator,
+    merge_episodes,
+)
 from .evaluator import Evaluator
-from .final_test import check_test_envs
 from .fleet import WatchedFile, pacing
-from .learner import AnyBatch, Learner, make_optimizer, masked_losses
+from .learn.learner import AnyBatch, Learner, masked_losses
+from .learn.off_policy import OffPolicyTrainer
+from .learn.optimizer import make_optimizer
 from .logs import MetricLogger
+from .onpolicy.ppo_learner import check_for_on_policy
 from .overlap import OverlappedCollector
-from .param_groups import param_groups
-from .pretraining import prepare_pretraining
+from .plots import draw_if_possible
+from .reward_shaping import shape_relabeled
+from .rng import derive_seed, seed_global_generators
 from .rollout_state import check_env_states
-from .settings import MakeEnv, Settings
-from .signals import StopRequest
-from .test_mode import shrink
+from .settings import MakeEnv, Settings, check_hooks, check_settings, shrink
 from .threads import choose_threads
 from .timing import StageTimer
-from .validate import check_hooks, check_settings
 
 logger = logging.getLogger("loxodon")
+_INTERRUPTED = 128 + signal.SIGINT  # exit status, by which a shell's loop over commands knows to end too
+_GO_ON = "To go on: the same command with --resume."
 
 
 @gin.configurable
@@ -54,38 +72,46 @@ logger = logging.getLogger("loxodon")
 class Experiment(Settings):
     """One run: environments, agent, replay data, and the order in which they work. `start()`, then `learn()`.
 
-    Its fields are those of `Settings`.
+    Its fields are those of `Settings`. What it hands to its parts is `ctx` and the values that they need.
     """
 
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
-        check_hooks(self)
+        check_hooks(type(self))
         check_settings(self)
         if self.test_run:
             shrink(self)
-        self.hooks, self.timer = CallbackList(self, self.callbacks), StageTimer()
-        self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
         choose_threads(self.torch_threads)
-        self.accelerator = building.make_accelerator(self.mixed_precision)
-        self.run_seed = building.agree_on_seed(self.seed, self.accelerator)
-        self.epoch = self.env_steps = self.policy_version = 0  # epoch: the running one, or the next
+        self.accelerator = make_accelerator(self.mixed_precision)
+        role, shows = Role.of(self.mode), self.verbose and self.accelerator.is_main_process
         self.fleet = pacing.make_membership(self)
-        self.loaded_policy: PolicyInfo | None = None
-        self.best_score: float | None = None
-        self.is_pretrained = False
-        self.is_finished = False  # nothing is left to do after the last epoch
-        self.idle_epochs = 0  # in a row, without an update for want of trajectories
+        self.ctx = RunContext(
+            run_dir=self.run_dir,
+            run_name=self.run_name,
+            role=role,
+            accelerator=self.accelerator,
+            progress=Progress(self.epochs, agree_on_seed(self.seed, self.accelerator)),
+            log=self.log,
+            console=ConsoleView(shows, None if role.is_actor else self.epochs),
+            status=self.fleet,
+        )
+        self.pace = pacing.Pace(self)
+        self.hooks, self.timer = CallbackList(self, self.callbacks, OF_EVERY_RUN), StageTimer()
+        self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
         self.last_val_metrics: dict[str, float] = {}
-        self.stop = StopRequest()
+        self.loaded_policy: PolicyInfo | None = None
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
-        self.view = ConsoleView(self.verbose and self.accelerator.is_main_process, None)
-        self.obs_space: spaces.Dict
-        self.action_space: PolicyActionSpace
-        self.env_spaces: EnvSpaces  # before anything is flattened or scaled
         self.collector: Collector | OverlappedCollector | None = None
+        self._saved_s = 0.0  # since `learn` began, of the last checkpoint
+        self._is_stopped = False  # before the last epoch, and everything is saved
         self.interaction: Collector | None = None  # the newest
         self.train_envs: Any = None
         self.val_envs: Any = None
+        self.obs_space: spaces.Dict
+        self.action_space: PolicyActionSpace
+        self.env_spaces: EnvSpaces  # before anything is flattened or scaled
+
+    # ---- where the run stands ----
 
     @property
     def run_dir(self) -> Path:
@@ -103,36 +129,75 @@ class Experiment(Settings):
         """The agent itself, without what Accelerate wraps around it."""
         return self._policy
 
-    @functools.cached_property
-    def record(self) -> RunRecord:
-        """What this run is made with, as it is when that is first written or compared."""
-        names = ("agent_type", "tstep_encoder_type", "traj_encoder_type")
-        return record_run(
-            spaces=self.env_spaces,
-            types={name: getattr(self, name) for name in names},
-            max_seq_len=self.max_seq_len,
-            config_hash=self.config_hash,
-        )
+    @property
+    def epoch(self) -> int:
+        """The running epoch, or the next."""
+        return self.ctx.progress.epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self.ctx.progress.epoch = number
+
+    @property
+    def env_steps(self) -> int:
+        """Of the whole run, by all that collect for it."""
+        return self.ctx.progress.env_steps
+
+    @env_steps.setter
+    def env_steps(self, number: int) -> None:
+        self.ctx.progress.env_steps = number
+
+    @property
+    def run_seed(self) -> int:
+        """The seed in use: that of the settings, of the checkpoint that was loaded, or drawn."""
+        return self.ctx.progress.seed
+
+    @property
+    def is_finished(self) -> bool:
+        """True when nothing is left to do after the last epoch."""
+        return self.ctx.progress.is_finished
+
+    @property
+    def best_score(self) -> float | None:
+        """Of the best policy so far."""
+        return self.ctx.progress.best_score
+
+    # ---- building ----
 
     def start(self) -> None:
         """Build everything, in dependency order."""
         with self.fleet.joining():
-            building.seed_process(self)
+            self._seed_process()
             self.init_dsets()
             env_summary = self.init_envs()
             self.init_dloaders()
             self.hooks.around("model_init", self.init_model)
-            check_test_envs(self)
             self.init_checkpoints()
             self.init_logger()
             resume.warm_start_if_asked(self)
             resume.restore_if_asked(self)
-            self.pretraining_stage = prepare_pretraining(self)
+            self.hooks("on_start")
         self.summary(env_summary)
 
+    def _seed_process(self) -> None:
+        """Seed the global generators; every process builds the same weights."""
+        if self.seed is None:
+            logger.info("Experiment.seed was not set; this run uses seed %d", self.ctx.progress.seed)
+        if self.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports much
+            torch.use_deterministic_algorithms(self.deterministic)
+        seed_global_generators(derive_seed(self.ctx.progress.seed, "model"))
+
     def init_dsets(self) -> RLDataset:
-        """Tell the dataset its folder, window length and rights."""
-        building.configure_dataset(self)
+        """Tell the dataset its folder, window length and rights; only one process may delete."""
+        self.dataset.configure(
+            max_seq_len=self.max_seq_len,
+            padded_sampling=self.padded_sampling,
+            has_edit_rights=self.has_dset_edit_rights and self.ctx.role.learns and self.ctx.is_main,
+            default_root=str(self.run_dir.parent),
+            default_name=self.run_name,
+        )
+        if self.reward_shaper is not None:
+            shape_relabeled(self.dataset, self.reward_shaper, self.epochs)
         return self.dataset
 
     def init_envs(self) -> str:
@@ -142,7 +207,14 @@ class Experiment(Settings):
 
     def init_dloaders(self) -> BatchLoader:
         """Build the batch loader, once for the whole run."""
-        self.loader = building.build_loader(self)
+        self.loader = BatchLoader(
+            self.dataset,
+            batch_size=self.batch_size,
+            num_workers=self.dloader_workers,
+            seed=derive_seed(self.ctx.progress.seed, "loader"),
+            rank=self.accelerator.process_index,
+            pin_memory=self.DEVICE.type == "cuda",
+        )
         return self.loader
 
     def init_model(self) -> None:
@@ -171,36 +243,79 @@ class Experiment(Settings):
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
             report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
-            bad_grad=self.bad_grad,
             timer=self.timer,
-            edits_masks=any(
-                getattr(getattr(self, name), "__func__", None) is not getattr(Experiment, name)
-                for name in ("edit_actor_mask", "edit_critic_mask")
-            ),
+            edits_masks=self._overrides("edit_actor_mask", "edit_critic_mask"),
+            progress=self.ctx.progress,
         )
-        self.learner.frozen = building.make_frozen(self)
-        self.on_policy = building.make_on_policy_learner(self)
+        self.trainer = self._make_trainer()
         if self.torch_threads is None:
-            choose_threads(None, building.forward_work(self))
+            choose_threads(None, self._forward_work())
         self.evaluator = Evaluator(self.interact, self.policy_metrics)
+        # From here on processes differ: each draws its own actions.
+        seed_global_generators(self.ctx.seed_of("process"))
         building.build_collector(self)
         check_env_states(self)
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """The optimizer of the agent's trainable parameters."""
         optimizer: torch.optim.Optimizer = make_optimizer(
-            param_groups(
-                policy,
-                policy.trainable_params(),
-                learning_rate=self.learning_rate,
-                lr_multipliers=self.lr_multipliers,
-            ),
+            policy,
+            policy.trainable_params(),
             learning_rate=self.learning_rate,
             l2_coeff=self.l2_coeff,
             fused=self.mixed_precision != "fp16",  # a fused step hides whether the scaler skipped it
-            eps=self.adam_eps,
         )
         return optimizer
+
+    def _make_trainer(self) -> Trainer:
+        """What learns in an epoch: the only place that asks which kind of agent this is."""
+        if not isinstance(self.policy, OnPolicyAgent):
+            return OffPolicyTrainer(
+                self.ctx,
+                self.learner,
+                self.dataset,
+                self.loader,
+                self.pace,
+                train_step=lambda batch, log_step: self.train_step(
+                    batch, log_step=log_step
+                ),  # or a user's own
+                compute_loss=self.compute_loss,
+                why_idle=self.why_idle,
+                num_batches=self.train_batches_per_epoch,
+                batches_per_update=self.batches_per_update,
+                sequences_per_update=self.accelerator.num_processes
+                * self.batch_size
+                * self.batches_per_update,
+                first_epoch=self.start_learning_at_epoch,
+                log_interval=self.log_interval,
+                timesteps_per_forward=self.batch_size * self.max_seq_len,
+            )
+        settings = {field.name: getattr(self, field.name) for field in fields(Settings)}
+        check_for_on_policy(settings, type(self.policy).__name__)
+        trainer = self.on_policy_learner_type(
+            self.policy,
+            self.learner,
+            self.ctx,
+            self.train_timesteps_per_epoch,
+            self.parallel_actors,
+            self.max_seq_len,
+            self.caster,
+            self.batches_per_update,
+            self.start_learning_at_epoch,
+            self.dataset.save_new_trajs_to is not None,
+        )
+        trainer.check(settings, {field.name: field.default for field in fields(Settings)})
+        return trainer
+
+    def _overrides(self, *hooks: str) -> bool:
+        return any(getattr(type(self), hook) is not getattr(Experiment, hook) for hook in hooks)
+
+    def _forward_work(self) -> float:
+        """About the multiply-adds of a forward pass: parameters times timesteps; on a GPU no limit."""
+        if self.DEVICE.type != "cpu":
+            return math.inf  # what is left to the CPU was not measured
+        num_timesteps = self.parallel_actors if self.ctx.role.is_actor else self.trainer.timesteps_per_forward
+        return float(num_timesteps) * sum(p.numel() for p in self.policy.parameters())
 
     def init_checkpoints(self) -> None:
         """Make the run's checkpoint folders."""
@@ -211,22 +326,110 @@ class Experiment(Settings):
             num_ranks=self.accelerator.num_processes,
             facts=lambda: self.record.header(),  # noqa: PLW0108 - it is made after this
         )
-        self.checkpoints.make_folders(clean=self.mode != "collect")
+        self.checkpoints.make_folders(clean=self.ctx.role.learns)
         self.latest = WatchedFile(self.checkpoints.latest_path, self.checkpoints.policy_info)
 
     def init_logger(self) -> None:
         """Prepare metric files; nothing is written before there is something to log."""
         self.config_hash = config_hash(self, known_bindings())
-        self.artifacts: Uploads = building.make_uploads(self)
-        self.metric_logger: MetricLogger = building.build_logger(self)
+        self.artifacts = self._make_uploads()
+        is_actor = self.ctx.role.is_actor  # an actor has its own file, beside that of the learner
+        wandb = {
+            "project": self.wandb_project,
+            "entity": self.wandb_entity,
+            "group": self.wandb_group_name,
+            "name": self.run_name,
+            "job_type": self.mode,
+            "config": {
+                "gin": gin.operative_config_str(),
+                "seed": self.ctx.progress.seed,
+                "hash": self.config_hash,
+            },
+        }
+        store = self.artifacts.store
+        needs_wandb = self.log_to_wandb or (store is not None and store.needs_wandb)
+        self.metric_logger = MetricLogger(
+            self.run_dir,
+            file_name=f"metrics_collect_{platform.node()}_{os.getpid()}.jsonl"
+            if is_actor
+            else "metrics.jsonl",
+            has_tensorboard=not is_actor,
+            wandb=wandb if needs_wandb and self.ctx.is_main else None,
+            wandb_metrics=self.log_to_wandb,
+        )
+
+    @functools.cached_property
+    def record(self) -> RunRecord:
+        """What this run is made with, as it is when that is first written or compared."""
+        names = ("agent_type", "tstep_encoder_type", "traj_encoder_type")
+        return record_run(
+            spaces=self.env_spaces,
+            types={name: getattr(self, name) for name in names},
+            max_seq_len=self.max_seq_len,
+            config_hash=self.config_hash,
+        )
+
+    def _make_uploads(self) -> Uploads:
+        """Where checkpoints go beside the run folder; a store is there only in the process that uses it."""
+        store = None
+        if self.artifact_store is not None and self.ctx.role.learns and self.ctx.is_main:
+            store = self.artifact_store()
+            store.attach(
+                RunAccess(
+                    self.run_dir,
+                    self.run_name,
+                    self.wandb_project,
+                    self.wandb_entity,
+                    start_wandb=lambda: self.metric_logger.start_wandb(),  # noqa: PLW0108 - made after this
+                )
+            )
+        return Uploads(
+            store,
+            self.checkpoints.root / "artifacts_pending",
+            self.run_name,
+            lambda: {"seed": self.run_seed, "best_score": self.best_score, **self.x_axis_metrics()},
+        )
 
     def summary(self, env_summary: str) -> None:
         """Print what this run is, in a few lines. env_summary: what init_envs returned."""
-        self.view.say(building.summarize(self, env_summary))
+        self.ctx.console.say(self.describe(env_summary))
+
+    def describe(self, env_summary: str) -> str:
+        """A few lines on what runs where."""
+        num_params = sum(p.numel() for p in self.policy.trainable_params())
+        observations = ", ".join(f"{key} {space}" for key, space in self.obs_space.spaces.items())
+        processes = self.accelerator.num_processes
+        num_steps = processes * self.parallel_actors * self.train_timesteps_per_epoch
+        lines = {
+            "run": f"{self.run_dir} (mode {self.mode}, seed {self.ctx.progress.seed})",
+            "device": f"{self.DEVICE}, precision {self.mixed_precision}, {processes} process(es), "
+            f"{torch.get_num_threads()} torch thread(s)",
+            "environments": env_summary,
+            "observations": observations,
+            "actions": str(self.action_space),
+            "agent": f"{type(self.policy).__name__}, {num_params:,} trainable parameters, "
+            f"sequences up to {self.max_seq_len} steps",
+            "epoch": f"{num_steps:,} env steps, {self.trainer.describe()}; {self.epochs} "
+            f"epoch{'s' if self.epochs != 1 else ''}",
+            "dataset": f"{type(self.dataset).__name__} {self.dataset.save_new_trajs_to or ''}".rstrip(),
+        }
+        return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
 
     def close(self) -> None:
         """End worker processes and background threads; finished trajectories and metrics are stored first."""
-        building.close(self)
+        if self.collector is not None:
+            self.collector.close()
+        self.loader.close()
+        self.dataset.close()
+        for envs in (self.val_envs, self.train_envs):  # the newer workers hold ends of the older ones' pipes
+            if envs is not None:
+                envs.close()
+        self.train_envs = self.val_envs = None
+        self.artifacts.close(self.ctx.stop.requested())
+        self.metric_logger.close()
+        self.fleet.leave()
+
+    # ---- the run ----
 
     def learn(self) -> dict[str, float]:
         """Run the remaining epochs; returns the figures of the last evaluation.
@@ -245,9 +448,31 @@ class Experiment(Settings):
 
         To end early with a checkpoint call `request_stop`; leaving the loop alone saves nothing.
         """
-        with self.fleet.reporting():
-            for _ in loop.run_epochs(self):
+        if self._has_nothing_left():
+            return
+        with self.fleet.reporting(), self._at_work():
+            for epoch in self._epochs():
+                is_last = self._follow_policy()
+                if self._is_due(self.val_interval) and self.val_timesteps_per_epoch > 0:
+                    self.evaluate_val()
+                    self._exit_if_asked()
+                is_good = self._is_good_enough()
+                if self.collector is not None and epoch >= self.start_collecting_at_epoch and not is_good:
+                    self.collect_new_training_data()
+                    self._exit_if_asked()
+                if self.ctx.role.learns and not is_good:
+                    self._take_in_new_data()
+                    if self.trainer.ready():
+                        self.trainer.train(epoch)
+                    self.hooks("after_train")
+                    self._exit_if_asked()
+                goes_on = self._end_epoch(epoch, is_last or is_good)
                 yield {name: float(value) for name, value in self.epoch_figures.items()}
+                if not goes_on:
+                    break
+            if not self._is_stopped:
+                self._finish()
+            self.hooks("on_fit_end")
         if self.best_score is None and self.checkpoints.best_by != "val/return":
             logger.warning(
                 "CheckpointManager.best_by is %r, but no such figure was logged, so no policy is the best.",
@@ -259,51 +484,52 @@ class Experiment(Settings):
 
         Any process may ask; all end at the same epoch. reason: is printed.
         """
-        self.stop.ask_after_epoch(reason or "request_stop")
+        self.ctx.stop.ask_after_epoch(reason or "request_stop")
+
+    # ---- what an epoch consists of, and what users override ----
+
+    def collect_new_training_data(self) -> dict[str, float]:
+        """Go on with the training rollout for one epoch's timesteps; returns its figures."""
+        collector, progress = self.collector, self.ctx.progress
+        if collector is None:
+            raise ValueError(
+                f"Nothing can be collected: mode is {self.mode!r} and train_timesteps_per_epoch "
+                f"{self.train_timesteps_per_epoch}. Fix: use mode 'both' or 'collect' and a positive number."
+            )
+        self.ctx.console.show(progress.epoch, "collecting", {})
+        self.hooks("before_play_steps")
+        every = self.force_reset_train_envs_every
+        is_reset_due = every is not None and progress.epoch > 0 and progress.epoch % every == 0
+        if collector.state is None or is_reset_due:
+            self.restart_train_envs(progress.epoch)
+        self.policy.eval()
+        version = progress.policy_version if self.loaded_policy is None else self.loaded_policy.version
+        collector.set_policy_version(version)
+        self.fleet.put(policy_version=version)
+        self.fleet.state("collecting")
+        start_s = time.perf_counter()
+        taken = collector.collect(self.train_timesteps_per_epoch)
+        collector.wait()
+        elapsed_s = time.perf_counter() - start_s
+        self.timer.num_env_steps += taken
+        taken = sum(gather(taken, self.accelerator))  # all processes; a stopped one took fewer
+        progress.env_steps += taken
+        metrics = merge_episodes(collector.histories, self.accelerator).summary("collect")
+        collector.histories.clear()
+        if self.ctx.role.is_actor:
+            metrics |= self._policy_age() | self.pace.figures()
+        speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
+        self.log({**metrics, **speed, **self.timer.step_figures(self.parallel_actors)})
+        if "collect/return" in metrics:
+            self.ctx.console.show(progress.epoch, "collecting", {"return": metrics["collect/return"]})
+        if self.test_run:
+            collector.flush()  # in so few steps no episode ends
+        return metrics
 
     def restart_train_envs(self, epoch: int) -> None:
         """Begin fresh episodes in all training environments, seeded by the run's seed and `epoch`."""
         assert self.collector is not None
-        self.collector.restart(building.stream_seed(self, "train_envs", epoch))
-
-    def collect_new_training_data(self) -> dict[str, float]:
-        """Go on with the training rollout for one epoch's timesteps; returns its figures."""
-        return collecting.collect(self)
-
-    def evaluate_val(self) -> dict[str, float]:
-        """Evaluate in the validation environments; logs and returns figures named `val/...`."""
-        return evaluating.evaluate_val(self)
-
-    def evaluate_test(
-        self,
-        make_test_env: MakeEnv | Sequence[MakeEnv],
-        timesteps: int,
-        render: bool = False,
-        save_trajs_to: str | None = None,
-        episodes: int | None = None,
-    ) -> dict[str, float]:
-        """Evaluate in new environments for `timesteps` steps per env or until `episodes` have ended.
-
-        Logs and returns figures named `test/...`. save_trajs_to: folder for the trajectories.
-        """
-        return evaluating.evaluate_test(self, make_test_env, timesteps, render, save_trajs_to, episodes)
-
-    def interact(
-        self,
-        envs: Any,
-        timesteps: int,
-        hidden_state: Any = None,
-        render: bool = False,
-        save_on_done: bool | str = False,
-        episodes: int | None = None,
-    ) -> tuple[Any, Histories]:
-        """Act in `envs`, without exploration; returns hidden state, (returns, specials).
-
-        hidden_state: what the previous call returned, to go on in the same `envs` where that one stopped;
-            otherwise all are reset.
-        save_on_done: a folder, or True for that of the dataset, to store trajectories in.
-        """
-        return evaluating.interact(self, envs, timesteps, hidden_state, render, save_on_done, episodes)
+        self.collector.restart(self.ctx.seed_of("train_envs", epoch))
 
     def train_step(self, batch: AnyBatch | Sequence[AnyBatch], log_step: bool = False) -> dict[str, Tensor]:
         """One optimizer step; returns scalar tensors: "Loss", "Actor Loss", "Critic Loss", and others.
@@ -340,22 +566,171 @@ class Experiment(Settings):
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 
+    def evaluate_val(self) -> dict[str, float]:
+        """Evaluate in the validation environments; logs and returns figures named `val/...`."""
+        if self.val_envs is None:
+            self.val_envs = self.make_envs(self.make_val_env)
+        epoch = self.epoch
+        self.ctx.console.show(epoch, "evaluating", {})
+        self.fleet.state("evaluating")
+        start_s = time.perf_counter()
+        self.hooks("on_eval_start")
+        metrics = self.evaluator.evaluate(
+            self.val_envs,
+            self.val_timesteps_per_epoch,
+            seed=self.ctx.seed_of("val", epoch),
+            episodes=self.parallel_actors if self.test_run else None,
+        )
+        # Cut short, the figures would favour short episodes.
+        if self.ctx.stop_agreed():
+            return {}
+        named = {f"val/{name}": value for name, value in metrics.items()}
+        self.last_val_metrics = named
+        if named:
+            self.log({**named, "time/val_s": time.perf_counter() - start_s})
+        if (score := metrics.get("return")) is not None:
+            self.ctx.console.show(epoch, "evaluating", {"val return": score})
+        self.hooks("on_eval_end", named)
+        return named
+
+    def evaluate_test(
+        self,
+        make_test_env: MakeEnv | Sequence[MakeEnv],
+        timesteps: int,
+        render: bool = False,
+        save_trajs_to: str | None = None,
+        episodes: int | None = None,
+    ) -> dict[str, float]:
+        """Evaluate in new environments for `timesteps` steps per env or until `episodes` have ended.
+
+        Logs and returns figures named `test/...`. save_trajs_to: folder for the trajectories.
+        """
+        envs = self.make_envs(make_test_env)
+        self.fleet.state("evaluating")
+        self.hooks("on_eval_start")
+        try:
+            seed = self.ctx.seed_of("test")
+            metrics = self.evaluator.evaluate(
+                envs, timesteps, seed=seed, render=render, save_trajs_to=save_trajs_to, episodes=episodes
+            )
+        finally:
+            envs.close()
+        if self.ctx.stop_agreed():
+            return {}
+        named = {f"test/{name}": value for name, value in metrics.items()}
+        self.log(named)
+        self.hooks("on_eval_end", named)
+        return named
+
+    def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
+        """A vector env of parallel_actors environments."""
+        return building.make_envs(self, make_env)
+
+    def interact(
+        self,
+        envs: Any,
+        timesteps: int,
+        hidden_state: Any = None,
+        render: bool = False,
+        save_on_done: bool | str = False,
+        episodes: int | None = None,
+    ) -> tuple[Any, Histories]:
+        """Act in `envs`, without exploration; returns hidden state, (returns, specials).
+
+        hidden_state: what the previous call returned, to go on in the same `envs` where that one stopped;
+            otherwise all are reset.
+        save_on_done: a folder, or True for that of the dataset, to store trajectories in.
+        """
+        folder = self.dataset.save_new_trajs_to if save_on_done is True else (save_on_done or None)
+        writer = (
+            None if folder is None else building.make_writer(self, Path(folder), envs.num_envs, "interact")
+        )
+        before = self.interaction if hidden_state is not None else None
+        if before is not None and before.envs is not envs:
+            before = None
+        histories = Histories.create(envs.num_envs) if before is None else copy.deepcopy(before.histories)
+        histories.clear()
+        collector = Collector(
+            envs,
+            self.policy,
+            self.DEVICE,
+            None,
+            writer,
+            histories,
+            self.sample_actions if self.sample_actions_val is None else self.sample_actions_val,
+            should_stop=self.ctx.stop.requested,
+            cast=self.caster,
+        )
+        was_training = self.policy.training
+        self.policy.eval()
+        if before is not None and before.state is not None:
+            collector.go_on_from(before.state)
+        else:
+            # Drawn from torch's generator, so that whoever seeds that one decides the episodes too.
+            collector.restart(int(torch.randint(2**31 - 1, ())))
+        assert collector.state is not None
+        if hidden_state is not None:
+            collector.state.hidden_state = hidden_state
+        collector.collect(timesteps, episodes=episodes, render=render)
+        self.interaction = collector
+        self.policy.train(was_training)
+        if writer is not None:
+            writer.close()
+        return collector.state.hidden_state, histories
+
     def policy_metrics(self, returns: ReturnHistory, specials: SpecialMetricHistory) -> dict[str, float]:
         """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""
         return merge_episodes(Histories(returns, specials), self.accelerator).summary("")
 
     def x_axis_metrics(self) -> dict[str, int]:
         """What every record carries: where the run stands."""
-        steps = {"env_steps": self.env_steps, "gradient_steps": self.learner.gradient_steps}
-        return {"epoch": self.epoch, **steps}
+        progress = self.ctx.progress
+        return {
+            "epoch": progress.epoch,
+            "env_steps": progress.env_steps,
+            "gradient_steps": progress.gradient_steps,
+        }
 
-    def log(self, metrics: dict[str, Any], key: str = "") -> None:
-        """Write one record, each name as `<key>/<name>`; only the main process writes."""
+    def log(self, metrics: Mapping[str, Any], key: str = "") -> None:
+        """Write one record, each name as `<key>/<name>`; only the main process writes.
+
+        The policy of this moment is kept as the best one if these figures make it so.
+        """
         named = {f"{key}/{name}" if key else name: value for name, value in metrics.items()}
         self.epoch_figures |= named
-        if self.accelerator.is_main_process:
+        if self.ctx.is_main:
             self.metric_logger.log(named, self.x_axis_metrics())
-        evaluating.keep_if_best(self, named)
+        # Whoever only measures, before training or saving anything, leaves the folder alone.
+        if not (self.ctx.role.learns and self.checkpoints.has_begun):
+            return
+        score = self.checkpoints.better_score(named, self.best_score)
+        if score is not None:
+            self.ctx.progress.best_score = score
+            if self.ctx.is_main:
+                info = PolicyInfo(self.ctx.progress.policy_version, self.epoch, False)
+                self.checkpoints.save_policy(self.checkpoints.best_path, self.policy, info)
+                self.artifacts.store_best(self.checkpoints.best_path)
+
+    def why_idle(self) -> str:
+        """What is wrong when there is nothing to train on, and how to mend it."""
+        if self.ctx.role.is_learner:
+            hint = "" if self.actors is not None else " (start --mode collect)"
+            return f"Waiting for trajectories in {self.dataset.save_new_trajs_to}{hint}."
+        if self.collector is None:
+            return (
+                "Nothing is collected. Fix: raise Experiment.train_timesteps_per_epoch, or name stored data."
+            )
+        if "collect/return" in self.epoch_figures:
+            return (
+                "There are too few trajectories. Fix: collect longer, or lower DiskTrajDataset.dset_min_size."
+            )
+        return (
+            f"No episode has ended: {self.env_steps} env steps in {self.parallel_actors} environments. Fix: "
+            f"set Experiment.traj_save_len, e.g. to {max(500, self.max_seq_len)}, to train on parts of "
+            "episodes, or end them with gymnasium's TimeLimit."
+        )
+
+    # ---- checkpoints and policies ----
 
     def save_checkpoint(self) -> Path | None:
         """Save everything needed to go on with epoch `self.epoch`; returns the folder in the main process."""
@@ -386,12 +761,13 @@ class Experiment(Settings):
 
     def write_latest_policy(self, is_final: bool = False) -> None:
         """Publish the weights for collecting processes under the next version number."""
-        building.begin_run(self)
-        self.policy_version += 1
-        if self.accelerator.is_main_process:
-            info = PolicyInfo(self.policy_version, self.epoch, is_final)
+        self.begin_run()
+        progress = self.ctx.progress
+        progress.policy_version += 1
+        if self.ctx.is_main:
+            info = PolicyInfo(progress.policy_version, progress.epoch, is_final)
             self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
-        self.fleet.put(policy_version=self.policy_version)
+        self.fleet.put(policy_version=progress.policy_version)
 
     def read_latest_policy(self) -> PolicyInfo | None:
         """Load the published weights if they are newer than what was loaded; None if there are none yet.
@@ -404,8 +780,296 @@ class Experiment(Settings):
             info, weights = read_policy(path)
             fit_weights(self.policy, weights, path)
             self.loaded_policy = info
+            if self.ctx.role.is_actor:
+                self.ctx.progress.policy_epoch = info.epoch
         return info
 
     def delete_buffer_from_disk(self) -> None:
         """Delete the collected trajectories; protected ones stay."""
         self.dataset.delete()
+
+    # ---- how a run begins ----
+
+    def _has_nothing_left(self) -> bool:
+        """True where the last epoch and all that follows it are done already."""
+        is_done = self.ctx.role.learns and self.epoch >= self.epochs and self.ctx.progress.is_finished
+        if is_done:
+            logger.info("All epochs (%d) are done already. Raise Experiment.epochs to go on.", self.epochs)
+            self.fleet.end("finished")
+        return is_done
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """All that surrounds the epochs: signals, progress bar, actors, and what is saved after an error."""
+        self.ctx.progress.is_finished = self._is_stopped = False
+        self._saved_s = 0.0
+        self._set_aside_earlier_data()
+        with (
+            explained_loss_of_contact(self.accelerator),
+            self.ctx.stop,
+            self.ctx.console.progress(self.epoch),
+            contextlib.ExitStack() as stack,
+            self._curves_at_the_end(),
+            self._rescue(),
+        ):
+            self.pace.begin()
+            self.begin_run()
+            if self.ctx.role.is_learner:
+                self.write_latest_policy()
+            if self.actors is not None:
+                stack.enter_context(self.actors)
+            self.hooks("on_fit_start")
+            self._exit_if_asked()
+            yield
+
+    def _set_aside_earlier_data(self) -> None:
+        """Do not train a run that starts from scratch on what an earlier run of its name has collected."""
+        progress = self.ctx.progress
+        is_new = progress.env_steps == 0
+        if not self.ctx.role.does_both:
+            is_new = self.actors is not None and progress.policy_version == 0
+        from_scratch = is_new and self.start_collecting_at_epoch == 0
+        if from_scratch and self.has_dset_edit_rights and self.ctx.is_main:
+            num_files = self.dataset.begin_new_run()
+            if num_files:
+                logger.warning(
+                    "%d trajectories of an earlier run named %r were moved to buffer/superseded/ of its "
+                    "folder. To train on them, name the dataset: DiskTrajDataset.dset_name.",
+                    num_files,
+                    self.run_name,
+                )
+        self.accelerator.wait_for_everyone()
+
+    def begin_run(self) -> None:
+        """Before a learner writes to its run folder: set aside an earlier run's files, store the config.
+
+        A run that went on from a checkpoint has its own files there. Does nothing when called again.
+        """
+        if self.ctx.role.is_actor or self.checkpoints.has_begun:
+            return
+        if (old := self.checkpoints.begin_run()) is not None:
+            logger.info("The checkpoints of an earlier run named %r are now in %s", self.run_name, old)
+        if self.ctx.is_main:
+            self.store_config()
+
+    def store_config(self) -> None:
+        """Write the config as requested and as operative, and the versions."""
+        facts = self.record.versions(seed=self.run_seed, mode=self.mode)
+        self.checkpoints.write_record(self.record.config, self.record.config_requested, facts)
+
+    # ---- between epochs ----
+
+    def _epochs(self) -> Iterator[int]:
+        """Numbers of the epochs that are left; without end for an actor."""
+        first = self.epoch
+        for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
+            self.ctx.progress.epoch, self.epoch_figures = epoch, {}
+            self.fleet.put(epoch=epoch)
+            self.pace.begin_epoch()
+            if self.lr_schedule is not None:
+                self.learner.lr_scale = self.lr_schedule(self.ctx.progress.share)
+            self.hooks("on_epoch_start", epoch)
+            yield epoch
+
+    def _is_due(self, interval: int | None) -> bool:
+        return interval is not None and self.epoch % interval == 0
+
+    def _follow_policy(self) -> bool:
+        """Act with the newest weights where asked to; True when they are the last ones of a learner."""
+        if not (self.always_load_latest or self.ctx.role.is_actor):
+            return False
+        self.accelerator.wait_for_everyone()  # the main process may still be writing it
+        before = self.loaded_policy
+        info = self.read_latest_policy()
+        if info is None and self.epoch == 0:
+            logger.warning(
+                "There is no published policy in %s yet; acting with new weights.", self.checkpoints.root
+            )
+        if info is not None and info.is_final and before is None:
+            logger.warning("The learner of this run has finished before; collecting with its final policy.")
+        # Only a learner that was at work meanwhile ends this process too.
+        is_news = info is not None and info.is_final and before is not None and before != info
+        return self.ctx.any(is_news and self.ctx.role.is_actor)
+
+    def _policy_age(self) -> dict[str, float]:
+        """Which policy an actor acted with and how stale that was; nothing if it follows no learner."""
+        if (loaded := self.loaded_policy) is None:
+            return {}
+        newest = self.latest.poll() or loaded
+        published_s = loaded.published_s or self.latest.modified_s
+        return {
+            "policy/version": float(loaded.version),
+            "policy/age_s": max(0.0, time.time() - published_s),
+            "policy/versions_behind": float(max(0, newest.version - loaded.version)),
+        }
+
+    def _is_good_enough(self) -> bool:
+        """True when the last evaluation reached stop_at_val_return."""
+        score = self.last_val_metrics.get("val/return")
+        if self.ctx.role.is_actor or self.stop_at_val_return is None or score is None:
+            return False
+        if score < self.stop_at_val_return:
+            return False
+        self.ctx.console.say(f"Mean return {score:.3f} reaches {self.stop_at_val_return}: training stops.")
+        return True
+
+    def _take_in_new_data(self) -> None:
+        """Let the dataset see what was collected, and log what it holds."""
+        self.accelerator.wait_for_everyone()
+        figures = self.dataset.on_end_of_collection()
+        self.fleet.put(buffer_files=figures.get("total_files"))
+        if self.ctx.role.is_learner and (newest_s := self.dataset.newest_time_s) is not None:
+            figures["newest_age_s"] = max(0.0, time.time() - newest_s)
+        self.log(figures, "dataset")
+        self.accelerator.wait_for_everyone()
+
+    def _end_epoch(self, epoch: int, is_last: bool) -> bool:
+        """Tell everybody, publish and save what is due; False if no epoch follows."""
+        self.ctx.console.show(epoch + 1, "done", {})
+        self.ctx.progress.epoch = epoch + 1
+        if self.train_envs is not None:
+            self.train_envs.tell("on_epoch_end", epoch)
+        self.hooks("on_epoch_end", epoch)
+        if is_last or (self.ctx.role.learns and self.epoch >= self.epochs):
+            return False
+        if self.ctx.any(self.ctx.stop.after_epoch is not None):
+            self._stop_between_epochs()
+            return False
+        if self.ctx.role.learns:
+            if self.always_save_latest or self.ctx.role.is_learner:
+                self.write_latest_policy()  # before the checkpoint, which keeps the version
+            if is_due := self._is_due(self.ckpt_interval):
+                self.save_checkpoint()
+            elif is_due := self._is_time_to_save():
+                resume.save(self, epoch, self.epoch, is_interim=True)
+            self._saved_s = self.ctx.stop.age_s() if is_due else self._saved_s
+        return True
+
+    def _is_time_to_save(self) -> bool:
+        """True in all processes if ckpt_minutes have passed in any since the last checkpoint.
+
+        Never with exact_resume: such a checkpoint may cut episodes, which has to happen at fixed epochs.
+        """
+        if self.ckpt_minutes is None or self.exact_resume:
+            return False
+        return self.ctx.any(self.ctx.stop.age_s() - self._saved_s >= 60.0 * self.ckpt_minutes)
+
+    # ---- how a run ends ----
+
+    def _finish(self) -> None:
+        """Last evaluation, last checkpoint, last policy."""
+        if self.collector is not None:
+            self.collector.flush()
+        if self.ctx.role.is_actor:
+            self.fleet.end("finished")
+            return
+        self.accelerator.wait_for_everyone()
+        self.dataset.on_end_of_collection()  # the flush may have left more than may stay
+        if self.evaluate_at_end and self.val_timesteps_per_epoch > 0:
+            self.evaluate_val()
+            self._exit_if_asked()
+        self.hooks("on_training_end")
+        self._exit_if_asked()
+        self.ctx.progress.is_finished = True
+        self.save_checkpoint()
+        if self.always_save_latest or self.ctx.role.is_learner:
+            self.write_latest_policy(is_final=True)
+        self.fleet.end("finished")
+
+    def _stop_between_epochs(self) -> None:
+        """Save everything, as asked for, and say how to go on; `learn` returns then."""
+        self._is_stopped = True
+        self.hooks("on_training_stop")
+        reason = self.ctx.stop.after_epoch or "another process asked for it"
+        self.fleet.end("stopped", reason)
+        where = f"Training stops after epoch {self.epoch - 1} ({reason}):"
+        if self.ctx.role.is_actor:
+            if self.collector is not None:
+                self.collector.flush()
+            line = f"{where} all finished trajectories are stored."
+        else:
+            if self.always_save_latest or self.ctx.role.is_learner:
+                self.write_latest_policy()  # before the checkpoint, which keeps the version
+            line = f"{where} saved {self.save_checkpoint()}. {_GO_ON}"
+        self._tell(line)
+
+    def _exit_if_asked(self) -> None:
+        """After a signal to any process: store what there is, say how to go on, and exit."""
+        if not self.ctx.stop_agreed():
+            return
+        name = self.ctx.stop.signal_name or "a signal to another process"
+        self.fleet.ending = "stopped", f"by {name}"
+        self.hooks("on_training_stop")
+        if self.ctx.role.is_actor:
+            self.close()
+            self._tell(
+                f"Stopped by {name}: all finished trajectories are stored. "
+                "Start the same command again to go on."
+            )
+        else:
+            folder = self._save_running_epoch()
+            self.close()
+            self._tell(f"Stopped by {name} in {self._place()}: saved {folder}. {_GO_ON}")
+        is_alone = self.accelerator.num_processes == 1  # a launcher would take it for a failure
+        raise SystemExit(_INTERRUPTED if is_alone and name == "SIGINT" else 0)
+
+    def _save_running_epoch(self) -> Path | None:
+        """Save in the middle of an epoch.
+
+        It is repeated on resume, and the checkpoint bears its number. After the last epoch only the final
+        evaluation is left to repeat.
+        """
+        epoch = max(min(self.epoch, self.epochs - 1), 0)
+        return resume.save(self, epoch, next_epoch=self.epoch, goes_on=False)
+
+    @contextlib.contextmanager
+    def _rescue(self) -> Iterator[None]:
+        """When an error ends the run, save where it stands, if that is sound, and say how to go on."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            is_abort = isinstance(error, KeyboardInterrupt) and self.ctx.stop.requested()  # a second Ctrl-C
+            progress = self.ctx.progress
+            if self.ctx.role.does_both:
+                progress.env_steps = max(
+                    progress.env_steps, self.fleet.env_steps
+                )  # those of the running epoch
+            has_done_anything = progress.env_steps > 0 or progress.gradient_steps > 0
+            if self.ctx.role.learns and not self.test_run and not is_abort and has_done_anything:
+                saved = self._save_after_error()
+                self._tell(f"Stopped by an error in {self._place()}: {saved}")
+            raise
+
+    def _save_after_error(self) -> str:
+        """Try to save as a signal does; returns what became of it, and how to go on."""
+        if self.accelerator.num_processes > 1:  # the others cannot be asked for their part any more
+            problem = "several processes train, and not all are left"
+        elif not self.learner.is_sound():
+            problem = "the weights are not finite"
+        else:
+            try:
+                return f"saved {self._save_running_epoch()}. {_GO_ON}"
+            except Exception as error:  # whatever it is, the first error is the one to raise
+                problem = f"{type(error).__name__}: {error}"
+        epochs = self.checkpoints.complete_epochs()
+        newest = (
+            f"The newest checkpoint is of epoch {epochs[-1]}. {_GO_ON}" if epochs else "There is none yet."
+        )
+        return f"it could not be saved ({problem}). {newest}"
+
+    @contextlib.contextmanager
+    def _curves_at_the_end(self) -> Iterator[None]:
+        """Draw the learning curves, however the run ends."""
+        try:
+            yield
+        finally:
+            if self.verbose and self.ctx.role.learns and self.ctx.is_main and not self.test_run:
+                draw_if_possible(self.run_dir)
+
+    def _place(self) -> str:
+        return f"epoch {self.epoch}" if self.epoch < self.epochs else "the final evaluation"
+
+    def _tell(self, line: str) -> None:
+        """Print a line that even a silent run says."""
+        if self.ctx.is_main:
+            self.ctx.console.console.print(line, markup=False)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import gin
-from torch import nn
 
-from .param_groups import check_prefixes, is_under, named_among
+from .callbacks import Callback
+from .contracts import Run
+from .learn.optimizer import check_prefixes, is_under, named_among
 
 
 @gin.configurable
-class ParamFreezer:
+class ParamFreezer(Callback):
     """Freezes what lies in some modules of the agent: always, in a window of epochs, or periodically.
 
     A frozen parameter gets no update at all: no gradient step, no weight decay, no movement of the moments of
     AdamW, and its gradient has no part in the norm that is clipped. Gradients still flow through it to what
     lies before. Running statistics (input normalisers, PopArt) are no parameters, and move on; target
-    networks go on approaching what is frozen. In gin: `Experiment.freeze = @ParamFreezer`.
+    networks go on approaching what is frozen. In gin: `Experiment.callbacks = [@ParamFreezer]`.
 
     Args:
         prefixes: names of modules or parameters of the agent, such as "tstep_encoder" or "traj_encoder.cell".
@@ -42,7 +43,7 @@ class ParamFreezer:
         if not self.prefixes:
             raise ValueError(
                 "ParamFreezer.prefixes is empty, but must name what to freeze. Fix: set it, e.g. "
-                "('tstep_encoder',), or leave out Experiment.freeze."
+                "('tstep_encoder',), or leave ParamFreezer out of Experiment.callbacks."
             )
         if start < 0 or (stop is not None and stop <= start):
             raise ValueError(
@@ -63,44 +64,25 @@ class ParamFreezer:
             return True
         return (epoch - self.start) % self.period < self.on_for
 
+    def on_model_init_end(self, run: Run) -> None:
+        """Find the parameters in the agent.
 
-class FrozenParams:
-    """The parameters of one agent that a freezer is about, and whether they are frozen now.
-
-    Args:
-        freezer: says when.
-        agent: whose parameters they are.
-        params: what the optimizer owns.
-        epoch: tells the running epoch.
-
-    Raises: ValueError if a prefix names nothing, or if nothing would be left to train.
-    """
-
-    def __init__(
-        self,
-        freezer: ParamFreezer,
-        agent: nn.Module,
-        params: Sequence[nn.Parameter],
-        epoch: Callable[[], int],
-    ) -> None:
-        self._freezer, self._epoch = freezer, epoch
-        named = named_among(agent, params)
-        check_prefixes(freezer.prefixes, named, "ParamFreezer.prefixes")
-        self.params = [
-            p for name, p in named.items() if any(is_under(name, prefix) for prefix in freezer.prefixes)
-        ]
-        if len(self.params) == len(named):
+        Raises: ValueError if a prefix names nothing, or if nothing would be left to train.
+        """
+        named = named_among(run.policy, run.policy.trainable_params())
+        check_prefixes(self.prefixes, named, "ParamFreezer.prefixes")
+        frozen = [p for name, p in named.items() if any(is_under(name, prefix) for prefix in self.prefixes)]
+        if len(frozen) == len(named):
             raise ValueError(
-                f"ParamFreezer.prefixes {freezer.prefixes} freezes every trainable parameter, so there is "
+                f"ParamFreezer.prefixes {self.prefixes} freezes every trainable parameter, so there is "
                 "nothing to learn. Fix: leave some module out, or set Experiment.mode = 'collect'."
             )
 
-    def drop_gradients(self) -> None:
-        """Between the last backward pass and clipping: frozen parameters lose their gradients.
+        def drop_gradients() -> None:
+            # An optimizer passes over parameters without a gradient altogether. Processes that train together
+            # have averaged the gradients before, so that none waits for another.
+            if self.is_frozen(run.ctx.progress.epoch):
+                for param in frozen:
+                    param.grad = None
 
-        An optimizer passes over parameters without one altogether. Processes that train together have
-        averaged the gradients before, so that none waits for another.
-        """
-        if self._freezer.is_frozen(self._epoch()):
-            for param in self.params:
-                param.grad = None
+        run.learner.before_clipping.append(drop_gradients)

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gin
 import numpy as np
 import torch
 
@@ -30,13 +31,15 @@ def to_plain(value: Any) -> float | int | str | bool | None:
     return number if math.isfinite(number) else None
 
 
+@gin.configurable(allowlist=["tensorboard"])
 class MetricLogger:
     """Writes figures of one run. Files are opened by the first `log`, so that a resume can choose how.
 
     Args:
         run_dir: folder of the run; logs go to its `logs/` (and `wandb_logs/`).
         file_name: name of the JSONL file in `logs/`.
-        tensorboard: False never writes TensorBoard files; True writes them when tensorboard is installed.
+        has_tensorboard: False for a process that never writes TensorBoard files.
+        tensorboard: whether they are written, if tensorboard is installed.
         wandb: arguments of `wandb.init`, or None to leave Weights & Biases alone.
         wandb_metrics: False keeps the figures from Weights & Biases, whose run is then there for artifacts.
     """
@@ -46,12 +49,13 @@ class MetricLogger:
         run_dir: Path,
         *,
         file_name: str = "metrics.jsonl",
+        has_tensorboard: bool = True,
         tensorboard: bool = True,
         wandb: dict[str, Any] | None = None,
         wandb_metrics: bool = True,
     ) -> None:
         self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
-        self._wants_tensorboard, self._wandb_metrics = tensorboard, wandb_metrics
+        self._wants_tensorboard, self._wandb_metrics = tensorboard and has_tensorboard, wandb_metrics
         self._wandb = None if wandb is None else WandbRun(run_dir, wandb)
         self._resume_at: int | None = None
         self._wandb_id: str | None = None  # of an earlier process, kept even if this one does not use wandb
@@ -101,7 +105,7 @@ class MetricLogger:
         if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
             logger.info(
                 "TensorBoard is not installed, so figures go to %s alone. Fix: pip install tensorboard, or "
-                "Experiment.log_to_tensorboard = False.",
+                "MetricLogger.tensorboard = False.",
                 self.path,
             )
         elif self._wants_tensorboard:

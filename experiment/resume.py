@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 
-from . import building
 from .checkpoint.policy_file import load_weights
 from .checkpoint.record import check_checkpoint
 from .checkpoint.start_from import as_branch, fetched, warm_start
 from .checkpoint.store import TrainingState
-from .rng import restore_rng_state, rng_state
+from .rng import derive_seed, restore_rng_state, rng_state
 from .rollout_state import capture_rollout, is_storable, restore_rollout, warn_of_cut_episodes
 
 if TYPE_CHECKING:
@@ -26,15 +25,7 @@ logger = logging.getLogger("loxodon")
 def shared_state(exp: Experiment, next_epoch: int) -> dict[str, Any]:
     """States of the parts that are equal in all processes, to go on with `next_epoch`."""
     return {
-        "progress": {
-            "seed": exp.run_seed,
-            "epoch": next_epoch,
-            "env_steps": exp.env_steps,
-            "policy_version": exp.policy_version,
-            "best_score": exp.best_score,
-            "is_finished": exp.is_finished,
-        },
-        "pretraining": {"is_pretrained": exp.is_pretrained},
+        "progress": {**exp.ctx.progress.state_dict(), "epoch": next_epoch},
         "learner": exp.learner.state_dict(),
         "dataset": exp.dataset.state_dict(),
         "logs": exp.metric_logger.state_dict(),
@@ -47,7 +38,7 @@ def own_state(exp: Experiment) -> dict[str, Any]:
     """States of the parts that each process has for itself."""
     return {
         "rng": rng_state(),
-        "trainer": None if exp.on_policy is None else exp.on_policy.state_dict(),
+        "trainer": exp.trainer.state_dict(),
         "collector": {
             "state": None if exp.collector is None else exp.collector.state_dict(),
             "rollout": capture_rollout(exp),
@@ -70,7 +61,7 @@ def save(
 
     Raises: OSError if the disk does not take it; trajectories that are stored and earlier checkpoints stay.
     """
-    building.begin_run(exp)
+    exp.begin_run()
     collector = exp.collector
     restarts = exp.exact_resume and collector is not None and not is_storable(exp)
     if collector is not None and (restarts or not exp.has_dset_edit_rights):
@@ -91,7 +82,7 @@ def save(
         if not is_interim:
             exp.artifacts.store_state(folder, epoch)
         if not exp.checkpoints.config_path.exists():  # somebody deleted the folder
-            building.store_config(exp)
+            exp.store_config()
         exp.checkpoints.prune(exp.keep_checkpoints, exp.keep_every_epochs)
     exp.accelerator.wait_for_everyone()
     exp.hooks("on_save_checkpoint_end")
@@ -141,22 +132,19 @@ def restore(exp: Experiment, state: TrainingState) -> None:
             progress["seed"],
             exp.seed,
         )
-    exp.epoch, exp.env_steps = progress["epoch"], progress["env_steps"]
-    exp.policy_version, exp.is_finished = progress["policy_version"], progress["is_finished"]
-    is_same_figure = state.metadata["best_by"] == exp.checkpoints.best_by
-    exp.best_score = progress["best_score"] if is_same_figure else None
-    exp.is_pretrained = shared["pretraining"]["is_pretrained"]
+    is_same_seed = exp.ctx.progress.seed == progress["seed"]
+    exp.ctx.progress.load_state_dict(progress)
+    if state.metadata["best_by"] != exp.checkpoints.best_by:
+        exp.ctx.progress.best_score = None
+    if not is_same_seed:
+        exp.loader.reseed(derive_seed(exp.run_seed, "loader"))
     if "logs" in shared:
         exp.metric_logger.load_state_dict(shared["logs"])
     exp.hooks.load_state_dict(shared["callbacks"])
     if exp.fleet.ledger is not None and shared["fleet"] is not None:
         exp.fleet.ledger.load_state_dict(shared["fleet"])
-    if exp.run_seed != progress["seed"]:
-        exp.run_seed = progress["seed"]
-        exp.init_dloaders()
-    if exp.on_policy is not None and own["trainer"] is not None:
-        exp.on_policy.load_state_dict(own["trainer"])
-    collector, seed = own["collector"], building.stream_seed(exp, "train_envs", exp.epoch)
+    exp.trainer.load_state_dict(own["trainer"])
+    collector, seed = own["collector"], exp.ctx.seed_of("train_envs", exp.epoch)
     goes_on = restore_rollout(exp, collector["rollout"], seed)
     if exp.collector is not None and collector["state"] is not None:
         exp.collector.load_state_dict(collector["state"])
@@ -217,6 +205,6 @@ def _fetched(exp: Experiment, reference: str, name: str) -> AbstractContextManag
         run_name=exp.run_name,
         ckpts=exp.checkpoints.root,
         accelerator=exp.accelerator,
-        say=exp.view.say,
+        say=exp.ctx.console.say,
         name=name,
     )

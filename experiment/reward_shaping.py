@@ -10,7 +10,6 @@ import gin
 import numpy as np
 
 from ..data import RLDataset
-from .callbacks import learner_epoch
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -56,7 +55,7 @@ def make_shaping(exp: Experiment) -> Callable[[np.ndarray], np.ndarray] | None:
     shaper = exp.reward_shaper
     if shaper is None:
         return None
-    return lambda rewards: _shaped(shaper, exp.epochs, rewards, learner_epoch(exp))
+    return lambda rewards: _shaped(shaper, exp.epochs, rewards, exp.ctx.progress.schedule_epoch)
 
 
 def shape_relabeled(dataset: RLDataset, shaper: ShapeRewards, num_epochs: int) -> None:

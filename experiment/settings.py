@@ -1,21 +1,25 @@
-"""The settings of a run: every field of Experiment that gin can set, with its default."""
+"""The settings of a run: every field of Experiment, its default, what it may be, and what a test run has."""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..agents import BaseAgent
+from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
 from ..envs import EnvSpec, EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
-from .callbacks import Callback
-from .freezing import ParamFreezer
+from .artifacts.stores import is_run_name
+from .callbacks import Callback, check_number
+from .checkpoint.start_from import check_artifact_settings
 from .onpolicy import PPOLearner
-from .pretraining import Pretraining
 from .reward_shaping import ShapeRewards
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
@@ -78,7 +82,7 @@ class Settings:
             until the next; None never does.
         keep_checkpoints: newest training states that stay; None for all. keep_every_epochs: those after a
             multiple of so many epochs stay too.
-        log_to_tensorboard: if it is installed. torch_threads: of this process, never more than
+        torch_threads: of this process, never more than
             OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
         async_env_workers: worker processes of "async" envs; None for one per CPU core.
@@ -91,11 +95,6 @@ class Settings:
             replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
             sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
             training may begin.
-        lr_multipliers: factor of the learning rate by name of a module of the agent, such as "actor" or
-            "traj_encoder"; the longest name that fits a parameter wins. adam_eps: epsilon of AdamW.
-        freeze: makes what leaves some parameters as they are, such as ParamFreezer; None freezes nothing.
-        bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
-            with the name of the parameter, None lets it be.
         save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
             the middle of its episodes: None where all of them offer `get_state` and `set_state`, True
             requires that they do, False never. Where they are not stored, a resumed run begins new episodes.
@@ -105,17 +104,11 @@ class Settings:
         lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
             it multiplies the warm-up. None for 1.
         on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
-        callbacks: what makes each Callback: hooks of your own at the points of a run.
-        max_wall_clock_s: training stops after the epoch in which so many seconds of `learn` have passed, with
-            a checkpoint to go on from; None for no limit.
+        callbacks: what makes each Callback: hooks of your own at the points of a run, or ParamFreezer,
+            Pretraining, EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there.
         test_run: try one of everything in seconds, in the run folder `<run_name>-test`.
-        make_test_env, test_timesteps: after the last epoch, evaluate for so many env steps per actor in these
-            environments (None: those of make_val_env); 0 does not.
         reward_shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
             policy's input and all figures keep the environment's own. None changes nothing.
-        profile_epoch: write a trace of this epoch to the run folder's logs; None for none.
-        pretraining: makes the stage that trains on stored data before the first epoch, such as Pretraining;
-            for on-policy agents. None for none.
         warm_start: what a new run takes those weights from that fit, named as in restore_from; None for
             nothing.
     """
@@ -178,7 +171,6 @@ class Settings:
     evaluate_at_end: bool = True
     stop_at_val_return: float | None = None
     keep_checkpoints: int | None = None
-    log_to_tensorboard: bool = True
     torch_threads: int | None = None
     overlap_sampling: bool = True
     async_env_workers: int | None = None
@@ -189,21 +181,216 @@ class Settings:
     actor_processes: int = 1
     replay_ratio: float | None = None
     replay_ratio_tolerance: float = 0.1
-    lr_multipliers: Mapping[str, float] | None = None
-    adam_eps: float = 1e-8
-    freeze: Callable[[], ParamFreezer] | None = None
-    bad_grad: str | None = None
     save_env_state: bool | None = None
     exact_resume: bool = False
     lr_schedule: Callable[[float], float] | None = None
     on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     callbacks: Sequence[Callable[[], Callback]] = ()
-    max_wall_clock_s: float | None = None
     test_run: bool = False
-    make_test_env: MakeEnv | Sequence[MakeEnv] | None = None
-    test_timesteps: int = 0
     reward_shaper: ShapeRewards | None = None
-    profile_epoch: int | None = None
-    pretraining: Callable[[], Pretraining] | None = None
     warm_start: str | None = None
     ckpt_minutes: float | None = 5.0
+
+
+# ---- checks, before anything is built ----
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "env_mode": ("async", "sync", "already_vectorized", "auto"),
+    "mode": ("both", "learn", "collect"),
+    "mixed_precision": ("no", "fp16", "bf16"),
+    "save_trajs_as": ("npz", "npz-compressed", "traj"),
+    "padded_sampling": ("none", "left", "right", "both"),
+}
+_LOWEST = {
+    "max_seq_len": 1,
+    "parallel_actors": 1,
+    "actor_processes": 1,
+    "batch_size": 1,
+    "batches_per_update": 1,
+    "log_interval": 1,
+    "epochs": 0,
+    "val_timesteps_per_epoch": 0,
+    "train_timesteps_per_epoch": 0,
+    "train_batches_per_epoch": 0,
+    "start_learning_at_epoch": 0,
+    "start_collecting_at_epoch": 0,
+    "dloader_workers": 0,
+    "lr_warmup_steps": 0,
+}
+_POSITIVE = ("learning_rate", "traj_save_len")
+_PERIODS = (
+    "val_interval",
+    "ckpt_interval",
+    "force_reset_train_envs_every",
+    "keep_checkpoints",
+    "keep_every_epochs",
+    "torch_threads",
+    "async_env_workers",
+)
+_HOOKS = {  # how they are called, as in AMAGO
+    "compute_loss": ("batch", "log_step="),
+    "train_step": ("batch", "log_step="),
+    "edit_actor_mask": ("batch", "actor_loss", "pad_mask"),
+    "edit_critic_mask": ("batch", "critic_loss", "pad_mask"),
+    "policy_metrics": ("returns", "specials"),
+    "summary": ("env_summary",),
+}
+
+
+def check_hooks(kind: type) -> None:
+    """Raise TypeError for a hook of this class that cannot be called as it will be."""
+    for name, form in _HOOKS.items():
+        signature = inspect.signature(getattr(kind, name))
+        keywords = {one[:-1]: None for one in form if one.endswith("=")}
+        try:
+            signature.bind(None, *form[: len(form) - len(keywords)], **keywords)
+        except TypeError as error:
+            asked = ", ".join(one.rstrip("=") for one in form)
+            raise TypeError(
+                f"{kind.__name__}.{name}{signature} cannot be called as {name}({asked}): "
+                f"{error}. Fix: def {name}(self, {asked})."
+            ) from None
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise ValueError or TypeError for the first setting that cannot work."""
+    for name, allowed in _CHOICES.items():
+        value = getattr(settings, name)
+        if value not in allowed:
+            near = difflib.get_close_matches(str(value), [a for a in allowed if a], n=1)
+            raise ValueError(
+                f"Experiment.{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}. "
+                f"Fix: set Experiment.{name} = {near[0] if near else allowed[0]!r}."
+            )
+    for name, lowest in _LOWEST.items():
+        _check_number(
+            name, getattr(settings, name), f"a whole number of at least {lowest}", lowest, whole=True
+        )
+    for name in _POSITIVE:
+        _check_number(name, getattr(settings, name), "a number above 0", 1e-300, whole=False)
+    _check_number("grad_clip", settings.grad_clip, "a number, 0 for no clipping", -math.inf, whole=False)
+    for name in ("l2_coeff", "critic_loss_weight"):
+        _check_number(name, getattr(settings, name), "a number of at least 0", 0, whole=False)
+    for name in _PERIODS:
+        value = getattr(settings, name)
+        if value is not None:
+            _check_number(name, value, "None or a whole number of at least 1", 1, whole=True)
+    _check_ratio(settings)
+    _check_lifecycle(settings)
+    if settings.traj_save_len < settings.max_seq_len:
+        raise ValueError(
+            f"Experiment.traj_save_len is {settings.traj_save_len:g}, shorter than max_seq_len = "
+            f"{settings.max_seq_len}, so no training window could be full. Fix: set "
+            f"Experiment.traj_save_len to {settings.max_seq_len} or more."
+        )
+    if not is_run_name(settings.run_name):
+        raise ValueError(
+            f"Experiment.run_name is {settings.run_name!r}, but it names a folder: 1 to 128 bytes "
+            "without '/', ':' and control characters, that does not begin with '.' or '-'. Fix: set "
+            "Experiment.run_name = 'my-run' (--run-name my-run)."
+        )
+    _check_beginning(settings)
+
+
+def _check_beginning(settings: Settings) -> None:
+    store, warm_start = settings.artifact_store, settings.warm_start
+    check_artifact_settings(store, settings.restore_from)
+    check_artifact_settings(store, warm_start, "warm_start")
+    if warm_start is not None and settings.restore_from is not None:
+        raise ValueError(
+            "Experiment.restore_from and warm_start are both set, but a run begins from one of them. Fix: "
+            "leave out warm_start to take all weights, or restore_from to take those that fit."
+        )
+
+
+def _check_ratio(settings: Settings) -> None:
+    ratio, tolerance = settings.replay_ratio, settings.replay_ratio_tolerance
+    if ratio is not None:
+        _check_number("replay_ratio", ratio, "None or a number above 0", 1e-300, whole=False)
+    allowed = "a number of at least 0 and below 1"
+    _check_number("replay_ratio_tolerance", tolerance, allowed, 0, whole=False)
+    if tolerance >= 1:
+        raise ValueError(
+            f"Experiment.replay_ratio_tolerance is {tolerance!r}, but must be {allowed}: it is a share of "
+            "replay_ratio. Fix: set Experiment.replay_ratio_tolerance, e.g. 0.1."
+        )
+
+
+def _check_lifecycle(settings: Settings) -> None:
+    if (minutes := settings.ckpt_minutes) is not None:
+        _check_number("ckpt_minutes", minutes, "None or a number above 0", 1e-300, whole=False)
+    if (seed := settings.seed) is not None:
+        _check_number("seed", seed, "None or a whole number of at least 0", 0, whole=True)
+    shaper = settings.reward_shaper
+    if shaper is not None and (isinstance(shaper, type) or not callable(shaper)):
+        raise TypeError(
+            f"Experiment.reward_shaper is {shaper!r}, but must be a function of (rewards, progress). Fix: in "
+            "gin write @ScaleRewards() with parentheses, in Python pass ScaleRewards() or a function."
+        )
+
+
+def _check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:
+    check_number(f"Experiment.{name}", value, allowed, lowest, whole=whole)
+
+
+# ---- a test run: one of everything in seconds, away from the real run's folder and data ----
+
+FEW_STEPS = 8  # env steps per actor
+LONGEST_EPISODE = 1_000  # env steps; evaluations play one episode per actor, cut there
+TINY: dict[str, Any] = {
+    "mode": "both",
+    "log_to_wandb": False,
+    "artifact_store": None,
+    "restore_from": None,
+    "warm_start": None,
+    "start_collecting_at_epoch": 0,
+}
+"""Settings of everything that is only tried."""
+_OF_A_RUN: dict[str, Any] = {
+    **TINY,
+    "has_dset_edit_rights": False,
+    "start_learning_at_epoch": 0,
+    "epochs": 1,
+    "ckpt_interval": 1,
+    "val_interval": 1,
+    "log_interval": 1,
+    "evaluate_at_end": False,
+    "force_reset_train_envs_every": None,
+    "replay_ratio": None,
+    "stop_at_val_return": None,
+}
+_AT_MOST = {
+    "train_timesteps_per_epoch": FEW_STEPS,
+    "val_timesteps_per_epoch": LONGEST_EPISODE,
+    "batch_size": 4,
+    "dloader_workers": 1,
+}
+
+
+def is_on_policy(agent_type: Any) -> bool:
+    """Whether the agent will be one that learns from its newest rollout; False where that cannot be told."""
+    while isinstance(agent_type, functools.partial):
+        agent_type = agent_type.func
+    agent_type = inspect.unwrap(agent_type)
+    return isinstance(agent_type, type) and issubclass(agent_type, OnPolicyAgent)
+
+
+def shrink(settings: Settings) -> None:
+    """Change the settings of a test run: `<run_name>-test`, one epoch, tiny numbers, nothing published."""
+    settings.run_name += "-test"
+    for name, value in _OF_A_RUN.items():
+        setattr(settings, name, value)
+    for name, most in _AT_MOST.items():
+        if name == "train_timesteps_per_epoch" and is_on_policy(settings.agent_type):
+            continue  # sequences and minibatches are made for rollouts of this length
+        setattr(settings, name, min(getattr(settings, name), most))
+    settings.train_batches_per_epoch = min(settings.train_batches_per_epoch, 2 * settings.batches_per_update)
+    _redirect(settings.dataset)
+
+
+def _redirect(dataset: Any) -> None:
+    """Let what takes new trajectories keep them in the test run's folder; what is only read stays."""
+    if getattr(dataset, "takes_new_trajs", False):
+        dataset.dset_root = dataset.dset_name = None
+    for part in getattr(dataset, "datasets", ()):
+        _redirect(part)

@@ -49,6 +49,7 @@ class StopRequest:
         return time.monotonic() - self._begin_s
 
     def __enter__(self) -> StopRequest:
+        self.signal_name = self.after_epoch = None  # whatever was asked before concerns what went before
         self._pid, self._begin_s = os.getpid(), time.monotonic()
         if threading.current_thread() is threading.main_thread():
             self._previous = {int(s): signal.signal(s, self._handle) for s in _SIGNALS}

@@ -1,16 +1,8 @@
-"""Where the time of an epoch goes: seconds per stage, and a trace of one epoch by torch's profiler."""
+"""Where the time of an epoch goes: seconds per stage."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import torch
-
-if TYPE_CHECKING:
-    from .experiment import Experiment
 
 STEP_STAGES = ("policy", "env", "store")
 
@@ -53,20 +45,3 @@ class StageTimer:
     def _take(self, stage: str) -> float:
         seconds, self.seconds[stage] = self.seconds[stage], 0.0
         return seconds
-
-
-@contextlib.contextmanager
-def profiled_epoch(exp: Experiment) -> Iterator[None]:
-    """Write a trace of what is inside, if it is the epoch to profile."""
-    if exp.profile_epoch != exp.epoch or not exp.accelerator.is_main_process:
-        yield
-        return
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if exp.DEVICE.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
-        yield
-    path = exp.run_dir / "logs" / f"profile_epoch_{exp.epoch}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    profile.export_chrome_trace(str(path))
-    exp.view.say(f"Profile of epoch {exp.epoch}: {path} (open it in chrome://tracing or ui.perfetto.dev)")

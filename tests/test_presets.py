@@ -10,9 +10,8 @@ import pytest
 
 import loxodon.experiment  # noqa: F401  # registers what the presets name
 from loxodon.experiment.config import load_config
-from loxodon.experiment.gin_check.presets import find_config, preset_names, runnable_names
-from loxodon.experiment.gin_check.problems import unknown_names
-from loxodon.experiment.gin_check.source import read_source
+from loxodon.experiment.config.checks import unknown_names
+from loxodon.experiment.config.reading import find_config, preset_names, read_source, runnable_names
 
 
 def text_of(name: str) -> str:

@@ -21,10 +21,9 @@ from torch import nn
 from ...agents import BaseAgent
 from ...envs import ActionCode, ActionMap, ObsLayout, is_text
 from ...nets import TrajEncoder, TstepEncoder
-from ..gin_check import registry
-from ..gin_check.graph import references_in
-from ..gin_check.registry import preserved_config
-from ..gin_check.source import Macro, Reference, parse_statements
+from ..config import registry
+from ..config.reading import Macro, Reference, parse_statements, references_in
+from ..config.registry import preserved_config
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .record import version_of
 from .spaces import EnvSpaces

@@ -17,8 +17,8 @@ from typing import Any
 import gin
 
 from ...data.errors import visible
-from ..gin_check import registry
-from ..gin_check.source import parse_statements
+from ..config import registry
+from ..config.reading import parse_statements
 from .policy_file import POLICY_FORMAT, PolicyInfo
 from .spaces import EnvSpaces, check_spaces
 

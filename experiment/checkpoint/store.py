@@ -274,9 +274,9 @@ class CheckpointManager:
         """
         self._require_intact(folder)
         metadata = about(folder)
-        # Until version 3 the number was elsewhere.
-        version = metadata.get("format_version") or _json_of(folder / "state.json").get("format_version")
-        if version != FORMAT_VERSION:
+        if (version := metadata.get("format_version")) != FORMAT_VERSION:
+            if version is None:  # the number was elsewhere
+                version = _json_of(folder / "state.json").get("format_version")
             raise ValueError(
                 f"The checkpoint has format version {version}, this Loxodon reads {FORMAT_VERSION}. Fix: use "
                 "the version of Loxodon that wrote it, or load the weights only "

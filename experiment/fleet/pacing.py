@@ -9,13 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
 
 from .membership import Membership
 from .ratio import Ratio
 
 if TYPE_CHECKING:
-    from ...data import Batch
     from ..experiment import Experiment
 
 WAIT_S = 0.2  # between the learner's looks at the actors
@@ -26,31 +24,37 @@ _logger = logging.getLogger("loxodon")
 
 def make_membership(exp: Experiment) -> Membership:
     """Nothing is written and nobody is refused before `joining`."""
-    ratio = None
-    if exp.replay_ratio is not None:
-        epoch_updates = exp.train_batches_per_epoch // exp.batches_per_update
-        ratio = Ratio(exp.replay_ratio, exp.replay_ratio_tolerance, epoch_updates)
-    fleet = Membership(exp.run_dir, exp.run_name, exp.mode, exp.accelerator.process_index, ratio)
+    fleet = Membership(exp.run_dir, exp.run_name, exp.mode, exp.accelerator.process_index, ratio_of(exp))
     fleet.steps_count_for = exp.accelerator.num_processes if exp.mode == "both" else 1
     steps_per_epoch = exp.parallel_actors * exp.train_timesteps_per_epoch
     fleet.warm_up = steps_per_epoch * (exp.start_learning_at_epoch + 1)
     return fleet
 
 
+def ratio_of(exp: Experiment) -> Ratio | None:
+    """What the settings ask for."""
+    if exp.replay_ratio is None:
+        return None
+    epoch_updates = exp.train_batches_per_epoch // exp.batches_per_update
+    return Ratio(exp.replay_ratio, exp.replay_ratio_tolerance, epoch_updates)
+
+
 def begin(exp: Experiment) -> None:
     """Tell what this process is, once it is built and has loaded what it goes on from."""
     fleet, buffer = exp.fleet, exp.dataset.save_new_trajs_to
-    fleet.should_stop, fleet.say = lambda: exp.stop.requested(), lambda text: exp.view.say(text)  # noqa: PLW0108
+    fleet.should_stop, fleet.say = lambda: exp.ctx.stop.requested(), lambda text: exp.ctx.console.say(text)  # noqa: PLW0108
     fleet.is_over = lambda: _is_over(exp)
     if exp.mode == "both":
         fleet.env_steps = exp.env_steps
     elif exp.mode == "learn":  # actors may have seen later versions than the checkpoint knows of
-        exp.policy_version = _from_main(exp, lambda: max(exp.policy_version, _published_version(exp)))
+        exp.ctx.progress.policy_version = _from_main(
+            exp, lambda: max(exp.ctx.progress.policy_version, _published_version(exp))
+        )
     fleet.put(
         epoch=exp.epoch,
         env_steps=fleet.env_steps,
         gradient_steps=exp.learner.gradient_steps,
-        policy_version=exp.policy_version,
+        policy_version=exp.ctx.progress.policy_version,
         spaces_digest=exp.env_spaces.digest(),
         buffer=None if buffer is None else str(buffer.parent.absolute()),
     )
@@ -98,11 +102,11 @@ def plan_batches(exp: Experiment) -> int:
     return due * exp.batches_per_update if exp.mode == "both" else exp.train_batches_per_epoch
 
 
-def await_actors(exp: Experiment, stop_agreed: Callable[[Experiment], bool]) -> bool:
+def await_actors(exp: Experiment) -> bool:
     """Return before an update when the env steps allow for it; False if the run was asked to stop."""
     if exp.replay_ratio is None or exp.mode != "learn":
         return True
-    if exp.fleet.updates_left < 1 and not _wait(exp, stop_agreed):
+    if exp.fleet.updates_left < 1 and not _wait(exp):
         return False
     exp.fleet.updates_left -= 1
     return True
@@ -119,48 +123,11 @@ def ratio_figures(exp: Experiment) -> dict[str, float]:
     return {**ratio, "time/wait_for_actors_s": waited_s}
 
 
-def actor_figures(exp: Experiment) -> dict[str, float]:
-    """Which policy this actor acted with and how stale that was; nothing if it follows no learner."""
-    loaded = exp.loaded_policy
-    if loaded is None:
-        return {}
-    newest = exp.latest.poll() or loaded
-    published_s = loaded.published_s or exp.latest.modified_s
-    waited_s, exp.fleet.waited_s = exp.fleet.waited_s, 0.0
-    throttled = {"time/wait_for_learner_s": waited_s} if exp.replay_ratio is not None else {}
-    return {
-        "policy/version": float(loaded.version),
-        "policy/age_s": max(0.0, time.time() - published_s),
-        "policy/versions_behind": float(max(0, newest.version - loaded.version)),
-        **throttled,
-    }
-
-
-class PolicyLag:
-    """How many versions the trajectories of the batches are behind the policy that learns from them."""
-
-    def __init__(self, version: int) -> None:
-        self._version, self._sum, self._num = version, 0.0, 0
-
-    def add(self, batch: Batch) -> None:
-        """Take in the sequences of a batch whose policy is known."""
-        versions: Tensor | None = batch.policy_versions
-        if versions is None:
-            return
-        known = versions[versions >= 0]
-        self._num += len(known)
-        self._sum += self._version * len(known) - float(known.sum())
-
-    def figures(self) -> dict[str, float]:
-        """Mean over sequences; nothing if no policy is known."""
-        return {"train/policy_lag": self._sum / self._num} if self._num else {}
-
-
-def _wait(exp: Experiment, stop_agreed: Callable[[Experiment], bool]) -> bool:
+def _wait(exp: Experiment) -> bool:
     """Wait until there is an update to make, which is often at once; all processes of a learner together."""
     start_s, reminded_s, fleet = time.monotonic(), -math.inf, exp.fleet
     while (left := _from_main(exp, lambda: _allowance(exp))) < 1:
-        if stop_agreed(exp):
+        if exp.ctx.stop_agreed():
             return False
         fleet.state("waiting", "for env steps of actors")
         if time.monotonic() - reminded_s > REMIND_S:
@@ -179,7 +146,7 @@ def _say_what_for(exp: Experiment) -> None:
     ledger = exp.fleet.ledger
     if ledger is None or any(beat.is_alive and beat.role == "actor" for beat in ledger.beats):
         return
-    exp.view.say(
+    exp.ctx.console.say(
         f"Waiting for env steps, as Experiment.replay_ratio = {exp.replay_ratio} asks, and no actor is "
         "running (start --mode collect)."
     )
@@ -234,3 +201,40 @@ def _is_over(exp: Experiment) -> bool:
     """True when a policy was published that says it is the last and is not loaded yet."""
     info = exp.latest.poll()
     return info is not None and info.is_final and info != exp.loaded_policy
+
+
+class Pace:
+    """The functions above for one run."""
+
+    def __init__(self, exp: Experiment) -> None:
+        self.exp = exp
+
+    def begin(self) -> None:
+        begin(self.exp)
+
+    def begin_epoch(self) -> None:
+        begin_epoch(self.exp)
+
+    def after_env_steps(self, num_steps: int) -> None:
+        self.exp.fleet.on_env_steps(num_steps)
+
+    def is_warm(self) -> bool:
+        return is_warm(self.exp)
+
+    def batches(self, planned: int) -> int:
+        return plan_batches(self.exp)
+
+    def before_update(self) -> bool:
+        return await_actors(self.exp)
+
+    def figures(self) -> dict[str, float]:
+        if self.exp.ctx.role.is_actor and self.exp.replay_ratio is not None:
+            waited_s, self.exp.fleet.waited_s = self.exp.fleet.waited_s, 0.0
+            return {"time/wait_for_learner_s": waited_s}
+        return ratio_figures(self.exp)
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        pass

@@ -40,7 +40,7 @@ def keep_pace_of_preset(exp: Experiment) -> None:
     if _is_bound("Experiment.replay_ratio") or not updates or exp.start_collecting_at_epoch:
         return
     exp.replay_ratio = updates / env_steps
-    exp.fleet = pacing.make_membership(exp)
+    exp.fleet.ratio = pacing.ratio_of(exp)
 
 
 def _is_bound(name: str) -> bool:
@@ -66,15 +66,15 @@ def supervise(
     """Processes that live and end with `exp.learn()`, and end it when none of them can go on."""
 
     def end_run() -> None:
-        exp.stop.ask("the supervisor of its actors")
+        exp.ctx.stop.ask("the supervisor of its actors")
 
     return ActorSupervisor(
         command,
         num_processes,
         exp.run_dir / "logs" / "actors",
         actor_environment(os.environ),
-        say=lambda line: exp.view.say(line),  # noqa: PLW0108 - learn() puts another view there
-        should_stop=lambda: exp.stop.requested(),  # noqa: PLW0108 - and another request
+        say=exp.ctx.console.say,
+        should_stop=exp.ctx.stop.requested,
         on_failure=end_run,
         may_start=lambda: exp.epoch >= exp.start_collecting_at_epoch,
         name=name,

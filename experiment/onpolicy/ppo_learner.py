@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gin
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
-from ...data import RolloutBatch
-from ..distributed import sum_over_ranks
-from ..learner import Learner, log_figures
+from ...data import RolloutBatch, Sink
+from ..contracts import RunContext
+from ..distributed import StopWatch, merge_metrics, sum_over_ranks
+from ..learn.learner import Learner, log_figures
+from ..rng import derive_seed
 from . import checks, sequences
 from .buffer import RolloutBuffer, join
 from .evaluation import (
@@ -39,6 +42,14 @@ CONTEXT_MODES = ("episode", "segment")
 STOP_SCOPES = ("batch", "epoch", "update")
 _STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
 _KL_ROUNDING = 1e-5  # nats; far above what float32 makes of a divergence of 0, far below that of any dropout
+UNREAD = (  # settings of Experiment
+    "batch_size",
+    "exploration_wrapper_type",
+    "log_interval",
+    "padded_sampling",
+    "replay_ratio_tolerance",
+    "train_batches_per_epoch",
+)
 _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -46,13 +57,14 @@ _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat1
     denylist=[
         "agent",
         "learner",
-        "accelerator",
+        "ctx",
         "num_steps",
         "num_envs",
         "max_seq_len",
-        "seed",
         "cast",
         "batches_per_update",
+        "first_epoch",
+        "keeps_trajectories",
     ]
 )
 class PPOLearner:
@@ -65,13 +77,14 @@ class PPOLearner:
     Args:
         agent: acts and learns.
         learner: applies updates.
-        accelerator: device and processes.
+        ctx: of the run.
         num_steps: T, steps of a rollout in every env.
         num_envs: N, of this process.
         max_seq_len: of the run.
-        seed: decides the minibatches, with the number of the epoch.
         cast: makes the autocast context of the forward pass.
         batches_per_update: parts of a minibatch whose gradients are added up.
+        first_epoch: in which updates are made.
+        keeps_trajectories: rollouts are stored in files too, with the values that were found while acting.
         update_epochs: passes over each rollout.
         minibatches: of each pass, with about equally many steps.
         chunk_len: steps in the longest sequence; None for as many as T and max_seq_len allow. Agents without
@@ -97,17 +110,20 @@ class PPOLearner:
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
 
+    explores, idle_epochs = False, 0
+
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         agent: OnPolicyAgent,
         learner: Learner,
-        accelerator: Accelerator,
+        ctx: RunContext,
         num_steps: int,
         num_envs: int,
         max_seq_len: int,
-        seed: int,
         cast: Callable[[], AbstractContextManager[Any]],
         batches_per_update: int,
+        first_epoch: int = 0,
+        keeps_trajectories: bool = False,
         *,
         update_epochs: int = 4,
         minibatches: int = 4,
@@ -124,8 +140,8 @@ class PPOLearner:
         lr_adapter: Callable[[], KLAdaptiveLR] | None = None,
         finite_checks: str = "cheap",
     ) -> None:
-        self.agent, self.learner, self.accelerator = agent, learner, accelerator
-        self.seed, self.cast = seed, cast
+        self.agent, self.learner, self.ctx, self.accelerator = agent, learner, ctx, ctx.accelerator
+        self.cast, self.first_epoch = cast, first_epoch
         self.batches_per_update, self.num_steps = batches_per_update, num_steps
         self.chunk_len = chunk_len or min(num_steps, max_seq_len)
         self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
@@ -133,13 +149,37 @@ class PPOLearner:
         self.recompute_old, self.finite_checks = recompute_old, finite_checks
         self._random_steps = random_timesteps  # that are left at the start of the running rollout
         self._check_settings(num_envs, max_seq_len)
+        self.timesteps_per_forward = num_envs * num_steps // minibatches
         self.advantage_estimator, self.advantage_norm = advantage_estimator(), advantage_norm()
         self.reward_normalizer = None if reward_normalizer is None else reward_normalizer()
         self.lr_adapter = None if lr_adapter is None else lr_adapter()
+        agent.values_when_acting = keeps_trajectories or not recompute_old
         self.buffers: list[RolloutBuffer] = []
         self._has_warned = False
         self._kls: list[tuple[float, float]] = []  # of the running epoch: KL divergence and timesteps
         self._initial_kl: float | None = None  # of the rollout's first minibatch
+
+    def check(self, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        """Warn of settings of Experiment that differ from their default without a meaning here.
+
+        Raises: ValueError if two settings want to set the learning rate.
+        """
+        if self.lr_adapter is not None and settings["lr_schedule"] is not None:
+            raise ValueError(
+                "Both Experiment.lr_schedule and PPOLearner.lr_adapter are bound, but only one can set the "
+                "learning rate. Fix: set Experiment.lr_schedule = None or PPOLearner.lr_adapter = None."
+            )
+        if settings["test_run"]:
+            self.set_random_steps(0)  # the only rollout is learned from
+        # None is what an on-policy agent does anyway. A test run has set most of them itself.
+        changed = [name for name in UNREAD if settings[name] not in (defaults[name], None)]
+        if changed and not settings["test_run"]:
+            logger.warning(
+                "Settings of Experiment that have no meaning for the on-policy agent %s, which trains on "
+                "each rollout as PPOLearner says: %s.",
+                type(self.agent).__name__,
+                ", ".join(changed),
+            )
 
     def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
         choices = (
@@ -200,7 +240,42 @@ class PPOLearner:
         self.buffers.append(buffer)
         return buffer
 
-    def train(
+    def sinks(self, num_envs: int) -> list[Sink]:
+        """A buffer for the rollouts of so many envs."""
+        return [self.make_buffer(num_envs)]
+
+    def ready(self) -> bool:
+        """Always: an epoch trains on the rollout that it has just collected."""
+        return True
+
+    def train(self, epoch: int) -> None:
+        """Learn from the rollout of this epoch, and log what came out.
+
+        Raises: ValueError when the rollout is incomplete or holds NaN, or the loss is not finite.
+        """
+        self.ctx.status.state("learning")
+        start_s = time.perf_counter()
+        self.agent.set_progress(self.ctx.progress.share)
+        should_stop = StopWatch(self.ctx.stop.requested, self.accelerator).after_update
+        own = self.learn_from_rollout(epoch, should_stop, updates=epoch >= self.first_epoch)
+        figures = merge_metrics(own, 1.0, self.accelerator)
+        elapsed_s = time.perf_counter() - start_s
+        speed = {"time/learn_s": elapsed_s, "time/updates_per_s": figures["updates"] / elapsed_s}
+        speed |= self.learner.timer.update_figures()
+        self.ctx.status.put(gradient_steps=self.ctx.progress.gradient_steps)
+        self.ctx.log({**{f"ppo/{name}": value for name, value in figures.items()}, **speed}, "")
+        self.ctx.console.show(epoch, "learning", {"loss": figures.get("loss", math.nan)})
+        self.raise_alarm(figures)
+        self.learner.check_loss(figures)
+
+    def try_once(self) -> list[str]:
+        """The losses on the rollout that was collected last, with a learning rate of 0."""
+        self.learner.lr_scale = 0.0
+        figures = self.learn_from_rollout(0)
+        found = ", ".join(f"{name} {figures[name]:.4g}" for name in ("loss", "initial_logratio_abs_max"))
+        return [f"      losses  {found} with untrained weights"]
+
+    def learn_from_rollout(
         self, epoch: int, should_stop: Callable[[], bool] = lambda: False, *, updates: bool = True
     ) -> dict[str, float]:
         """Train on the rollout that fills the buffers, and free them.
@@ -238,7 +313,7 @@ class PPOLearner:
         for buffer in self.buffers:
             buffer.random_steps = number
 
-    def summary(self) -> str:
+    def describe(self) -> str:
         """What is done with each rollout, in a few words."""
         updates = self.update_epochs * self.minibatches
         return f"up to {updates:,} updates on sequences of up to {self.chunk_len} steps"
@@ -330,7 +405,8 @@ class PPOLearner:
     ) -> dict[str, float]:
         """All passes over the rollout; returns the means of their figures."""
         _switch_dropout_off(self.agent)
-        rng = np.random.default_rng([self.seed, epoch, self.accelerator.process_index])
+        seed = derive_seed(self.ctx.progress.seed, "minibatches")
+        rng = np.random.default_rng([seed, epoch, self.accelerator.process_index])
         pieces, sums = self._pieces(tensors), UpdateFigures()
         num_updates, last_kl, is_over, self._initial_kl = 0, 0.0, False, None
         skipped_before = self.learner.skipped_updates
@@ -413,10 +489,6 @@ class PPOLearner:
         assert self.lr_adapter is not None
         self.learner.lr_scale = self.lr_adapter.adapt(kl, self.learner.base_learning_rate)
 
-    def set_progress(self, progress: float) -> None:
-        """Where training stands, 0 to 1, for all schedules."""
-        self.agent.set_progress(progress)
-
     def state_dict(self) -> dict[str, Any]:
         """What exact resumption needs of this process, JSON-able."""
         return {
@@ -437,6 +509,29 @@ class PPOLearner:
         if self.lr_adapter is not None and state["lr_adapter"] is not None:
             self.lr_adapter.load_state_dict(state["lr_adapter"])
             self.learner.lr_scale = self.lr_adapter.scale
+
+
+def check_for_on_policy(settings: Mapping[str, Any], agent: str) -> None:
+    """Raise ValueError where settings of Experiment do not go with the on-policy agent of this name."""
+    fine = {
+        "mode": (settings["mode"] == "both", "'both': its data are of the newest policy alone"),
+        "sample_actions": (settings["sample_actions"], "True: it learns by chance"),
+        "replay_ratio": (settings["replay_ratio"] is None, "None: it replays nothing"),
+        "train_timesteps_per_epoch": (
+            settings["train_timesteps_per_epoch"] > 0,
+            "the length of a rollout, such as 128",
+        ),
+        "start_collecting_at_epoch": (
+            settings["start_collecting_at_epoch"] == 0,
+            "0: it trains on the rollout of each epoch",
+        ),
+    }
+    for name, (is_fine, expected) in fine.items():
+        if not is_fine:
+            raise ValueError(
+                f"Experiment.{name} is {settings[name]!r}, but the on-policy agent {agent} needs {expected}. "
+                f"Fix: set Experiment.{name} so, or use an off-policy agent such as Agent."
+            )
 
 
 def _switch_dropout_off(agent: OnPolicyAgent) -> None:

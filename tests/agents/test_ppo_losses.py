@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loxodon.agents import LossTerms, PPOAgent, PPOLoss
 from loxodon.data import RolloutBatch
-from loxodon.experiment.learner import masked_losses
+from loxodon.experiment.learn.learner import masked_losses
 from loxodon.nets import Categorical, RunningNorm
 
 from .rollouts import BOX, DISCRETE, ENCODERS, MULTI, collect, evaluated, make_agent

@@ -123,7 +123,7 @@ def train(
             if case.get("lr_schedule"):
                 learner.learner.lr_scale = 1.0 - epoch / NUM_ROLLOUTS
             collector.collect(NUM_STEPS)
-            figures.append(merge_metrics(learner.train(epoch), 1.0, learner.accelerator))
+            figures.append(merge_metrics(learner.learn_from_rollout(epoch), 1.0, learner.accelerator))
     return {
         "state": {name: value.clone() for name, value in agent.state_dict().items()},
         "figures": figures,
@@ -162,7 +162,7 @@ def early_stop(rank: int, scope: str) -> dict[str, Any]:
     liar = _Lying([0.0, 0.03][rank], learner)
     with scripted_actions(rows):
         collector.collect(NUM_STEPS)
-        figures = learner.train(0)
+        figures = learner.learn_from_rollout(0)
     after = [p.detach().clone() for p in agent.parameters()]
     return {"figures": figures, "calls": liar.calls, "before": liar.before, "after": after}
 

@@ -22,7 +22,7 @@ from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.distributed import StopWatch, any_process, merge_episodes, merge_metrics
 from loxodon.experiment.freezing import ParamFreezer
-from loxodon.experiment.learner import make_optimizer
+from loxodon.experiment.learn.optimizer import make_optimizer
 from loxodon.experiment.signals import StopRequest
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian, ValueNorm
 
@@ -160,7 +160,7 @@ def _skipped(folder: Path, rank: int) -> dict[str, Any]:
 def _guarded(folder: Path, rank: int) -> dict[str, Any]:
     """Frozen critics, and in the second update a gradient that is not finite in one process only."""
     freeze = partial(ParamFreezer, ("critics",))
-    exp = make_learning(folder / "guarded", bad_grad="skip", freeze=freeze)
+    exp = make_learning(folder / "guarded", **{"Learner.bad_grad": "skip"}, callbacks=[freeze])
     backward, spoils = exp.accelerator.backward, [False, rank == 1, False]
     exp.accelerator.backward = lambda loss: backward(loss * torch.nan if spoils.pop(0) else loss)
     exp.policy.train()
@@ -319,7 +319,7 @@ def _requested(folder: Path) -> dict[str, Any]:
 
 def _too_long(folder: Path) -> dict[str, Any]:
     """A run for which only the first process's clock says that time is up, after the second epoch."""
-    exp = make_experiment(folder / "long", epochs=50, ckpt_interval=None, max_wall_clock_s=100.0)
+    exp = make_experiment(folder / "long", epochs=50, ckpt_interval=None, **{"WallClockLimit.seconds": 100.0})
     is_first = exp.accelerator.process_index == 0
     with mock.patch.object(StopRequest, "age_s", side_effect=lambda: 60.0 * exp.epoch * is_first):
         return _ended(exp)
@@ -362,7 +362,7 @@ def pretraining(folder: Path) -> dict[str, Any]:
         small = {"num_batches": 6, "method": method, "cache_dir": str(folder / method)}
         for place in ("trained", "cached"):
             agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
-            exp = make_ppo(folder / place, agent_type=agent, pretraining=stage(**small))
+            exp = make_ppo(folder / place, agent_type=agent, callbacks=[stage(**small)])
             found[f"{method}-{place}"] = pretrained(exp)
     return found
 

@@ -163,8 +163,15 @@ def test_takes_environments_recipes_and_callables(env: Any) -> None:
     assert cues[0] == cues[1] != 0  # the same side pays in the second attempt
 
 
-@pytest.mark.parametrize("inner", ["@gym_env()", "@TMazePassive()", "@TMazePassive", "'CartPole-v1'"])
-@pytest.mark.parametrize("kind", ["sync", "fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("kind", "inner"),
+    [
+        ("sync", "'CartPole-v1'"),
+        ("fork", "@TMazePassive()"),
+        ("forkserver", "@TMazePassive"),
+        ("spawn", "@gym_env()"),
+    ],
+)
 def test_from_gin_in_every_kind_of_worker(kind: str, inner: str, opened: Any) -> None:
     assert gym_env
     gin.parse_config(

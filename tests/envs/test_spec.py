@@ -15,7 +15,16 @@ import pytest
 import scripted_envs
 from scripted_envs import ScriptedEnv, SubclassOfScripted, make_scripted
 
-from loxodon.envs import EnvSpec, SequenceEnv, TMazePassive, gym_env, make_vector_env, resolve_env
+from loxodon.envs import (
+    EnvSpec,
+    KShotWrapper,
+    SequenceEnv,
+    TMazePassive,
+    gym_env,
+    make_vector_env,
+    resolve_env,
+)
+from loxodon.envs.gin_values import load_shipped_config, shippable_config
 
 
 @gin.configurable(module="tests.envs")
@@ -122,19 +131,20 @@ def test_gym_env_needs_a_string() -> None:
 # ---- gin --------------------------------------------------------------------------------------------------
 
 
-def test_gym_env_from_gin_evaluated_or_not() -> None:
-    for reference in ("@gym_env()", "@gym_env"):
-        gin.clear_config()
-        spec = resolved_from(f"env_holder.make_env = {reference}\ngym_env.env_id = 'CartPole-v1'")
-        gin.clear_config()
-        assert spec.build().env_name == "CartPole"
+def elsewhere(spec: EnvSpec) -> EnvSpec:
+    """The recipe in a process that has no gin configuration but what is sent to it."""
+    sent = pickle.dumps(spec), shippable_config([spec.target])
+    gin.clear_config()
+    arrived: EnvSpec = pickle.loads(sent[0])
+    load_shipped_config(sent[1])
+    return arrived
 
 
-def test_bindings_become_plain_values() -> None:
-    spec = resolved_from("env_holder.make_env = @TMazePassive\nTMazePassive.horizon = 9")
-    gin.clear_config()  # as in a spawned worker
-    assert spec == EnvSpec(TMazePassive, {"horizon": 9})
-    assert pickle.loads(pickle.dumps(spec)).build().unwrapped.horizon == 9
+@pytest.mark.parametrize("reference", ["@gym_env()", "@gym_env", "@val/gym_env"])
+def test_gym_env_from_gin_evaluated_or_not(reference: str) -> None:
+    scope = "val/" if "val" in reference else ""
+    spec = resolved_from(f"env_holder.make_env = {reference}\n{scope}gym_env.env_id = 'CartPole-v1'")
+    assert elsewhere(spec).build().env_name == "CartPole"
 
 
 def test_scoped_references_and_macros() -> None:
@@ -142,21 +152,17 @@ def test_scoped_references_and_macros() -> None:
         "env_holder.make_env = @train/TMazePassive\nH = 12\nTMazePassive.horizon = 3\n"
         "train/TMazePassive.horizon = %H\nTMazePassive.goal_reward = 2.0"
     )
-    gin.clear_config()
-    assert pickle.loads(pickle.dumps(spec)) == EnvSpec(TMazePassive, {"horizon": 12, "goal_reward": 2.0})
+    for env in (spec.build().unwrapped, elsewhere(spec).build().unwrapped):
+        assert type(env) is TMazePassive
+        assert (env.horizon, env.goal_reward) == (12, 2.0)
 
 
-def test_scoped_functions() -> None:
-    spec = resolved_from("env_holder.make_env = @val/gym_env\nval/gym_env.env_id = 'CartPole-v1'")
-    gin.clear_config()
-    assert pickle.loads(pickle.dumps(spec)).build().env_name == "CartPole"
-
-
-def test_current_scope_counts() -> None:
+def test_the_current_scope_counts() -> None:
     gin.parse_config("TMazePassive.horizon = 3\nval/TMazePassive.horizon = 4")
     with gin.config_scope("val"):
-        assert resolve_env(TMazePassive).kwargs == {"horizon": 4}
-    assert resolve_env(TMazePassive).kwargs == {"horizon": 3}
+        spec = resolve_env(TMazePassive)
+    assert resolve_env(TMazePassive).build().unwrapped.horizon == 3
+    assert elsewhere(spec).build().unwrapped.horizon == 4
 
 
 def test_nested_references_make_a_new_object_per_environment() -> None:
@@ -165,8 +171,7 @@ def test_nested_references_make_a_new_object_per_environment() -> None:
         "inner/ScriptedEnv.gain = 7.0\nWrappingEnv.extra = [1, {'maker': @other/ScriptedEnv}]\n"
         "other/ScriptedEnv.gain = 8.0"
     )
-    gin.clear_config()
-    spec = pickle.loads(pickle.dumps(spec))
+    spec = elsewhere(spec)
     first, second = spec.build(), spec.build()
     assert first.env.env.gain == 7.0
     assert first.unwrapped is not second.unwrapped
@@ -176,18 +181,34 @@ def test_nested_references_make_a_new_object_per_environment() -> None:
 
 def test_subclass_and_external_configurables() -> None:
     gin.parse_config("ScriptedEnv.gain = 6.0")
-    spec = resolve_env(SubclassOfScripted)
+    subclass = elsewhere(resolve_env(SubclassOfScripted)).build().unwrapped
+    assert type(subclass) is SubclassOfScripted
+    assert subclass.gain == 6.0
     external = gin.external_configurable(scripted_envs.SpacesEnv, module="tests.envs")
     gin.parse_config("SpacesEnv.action_space = %SPACE\nSPACE = 5")
-    outer = resolve_env(external)
-    gin.clear_config()
-    assert pickle.loads(pickle.dumps(spec)).build().unwrapped.gain == 6.0
-    assert type(spec.build().unwrapped) is SubclassOfScripted
-    assert outer == EnvSpec(scripted_envs.SpacesEnv, {"action_space": 5})
+    spec = resolve_env(external)
+    sent = pickle.dumps(spec)
+    gin.config._REGISTRY.pop(
+        "tests.envs.SpacesEnv"
+    )  # as where nothing but the environment's module is imported
+    gin.config._INVERSE_REGISTRY.pop(scripted_envs.SpacesEnv)
+    arrived = pickle.loads(sent)
+    assert arrived.build_raw().action_space == 5
 
 
-def test_resolved_bindings_count_as_used() -> None:
-    resolved_from("env_holder.make_env = @train/TMazePassive\ntrain/TMazePassive.horizon = %H\nH = 9")
+def test_what_bindings_lead_to_is_imported_in_workers_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gin.parse_config("WrappingEnv.inner = %INNER\nINNER = @KShotWrapper()\nOTHER = @env_holder\nS = %OTHER")
+    text = shippable_config([resolve_env(scripted_envs.WrappingEnv).target])
+    modules = {line.split()[1] for line in text.splitlines() if line.startswith("import ")}
+    assert KShotWrapper.__module__ in modules
+    assert env_holder.__module__ not in modules
+
+
+def test_bindings_count_as_used_when_the_environment_is_built() -> None:
+    spec = resolved_from("env_holder.make_env = @train/TMazePassive\ntrain/TMazePassive.horizon = %H\nH = 9")
+    spec.build()
     text = gin.operative_config_str()
     assert "train/TMazePassive.horizon = %H" in text
     assert "H = 9" in text

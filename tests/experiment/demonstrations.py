@@ -16,8 +16,8 @@ from loxodon.agents import PPOAgent
 from loxodon.data import DoNothingDataset, MemoryTrajDataset, Trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
+from loxodon.experiment.learn.pretraining import Pretraining
 from loxodon.experiment.onpolicy import PPOLearner
-from loxodon.experiment.pretraining import Pretraining
 from loxodon.nets import FFTstepEncoder, IdentityTrajEncoder
 
 from .fakes import make_experiment, run

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gin
 import gymnasium as gym
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ class TinyAgent(nn.Module):
 
 
 def make_experiment(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) -> Experiment:
-    """A small, silent run in one process; `changes` override any setting."""
+    """A small, silent run in one process; `changes` override any setting, those of its parts by gin names."""
     settings: dict[str, Any] = {
         "run_name": "tiny",
         "ckpt_base_dir": str(folder),
@@ -130,9 +131,12 @@ def make_experiment(folder: Path, kind: type[Experiment] = Experiment, **changes
         "lr_warmup_steps": 4,
         "learning_rate": 1e-2,
         "seed": 7,
-        "log_to_tensorboard": False,
+        "MetricLogger.tensorboard": False,
     }
-    return kind(**{**settings, **changes})
+    settings |= changes
+    for name in [name for name in settings if "." in name]:
+        gin.bind_parameter(name, settings.pop(name))
+    return kind(**settings)
 
 
 def run(experiment: Experiment, prepare: Callable[[Experiment], Any] | None = None) -> Experiment:

@@ -65,19 +65,22 @@ class Counter(Callback):
 
 def test_the_hooks_of_a_run_come_in_order(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path, callbacks=[Recorder], ckpt_interval=1))
-    (recorder,) = exp.hooks.callbacks
+    recorder = exp.hooks.callbacks[0]
     assert isinstance(recorder, Recorder)
-    epoch = "on_eval_start {0}|on_eval_end {0}|before_play_steps {0}|after_train {0}|on_epoch_end {1}"
+    epoch = "on_epoch_start {0}|on_eval_start {0}|on_eval_end {0}|before_play_steps {0}|after_train {0}"
+    epoch += "|on_epoch_end {1}"
     saved = "on_save_checkpoint_start {1}|on_save_checkpoint_end {1}"
     begun = "on_model_init_start 0|on_optimizer_init_start 0|on_optimizer_init_end 0|on_model_init_end 0"
     expected = [
         *begun.split("|"),
+        "on_start 0",
         "on_fit_start 0",
         *epoch.format(0, 1).split("|"),
         *saved.format(0, 1).split("|"),
         *epoch.format(1, 2).split("|"),
         "on_eval_start 2",
         "on_eval_end 2",
+        "on_training_end 2",
         *saved.format(1, 2).split("|"),
         "on_fit_end 2",
     ]
@@ -87,7 +90,7 @@ def test_the_hooks_of_a_run_come_in_order(tmp_path: Path) -> None:
 def test_the_hooks_of_a_stop_and_a_resume(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, callbacks=[Recorder], val_interval=None)
     exp.start()
-    (recorder,) = exp.hooks.callbacks
+    recorder = exp.hooks.callbacks[0]
     assert isinstance(recorder, Recorder)
     step = exp.train_step
     exp.train_step = lambda *args, **kw: os.kill(os.getpid(), signal.SIGTERM) or step(*args, **kw)  # type: ignore[func-returns-value,method-assign]
@@ -102,7 +105,7 @@ def test_the_hooks_of_a_stop_and_a_resume(tmp_path: Path) -> None:
     again = make_experiment(tmp_path, callbacks=[Recorder])
     again.start()
     again.load_checkpoint()
-    (recorder,) = again.hooks.callbacks
+    recorder = again.hooks.callbacks[0]
     assert isinstance(recorder, Recorder)
     assert recorder.calls[-2:] == ["on_load_checkpoint_start 0", "on_load_checkpoint_end 0"]
     again.close()
@@ -140,7 +143,7 @@ def test_eval_end_gets_the_figures(tmp_path: Path) -> None:
         def on_eval_end(self, exp: Experiment, metrics: dict[str, float]) -> None:
             seen.append(metrics)
 
-    exp = run(make_experiment(tmp_path, callbacks=[Watch()], test_timesteps=12))
+    exp = run(make_experiment(tmp_path, callbacks=[Watch()], **{"FinalTest.timesteps": 12}))
     assert len(seen) == 4  # two epochs, at the end, the test
     assert seen[2] == exp.last_val_metrics
     assert "test/return" in seen[3]
@@ -180,7 +183,7 @@ def test_a_checkpoint_without_callbacks_can_be_loaded(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, callbacks=[Counter])
     exp.start()
     exp.load_checkpoint()
-    (counter,) = exp.hooks.callbacks
+    counter = exp.hooks.callbacks[0]
     assert isinstance(counter, Counter)
     assert counter.num_epochs == 0
     exp.close()

@@ -35,7 +35,7 @@ Experiment.epochs = 1
 Experiment.train_timesteps_per_epoch = 8
 Experiment.train_batches_per_epoch = 1
 Experiment.batch_size = 2
-Experiment.log_to_tensorboard = False
+MetricLogger.tensorboard = False
 TMazePassive.horizon = 3
 FFTstepEncoder.d_hidden = 8
 FFTstepEncoder.d_output = 8
@@ -142,7 +142,7 @@ def test_a_test_run_has_no_actors(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_way_on_after_a_stop_keeps_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--config", "tiny.gin", "Experiment.epochs=50", "Experiment.max_wall_clock_s=1e-9"]
+    words = ["--config", "tiny.gin", "Experiment.epochs=50", "WallClockLimit.seconds=1e-9"]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "Training stops after epoch 0" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Iterator
 from dataclasses import fields
@@ -16,10 +17,9 @@ import pytest
 from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
 from loxodon.envs import EnvSpec, TMazePassive
-from loxodon.experiment import ScaleRewards
+from loxodon.experiment import Experiment, ScaleRewards
 from loxodon.experiment.checkpoint.record import bindings_of
-from loxodon.experiment.config_hash import _SETTINGS, config_hash, is_setting
-from loxodon.experiment.settings import Settings
+from loxodon.experiment.config.hash import SETTINGS, config_hash
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, run
 from .test_metadata import saved_metadata
@@ -37,41 +37,30 @@ def digest(text: str = "", **changes: Any) -> str:
     return config_hash(exp, bindings_of(text))
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("verbose", True),
-        ("log_interval", 7),
-        ("wandb_project", "x"),
-        ("run_name", "other"),
-        ("ckpt_base_dir", "/elsewhere"),
-        ("keep_checkpoints", 3),
-        ("torch_threads", 1),
-        ("dloader_workers", 2),
-        ("async_env_workers", 2),
-        ("seed", 8),
-        ("ckpt_interval", 1),
-        ("dataset", DiskTrajDataset(dset_root="/elsewhere")),
-    ],
-)
-def test_settings_leave_it(setting: str, value: Any) -> None:
-    assert digest(**{setting: value}) == digest()
-
-
-@pytest.mark.parametrize(
-    ("hyperparameter", "value"),
-    [
-        ("learning_rate", 0.5),
-        ("epochs", 9),
-        ("lr_multipliers", {"actor": 2.0}),
-        ("make_train_env", EnvSpec(CountingEnv, {"noise": 2.0})),
-        ("agent_type", partial(TinyAgent)),
-        ("mixed_precision", "bf16"),
-        ("save_env_state", True),
-    ],
-)
-def test_hyperparameters_change_it(hyperparameter: str, value: Any) -> None:
-    assert digest(**{hyperparameter: value}) != digest()
+def test_settings_leave_it_and_hyperparameters_change_it() -> None:
+    plain = digest()
+    assert len(plain) == 16
+    settings = {
+        "verbose": True,
+        "wandb_project": "x",
+        "run_name": "other",
+        "keep_checkpoints": 3,
+        "dloader_workers": 2,
+        "seed": 8,
+        "ckpt_interval": 1,
+        "dataset": DiskTrajDataset(dset_root="/elsewhere"),
+    }
+    assert digest(**settings) == plain
+    changes = [
+        {"learning_rate": 0.5},
+        {"epochs": 9},
+        {"l2_coeff": 0.5},
+        {"make_train_env": EnvSpec(CountingEnv, {"noise": 2.0})},
+        {"agent_type": partial(TinyAgent)},
+        {"exact_resume": True},
+        {"exact_resume": True, "ckpt_interval": 1},  # where checkpoints cut episodes
+    ]
+    assert len({plain, *(digest(**change) for change in changes)}) == 1 + len(changes)
 
 
 class Own:
@@ -90,8 +79,6 @@ class Own:
         ("reward_shaper", ScaleRewards),
         ("reward_shaper", Own),
         ("lr_schedule", lambda x: LinearSchedule(1.0, x)),
-        ("dataset", lambda x: DiskTrajDataset(dset_max_size=int(10 * x))),
-        ("dataset", lambda x: DiskTrajDataset(priority_exponent=x)),
         ("dataset", lambda x: DiskTrajDataset(relabeler=HindsightRelabeler(share=x))),
         ("dataset", lambda x: MixtureOfDatasets([DiskTrajDataset(), DoNothingDataset()], [x, 1.0 - x])),
     ],
@@ -99,10 +86,6 @@ class Own:
 def test_arguments_of_objects_built_in_python_count(setting: str, make: Any) -> None:
     hashes = [digest(**{setting: make(x)}) for x in (0.1, 0.1, 0.5)]
     assert hashes[0] == hashes[1] != hashes[2]
-
-
-def test_where_checkpoints_cut_episodes_their_interval_counts() -> None:
-    assert digest(exact_resume=True) != digest(exact_resume=True, ckpt_interval=1)
 
 
 def test_bindings_of_gin_count_and_macros_by_their_values() -> None:
@@ -114,24 +97,13 @@ def test_bindings_of_gin_count_and_macros_by_their_values() -> None:
 
 
 def test_every_pattern_for_a_setting_of_the_experiment_names_one() -> None:
-    names = [f"Experiment.{one.name}" for one in fields(Settings)]
-    found = [name for name in names if is_setting(name)]
-    own = [pattern for pattern in _SETTINGS if pattern.startswith("Experiment.")]
-    assert len(found) >= len(own)
-    assert "Experiment.learning_rate" not in found
-    for pattern in own:
-        assert any(name.startswith(pattern.rstrip("*")) for name in found), pattern
+    names = [f"Experiment.{one.name}" for one in fields(Experiment)]
+    for pattern in (one for one in SETTINGS if one.startswith("Experiment.")):
+        assert fnmatch.filter(names, pattern), pattern
 
 
 def test_it_is_written_beside_the_run_and_into_checkpoints(tmp_path: Path) -> None:
     gin.parse_config("TMazePassive.horizon = 4")
-    exps = [
-        run(
-            make_experiment(tmp_path / str(i), make_train_env=TMazePassive, make_val_env=TMazePassive, seed=i)
-        )
-        for i in range(2)
-    ]
-    for exp in exps:
-        assert saved_metadata(exp)[1]["config_hash"] == exps[0].config_hash
-        written = json.loads((exp.checkpoints.root / "versions.json").read_text())
-        assert written["config_hash"] == exps[0].config_hash
+    exp = run(make_experiment(tmp_path, make_train_env=TMazePassive, make_val_env=TMazePassive, seed=1))
+    assert saved_metadata(exp)[1]["config_hash"] == exp.config_hash
+    assert json.loads((exp.checkpoints.root / "versions.json").read_text())["config_hash"] == exp.config_hash

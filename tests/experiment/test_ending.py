@@ -75,11 +75,11 @@ def test_a_collecting_process_stops_too(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_time_limit_stops_after_the_epoch_in_which_it_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exp = make_experiment(tmp_path, epochs=5, max_wall_clock_s=10.0, **NO_VAL)
+    exp = make_experiment(tmp_path, epochs=5, **{"WallClockLimit.seconds": 10.0}, **NO_VAL)
     monkeypatch.setattr(StopRequest, "age_s", lambda self: 4.0 * exp.epoch)
     run(exp)
     assert exp.epoch == 3
-    assert "max_wall_clock_s = 10 is reached" in capsys.readouterr().out
+    assert "WallClockLimit.seconds = 10 is reached" in capsys.readouterr().out
     assert exp.checkpoints.newest_intact_epoch() == (2, [])
 
 
@@ -92,8 +92,8 @@ def test_age_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", [0, -1.0])
 def test_the_time_limit_must_be_positive(tmp_path: Path, value: float) -> None:
-    with pytest.raises(ValueError, match=r"max_wall_clock_s is .*above 0.*Fix"):
-        make_experiment(tmp_path, max_wall_clock_s=value)
+    with pytest.raises(ValueError, match=r"WallClockLimit.seconds is .*above 0.*Fix"):
+        make_experiment(tmp_path, **{"WallClockLimit.seconds": value})
 
 
 def test_epochs_one_by_one_give_their_figures(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.config import load_config
-from loxodon.experiment.policy_files import read_policy
 
 from .test_resume import KilledError, metrics
 
@@ -58,7 +58,7 @@ Experiment.learning_rate = 1e-3
 Experiment.seed = 11
 Experiment.deterministic = True
 Experiment.verbose = False
-Experiment.log_to_tensorboard = False
+MetricLogger.tensorboard = False
 FFTstepEncoder.d_hidden = 8
 FFTstepEncoder.d_output = 8
 Agent.num_critics = 2

@@ -235,7 +235,7 @@ def test_a_run_tells_its_states_and_how_it_ended(tmp_path: Path) -> None:
     assert told == ["waiting", *["evaluating", "collecting", "learning"] * 2, "evaluating", "finished"]
     beat = read_heartbeats(exp.run_dir)[0]
     assert (beat.role, beat.state, beat.env_steps, beat.gradient_steps) == ("both", "finished", 72, 8)
-    assert (beat.policy_version, beat.epoch) == (exp.policy_version, 1)
+    assert (beat.policy_version, beat.epoch) == (exp.ctx.progress.policy_version, 1)
     assert beat.buffer == str((exp.run_dir / "buffer").absolute())
     assert beat.spaces_digest is not None
 

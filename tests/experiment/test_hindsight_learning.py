@@ -36,7 +36,7 @@ def share_of_goals_reached(strategy: str, folder: Path, seed: int = SEED) -> flo
         "Experiment.ckpt_interval": None,
         "Experiment.torch_threads": 1,
         "Experiment.verbose": False,
-        "Experiment.log_to_tensorboard": False,
+        "MetricLogger.tensorboard": False,
     }
     load_config(["mazerunner"], [f"{name}={value!r}" for name, value in settings.items()])
     experiment = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments

@@ -9,7 +9,7 @@ import torch
 
 from loxodon.data import Batch, Trajectory, pad_batch
 from loxodon.experiment import Experiment
-from loxodon.experiment.learner import warmup_factor
+from loxodon.experiment.learn.optimizer import warmup_factor
 
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import make_experiment
@@ -110,7 +110,7 @@ def test_only_parameters_of_the_optimizer_are_clipped(tmp_path: Path) -> None:
 def test_no_limit_of_the_gradient_is_a_limit_that_is_never_reached(tmp_path: Path) -> None:
     found = []
     for i, limit in enumerate([1e9, 0.0, -1.0, 1e-3]):
-        exp = make_learning(tmp_path / str(i), grad_clip=limit, adam_eps=1e-3)
+        exp = make_learning(tmp_path / str(i), grad_clip=limit, **{"AdamW.eps": 1e-3})
         metrics = exp.train_step(pad_batch(TRAJECTORIES), log_step=True)
         found.append((float(metrics["grad_norm"]), [p.tolist() for p in exp.policy.trainable_params()]))
     assert found[0] == found[1] == found[2]

@@ -151,6 +151,7 @@ def test_settings_that_differ_are_a_short_list(tmp_path: Path, caplog: pytest.Lo
     exp = run(started(tmp_path))
     many = "\n".join(f"M{i} = {i}" for i in range(20))
     requested = f"Experiment.batch_size = 3\nExperiment.seed = 1\n{many}\n"
+    requested += "MetricLogger.tensorboard = False\n"  # as all runs here
     change_metadata(exp, config_requested=requested, config="Experiment.epochs = 9\n")
     gin.parse_config(f"Experiment.epochs = 9\nExperiment.seed = 2\n{many}\nM3 = 4\n")
     started(tmp_path).load_checkpoint()

@@ -96,7 +96,7 @@ def make_run(folder: Path, **changes: Any) -> Experiment:
         "batch_size": 16,
         "learning_rate": 3e-3,
         "lr_warmup_steps": 10,
-        "log_to_tensorboard": False,
+        "MetricLogger.tensorboard": False,
         "seed": 1,
     }
     gin.parse_config(BINDINGS)

@@ -221,7 +221,7 @@ def test_a_second_interrupt_saves_nothing(tmp_path: Path, capsys: pytest.Capture
     exp.start()
 
     def twice(*_: Any) -> None:
-        exp.stop.ask("SIGINT")
+        exp.ctx.stop.ask("SIGINT")
         raise KeyboardInterrupt
 
     exp.learner.update = twice  # type: ignore[method-assign]

@@ -58,7 +58,9 @@ def test_the_longest_prefix_decides_the_learning_rate_and_warm_up_multiplies_eac
     names = [n for n, _ in learning(tmp_path / "a").policy.traj_encoder.named_parameters()]
     inner = sorted(names)[0]
     multipliers = {"actor": 0.1, "traj_encoder": 2.0, f"traj_encoder.{inner}": 3.0}
-    exp = learning(tmp_path / "b", lr_multipliers=multipliers, learning_rate=1e-2, lr_warmup_steps=4)
+    exp = learning(
+        tmp_path / "b", **{"AdamW.lr_multipliers": multipliers}, learning_rate=1e-2, lr_warmup_steps=4
+    )
     exp.train_step(batches())
     names_of = {id(p): name for name, p in exp.policy.named_parameters()}
     rates = {names_of[id(p)]: g["lr"] for g in exp.optimizer.param_groups for p in g["params"]}
@@ -72,7 +74,9 @@ def test_the_longest_prefix_decides_the_learning_rate_and_warm_up_multiplies_eac
 def test_a_multiplier_moves_a_module_so_much_further(tmp_path: Path) -> None:
     moved = []
     for i, factor in enumerate((1.0, 0.5)):
-        exp = learning(tmp_path / str(i), lr_multipliers={"actor": factor}, l2_coeff=0.0, lr_warmup_steps=0)
+        exp = learning(
+            tmp_path / str(i), **{"AdamW.lr_multipliers": {"actor": factor}}, l2_coeff=0.0, lr_warmup_steps=0
+        )
         before = snapshot(exp)
         exp.train_step(batches())
         moved.append({name: after - before[name] for name, after in snapshot(exp).items() if name in before})
@@ -86,33 +90,33 @@ def test_a_multiplier_moves_a_module_so_much_further(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["acter", "act", "target_actor"])
 def test_an_unknown_module_is_refused_with_the_nearest_names(tmp_path: Path, prefix: str) -> None:
     with pytest.raises(ValueError, match=rf"lr_multipliers names '{prefix}'.*actor.*Fix:"):
-        learning(tmp_path, lr_multipliers={prefix: 0.5})
+        learning(tmp_path, **{"AdamW.lr_multipliers": {prefix: 0.5}})
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(0.0, ValueError), ("x", TypeError)])
 def test_a_multiplier_must_be_a_positive_number(tmp_path: Path, factor: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=r"lr_multipliers\['actor'\] is .*above 0.*Fix:"):
-        learning(tmp_path, lr_multipliers={"actor": factor})
+        learning(tmp_path, **{"AdamW.lr_multipliers": {"actor": factor}})
 
 
 def test_epsilon_reaches_the_optimizer_and_is_a_setting_of_this_run(tmp_path: Path) -> None:
-    exp = learning(tmp_path, adam_eps=1e-5)
+    exp = learning(tmp_path, **{"AdamW.eps": 1e-5})
     assert {g["eps"] for g in exp.optimizer.param_groups} == {1e-5}
     exp.train_step(batches())
-    other = learning(tmp_path, adam_eps=1e-3)
+    other = learning(tmp_path, **{"AdamW.eps": 1e-3})
     other.learner.load_state_dict(exp.learner.state_dict())
     assert {g["eps"] for g in other.optimizer.param_groups} == {1e-3}
 
 
 def test_a_resumed_run_may_change_multipliers_but_not_the_groups(tmp_path: Path) -> None:
-    exp = learning(tmp_path, lr_multipliers={"actor": 0.1})
+    exp = learning(tmp_path, **{"AdamW.lr_multipliers": {"actor": 0.1}})
     exp.train_step(batches())
     exp.save_checkpoint()
-    again = learning(tmp_path, lr_multipliers={"actor": 0.7}, learning_rate=1e-2)
+    again = learning(tmp_path, **{"AdamW.lr_multipliers": {"actor": 0.7}}, learning_rate=1e-2)
     again.load_checkpoint()
     assert [g["initial_lr"] for g in again.optimizer.param_groups] == pytest.approx([1e-2, 7e-3])
     assert changed(snapshot(exp), snapshot(again)) == set()
-    regrouped = learning(tmp_path, lr_multipliers={"critics": 0.1})
+    regrouped = learning(tmp_path, **{"AdamW.lr_multipliers": {"critics": 0.1}})
     with pytest.raises(ValueError, match=r"groups of parameters .*actor: \d+, this run has .*critics.*Fix:"):
         regrouped.load_checkpoint()
 
@@ -152,7 +156,7 @@ def test_impossible_schedules_are_refused(settings: dict[str, Any], what: str) -
 
 def test_frozen_parameters_and_their_moments_stay_to_the_bit_and_move_afterwards(tmp_path: Path) -> None:
     prefixes = ("tstep_encoder", "critics")
-    exp = learning(tmp_path, freeze=lambda: ParamFreezer(prefixes, start=1, stop=2), l2_coeff=0.1)
+    exp = learning(tmp_path, callbacks=[lambda: ParamFreezer(prefixes, start=1, stop=2)], l2_coeff=0.1)
     parameters = {name for name, _ in exp.policy.named_parameters()}
     frozen = {name for name in parameters if name.startswith(("tstep_encoder.", "critics."))}
     for epoch in range(3):
@@ -171,18 +175,18 @@ def test_frozen_parameters_and_their_moments_stay_to_the_bit_and_move_afterwards
 
 def test_frozen_gradients_are_no_part_of_the_norm(tmp_path: Path) -> None:
     norms = []
-    for i, freeze in enumerate((None, lambda: ParamFreezer(("critics", "traj_encoder")))):
-        exp = learning(tmp_path / str(i), freeze=freeze, grad_clip=1e9)
+    for i, callbacks in enumerate(([], [lambda: ParamFreezer(("critics", "traj_encoder"))])):
+        exp = learning(tmp_path / str(i), callbacks=callbacks, grad_clip=1e9)
         norms.append(exp.train_step(batches(), log_step=True)["grad_norm"].item())
     assert norms[1] < 0.9 * norms[0]
 
 
 def test_freezing_names_must_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"ParamFreezer.prefixes names 'critic'.*critics.*Fix:"):
-        learning(tmp_path, freeze=lambda: ParamFreezer(("critic",)))
+        learning(tmp_path, callbacks=[lambda: ParamFreezer(("critic",))])
     everything = ("tstep_encoder", "traj_encoder", "actor", "critics")
     with pytest.raises(ValueError, match=r"freezes every trainable parameter.*Fix:"):
-        learning(tmp_path, freeze=lambda: ParamFreezer(everything))
+        learning(tmp_path, callbacks=[lambda: ParamFreezer(everything)])
 
 
 # --- gradients that are not finite ----------------------------------------------------------------------
@@ -202,7 +206,7 @@ def spoil(exp: Experiment, value: float = float("nan")) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_skipped_update_changes_nothing(tmp_path: Path, value: float) -> None:
-    exp = learning(tmp_path, bad_grad="skip")
+    exp = learning(tmp_path, **{"Learner.bad_grad": "skip"})
     exp.train_step(batches())
     before, compute_loss = snapshot(exp), exp.learner.compute_loss
     spoil(exp, value)
@@ -219,14 +223,14 @@ def test_a_skipped_update_changes_nothing(tmp_path: Path, value: float) -> None:
 
 
 def test_statistics_of_a_skipped_update_are_dropped(tmp_path: Path) -> None:
-    exp = learning(tmp_path, bad_grad="skip")
+    exp = learning(tmp_path, **{"Learner.bad_grad": "skip"})
     spoil(exp)
     exp.train_step(batches())
     assert exp.policy.tstep_encoder.input_norm.pending_count == 0
 
 
 def test_raise_names_the_parameter(tmp_path: Path) -> None:
-    exp = learning(tmp_path, bad_grad="raise")
+    exp = learning(tmp_path, **{"Learner.bad_grad": "raise"})
     exp.train_step(batches())
     before = snapshot(exp)
     spoil(exp)
@@ -237,7 +241,7 @@ def test_raise_names_the_parameter(tmp_path: Path) -> None:
 
 
 def test_a_run_counts_what_it_skipped_and_goes_on(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, bad_grad="skip", epochs=2)
+    exp = make_experiment(tmp_path, **{"Learner.bad_grad": "skip"}, epochs=2)
 
     def spoil_once(exp: Experiment) -> None:
         compute_loss, calls = exp.learner.compute_loss, iter(range(100))
@@ -255,5 +259,5 @@ def test_a_run_counts_what_it_skipped_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_choice_must_be_known(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"bad_grad is 'skp'.*Fix: set Experiment.bad_grad = 'skip'"):
-        learning(tmp_path, bad_grad="skp")
+    with pytest.raises(ValueError, match=r"bad_grad is 'skp'.*Fix: set Learner.bad_grad = 'skip'"):
+        learning(tmp_path, **{"Learner.bad_grad": "skp"})

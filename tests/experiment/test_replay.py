@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from loxodon.data import DiskTrajDataset, load_trajectory, save_trajectory
 from loxodon.experiment.building import layout_of
-from loxodon.experiment.learner import sequence_priorities
+from loxodon.experiment.learn.learner import sequence_priorities
 
 from .fakes import make_experiment, run
 

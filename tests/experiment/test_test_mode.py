@@ -13,7 +13,7 @@ from loxodon.data import DiskTrajDataset, MixtureOfDatasets
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.cli import main
-from loxodon.experiment.test_mode import report
+from loxodon.experiment.cli import words_on_test as report
 from loxodon.experiment.timing import StageTimer
 
 from .fakes import CountingEnv, make_experiment, run
@@ -42,7 +42,7 @@ def test_a_test_run_does_one_of_everything_beside_the_real_run(tmp_path: Path) -
         train_timesteps_per_epoch=10**6,
         val_timesteps_per_epoch=10**6,
         train_batches_per_epoch=10**6,
-        test_timesteps=10**6,
+        **{"FinalTest.timesteps": 10**6},
         val_interval=None,
         ckpt_interval=None,
         log_to_wandb=True,
@@ -74,7 +74,7 @@ def test_the_parts_of_a_mixture_are_redirected(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_on_policy_run_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["--config", "ppo/cartpole", "--test-run", "Experiment.test_timesteps=8"]
+    words = ["--config", "ppo/cartpole", "--test-run", "FinalTest.timesteps=8"]
     words += ["Experiment.callbacks=[@EpisodeLengthCurriculum]", "EpisodeLengthCurriculum.start=2"]
     words += ["EpisodeLengthCurriculum.end=9", "EpisodeLengthCurriculum.over_epochs=9"]
     words += ["Experiment.reward_shaper=@ScaleRewards()", "ScaleRewards.scale=100.0"]
@@ -94,7 +94,7 @@ def test_an_on_policy_run_has_all_of_it(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_test_comes_once_after_training(tmp_path: Path) -> None:
     test_env = EnvSpec(CountingEnv, {"length": 2})
-    exp = run(make_experiment(tmp_path, make_test_env=test_env, test_timesteps=6))
+    exp = run(make_experiment(tmp_path, **{"FinalTest.make_env": test_env}, **{"FinalTest.timesteps": 6}))
     (test,) = named(exp, "test/return")
     assert test["test/episode_length"] == 2
     assert records(exp)[-1] == test
@@ -102,7 +102,11 @@ def test_the_test_comes_once_after_training(tmp_path: Path) -> None:
 
 
 def test_without_environments_of_its_own_it_takes_those_of_validation(tmp_path: Path) -> None:
-    exp = run(make_experiment(tmp_path, test_timesteps=6, make_val_env=EnvSpec(CountingEnv, {"length": 3})))
+    exp = run(
+        make_experiment(
+            tmp_path, **{"FinalTest.timesteps": 6}, make_val_env=EnvSpec(CountingEnv, {"length": 3})
+        )
+    )
     assert [test["test/episode_length"] for test in named(exp, "test/return")] == [3]
 
 
@@ -115,14 +119,14 @@ class OtherEnv(CountingEnv):
 
 
 def test_environments_that_do_not_fit_are_found_before_training(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, make_test_env=OtherEnv, test_timesteps=6)
-    with pytest.raises(ValueError, match=r"make_test_env has .*Discrete\(4\).*Discrete\(3\).*Fix"):
+    exp = make_experiment(tmp_path, **{"FinalTest.make_env": OtherEnv}, **{"FinalTest.timesteps": 6})
+    with pytest.raises(ValueError, match=r"FinalTest.make_env has .*Discrete\(4\).*Discrete\(3\).*Fix"):
         exp.start()
 
 
 def test_the_number_of_its_steps_is_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"test_timesteps is -1.*Fix"):
-        make_experiment(tmp_path, test_timesteps=-1)
+    with pytest.raises(ValueError, match=r"FinalTest.timesteps is -1.*Fix"):
+        make_experiment(tmp_path, **{"FinalTest.timesteps": -1})
 
 
 # ---- time ----
@@ -160,12 +164,12 @@ def test_stages_of_a_run_are_logged_within_their_whole(tmp_path: Path, mode: str
 
 
 def test_one_epoch_is_profiled(tmp_path: Path) -> None:
-    exp = run(make_experiment(tmp_path, profile_epoch=1, val_timesteps_per_epoch=0))
+    exp = run(make_experiment(tmp_path, **{"ProfileEpoch.epoch": 1}, val_timesteps_per_epoch=0))
     (trace,) = (exp.run_dir / "logs").glob("profile_epoch_*.json")
     assert trace.name == "profile_epoch_1.json"
     assert json.loads(trace.read_text())["traceEvents"]
 
 
 def test_the_epoch_to_profile_is_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"profile_epoch is -1.*Fix"):
-        make_experiment(tmp_path, profile_epoch=-1)
+    with pytest.raises(ValueError, match=r"ProfileEpoch.epoch is -1.*Fix"):
+        make_experiment(tmp_path, **{"ProfileEpoch.epoch": -1})

@@ -44,7 +44,7 @@ def test_presets_train_small_models_on_one_thread(tmp_path: Path, preset: str, l
     folder = f"Experiment.ckpt_base_dir='{tmp_path}'"
     load_config([preset], [(folder, folder)])
     exp = Experiment()  # type: ignore[call-arg]
-    exp.verbose = exp.log_to_tensorboard = False
+    exp.verbose = False
     exp.start()
     exp.close()
     assert torch.get_num_threads() == 1

@@ -118,8 +118,8 @@ def test_what_ppo_stores_is_learned_from_by_both_kinds_of_agents(tmp_path: Path)
     )
     assert offline.learner.gradient_steps == 4
     made = stage(DiskTrajDataset(dset_name="teed"), num_batches=4, cache_dir=str(tmp_path / "cache"))
-    exp = run(make_ppo(tmp_path, run_name="cloned", pretraining=made))
-    assert exp.is_pretrained
+    exp = run(make_ppo(tmp_path, run_name="cloned", callbacks=[made]))
+    assert exp.hooks.callbacks[0].is_done
     assert any("pretrain/loss" in row for row in records(exp))
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
@@ -132,5 +132,5 @@ def test_demonstrations_on_disk_may_be_protected_files(tmp_path: Path) -> None:
             folder, demonstration(seed), save_as="npz", traj_id=f"{seed:08x}", unix_time=1e9 + seed
         )
     made = stage(DiskTrajDataset(dset_name="demos", takes_new_trajs=False), num_batches=2)
-    exp = run(make_ppo(tmp_path, traj_encoder_type=partial(FFTrajEncoder, d_model=16), pretraining=made))
-    assert exp.is_pretrained
+    exp = run(make_ppo(tmp_path, traj_encoder_type=partial(FFTrajEncoder, d_model=16), callbacks=[made]))
+    assert exp.hooks.callbacks[0].is_done

@@ -83,7 +83,7 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
         "Experiment.val_interval=None",
         "Experiment.evaluate_at_end=False",
         "Experiment.start_collecting_at_epoch=0",
-        "Experiment.max_wall_clock_s=None",
+        "WallClockLimit.seconds=None",
         "Experiment.replay_ratio=None",
         "Experiment.actor_processes=2",
         "Experiment.torch_threads=1",

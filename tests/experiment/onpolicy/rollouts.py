@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -15,8 +17,11 @@ from torch import Tensor
 from loxodon.agents import AdvantageNorm, PPOAgent
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Histories, Learner
-from loxodon.experiment.building import make_accelerator
-from loxodon.experiment.learner import make_optimizer, masked_losses
+from loxodon.experiment.console import ConsoleView
+from loxodon.experiment.contracts import Progress, Role, RunContext
+from loxodon.experiment.distributed import make_accelerator
+from loxodon.experiment.learn.learner import masked_losses
+from loxodon.experiment.learn.optimizer import make_optimizer
 from loxodon.experiment.onpolicy import OnPolicyCollector, PPOLearner
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
@@ -73,6 +78,20 @@ def make_agent(
     return agent
 
 
+def make_context(accelerator: Any) -> RunContext:
+    """That of a silent run, which stores nothing."""
+    return RunContext(
+        run_dir=Path(),
+        run_name="test",
+        role=Role.of("both"),
+        accelerator=accelerator,
+        progress=Progress(epochs=1, seed=0),
+        log=lambda figures, key: None,
+        console=ConsoleView(verbose=False, epochs=None),
+        status=Mock(),
+    )
+
+
 def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) -> PPOLearner:
     """PPO's learner around a plain optimizer."""
     accelerator = make_accelerator("no")
@@ -96,11 +115,10 @@ def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) 
     return PPOLearner(
         agent,
         learner,
-        accelerator,
+        make_context(accelerator),
         num_steps,
         num_envs,
         agent.max_seq_len,
-        0,
         nullcontext,
         batches_per_update,
         **{"minibatches": 2, **kwargs},

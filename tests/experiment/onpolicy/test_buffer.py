@@ -303,7 +303,7 @@ def test_minibatches_hold_every_step_once_and_in_order() -> None:
     learner.learner.update = watching  # type: ignore[method-assign]
     collector.collect(8)
     expected = collector.buffer.read().obs["observation"][:8].reshape(32, 3).tolist()
-    learner.train(0)
+    learner.learn_from_rollout(0)
     assert sorted(seen) == sorted(expected + expected)
 
 
@@ -342,7 +342,7 @@ def test_numbers_that_are_none_are_found_with_their_place(what: str, number: flo
     collector = make_collector(agent, learner, envs=make_vector_env(specs, "sync"))
     with pytest.raises(ValueError, match=words):  # noqa: PT012 - either may find it
         collector.collect(8)
-        learner.train(0)
+        learner.learn_from_rollout(0)
 
 
 def test_the_full_level_names_the_tensor_of_a_minibatch() -> None:
@@ -359,5 +359,5 @@ def test_the_full_level_names_the_tensor_of_a_minibatch() -> None:
 
     learner._prepare = spoilt  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"minibatch's params holds NaN.*Fix:"):
-        learner.train(0)
+        learner.learn_from_rollout(0)
     assert set(checks.LEVELS) == {"off", "cheap", "full"}

@@ -27,7 +27,7 @@ TYPES = (PPOLearner, PPOAgent, PPOLoss, GAE, AdvantageNorm, RewardNormalizer, KL
 TINY = (
     "Experiment.epochs = 1\nExperiment.train_timesteps_per_epoch = 16\n"
     "Experiment.val_timesteps_per_epoch = 0\n"
-    "Experiment.parallel_actors = 4\nExperiment.max_seq_len = 8\nExperiment.log_to_tensorboard = False\n"
+    "Experiment.parallel_actors = 4\nExperiment.max_seq_len = 8\nMetricLogger.tensorboard = False\n"
     "Experiment.verbose = False\nExperiment.torch_threads = 1\nExperiment.evaluate_at_end = False\n"
 )
 
@@ -113,4 +113,4 @@ def test_two_rulers_of_the_learning_rate_are_refused(tmp_path: Path) -> None:
 
 
 def test_left_out_updates_are_counted(tmp_path: Path) -> None:
-    assert figures_of(tmp_path, "Experiment.bad_grad = 'skip'")["ppo/skipped_updates"] == 0
+    assert figures_of(tmp_path, "Learner.bad_grad = 'skip'")["ppo/skipped_updates"] == 0

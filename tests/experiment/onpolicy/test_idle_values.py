@@ -38,7 +38,7 @@ def test_values_are_found_while_acting_if_somebody_reads_them(
     exp = make()
     exp.start()
     exp.collector.collect(8)
-    (buffer,) = exp.on_policy.buffers
+    (buffer,) = exp.trainer.buffers
     assert ("values" in buffer.read().steps) is has_values
-    assert exp.on_policy.train(0)["updates"] == 16
+    assert exp.trainer.learn_from_rollout(0)["updates"] == 16
     exp.close()

@@ -134,7 +134,7 @@ def test_reward_sums_begin_anew_where_episodes_are_cut(tmp_path: Path, save_env_
     exp = resumable(tmp_path, "gru", CARTPOLE, save_env_state)
     exp.start()
     next(exp.learn_iter())
-    normalizer = exp.on_policy.reward_normalizer
+    normalizer = exp.trainer.reward_normalizer
     assert np.any(normalizer.state_dict()["accumulators"])
     exp.save_checkpoint()  # resets the environments unless it stores them
     with mock.patch.object(normalizer, "restart", wraps=normalizer.restart) as restart:
@@ -156,7 +156,7 @@ Experiment.seed = 3
 Experiment.deterministic = True
 Experiment.torch_threads = 1
 Experiment.verbose = False
-Experiment.log_to_tensorboard = False
+MetricLogger.tensorboard = False
 Experiment.save_env_state = False
 Experiment.exact_resume = True
 PPOAgent.value_norm = 'popart'

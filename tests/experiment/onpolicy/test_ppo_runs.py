@@ -49,7 +49,7 @@ def test_an_extra_output_of_ones_own_agent_reaches_buffer_and_disk_and_it_trains
     exp = ppo_experiment(tmp_path, agent_type=CuriousAgent, dataset=DiskTrajDataset())
     exp.start()
     before, rollouts = weights(exp), []
-    (buffer,) = exp.on_policy.buffers
+    (buffer,) = exp.trainer.buffers
     read = buffer.read
     buffer.read = lambda: rollouts.append(read()) or rollouts[-1]  # type: ignore[method-assign,func-returns-value]
     epochs = exp.learn_iter()
@@ -292,7 +292,7 @@ def test_two_halves_in_worker_processes_read_again_as_they_acted(tmp_path: Path,
         tmp_path, encoder, env_mode="async", async_env_workers=2, parallel_actors=4, learner={"chunk_len": 4}
     )
     exp.start()
-    assert len(exp.on_policy.buffers) == 2
+    assert len(exp.trainer.buffers) == 2
     learned(exp)
     found = [r for r in metrics(exp.run_dir) if "ppo/initial_logratio_abs_max" in r]
     assert len(found) == 2

@@ -13,9 +13,9 @@ import torch
 
 from loxodon.agents import LinearSchedule
 from loxodon.experiment import Experiment, ScaleRewards
-from loxodon.experiment.gin_check.registry import find
+from loxodon.experiment.config.registry import find
 from loxodon.experiment.onpolicy import PPOLearner
-from loxodon.experiment.onpolicy_settings import _UNREAD
+from loxodon.experiment.onpolicy.ppo_learner import UNREAD
 
 from ..test_resume import metrics
 from .rollouts import make_agent, make_collector, make_learner
@@ -82,10 +82,10 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("Experiment.lr_schedule", LinearSchedule(1.0, 0.0), {}),
     ("Experiment.lr_warmup_steps", 4, {}),
     ("Experiment.l2_coeff", 0.5, {}),
-    ("Experiment.adam_eps", 1e-3, {}),
-    ("Experiment.lr_multipliers", {"value_head": 0.1}, {}),
-    ("Experiment.grad_clip", 1e-3, {"Experiment.adam_eps": 1e-3}),
-    ("Experiment.grad_clip", 0.0, {"Experiment.adam_eps": 1e-3, "Experiment.grad_clip": 1e-3}),
+    ("AdamW.eps", 1e-3, {}),
+    ("AdamW.lr_multipliers", {"value_head": 0.1}, {}),
+    ("Experiment.grad_clip", 1e-3, {"AdamW.eps": 1e-3}),
+    ("Experiment.grad_clip", 0.0, {"AdamW.eps": 1e-3, "Experiment.grad_clip": 1e-3}),
     ("Experiment.start_learning_at_epoch", 1, {}),
     ("Experiment.critic_loss_weight", 2.5, {}),
     ("Experiment.reward_shaper", ScaleRewards(0.1), {}),
@@ -167,7 +167,7 @@ def test_the_scope_of_a_stop_says_how_much_is_left_out(scope: str, expected: int
 
     learner.learner.compute_loss = lying
     make_collector(agent, learner).collect(8)
-    assert learner.train(0)["updates"] == expected
+    assert learner.learn_from_rollout(0)["updates"] == expected
 
 
 def test_parts_of_a_minibatch_add_up_to_it(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_every_setting_that_the_page_names_exists_and_is_tested() -> None:
         (configurable,) = find(owner)
         assert configurable.params[name].is_settable, full_name
     assert names - {case[0] for case in CASES} - ELSEWHERE == set()
-    assert not names & {f"Experiment.{name}" for name in _UNREAD}
+    assert not names & {f"Experiment.{name}" for name in UNREAD}
 
 
 def test_every_epoch_is_one_record_of_figures(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_minibatch_in_parts_gives_the_update_of_the_whole(encoder: str, mode: 
         torch.manual_seed(1)
         for epoch in range(2):
             collector.collect(8)
-            figures = learner.train(epoch)
+            figures = learner.learn_from_rollout(epoch)
         assert learner.learner.gradient_steps == figures["updates"] * 2 == 16
         weights.append(agent.state_dict())
     for name, value in weights[0].items():
@@ -94,7 +94,7 @@ def test_episodes_that_were_broken_off_do_not_reach_the_reward_normaliser() -> N
         if epoch == 2:
             collector.restart(seed=5)
         collector.collect(4)
-        learner.train(epoch)
+        learner.learn_from_rollout(epoch)
     assert seen == [False, True, False]
 
 
@@ -176,7 +176,7 @@ def test_figures_of_updates_are_means_or_extremes() -> None:
 
 @pytest.mark.parametrize("bad_grad", [None, "skip"])
 def test_losses_that_are_nan_stop_the_run_or_are_left_out(tmp_path: Path, bad_grad: str | None) -> None:
-    exp = make_run(tmp_path, "ff", bad_grad=bad_grad, epochs=1)
+    exp = make_run(tmp_path, "ff", **{"Learner.bad_grad": bad_grad}, epochs=1)
     spoils = [True] * 3 + [False] * 13
     compute_loss = exp.learner.compute_loss
 

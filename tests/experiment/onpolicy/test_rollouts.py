@@ -74,7 +74,7 @@ def test_reading_a_rollout_again_gives_what_acting_gave(
     for epoch in range(4):
         collector.collect(8)
         num_before = 8 * epoch
-        figures = learner.train(epoch)
+        figures = learner.learn_from_rollout(epoch)
         assert figures["initial_logratio_abs_max"] < figures["initial_logratio_rounding_max"]
         assert figures["initial_value_diff_abs_max"] < VALUE_ROUNDING
         _, values, next_values, terminated, _, _ = estimator.calls[-1]
@@ -102,7 +102,7 @@ def test_acting_and_reading_agree_although_weights_and_statistics_move(
     before = [p.detach().clone() for p in agent.parameters()]
     for epoch in range(4):
         collector.collect(8)
-        figures = learner.train(epoch)
+        figures = learner.learn_from_rollout(epoch)
         assert figures["initial_logratio_abs_max"] < figures["initial_logratio_rounding_max"]
         assert figures["initial_value_diff_abs_max"] < VALUE_ROUNDING
     assert not all(torch.equal(p, q) for p, q in zip(before, agent.parameters(), strict=True))
@@ -118,7 +118,7 @@ def test_continuous_actions_are_judged_before_they_are_clipped(is_discrete: bool
     if not is_discrete:
         assert (np.abs(steps["samples"]) > 1.0).any()
         assert (np.abs(steps["actions"]) <= 1.0).all()
-    figures = learner.train(0)
+    figures = learner.learn_from_rollout(0)
     assert figures["initial_logratio_abs_max"] < figures["initial_logratio_rounding_max"]
 
 
@@ -130,7 +130,7 @@ def test_burn_in_begins_earlier_and_changes_nothing_before_the_first_update(burn
     collector = make_collector(agent, learner, longest=30)
     for epoch in range(3):
         collector.collect(8)
-        figures = learner.train(epoch)
+        figures = learner.learn_from_rollout(epoch)
         assert figures["initial_logratio_abs_max"] < figures["initial_logratio_rounding_max"]
         assert figures["initial_value_diff_abs_max"] < VALUE_ROUNDING
 
@@ -158,7 +158,7 @@ def test_the_alarm_rings_when_the_state_after_the_step_is_stored(
         collector = make_collector(agent, learner, longest=30)
         collector.__class__ = kind
         collector.collect(8)
-        figures = learner.train(0)
+        figures = learner.learn_from_rollout(0)
         learner.raise_alarm(figures)
         rounding_max = figures["initial_logratio_rounding_max"]
         assert (figures["initial_logratio_abs_max"] < rounding_max < 1e-3) is is_right
@@ -232,7 +232,7 @@ def test_golden_advantages_in_every_autoreset_mode(
     )
     collector = make_collector(agent, learner, envs=envs)
     collector.collect(num_steps)
-    learner.train(0)
+    learner.learn_from_rollout(0)
     mask = estimator.calls[0][-1]
     assert int(mask.sum()) == 6
     found = estimator.results[0][0][mask]
@@ -260,6 +260,6 @@ def test_two_buffers_give_what_one_gives() -> None:
             collector = make_collector(agent, learner, envs=part)
             collector.sample = False
             collector.collect(3)
-        learner.train(0)
+        learner.learn_from_rollout(0)
         figures.append(torch.cat([p.detach().flatten() for p in agent.parameters()]))
     assert_equal_but_for_rounding(figures[0], figures[1], NUM_OPS * 4)  # updates

@@ -36,7 +36,7 @@ def batches_of(learner: Any, epoch: int = 0) -> list[Any]:
         return update(batches, *args, **kwargs)
 
     learner.learner.update, learner.learner.lr_scale = watching, 0.0
-    learner.train(epoch)
+    learner.learn_from_rollout(epoch)
     learner.learner.update = update
     return seen
 
@@ -65,7 +65,7 @@ def test_no_sequence_knows_of_another_episode(encoder: str, share: bool) -> None
     collector = make_collector(agent, learner, longest=5)
     collector.collect(8)
     learner.learner.lr_scale = 0.0
-    learner.train(0)
+    learner.learn_from_rollout(0)
     collector.collect(8)  # goes on in the middle of episodes
     for given in batches_of(learner, 1):
         obs = given.obs["observation"].clone().requires_grad_()
@@ -149,7 +149,7 @@ def test_default_dropout_is_off_in_updates(caplog: pytest.LogCaptureFixture) -> 
     learner = make_learner(agent, 8, 4)
     collector = make_collector(agent, learner, longest=30)
     collector.collect(8)
-    figures = learner.train(0)
+    figures = learner.learn_from_rollout(0)
     learner.raise_alarm(figures)
     assert figures["initial_kl"] < 1e-10
     assert not caplog.records
@@ -168,7 +168,7 @@ def test_noise_in_updates_rings_the_alarm(caplog: pytest.LogCaptureFixture) -> N
     learner = make_learner(agent, 8, 4)
     collector = make_collector(agent, learner)
     collector.collect(8)
-    figures = learner.train(0)
+    figures = learner.learn_from_rollout(0)
     assert figures["initial_logratio_abs_max"] < 1e-4
     learner.raise_alarm(figures)
     assert "Log-probs of a rollout differ" in caplog.text
@@ -182,5 +182,5 @@ def test_acting_in_training_mode_rings_the_alarm(caplog: pytest.LogCaptureFixtur
         agent.train(not is_right)
         collector.collect(8)
         with caplog.at_level(logging.WARNING, logger="loxodon"):
-            learner.raise_alarm(learner.train(0))
+            learner.raise_alarm(learner.learn_from_rollout(0))
         assert ("Log-probs of a rollout differ" in caplog.text) is not is_right

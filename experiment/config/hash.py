@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-_SETTINGS = (
+SETTINGS = (
     # where and under which name
     "Experiment.run_name",
     "Experiment.ckpt_base_dir",
@@ -31,11 +31,11 @@ _SETTINGS = (
     "Experiment.always_save_latest",
     "Experiment.save_trajs_as",
     "Experiment.evaluate_at_end",
-    "Experiment.make_test_env",
-    "Experiment.test_timesteps",
-    "Experiment.profile_epoch",
+    "MetricLogger.*",
+    "FinalTest.*",
+    "ProfileEpoch.*",
     "Pretraining.cache_dir",
-    "Experiment.max_wall_clock_s",  # a stopped run goes on as if it had not been
+    "WallClockLimit.*",  # a stopped run goes on as if it had not been
     # how many processes and threads do the work
     "Experiment.torch_threads",
     "Experiment.dloader_workers",
@@ -47,14 +47,13 @@ _SETTINGS = (
 )
 """Bindings without a part in the result, as patterns; everything else counts as a hyper-parameter."""
 
-
 _MACRO = re.compile(r"%([\w./]+)")
 
 
 def is_setting(binding: str) -> bool:
     """Whether `scope/Name.param` is a mere setting."""
     name = binding.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _SETTINGS)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SETTINGS)
 
 
 def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
@@ -64,34 +63,28 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
         exp: a dataclass instance; its fields count as `Experiment.<name>`, also where Python set them.
         bindings: of gin, as written, by `scope/Name.param`, and macros by name.
     """
-    values = {
+    values: dict[str, Any] = {
         name: _MACRO.sub(lambda found: bindings.get(found[1], found[0]), value)
         for name, value in bindings.items()
         if "." in name and not name.startswith("Experiment.")
     }
-    for one in fields(exp):
-        values[f"Experiment.{one.name}"] = _text(getattr(exp, one.name))
+    values |= {f"Experiment.{one.name}": getattr(exp, one.name) for one in fields(exp)}
     if not exp.exact_resume:  # else episodes are cut at checkpoints
         del values["Experiment.ckpt_interval"]
-    chosen = sorted((name, value) for name, value in values.items() if not is_setting(name))
-    return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
+    chosen = {name: value for name, value in values.items() if not is_setting(name)}
+    text = json.dumps(chosen, sort_keys=True, default=_in_words)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _text(value: Any) -> str:
-    """A value in the same words in every process; of an object its class and arguments."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return repr(sorted((str(key), _text(item)) for key, item in value.items()))
-    if isinstance(value, list | tuple):
-        return repr([_text(item) for item in value])
+def _in_words(value: Any) -> Any:
+    """What is no plain value, the same in every process: a name, or of an object its class and arguments."""
     if isinstance(value, functools.partial):
-        return _text([value.func, value.args, value.keywords])
+        return [value.func, value.args, value.keywords]
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}:{value.__qualname__}"
-    kind, found = type(value), _arguments(value).items()
-    counting = {name: arg for name, arg in found if not is_setting(f"{kind.__name__}.{name}")}
-    return f"{_text(kind)}({_text(counting)})"
+    kind = type(value)
+    kept = _arguments(value).items()
+    return [kind, {name: one for name, one in kept if not is_setting(f"{kind.__name__}.{name}")}]
 
 
 def _arguments(value: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One update of the agent: masked means over all micro-batches, backward, clip, AdamW with linear warm-up."""
+"""One update of the agent: masked means over all micro-batches, backward, clip, step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gin
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,14 +16,14 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..agents import BaseAgent, LossTerms, OnPolicyAgent, masked_mean
-from ..data import Batch, RolloutBatch
-from .distributed import merge_metrics
-from .freezing import FrozenParams
+from ...agents import BaseAgent, LossTerms, OnPolicyAgent, masked_mean
+from ...data import Batch, RolloutBatch
+from ..contracts import Progress
+from ..distributed import merge_metrics
+from ..rng import isolated_rng
+from ..timing import StageTimer
 from .gradient_guard import GradientGuard, forget_pending
-from .param_groups import check_same_groups
-from .rng import isolated_rng
-from .timing import StageTimer
+from .optimizer import check_same_groups, warmup_factor
 
 AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor, Tensor], Tensor]
@@ -106,26 +107,7 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor) -> Tensor:
     return _PEAK_SHARE * errors.amax(1) + (1 - _PEAK_SHARE) * errors.sum(1) / timesteps
 
 
-def make_optimizer(
-    params: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
-    *,
-    learning_rate: float,
-    l2_coeff: float,
-    fused: bool,
-    eps: float = 1e-8,
-) -> Any:
-    """AdamW with decoupled weight decay `l2_coeff` (Loshchilov and Hutter 2019, arXiv:1711.05101).
-
-    params: parameters, or groups of them with learning rates of their own; see `param_groups`.
-    """
-    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused, eps=eps)
-
-
-def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
-    """Share of the learning rate after `gradient_steps` updates: 1/warmup, 2/warmup, ..., 1."""
-    return min(1.0, (gradient_steps + 1) / max(lr_warmup_steps, 1))
-
-
+@gin.configurable(allowlist=["bad_grad"])
 class Learner:
     """Holds the optimizer side of an agent and applies updates.
 
@@ -143,16 +125,18 @@ class Learner:
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
-        bad_grad: "skip" or "raise" for gradients that are not finite; see `GradientGuard`.
+        bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
+            with the name of the parameter, None lets it be.
         timer: told how long updates take.
         edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
+        progress: counts the optimizer steps; None for a count of its own.
 
     Attributes:
-        frozen: parameters that some epochs leave as they are; None for none.
+        before_clipping: called between the last backward pass and clipping, such as to drop gradients.
         skipped_updates: updates since the start of this process that were left out for their gradients.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each thing it needs
         self,
         agent: BaseAgent,
         model: nn.Module,
@@ -167,16 +151,19 @@ class Learner:
         bad_grad: str | None = None,
         timer: StageTimer | None = None,
         edits_masks: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         self.report_priorities, self.skipped_updates = report_priorities, 0
-        self.frozen: FrozenParams | None = None
+        self.before_clipping: list[Callable[[], None]] = []
         self._guard = GradientGuard(agent, bad_grad, accelerator.scaler is not None)
         self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss, self.critic_loss_weight = compute_loss, critic_loss_weight
         self.edits_masks = edits_masks
         self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
-        self.gradient_steps = 0
+        self.progress = progress or Progress(epochs=0, seed=0)
+        self.judges_gradients = bad_grad is not None
+        self._is_loss_checked = bad_grad != "skip" and accelerator.scaler is None
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -187,6 +174,15 @@ class Learner:
             model.broadcast_buffers = False
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+
+    @property
+    def gradient_steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.progress.gradient_steps
+
+    @gradient_steps.setter
+    def gradient_steps(self, number: int) -> None:
+        self.progress.gradient_steps = number
 
     @property
     def base_learning_rate(self) -> float:
@@ -293,8 +289,8 @@ class Learner:
 
     def _step(self) -> Tensor | None:
         """Clip the gradients and move the weights, if they may; returns the norm before clipping."""
-        if self.frozen is not None:
-            self.frozen.drop_gradients()
+        for call in self.before_clipping:
+            call()
         self._guard.before_clipping(self._params)
         grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
         if self._gradients_are_bad(grad_norm):
@@ -361,6 +357,19 @@ class Learner:
         if grad_norm is not None:
             details["grad_norm"] = grad_norm.detach()
         return details
+
+    def check_loss(self, means: Mapping[str, float]) -> None:
+        """Raise ValueError for a loss of an epoch that is not finite, unless such updates are left out.
+
+        means: "loss", "actor_loss" and "critic_loss"; none of them if the first update was vetoed.
+        """
+        if self._is_loss_checked and not math.isfinite(means.get("loss", 0.0)):
+            raise ValueError(
+                f"The loss of epoch {self.progress.epoch} is {means['loss']} (actor {means['actor_loss']}, "
+                f"critic {means['critic_loss']}), so the weights are spoilt. Fix: lower "
+                "Experiment.learning_rate or grad_clip, check the environment for NaN observations or "
+                "rewards, and resume from the last checkpoint."
+            )
 
     def is_sound(self) -> bool:
         """True if all weights are finite."""

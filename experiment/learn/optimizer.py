@@ -1,4 +1,4 @@
-"""Parameters of an agent by the names of its modules: learning rates of their own, and what is frozen."""
+"""AdamW with linear warm-up, and learning rates of their own for modules of the agent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import gin
+import torch
 from torch import nn
 
 
@@ -59,7 +61,7 @@ def param_groups(
     if not lr_multipliers:
         return [{"params": list(params), "lr": learning_rate, "prefix": ""}]
     named = named_among(agent, params)
-    check_prefixes(lr_multipliers, named, "Experiment.lr_multipliers")
+    check_prefixes(lr_multipliers, named, "AdamW.lr_multipliers")
     rates = {"": 1.0, **{prefix: lr_multipliers[prefix] for prefix in sorted(lr_multipliers)}}
     members: dict[str, list[nn.Parameter]] = {prefix: [] for prefix in rates}
     for name, param in named.items():
@@ -89,7 +91,7 @@ def check_same_groups(
     if before != after:
         raise ValueError(
             f"The checkpoint's optimizer has the groups of parameters {_shown(before)}, this run has "
-            f"{_shown(after)}. Fix: resume with the agent and the prefixes in Experiment.lr_multipliers of "
+            f"{_shown(after)}. Fix: resume with the agent and the prefixes in AdamW.lr_multipliers of "
             "the earlier run (the multipliers themselves may change), or load the weights only "
             "(resume_training_state=False)."
         )
@@ -97,3 +99,42 @@ def check_same_groups(
 
 def _shown(groups: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{prefix or '(all others)'}: {count}" for prefix, count in groups)
+
+
+@gin.configurable("AdamW", allowlist=["eps", "lr_multipliers"])
+def make_optimizer(
+    agent: nn.Module,
+    params: Sequence[nn.Parameter],
+    *,
+    learning_rate: float,
+    l2_coeff: float,
+    fused: bool,
+    eps: float = 1e-8,
+    lr_multipliers: Mapping[str, float] | None = None,
+) -> torch.optim.Optimizer:
+    """AdamW with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
+
+    Args:
+        agent: whose modules are named.
+        params: those of it that are trained.
+        learning_rate: before factors.
+        l2_coeff: weight decay.
+        fused: one kernel for all parameters; hides whether a loss scaler skipped the step.
+        eps: added to the root of the second moment.
+        lr_multipliers: factor of the learning rate by name of a module of the agent, such as "actor" or
+            "traj_encoder"; the longest name that fits a parameter wins.
+    Raises: ValueError or TypeError for numbers that cannot be, or a name that no parameter has.
+    """
+    for name, value in {"eps": eps, **(lr_multipliers or {})}.items():
+        setting = "AdamW.eps" if name == "eps" else f"AdamW.lr_multipliers[{name!r}]"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not value > 0:
+            kind = ValueError if is_number else TypeError
+            raise kind(f"{setting} is {value!r}, but must be a number above 0. Fix: set {setting} to one.")
+    groups = param_groups(agent, params, learning_rate=learning_rate, lr_multipliers=lr_multipliers)
+    return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=l2_coeff, fused=fused, eps=eps)
+
+
+def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
+    """Share of the learning rate after `gradient_steps` updates: 1/warmup, 2/warmup, ..., 1."""
+    return min(1.0, (gradient_steps + 1) / max(lr_warmup_steps, 1))

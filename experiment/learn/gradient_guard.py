@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..nets import RunningStatistics
+from ...nets import RunningStatistics
 
-BAD_GRAD_CHOICES = (None, "skip", "raise")
+_CHOICES = (None, "skip", "raise")
 
 
 class GradientGuard:
@@ -26,6 +26,11 @@ class GradientGuard:
     """
 
     def __init__(self, agent: nn.Module, choice: str | None, has_scaler: bool) -> None:
+        if choice not in _CHOICES:
+            raise ValueError(
+                f"Learner.bad_grad is {choice!r}; allowed are None, 'skip' and 'raise'. Fix: set "
+                "Learner.bad_grad = 'skip'."
+            )
         self._agent, self._choice = agent, None if has_scaler else choice
 
     def before_clipping(self, params: list[nn.Parameter]) -> None:
@@ -44,7 +49,7 @@ class GradientGuard:
         raise FloatingPointError(
             f"The gradient of {names[0]!r} is not finite, nor are those of {len(names) - 1} others of "
             f"{len(found)} parameters; nothing was updated. Fix: lower Experiment.learning_rate, check "
-            "rewards and observations for extreme values, or set Experiment.bad_grad = 'skip'."
+            "rewards and observations for extreme values, or set Learner.bad_grad = 'skip'."
         )
 
     def is_bad(self, grad_norm: Tensor | None) -> bool:

@@ -1,0 +1,11 @@
+"""gin configurations: read, checked as a whole, then handed to gin.
+
+`reading` reads files and overrides with gin's own parser and keeps where each binding came from, `registry`
+is our view of what gin knows, `checks` finds what is wrong, `load` puts them in order, `hash` names what
+decides a result.
+"""
+
+from .load import LoadedConfig, explain_build_error, load_config
+from .reading import ConfigError
+
+__all__ = ["ConfigError", "LoadedConfig", "explain_build_error", "load_config"]

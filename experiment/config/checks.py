@@ -1,0 +1,582 @@
+"""What can be wrong with a config: names, types, missing values, and, once all is built, what nothing reads.
+
+Each check returns problem texts, none when all is well. Unless it says otherwise it takes resolved bindings,
+see `resolved`.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gin
+
+from . import registry
+from .reading import COMMAND_LINE, Binding, Macro, Reference, did_you_mean, references_in, with_references
+from .registry import MACRO, MISSING, Configurable
+
+Scope = tuple[str, ...]
+Part = tuple[Scope, str]
+"""Scope and selector of a configurable; of a macro its name and `gin.macro`."""
+
+MOVED: dict[str, str] = {
+    "Experiment.sample_actions_train": "Experiment.sample_actions",  # in AMAGO
+    "Experiment.log_to_tensorboard": "MetricLogger.tensorboard",
+    "Experiment.lr_multipliers": "AdamW.lr_multipliers",
+    "Experiment.adam_eps": "AdamW.eps",
+    "Experiment.bad_grad": "Learner.bad_grad",
+    "Experiment.freeze": "Experiment.callbacks = [@ParamFreezer]",
+    "Experiment.pretraining": "Experiment.callbacks = [@Pretraining]",
+    "Experiment.max_wall_clock_s": "WallClockLimit.seconds",
+    "Experiment.test_timesteps": "FinalTest.timesteps",
+    "Experiment.make_test_env": "FinalTest.make_env",
+    "Experiment.profile_epoch": "ProfileEpoch.epoch",
+}
+"""Parameters that have another name now: old `Name.param` -> new one, or another line to write instead."""
+
+
+# --- bindings as gin sees them --------------------------------------------------------------------------
+
+
+def resolved(bindings: Iterable[Binding]) -> list[Binding]:
+    """The bindings of known classes, with full selectors; macros become bindings of `gin.macro`."""
+    found = []
+    for b in bindings:
+        if not b.param:
+            found.append(dataclasses.replace(b, scope=b.key, selector=MACRO, param="value"))
+        elif len(matches := registry.find(b.selector)) == 1:
+            found.append(dataclasses.replace(b, selector=matches[0].selector))
+    return found
+
+
+class Table:
+    """Resolved bindings by scope, configurable and parameter; of equal keys the later counts, as in gin."""
+
+    def __init__(self, bindings: Iterable[Binding] = ()) -> None:
+        self._rows: dict[tuple[str, str], dict[str, Binding]] = {}
+        for binding in bindings:
+            self.add(binding)
+
+    def add(self, binding: Binding) -> None:
+        """Put it in the place of an earlier one."""
+        self._rows.setdefault((binding.scope, binding.selector), {})[binding.param] = binding
+
+    def all_for(self, scope: Scope, selector: str) -> list[Binding]:
+        """Bindings that a call in `scope` sees, outermost scope first."""
+        scopes = ["/".join(scope[:depth]) for depth in range(len(scope) + 1)]
+        return [b for s in scopes for b in self._rows.get((s, selector), {}).values()]
+
+    def effective(self, scope: Scope, selector: str) -> dict[str, Binding]:
+        """The binding that counts for each parameter in a call in `scope`."""
+        return {b.param: b for b in self.all_for(scope, selector)}
+
+    def macro(self, name: str) -> Binding | None:
+        """The binding of a macro."""
+        return self._rows.get((name, MACRO), {}).get("value")
+
+    def remaining(self) -> list[Binding]:
+        """The bindings that were not replaced by a later one of the same key."""
+        return [b for row in self._rows.values() for b in row.values()]
+
+
+def short_key(binding: Binding) -> str:
+    """The left side of a binding with the shortest name of its class."""
+    if binding.selector == MACRO:
+        return binding.scope
+    name = registry.find(binding.selector)[0].name
+    return f"{binding.scope}/{name}.{binding.param}" if binding.scope else f"{name}.{binding.param}"
+
+
+def shown(binding: Binding) -> str:
+    """A binding and where it stands."""
+    return f"{binding.origin}: {short_key(binding)} = {binding.value!r}"
+
+
+# --- where references lead ------------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    """A configurable in a scope. `via` is the binding that leads here; None at the root and its defaults."""
+
+    configurable: Configurable
+    scope: Scope
+    via: Binding | None = None
+    is_called: bool = False
+    """True if it is called with nothing but what gin supplies: `@Name()`, the root, an environment."""
+
+
+@dataclass
+class Reach:
+    """What a walk along references has met.
+
+    Attributes:
+        nodes: configurables by scope and selector.
+        seen: ids of the bindings that these see.
+        parts: scopes and selectors of both configurables and macros.
+    """
+
+    nodes: dict[Part, Node] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+    parts: set[Part] = field(default_factory=set)
+
+
+def reach(table: Table, starts: Iterable[Node]) -> Reach:
+    """Everything that references, macros and defaults lead to from `starts`."""
+    found, queue = Reach(), list(starts)
+    while queue:
+        node = queue.pop()
+        key = (node.scope, node.configurable.selector)
+        known = found.nodes.get(key)
+        if known is not None and known.is_called >= node.is_called:
+            continue
+        found.nodes[key] = node
+        found.parts.add(key)
+        found.seen |= {id(binding) for binding in table.all_for(*key)}
+        bound = table.effective(*key)
+        for binding in bound.values():
+            queue += _led_to(binding, node, table, found)
+        for param in node.configurable.params.values():
+            child = registry.find_object(param.default) if param.name not in bound else None
+            if child is not None:
+                queue.append(Node(child, node.scope, node.via))
+    return found
+
+
+def _led_to(binding: Binding, node: Node, table: Table, found: Reach) -> Iterator[Node]:
+    """Nodes that a bound value leads to; a macro's value is evaluated in a scope of the macro's name."""
+    for thing, macro in _followed(binding.value, table):
+        if isinstance(thing, Binding):
+            found.seen.add(id(thing))
+            found.parts.add(((thing.scope,), MACRO))
+        elif len(matches := registry.find(thing.name)) == 1:
+            inherited = _parts_of(macro) if macro and thing.is_called else node.scope
+            is_env_factory = binding.param.startswith("make_") and binding.param.endswith("env")
+            yield Node(matches[0], thing.scope or inherited, binding, thing.is_called or is_env_factory)
+
+
+def _followed(value: Any, table: Table, inside: Scope = ()) -> Iterator[tuple[Reference | Binding, str]]:
+    """References in a value and bindings of macros in it, in turn; each with the macro that it stands in."""
+    for ref in references_in(value):
+        if isinstance(ref, Reference):
+            yield ref, inside[-1] if inside else ""
+        elif (target := table.macro(ref.name)) is not None and ref.name not in inside:
+            yield target, ref.name
+            yield from _followed(target.value, table, (*inside, ref.name))
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def unknown_names(bindings: Sequence[Binding]) -> list[str]:
+    """Bindings, as read, of unknown classes and parameters, and values that refer to what is unknown."""
+    macros = {b.key for b in bindings if not b.param}
+    in_files = {b.key for b in bindings if not b.param and b.origin.file != COMMAND_LINE}
+    found: list[str] = []
+    for binding in bindings:
+        if binding.param:
+            found += _unknown_target(binding)
+        elif binding.key not in in_files:
+            found.append(_unknown_override(binding, macros))
+        for ref in references_in(binding.value):
+            found += _unknown_reference(ref, binding, macros)
+    return found
+
+
+def _unknown_override(binding: Binding, macros: set[str]) -> str:
+    """Text for `epochs=5` on the command line when no file has a macro of this name."""
+    name = binding.key
+    meant = sorted(f"{owner.name}.{name}" for owner in registry.all_known() if name in owner.params)[:3]
+    hint = f" Did you mean '{meant[0]}'?" if meant else did_you_mean(name, macros - {name})
+    if not hint and (experiment := registry.find("Experiment")):
+        hint = did_you_mean(name, experiment[0].params, "Experiment.")
+    return f"{binding.origin}: no config file defines {name}.{hint} Fix: write Name.param=value."
+
+
+def _unknown_target(binding: Binding) -> Iterator[str]:
+    matches = registry.find(binding.selector)
+    if len(matches) != 1:
+        yield f"{binding.origin}: {_no_such_class(binding.selector, matches)}"
+        return
+    target, param = matches[0], binding.param
+    known = target.params.get(param)
+    settable = [name for name, p in target.params.items() if p.is_settable]
+    if new := MOVED.get(f"{target.name}.{param}"):
+        line = f"{new} = {binding.value!r}" if re.fullmatch(r"[\w.]+", new) else new
+        yield f"{binding.origin}: {target.name}.{param} is now {new}. Fix: write {line}."
+    elif known is not None and not known.is_settable:
+        yield (
+            f"{binding.origin}: {target.name}.{param} is given by the code, not by configs, which can set: "
+            f"{', '.join(settable) or 'nothing'}. Fix: remove this line."
+        )
+    elif known is None and not target.takes_any:
+        meant = did_you_mean(param, settable)
+        listed = "" if meant else f" It has: {', '.join(settable) or 'no parameters'}."
+        mend_text = "correct it" if settable else "remove this line, or give its __init__ this parameter"
+        yield f"{binding.origin}: {target.name} has no parameter '{param}'.{meant}{listed} Fix: {mend_text}."
+
+
+def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
+    if matches:
+        full = ", ".join(c.selector for c in matches)
+        return f"'{name}' can mean {full}. Fix: write one of these full names."
+    meant = did_you_mean(name.rsplit(".", 1)[-1], [known.name for known in registry.all_known()])
+    mend_text = "correct the name" if meant else "correct the name, or import its module: import my_module"
+    return f"no class or function '{name}' is known to gin.{meant} Fix: {mend_text}."
+
+
+def _unknown_reference(ref: Reference | Macro, binding: Binding, macros: set[str]) -> Iterator[str]:
+    if isinstance(ref, Reference):
+        matches = registry.find(ref.name)
+        if len(matches) != 1:
+            yield f"{binding.origin}: {binding.key} = {ref!r}: {_no_such_class(ref.name, matches)}"
+    elif ref.name not in macros and registry.constant_value(ref.name) is MISSING:
+        meant = did_you_mean(ref.name, macros, "%")
+        yield (
+            f"{binding.origin}: {binding.key} = {ref!r}, but nothing defines {ref.name}.{meant} "
+            f"Fix: correct the name, or add a line {ref.name} = value."
+        )
+
+
+# --- types ----------------------------------------------------------------------------------------------
+
+MAX_CHOICES = 6
+_UNIONS = (typing.Union, types.UnionType)
+_CALLABLES = (Callable, typing.Callable)
+_ITEM_HOLDERS: dict[Any, Any] = {
+    Sequence: (list, tuple),
+    collections.abc.Iterable: (list, tuple),
+    collections.abc.Collection: (list, tuple),
+    list: (list,),
+    tuple: (tuple,),
+    set: (set,),
+    frozenset: (frozenset,),
+}
+
+
+def wrong_types(bindings: Sequence[Binding], table: Table) -> list[str]:
+    """Bindings whose value does not fit the parameter's annotation."""
+    found = []
+    for binding in bindings:
+        param = registry.find(binding.selector)[0].params.get(binding.param)
+        if param is None or binding.selector == MACRO:
+            continue
+        value, hint = _without_macros(binding.value, table), param.hint
+        if fits(value, hint) or (value is None and param.default is None):
+            continue
+        advice = mend(value, hint)
+        if binding.origin.file == COMMAND_LINE and advice.startswith("put quotes"):
+            advice = f"quote it for gin and for the shell: {short_key(binding)}=\"'{value}'\""
+        choices = [part.strip("'") for part in describe(hint).split(" or ") if part.startswith("'")]
+        near = did_you_mean(value, choices) if isinstance(value, str) else ""
+        found.append(
+            f"{shown(binding)} is {_kind_of(value)}, but {describe(hint)} is allowed.{near} Fix: {advice}."
+        )
+    return found
+
+
+def _without_macros(value: Any, table: Table, inside: Scope = ()) -> Any:
+    """The value with every macro that the config defines replaced by what it stands for."""
+
+    def meant(ref: Reference | Macro) -> Any:
+        target = table.macro(ref.name) if isinstance(ref, Macro) and ref.name not in inside else None
+        return ref if target is None else _without_macros(target.value, table, (*inside, ref.name))
+
+    return with_references(value, meant)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether `value`, as written in a config, may be passed where `hint` is annotated.
+
+    Only a certain misfit counts: an unknown hint accepts everything. bool is no int, an int is a fine float,
+    a str is no sequence, text is a fine path. Macros must have been replaced by their values; those that
+    remain are gin constants, which may be anything.
+    """
+    hint = _bare(hint)
+    kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in _UNIONS:
+        return any(fits(value, part) for part in args)
+    if isinstance(value, Macro) or _accepts_all(hint):
+        return True
+    if isinstance(value, Reference):
+        return _reference_fits(value, kind, args, hint)
+    if kind is typing.Literal:
+        return any(value == arg and type(value) is type(arg) for arg in args)
+    return _literal_fits(value, kind, args)
+
+
+def _bare(hint: Any) -> Any:
+    """The hint without `Annotated` and `NewType` around it."""
+    while typing.get_origin(hint) is typing.Annotated or isinstance(hint, typing.NewType):
+        hint = hint.__supertype__ if isinstance(hint, typing.NewType) else typing.get_args(hint)[0]
+    return hint
+
+
+def _accepts_all(hint: Any) -> bool:
+    return hint in (Any, object) or isinstance(hint, (typing.TypeVar, str))
+
+
+def _is_unchecked(kind: Any) -> bool:
+    """Whether isinstance and issubclass have no answer: no class, or a protocol."""
+    return not isinstance(kind, type) or getattr(kind, "_is_protocol", False)
+
+
+def _literal_fits(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
+    """A number, text, None or container against `kind[args]`."""
+    if kind is type or kind in _CALLABLES:
+        return False  # only a reference can be one
+    if kind is tuple and args and args[1:] != (Ellipsis,):
+        return isinstance(value, tuple) and len(args) == len(value) and all(map(fits, value, args))
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        pairs = value.items() if isinstance(value, dict) and args else ()
+        return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in pairs)
+    if kind in _ITEM_HOLDERS:
+        return isinstance(value, _ITEM_HOLDERS[kind]) and all(fits(v, args[0]) for v in value if args)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return _is_unchecked(kind) or isinstance(value, str if issubclass(kind, os.PathLike) else kind)
+
+
+def _reference_fits(ref: Reference, kind: Any, args: tuple[Any, ...], hint: Any) -> bool:
+    """`@Name()` is what the call returns; `@Name` the class or function, which `type` and `Callable` want."""
+    matches = registry.find(ref.name)
+    if len(matches) != 1:
+        return True  # reported as an unknown name elsewhere
+    if ref.is_called:
+        return _instance_fits(matches[0].result_hint, hint)
+    wrapped = matches[0].wrapped
+    if kind is type or kind in _CALLABLES:
+        return not isinstance(wrapped, type) or not args or _instance_fits(wrapped, args[-1])
+    return kind is not typing.Literal and (_is_unchecked(kind) or isinstance(wrapped, kind))
+
+
+def _instance_fits(result: Any, hint: Any) -> bool:
+    """Whether an instance of `result` (a class, or a return annotation) fits `hint`."""
+    hint = _bare(hint)
+    kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in _UNIONS:
+        return any(_instance_fits(result, part) for part in args)
+    if not isinstance(result, type) or _accepts_all(hint):
+        return True
+    if kind in _CALLABLES:  # unless the callable was to make just what is given: `@Agent()` for `@Agent`
+        made = args[-1] if args else None
+        is_product = isinstance(made, type) and made is not object and issubclass(result, made)
+        return any("__call__" in vars(base) for base in result.__mro__) and not is_product
+    return bool(_is_unchecked(kind) or issubclass(result, (int, float) if kind is float else kind))
+
+
+def describe(hint: Any) -> str:
+    """A hint in words for an error text."""
+    hint = _bare(hint)
+    kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in _UNIONS:
+        return " or ".join(describe(arg) for arg in args)
+    if kind is typing.Literal:
+        return " or ".join(repr(arg) for arg in args)
+    if kind is type or kind in _CALLABLES:
+        made = _bare(args[-1]) if args else None
+        names_result = isinstance(made, type) and made not in (object, Any, type(None))
+        return f"@Name of a {made.__name__}" if names_result and made else "@Name"
+    name = "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
+    inner = ", ".join("..." if arg is Ellipsis else describe(arg) for arg in args)
+    return f"{name}[{inner}]" if inner else str(name)
+
+
+def _kind_of(value: Any) -> str:
+    """What a value is, in words."""
+    if isinstance(value, Reference):
+        return "what that call returns" if value.is_called else "the class or function itself"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def mend(value: Any, hint: Any) -> str:
+    """The change that most likely makes `value` fit `hint`."""
+    wants_callable = "@Name" in describe(hint)
+    for other, text in _respelled(value):
+        is_call = isinstance(other, Reference) and other.is_called
+        if fits(other, hint) and not (is_call and wants_callable):  # which would fit by being callable
+            return text
+    classes = [known.name for known in registry.all_known() if known.is_class]
+    choices = [repr(ref) for name in classes if fits(ref := Reference(name, not wants_callable), hint)]
+    if 0 < len(choices) <= MAX_CHOICES:
+        return f"choose {' or '.join(choices)}"
+    return f"give it {describe(hint)}"
+
+
+def _respelled(value: Any) -> Iterator[tuple[Any, str]]:
+    """Other spellings of a value, each with the advice that leads to it."""
+    if isinstance(value, Reference):
+        other = Reference(value.scoped_name, not value.is_called)
+        yield other, f"write {other!r}"
+        return
+    if isinstance(value, str):
+        yield from ((inner, f"write {inner!r} without quotes") for inner in _inside_quotes(value))
+    elif isinstance(value, (int, float)) or value is None:
+        if value in (0, 1):
+            yield bool(value), f"write {bool(value)}"
+        if isinstance(value, float) and value.is_integer():
+            yield int(value), f"write {int(value)}"
+        yield str(value), f"put quotes around it: '{value}'"
+    is_several = isinstance(value, (list, tuple))
+    for items in (list(value), tuple(value)) if is_several else ([value], (value,)):
+        yield items, f"write {items!r}"
+
+
+def _inside_quotes(value: str) -> Iterator[Any]:
+    """What a text would be without its quotes: a word of Python's, a number, a reference."""
+    words: dict[str, Any] = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        yield words[value.lower()]
+    for number in (int, float):
+        try:
+            yield number(value)
+        except ValueError:
+            continue
+    name = value.removeprefix("@").removesuffix("()")
+    if name in {known.name for known in registry.all_known()}:
+        is_called = value.endswith("()")
+        yield from (Reference(name, is_called), Reference(name, not is_called))
+
+
+# --- missing values -------------------------------------------------------------------------------------
+
+
+def missing_required(table: Table, root: Node, files: Sequence[str]) -> list[str]:
+    """Parameters without a value in configurables that references lead to from the root."""
+    texts = []
+    for node in reach(table, [root]).nodes.values():
+        target = node.configurable
+        bound = table.effective(node.scope, target.selector)
+        missing = [name for name in target.params if _lacks_value(node, name, bound.get(name))]
+        if not missing or target.selector.startswith("gin."):
+            continue
+        scoped = "/".join([*node.scope, target.name])
+        hints = {name: target.params[name].hint for name in missing}
+        examples = [
+            f"{scoped}.{name} = <{describe(hint) if hint is not Any else 'value'}>"
+            for name, hint in hints.items()
+        ]
+        via = f" It is used here: {short_key(node.via)} = {node.via.value!r}." if node.via else ""
+        where = str(node.via.origin) if node.via else ", ".join(files) or COMMAND_LINE
+        texts.append(
+            f"{where}: {scoped} needs a value for {', '.join(missing)}, and nothing sets "
+            f"{'it' if len(missing) == 1 else 'them'}.{via} Fix: add {', '.join(examples)}."
+        )
+    return texts
+
+
+def _lacks_value(node: Node, name: str, bound: Binding | None) -> bool:
+    """Whether only a config can give this parameter its value, and does not."""
+    if bound is not None:
+        value = bound.value
+        return isinstance(value, Macro) and registry.constant_value(value.name) is gin.REQUIRED
+    param = node.configurable.params[name]
+    is_bare = param.default is MISSING and (node.is_called or param.is_keyword_only)
+    return param.is_settable and (param.default is gin.REQUIRED or is_bare)
+
+
+# --- what nothing reads ---------------------------------------------------------------------------------
+
+
+def unread(bindings: Sequence[Binding]) -> tuple[list[str], list[Binding], list[Binding]]:
+    """What gin has not read by now, when everything is built.
+
+    What a reference or default leads to, from anything that was built, may be constructed later and is fine.
+
+    Returns: texts for what its own source should not have set; bindings whose readers a later source has
+    replaced; bindings of functions of the user's, which code may call while training.
+    """
+    table, read = Table(bindings), registry.was_read()
+    built = [Node(registry.find(name)[0], _parts_of(scope)) for scope, name in read]
+    later = reach(table, built)
+    excused = _excused(bindings, later)
+    problems: list[str] = []
+    left_over, not_yet = [], []
+    for binding in table.remaining():
+        target = registry.find(binding.selector)[0]
+        calls = [params for call, params in read.items() if _sees(call, binding)]
+        is_given = bool(calls) and target.is_class
+        if any(binding.param in params for params in calls) or (id(binding) in later.seen and not is_given):
+            continue
+        if id(binding) in excused:
+            left_over.append(binding)
+        elif is_given:
+            problems.append(
+                f"{shown(binding)} has no effect: the code that makes {target.name} gives it. "
+                "Fix: remove this line."
+            )
+        elif _may_be_called_later(target):
+            not_yet.append(binding)
+        else:
+            problems.append(
+                f"{shown(binding)} is set, but nothing in this experiment uses it. {_mend_unused(binding)}"
+            )
+    return problems, left_over, not_yet
+
+
+def _sees(call: tuple[str, str], binding: Binding) -> bool:
+    """Whether a call (scope, selector) sees the binding."""
+    is_inside = not binding.scope or f"{call[0]}/".startswith(f"{binding.scope}/")
+    return call[1] == binding.selector and is_inside
+
+
+def _may_be_called_later(target: Configurable) -> bool:
+    """Whether code may call it without a reference; the library itself calls no function of its own so."""
+    is_own = (target.wrapped.__module__ or "").startswith("loxodon.")
+    return not (target.is_class or is_own or target.selector == MACRO)
+
+
+def _mend_unused(binding: Binding) -> str:
+    if binding.selector == MACRO:
+        return f"Fix: remove it, or refer to it as %{binding.scope}."
+    name = short_key(binding).rpartition(".")[0]
+    if binding.scope:
+        return f"Fix: remove it, or refer to it as @{name} (with its scope)."
+    return f"Fix: remove it, or choose it with @{name} where it belongs."
+
+
+def _excused(bindings: Sequence[Binding], final: Reach) -> frozenset[int]:
+    """Ids of the bindings whose source had ended when a later one replaced a part, or the use of a macro."""
+    ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
+    last = max(replacements(bindings, final), default=0)
+    return frozenset(id(b) for b in bindings if ends[b.source] <= last)
+
+
+def replacements(bindings: Sequence[Binding], final: Reach) -> list[int]:
+    """Numbers of the bindings that take a part or macro out of a value, earlier or default, for good."""
+    table, found = Table(), []
+    for number, binding in enumerate(bindings):
+        earlier = table.effective(_parts_of(binding.scope), binding.selector).get(binding.param)
+        param = registry.find(binding.selector)[0].params.get(binding.param)
+        if earlier is not None:
+            used = _uses(earlier.value, table)
+        else:
+            default = registry.find_object(param.default) if param is not None else None
+            used = {((), default.selector)} if default is not None else set()
+        if not used <= _uses(binding.value, table) | final.parts:
+            found.append(number)
+        table.add(binding)
+    return found
+
+
+def _uses(value: Any, table: Table) -> set[Part]:
+    """What a value refers to, macros included."""
+    found: set[Part] = set()
+    for thing, _ in _followed(value, table):
+        if isinstance(thing, Binding):
+            found.add(((thing.scope,), MACRO))
+        else:
+            found |= {(thing.scope, match.selector) for match in registry.find(thing.name)}
+    return found
+
+
+def _parts_of(scope: str) -> Scope:
+    return tuple(scope.split("/")) if scope else ()

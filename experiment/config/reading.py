@@ -1,0 +1,460 @@
+"""Gin files, presets and command-line overrides as a list of bindings that know where they were written.
+
+The parser is gin's own; only what it hands out for `@Name` and `%NAME` is ours, because nothing may be looked
+up before every file has been read. What it cannot read is told in words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+import sysconfig
+import tokenize
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import gin
+from gin import config_parser
+
+from .registry import all_known
+
+COMMAND_LINE = "command line"
+PRESET_PACKAGE = "loxodon.gin_configs"
+MAX_LISTED = 8
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+
+# --- errors ---------------------------------------------------------------------------------------------
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used. Each problem says where it is, what was found, and `Fix:`."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        lines = list(self.problems)
+        if len(lines) > 1:
+            more = [f"... and {len(lines) - MAX_LISTED} more."] if len(lines) > MAX_LISTED else []
+            head = f"{len(lines)} problems in the configuration. Fix: mend each place below."
+            lines = [head, *(f"  {line}" for line in [*lines[:MAX_LISTED], *more])]
+        super().__init__("\n".join(lines))
+
+
+def raise_if_any(problems: Sequence[str]) -> None:
+    """Raise one ConfigError that lists `problems`, if there are any."""
+    if problems:
+        error = ConfigError(problems)
+        raise error
+
+
+def near_matches(name: str, candidates: Iterable[str]) -> list[str]:
+    """Up to three of `candidates` that look like `name`, best first, whatever their upper or lower case."""
+    by_lower: dict[str, str] = {}
+    for candidate in candidates:
+        by_lower.setdefault(candidate.lower(), candidate)
+    return [by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
+
+
+def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
+    """A sentence ` Did you mean 'a' or 'b'?` with a leading space, or nothing when no name is near."""
+    near = [f"'{prefix}{match}'" for match in near_matches(name, candidates)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+# --- what a statement says ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where something was written. `line` counts from 1; it is 0 for an argument of the command line."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, `{self.text}`" if self.file == COMMAND_LINE else f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`@scope/Name`, or `@scope/Name()` when `is_called`."""
+
+    scoped_name: str
+    is_called: bool
+
+    @property
+    def name(self) -> str:
+        """The name without its scopes."""
+        return self.scoped_name.rsplit("/", 1)[-1]
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """The scopes in front of the name, outermost first."""
+        return tuple(self.scoped_name.split("/")[:-1])
+
+    def __repr__(self) -> str:
+        return f"@{self.scoped_name}{'()' if self.is_called else ''}"
+
+
+@dataclass(frozen=True)
+class Macro:
+    """`%NAME`: the value bound to NAME, or a gin constant."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One line `scope/selector.param = value`. A macro's line `NAME = value` has an empty `param`."""
+
+    scope: str
+    selector: str
+    param: str
+    value: Any
+    origin: Origin
+    source: int
+    """Number of the file (or override list) it stands in, in the order in which these were opened."""
+
+    @property
+    def key(self) -> str:
+        """The left side as text."""
+        scoped = f"{self.scope}/{self.selector}" if self.scope else self.selector
+        return f"{scoped}.{self.param}" if self.param else scoped
+
+
+def references_in(value: Any) -> Iterator[Reference | Macro]:
+    """References and macros anywhere inside a bound value."""
+    if isinstance(value, (Reference, Macro)):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from references_in(key)
+            yield from references_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from references_in(item)
+
+
+def with_references(value: Any, change: Callable[[Reference | Macro], Any]) -> Any:
+    """The value with `change` applied to each reference and macro in it."""
+    if isinstance(value, (Reference, Macro)):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {with_references(k, change): with_references(v, change) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(with_references(item, change) for item in value)
+    return value
+
+
+class _Delegate(config_parser.ParserDelegate):  # type: ignore[misc]  # gin ships no types
+    """Keeps references and macros as they were written."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        return Reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(macro_name)
+
+
+def parse_statements(text: str) -> list[Any]:
+    """Every statement of a gin text, in gin's own statement types; nothing is imported or looked up.
+
+    Raises: SyntaxError or tokenize.TokenError as gin's parser does.
+    """
+    return list(config_parser.ConfigParser(text, _Delegate()))
+
+
+# --- files and overrides --------------------------------------------------------------------------------
+
+
+@dataclass
+class Source:
+    """Everything that was read, in order: later bindings replace earlier ones."""
+
+    bindings: list[Binding] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    num_opened: int = 0
+
+    def read_file(self, path: Path, opened_by: tuple[Path, ...] = ()) -> None:
+        """Append the bindings of one gin file and of what it includes, and what is wrong with them."""
+        self.num_opened += 1
+        shown, number = _shown(path), self.num_opened
+        if not opened_by:
+            self.files.append(shown)
+        lines: dict[str, int] = {}
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            self.problems.append(f"{shown}: cannot be read ({error}). Fix: give a UTF-8 text file.")
+            return
+        try:
+            for statement in config_parser.ConfigParser(text, _Delegate()):
+                origin = Origin(shown, statement.location.line_num, statement.location.line_content.strip())
+                try:
+                    self._take(statement, origin, number, lines, (*opened_by, path))
+                except ConfigError as error:
+                    self.problems += error.problems
+        except (SyntaxError, tokenize.TokenError) as error:
+            self.problems.append(_syntax_problem(error, shown, text))
+
+    def _take(
+        self, statement: Any, origin: Origin, number: int, lines: dict[str, int], opened: tuple[Path, ...]
+    ) -> None:
+        """Act on one statement; `lines` says where the bindings of this file stand."""
+        if isinstance(statement, config_parser.IncludeStatement):
+            included = _find_include(statement.filename, opened[-1], origin)
+            if included.resolve() in {path.resolve() for path in opened}:
+                raise ConfigError(f"{origin}: `{origin.text}` leads back to itself. Fix: remove this line.")
+            self.read_file(included, opened)
+        elif isinstance(statement, config_parser.ImportStatement):
+            _run_import(statement, origin)
+            self.imports.append(statement.format())
+        elif isinstance(statement, config_parser.BindingStatement):
+            binding = _binding(statement, origin, number)
+            if binding.key in lines:
+                self.warnings.append(
+                    f"{origin}: {binding.key} was set in line {lines[binding.key]} too; the later line "
+                    "counts. Fix: remove one of them."
+                )
+            lines[binding.key] = origin.line
+            self.bindings.append(binding)
+
+    def read_override(self, text: str, typed: str) -> None:
+        """Append `Name.param=value`, shown as `typed` in errors; what gin cannot parse is a string."""
+        origin = Origin(COMMAND_LINE, 0, typed)
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not re.fullmatch(r"(\w+/)*[A-Za-z_][\w.]*", key) or not value:
+            mend = f"for a config file write --config {text}" if not equals else "write Name.param=value"
+            self.problems.append(f"{origin}: an override must look like Name.param=value. Fix: {mend}.")
+            return
+        try:
+            (statement,) = parse_statements(f"{key} = {value}")
+        except (SyntaxError, tokenize.TokenError, ValueError):
+            if value[0] in "@%":
+                self.problems.append(
+                    f"{origin}: `{value}` is no reference. Fix: write @Name, @Name() or %NAME; for a string "
+                    f"put quotes inside the argument: \"'{value}'\"."
+                )
+                return
+            (statement,) = parse_statements(f"{key} = {value!r}")
+        self.bindings.append(_binding(statement, origin, self.num_opened))
+
+
+def read_source(configs: Sequence[str], overrides: Iterable[tuple[str, str]] = ()) -> Source:
+    """Read config files (paths or preset names) in order, then the overrides, each with what was typed.
+
+    Raises: ConfigError listing what cannot be found, read or imported in all of them.
+    """
+    source = Source()
+    for name in configs:
+        try:
+            source.read_file(find_config(name))
+        except ConfigError as error:
+            source.problems += error.problems
+    source.num_opened += 1
+    for text, typed in overrides:
+        source.read_override(text, typed)
+    raise_if_any(source.problems)
+    return source
+
+
+def _binding(statement: Any, origin: Origin, number: int) -> Binding:
+    return Binding(statement.scope, statement.selector, statement.arg_name, statement.value, origin, number)
+
+
+def _shown(path: Path) -> str:
+    """The path as the user would write it: relative inside the working folder, else absolute."""
+    relative = os.path.relpath(path)
+    return str(path.resolve()) if relative.startswith("..") else relative
+
+
+def _run_import(statement: Any, origin: Origin) -> None:
+    """Import a module that a config names, so that its classes are known; the working folder is searched too.
+
+    Raises: ConfigError if it cannot be imported, led by the place in the module that is wrong.
+    """
+    if statement.module.startswith("__gin__"):
+        raise ConfigError(
+            f"{origin}: dynamic registration is not supported. Fix: decorate the class with "
+            "@gin.configurable and import its module."
+        )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # at the end, so that nothing installed is hidden
+    try:
+        importlib.import_module(statement.module)
+    except Exception as error:  # whatever the user's module raises
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{statement.module}.".startswith(f"{missing}."):
+            raise ConfigError(
+                f"{origin}: importing '{statement.module}' failed: {error}. Fix: install it, or start from "
+                "the folder that holds it."
+            ) from None
+        file, line = _place_of(error)
+        raise ConfigError(
+            f"{_shown(Path(file))}:{line}: {type(error).__name__}: {getattr(error, 'msg', error)}, while "
+            f"importing {statement.module} for {origin}. Fix: correct that line."
+        ) from None
+    gin.parse_config(statement.format())  # recorded, so that a saved config repeats the import
+
+
+def _place_of(error: Exception) -> tuple[str, int]:
+    """File and line of the user's code that raised `error`: what is installed is not where the mistake is."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 1
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the import in this file
+    own = [frame for frame in frames if not frame.filename.startswith((*_INSTALLED, "<"))]
+    return (own or frames)[-1].filename, (own or frames)[-1].lineno or 1
+
+
+# --- presets and paths ----------------------------------------------------------------------------------
+
+
+def preset_root() -> Path:
+    """The folder of the installed presets."""
+    return Path(str(resources.files(PRESET_PACKAGE)))
+
+
+def preset_names() -> list[str]:
+    """Names of all presets without their suffix, such as `tmaze` or `ppo/cartpole`, sorted."""
+    root = preset_root()
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.gin"))
+
+
+def runnable_names() -> list[str]:
+    """Those of `preset_names` that name a run; the others are parts, to be included or put on top of one."""
+    texts = {name: (preset_root() / f"{name}.gin").read_text(encoding="utf-8") for name in preset_names()}
+    return [name for name, text in texts.items() if "\nExperiment.run_name" in text]
+
+
+def find_config(name: str) -> Path:
+    """The file that `--config name` means: an existing path first, then a preset.
+
+    Raises: ConfigError naming near matches and all presets.
+    """
+    bare = name.removeprefix("./").removeprefix("gin_configs/")
+    for path in (Path(name), Path(f"{name}.gin"), preset_root() / bare, preset_root() / f"{bare}.gin"):
+        if path.is_file():
+            return path
+    near = near_matches(bare.removesuffix(".gin"), preset_names())
+    mend = f"write --config {near[0]}" if near else "give the path of a .gin file, or the name of a preset"
+    raise ConfigError(
+        f"command line, `--config {name}`: there is no such file or preset.{_preset_meant(bare)} "
+        f"Presets: {', '.join(preset_names()) or 'none installed'}. Fix: {mend}."
+    )
+
+
+def _find_include(name: str, included_from: Path, origin: Origin) -> Path:
+    """The file an `include` means: seen from the including file, the presets, or the working folder."""
+    searched = [included_from.parent, preset_root(), Path.cwd()]
+    for folder in searched:
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigError(
+        f"{origin}: include '{name}' names no file.{_preset_meant(name)} Searched in: "
+        f"{', '.join(dict.fromkeys(str(folder) for folder in searched))}. Fix: correct the path."
+    )
+
+
+def _preset_meant(name: str) -> str:
+    """Near matches among the presets, also by the last part of the name."""
+    bare, names = name.removesuffix(".gin"), preset_names()
+    by_tail = {preset.rsplit("/", 1)[-1]: preset for preset in names}
+    near = near_matches(bare, names) or [by_tail[m] for m in near_matches(bare.rsplit("/", 1)[-1], by_tail)]
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+# --- syntax in words ------------------------------------------------------------------------------------
+
+_WORDS = {"true": "True", "false": "False", "none": "None", "null": "None"}
+_BINDING = re.compile(r"\s*[A-Za-z_][\w./]*\s*=[^=]")
+_BARE = re.compile(r"[^\s\[\](){},#'\"@%]+")
+
+
+def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> str:
+    """What gin's parser could not read in `text`, the content of `file`: line, found, how it should look."""
+    if isinstance(error, SyntaxError):
+        number, reason = error.lineno or 1, str(error.msg)
+    else:
+        reason, (number, _) = str(error.args[0]), error.args[1]
+    lines = text.splitlines() or [""]
+    number = min(max(number, 1), len(lines))
+    line = lines[number - 1]
+    where = f"{file}:{number}: `{line.strip()}`"
+    at_end = "multi-line statement" in reason or "never closed" in reason
+    if start := _unclosed_bracket(lines, len(lines) + 1 if at_end else number):
+        return (
+            f"{file}:{start}: `{lines[start - 1].strip()}` has a bracket that is never closed. Fix: close it."
+        )
+    left, equals, value = (part.strip() for part in line.partition("="))
+    ends_in_string = value[:1] in {"'", '"'} and value.count(value[0]) == 1
+    if ends_in_string or ("string literal" in reason and "unterminated" in reason):
+        return f"{where} has a quote that is never closed. Fix: close it."
+    if isinstance(error, IndentationError):
+        return f"{where} is indented like no other line. Fix: align it with its neighbours."
+    if include := re.match(r"\s*include\s+([^'\"\s#]+)", line):
+        return f"{where} names its file without quotes. Fix: write include '{include[1]}'."
+    if "Couldn't parse statement" in reason or (not equals and "token" not in reason):
+        return (
+            f"{where} is no binding. Fix: write Name.param = value, a block `Name:` with "
+            "indented lines, include 'file.gin' or import module."
+        )
+    if not equals:
+        left, value = "", line.strip()
+    return f"{file}:{number}: {_value_problem(left, value, reason)}"
+
+
+def _unclosed_bracket(lines: list[str], number: int) -> int:
+    """Line of the last binding before this line if it leaves a bracket open, else 0.
+
+    This line must be a binding too, or the end of the file.
+    """
+    if number <= len(lines) and not _BINDING.match(lines[number - 1]):
+        return 0
+    for start in range(number - 1, 0, -1):
+        if _BINDING.match(lines[start - 1]):
+            text = "\n".join(re.sub(r"#.*", "", line) for line in lines[start - 1 : number - 1])
+            return start if sum(map(text.count, "([{")) > sum(map(text.count, ")]}")) else 0
+    return 0
+
+
+def _value_problem(left: str, value: str, reason: str) -> str:
+    """Text for a value (what follows `=`) that is no gin literal."""
+    value = re.sub(r"\s+#.*$", "", value)
+    shown = f"{left} = {value}" if left else value
+    failed = re.search(r"Failed to parse token '(.*)'", reason, re.DOTALL)
+    is_plain = value and not re.search(r"[\[\](){},'\"@%]", value.removesuffix("()"))  # words, a path, a date
+    target = value if is_plain else failed[1] if failed else _first_odd_word(value)
+    if not target:
+        return f"`{shown}` is not gin. Fix: write Name.param = value with a number, a quoted string or @Name."
+    mend = f"put quotes around it: {target.strip(chr(34) + chr(39))!r}"
+    if target.lower() in _WORDS:
+        mend = f"write {_WORDS[target.lower()]}"
+    elif value.startswith("="):
+        mend = "write a single `=`"
+    elif re.match(r"[A-Za-z]+['\"]", value):
+        mend = "begin with the quote, without letters before it"
+    elif target.removesuffix("()") in {known.name for known in all_known()}:
+        mend = f"write @{target} to refer to the class"
+    return f"`{shown}`: {target} is no number, quoted string, True, False, None, @Name or %NAME. Fix: {mend}."
+
+
+def _first_odd_word(value: str) -> str:
+    """The first word in `value` that begins like a name or a path and is no keyword."""
+    for word in _BARE.findall(value):
+        if word not in {"True", "False", "None"} and not re.fullmatch(r"[-+]?[\d._eE+-]+", word):
+            return str(word)
+    return ""

@@ -1,0 +1,218 @@
+"""What gin knows: the configurables, their parameters with type hints, and what has been read so far.
+
+Nothing else in this folder touches gin's private tables; gin has no public way to list its configurables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import threading
+import types
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import gin
+
+MISSING = inspect.Parameter.empty
+MACRO = "gin.macro"
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter of a configurable. `hint` is Any where it cannot be resolved."""
+
+    name: str
+    default: Any
+    hint: Any
+    is_keyword_only: bool
+    is_settable: bool
+    """False where the code supplies the value, so that gin may not."""
+
+
+@dataclass(eq=False)
+class Configurable:
+    """A class or function that gin can configure; `entry` is gin's own record of it."""
+
+    entry: Any
+
+    @property
+    def selector(self) -> str:
+        """The full name, with its modules."""
+        return str(self.entry.selector)
+
+    @property
+    def wrapped(self) -> Callable[..., Any]:
+        """The class or function without gin's wrapper."""
+        return typing.cast("Callable[..., Any]", self.entry.wrapped)
+
+    @property
+    def is_class(self) -> bool:
+        """Whether calling it constructs something."""
+        return isinstance(self.wrapped, type)
+
+    @cached_property
+    def name(self) -> str:
+        """The shortest name that a config can use."""
+        return str(gin.config._REGISTRY.minimal_selector(self.selector))
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function that receives the parameters, without gin's wrapper."""
+        function: Callable[..., Any] = inspect.unwrap(_construction_function(self.wrapped))
+        return function
+
+    @cached_property
+    def takes_any(self) -> bool:
+        """True if it accepts arbitrary keywords, whose names cannot be checked."""
+        return any(p.kind is p.VAR_KEYWORD for p in _parameters(self.function))
+
+    @cached_property
+    def params(self) -> dict[str, Param]:
+        """Named parameters in the order of the signature, without `self`."""
+        is_dataclass = self.is_class and dataclasses.is_dataclass(self.wrapped)
+        hints: dict[str, Any] = {}
+        if is_dataclass:
+            for base in reversed(typing.cast("type", self.wrapped).__mro__):
+                hints |= type_hints(base)  # an inherited field is annotated in its own module
+        hints |= type_hints(self.function)
+        factories = {  # in place of the opaque marker that the signature shows
+            field.name: field.default_factory
+            for field in (dataclasses.fields(self.wrapped) if is_dataclass else ())  # type: ignore[arg-type]
+            if field.default_factory is not dataclasses.MISSING
+        }
+        denied, allowed = self.entry.denylist or (), self.entry.allowlist
+        has_self = self.is_class or self.entry.is_method
+        return {
+            p.name: Param(
+                p.name,
+                factories.get(p.name, p.default),
+                hints.get(p.name, Any),
+                p.kind is p.KEYWORD_ONLY,
+                p.name not in denied and (not allowed or p.name in allowed),
+            )
+            for p in _parameters(self.function)[has_self:]
+            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        }
+
+    @cached_property
+    def result_hint(self) -> Any:
+        """What a call gives: the class itself, or a function's return annotation (Any if there is none)."""
+        return self.wrapped if self.is_class else type_hints(self.function).get("return", Any)
+
+
+def _construction_function(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    if not isinstance(wrapped, type):
+        return wrapped
+    for base in wrapped.__mro__:
+        for name in ("__init__", "__new__"):
+            if name in vars(base):
+                return typing.cast("Callable[..., Any]", getattr(base, name))
+    return wrapped
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    if function is object.__init__:
+        return []  # it takes nothing, whatever its signature says
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:  # some builtins have no signature
+        return []
+
+
+def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Resolved annotations of a function or class; those that name something unimportable are left out."""
+    found = {}
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    names = getattr(function, "__globals__", getattr(module, "__dict__", {}))
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        holder = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            found[name] = typing.get_type_hints(holder, globalns=names)[name]
+        except (NameError, TypeError, AttributeError, SyntaxError):
+            continue
+    return found
+
+
+_VIEWS: dict[str, Configurable] = {}
+
+
+def _view(entry: Any) -> Configurable:
+    """Our view of a record of gin's, made once."""
+    held = _VIEWS.get(entry.selector)
+    if held is None or held.entry is not entry:
+        held = _VIEWS[entry.selector] = Configurable(entry)
+    return held
+
+
+def find(selector: str) -> list[Configurable]:
+    """Every configurable that a (partial) selector can mean: one if all is well."""
+    return [_view(entry) for entry in gin.config._REGISTRY.get_all_matches(selector)]
+
+
+def find_object(thing: Any) -> Configurable | None:
+    """The configurable whose class or function `thing` is."""
+    if not callable(thing) or inspect.ismethod(thing):
+        return None
+    try:
+        entry = gin.config._inverse_lookup(thing)
+    except (TypeError, ValueError):  # not hashable, or its wrappers form a circle
+        return None
+    return _view(entry) if entry is not None else None
+
+
+def all_known() -> list[Configurable]:
+    """All configurables except gin's own."""
+    return [_view(entry) for _, entry in gin.config._REGISTRY.items() if entry.module != "gin"]
+
+
+def constant_value(name: str) -> Any:
+    """The value of a gin constant such as `gin.REQUIRED`, or MISSING if there is none of this name."""
+    matches = gin.config._CONSTANTS.matching_selectors(name)
+    return gin.config._CONSTANTS[matches[0]] if len(matches) == 1 else MISSING
+
+
+def can_be_written(value: Any) -> bool:
+    """Whether gin has a way to write the value, which is no reference."""
+    return bool(gin.config._is_literally_representable(value))
+
+
+def was_read() -> dict[tuple[str, str], set[str]]:
+    """What gin has called since its configuration was cleared: (scope, selector) to parameters it gave."""
+    return {key: set(values) for key, values in gin.config._OPERATIVE_CONFIG.items()}
+
+
+_PRESERVING = threading.RLock()
+
+
+@contextmanager
+def preserved_config() -> Iterator[None]:
+    """Put gin's configuration back afterwards, whatever the block does: bindings, what was used, the lock.
+
+    gin's public texts would not do: they leave out values that cannot be written, such as objects. What the
+    block imports stays registered. One block at a time; other threads see what the block does.
+    """
+    config = gin.config
+    with _PRESERVING:
+        bindings = {key: dict(values) for key, values in config._CONFIG.items()}
+        operative = {key: dict(values) for key, values in config._OPERATIVE_CONFIG.items()}
+        singletons, imports = dict(config._SINGLETONS), set(config._IMPORTS)
+        was_locked = config.config_is_locked()
+        config._set_config_is_locked(False)
+        try:
+            yield
+        finally:
+            for table, before in (
+                (config._CONFIG, bindings),
+                (config._OPERATIVE_CONFIG, operative),
+                (config._SINGLETONS, singletons),
+                (config._IMPORTS, imports),
+            ):
+                table.clear()
+                table.update(before)
+            config._set_config_is_locked(was_locked)

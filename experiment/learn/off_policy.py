@@ -1,0 +1,211 @@
+"""Off-policy training: the updates of an epoch, on batches of whatever is stored."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...data import Batch, BatchLoader, RLDataset, Sink
+from ..contracts import NO_DATA, Pace, RunContext
+from ..distributed import StopWatch, merge_metrics
+from .learner import Learner, log_figures
+
+logger = logging.getLogger("loxodon")
+_POLL_S = 0.5  # between looks at a dataset that is not ready yet
+_REMIND_S = 30.0
+_PATIENCE_EPOCHS = 2  # without anything to train on, before a word about the likely cause
+_SHOW_LOSS_EVERY_S = 0.3
+_LOSSES = ("loss", "actor_loss", "critic_loss")
+
+
+class OffPolicyTrainer:
+    """Trains on `num_batches` batches per epoch, once there are data.
+
+    Args:
+        ctx: of the run.
+        learner: whose counters tell what became of an update.
+        dataset: refreshed before training.
+        loader: makes its batches.
+        pace: says how many updates may be made, and when.
+        train_step: (batch or list of batches, log_step=) -> metrics: one update.
+        compute_loss: (batch, log_step=) -> losses, for `try_once`.
+        why_idle: says why there is nothing to train on.
+        num_batches: per epoch and process.
+        batches_per_update: whose gradients are added up.
+        sequences_per_update: of all processes, for `describe`.
+        first_epoch: in which is trained.
+        log_interval: batches between records.
+        timesteps_per_forward: in one batch, at most.
+    """
+
+    explores = True
+
+    def __init__(  # noqa: PLR0913 - one for each thing it needs
+        self,
+        ctx: RunContext,
+        learner: Learner,
+        dataset: RLDataset,
+        loader: BatchLoader,
+        pace: Pace,
+        *,
+        train_step: Callable[..., Mapping[str, Any]],
+        compute_loss: Callable[..., Mapping[str, Any]],
+        why_idle: Callable[[], str],
+        num_batches: int,
+        batches_per_update: int,
+        sequences_per_update: int,
+        first_epoch: int,
+        log_interval: int,
+        timesteps_per_forward: int,
+    ) -> None:
+        self.ctx, self.learner, self.dataset, self.loader, self.pace = ctx, learner, dataset, loader, pace
+        self.train_step, self.compute_loss, self.why_idle = train_step, compute_loss, why_idle
+        self.num_batches, self.batches_per_update = num_batches, batches_per_update
+        self.sequences_per_update, self.first_epoch = sequences_per_update, first_epoch
+        self.log_interval, self.timesteps_per_forward = log_interval, timesteps_per_forward
+        self.idle_epochs = 0  # in a row, without an update for want of trajectories
+
+    def sinks(self, num_envs: int) -> list[Sink]:
+        """None: the trajectory files are what is learned from."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: what an epoch trains on follows from its number."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def describe(self) -> str:
+        """Updates per epoch."""
+        updates = self.num_batches // self.batches_per_update
+        return f"{updates:,} updates of {self.sequences_per_update} sequences"
+
+    def ready(self) -> bool:
+        """True when the dataset is. A learner waits for actors; other modes go on without training."""
+        if self.ctx.progress.epoch < self.first_epoch or self.num_batches == 0:
+            return False
+        waits, reminded_s = self.ctx.role.is_learner, -math.inf
+        while True:
+            is_warm = not waits or self.pace.is_warm()
+            if not self.ctx.any(not (is_warm and self.dataset.ready_for_training)):
+                self.idle_epochs = 0
+                return True
+            if not waits:
+                self._note_idle_epoch()
+                return False
+            if self.ctx.stop_agreed():
+                return False
+            self.ctx.status.state("waiting", "for the first env steps of actors" if not is_warm else NO_DATA)
+            if time.monotonic() - reminded_s > _REMIND_S:
+                reminded_s = time.monotonic()
+                self.ctx.console.say(self.why_idle())
+            time.sleep(_POLL_S)
+            self.dataset.refresh()
+
+    def _note_idle_epoch(self) -> None:
+        self.idle_epochs += 1
+        logger.info("epoch %d: not enough trajectories to train on yet", self.ctx.progress.epoch)
+        if self.idle_epochs == _PATIENCE_EPOCHS:
+            logger.warning("After %d epochs there was no update. %s", self.idle_epochs, self.why_idle())
+
+    def train(self, epoch: int) -> None:
+        """All updates of an epoch; logs their means and the pace.
+
+        Raises: ValueError for a loss that is not finite, unless such updates are left out.
+        """
+        self.ctx.status.state("learning")
+        if not (num_batches := self.pace.batches(self.num_batches)):
+            return
+        self.learner.agent.train()
+        start_s, lag = time.perf_counter(), PolicyLag(self.ctx.progress.policy_version)
+        skipped_before, micro_batches, last = self.learner.skipped_updates, [], num_batches - 1
+        sums: dict[str, Any] = dict.fromkeys(_LOSSES, 0.0)
+        num_updates, num_counted, shown_s = 0, 0, start_s
+        stops = StopWatch(self.ctx.stop.requested, self.ctx.accelerator)
+        # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
+        seen = epoch * self.num_batches
+        for i, batch in enumerate(self.loader.epoch(epoch, num_batches)):
+            micro_batches.append(batch)
+            lag.add(batch)
+            if len(micro_batches) < self.batches_per_update and i < last:
+                continue
+            if not self.pace.before_update():
+                break
+            logs = any((seen + i - j) % self.log_interval == 0 for j in range(len(micro_batches)))
+            skipped = self.learner.skipped_updates
+            update = micro_batches if self.batches_per_update > 1 else micro_batches[0]
+            metrics = log_figures(self.train_step(update, log_step=logs))
+            micro_batches = []
+            num_updates += 1
+            self.ctx.status.put(gradient_steps=self.ctx.progress.gradient_steps)
+            if not self.learner.judges_gradients or self.learner.skipped_updates == skipped:
+                num_counted += 1
+                sums = {name: total + metrics[name] for name, total in sums.items()}
+            if logs:
+                self.ctx.log(metrics, "train-update")
+            if self.ctx.console.verbose and time.perf_counter() - shown_s > _SHOW_LOSS_EVERY_S:
+                shown_s = time.perf_counter()
+                self.ctx.console.show(epoch, "learning", {"loss": float(metrics["loss"])})
+            if stops.after_update():
+                break
+        if num_updates:
+            means = {name: float(total) / max(num_counted, 1) for name, total in sums.items()}
+            skips = self.learner.skipped_updates - skipped_before
+            self._report(means, num_updates, skips, time.perf_counter() - start_s, lag)
+
+    def _report(
+        self, means: Mapping[str, float], num_updates: int, skips: int, elapsed_s: float, lag: PolicyLag
+    ) -> None:
+        accelerator = self.ctx.accelerator
+        means = merge_metrics(means, 1.0, accelerator)  # of equal shares of each update
+        figures: dict[str, float] = {f"train/{name}": value for name, value in means.items()}
+        figures["train/updates"] = num_updates
+        if self.learner.judges_gradients:
+            figures["train/skipped_updates"] = skips
+        figures |= lag.figures() | self.pace.figures()
+        figures |= {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
+        figures |= self.learner.timer.update_figures()
+        sampling = merge_metrics({**self.loader.metrics(), **self.dataset.metrics()}, 1.0, accelerator)
+        self.ctx.log({**figures, **{f"dataset/{name}": value for name, value in sampling.items()}}, "")
+        self.ctx.console.show(self.ctx.progress.epoch, "learning", {"loss": means["loss"]})
+        self.learner.check_loss(means)
+
+    def try_once(self) -> list[str]:
+        """The losses of one batch, if there is one."""
+        self.dataset.refresh()
+        if not self.dataset.ready_for_training:
+            return ["       batch  not tried, because the dataset is not ready for training"]
+        batch = next(iter(self.loader.epoch(0, 1))).to(self.ctx.accelerator.device)
+        with torch.no_grad():
+            losses = self.compute_loss(batch, log_step=False)
+        loss = float(losses["Actor Loss"] + self.learner.critic_loss_weight * losses["Critic Loss"])
+        shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
+        return [
+            f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}",
+            f"        loss  {loss:.4g} with untrained weights",
+        ]
+
+
+class PolicyLag:
+    """How many versions the trajectories of the batches are behind the policy that learns from them."""
+
+    def __init__(self, version: int) -> None:
+        self._version, self._sum, self._num = version, 0.0, 0
+
+    def add(self, batch: Batch) -> None:
+        """Take in the sequences of a batch whose policy is known."""
+        if (versions := batch.policy_versions) is None:
+            return
+        known = versions[versions >= 0]
+        self._num += len(known)
+        self._sum += self._version * len(known) - float(known.sum())
+
+    def figures(self) -> dict[str, float]:
+        """Mean over sequences; nothing if no policy is known."""
+        return {"train/policy_lag": self._sum / self._num} if self._num else {}

@@ -1,0 +1,500 @@
+"""The stage before the first epoch: an on-policy agent learns from stored trajectories."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import gin
+from torch import Tensor, nn
+
+from ...agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent, PPOLoss
+from ...data import Batch, BatchLoader, RLDataset, dataset_fingerprint
+from ...nets import Actor, PolicyHead
+from ..building import layout_of
+from ..callbacks import Callback
+from ..checkpoint.policy_file import (
+    PolicyInfo,
+    fit_weights,
+    load_what_fits,
+    plain_tensors,
+    policy_header,
+    read_policy,
+    write_policy,
+)
+from ..checkpoint.record import version_of
+from ..contracts import Run
+from ..distributed import StopWatch, any_process, merge_metrics
+from ..rng import derive_seed, isolated_rng
+from .learner import Learner, log_figures, masked_losses
+from .optimizer import make_optimizer
+
+logger = logging.getLogger("loxodon")
+_METHODS = {"bc": 0.5, "off_policy": 10.0}  # with the default weight of the critic's loss
+_TEST_UPDATES = 2
+_SHOW_EVERY_S = 0.3
+_ENCODERS = ("tstep_encoder.", "traj_encoder.")
+_FORMAT = 1
+_OF_RUN = (
+    "max_seq_len",
+    "padded_sampling",
+    "batch_size",
+    "batches_per_update",
+    "dloader_workers",
+    "learning_rate",
+    "lr_warmup_steps",
+    "grad_clip",
+    "l2_coeff",
+    "mixed_precision",
+)
+
+
+class _Run(Run, Protocol):
+    """What this stage uses of the run beside what every callback sees."""
+
+    accelerator: Any
+    trainer: Any
+    model: Any
+    optimizer: Any
+    checkpoints: Any
+    caster: Any
+    tstep_encoder_type: Any
+    traj_encoder_type: Any
+    max_seq_len: int
+    padded_sampling: str
+    dloader_workers: int
+    batch_size: int
+    batches_per_update: int
+    learning_rate: float
+    lr_warmup_steps: int
+    l2_coeff: float
+    grad_clip: float
+    mixed_precision: str
+    log_interval: int
+
+
+@gin.configurable
+class Pretraining(Callback):
+    """Trains the agent on stored trajectories, once, before the first epoch of `learn`.
+
+    "bc" imitates the stored actions, and fits the value function to their returns as the run's
+    `advantage_estimator` defines them: with GAE.lam < 1 they lean on the value function's own predictions, as
+    they always do where a window ends without termination. "off_policy" trains an off-policy agent with the
+    run's encoders and hands over its encoders, and its policy where both are built alike.
+
+    Batches, precision, clipping, warm-up and accumulation are those of the run; the optimizer of PPO begins
+    anew afterwards. With a ParamFreezer nothing is frozen yet. In gin: `Experiment.callbacks =
+    [@Pretraining]`.
+
+    Args:
+        dataset: where windows come from; it is only read.
+        method: "bc" or "off_policy".
+        num_batches: of this stage, per process.
+        batch_size: windows per batch and process; None for that of the run.
+        learning_rate: None for that of the run.
+        value_coef: weight of the critic's loss beside the actor's; None for 0.5 with "bc", 10 otherwise.
+        agent_type: the agent of "off_policy".
+        cache_dir: folder in which results are kept; a run with the same agent, data, seed and settings of
+            this stage loads one instead. None for no cache.
+
+    Raises: ValueError or TypeError for a setting that cannot work.
+    """
+
+    def __init__(
+        self,
+        dataset: RLDataset = gin.REQUIRED,
+        *,
+        method: str = "bc",
+        num_batches: int = 1000,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        value_coef: float | None = None,
+        agent_type: Callable[..., BaseAgent] = Agent,
+        cache_dir: str | None = None,
+    ) -> None:
+        if not isinstance(dataset, RLDataset):
+            raise TypeError(
+                f"Pretraining.dataset is {dataset!r}, but must be a dataset. Fix: set Pretraining.dataset = "
+                "@demos/DiskTrajDataset() and demos/DiskTrajDataset.dset_name."
+            )
+        if method not in _METHODS:
+            raise ValueError(
+                f"Pretraining.method is {method!r}; allowed are {', '.join(map(repr, _METHODS))}. Fix: set "
+                "Pretraining.method = 'bc'."
+            )
+        if num_batches < 1 or (batch_size is not None and batch_size < 1):
+            raise ValueError(
+                f"Pretraining.num_batches is {num_batches} and batch_size {batch_size}, but both must be at "
+                "least 1. Fix: set them so, or leave it out."
+            )
+        if (learning_rate is not None and learning_rate <= 0) or (value_coef is not None and value_coef < 0):
+            raise ValueError(
+                f"Pretraining.learning_rate is {learning_rate} and value_coef {value_coef}, but they must be "
+                "above 0 and at least 0. Fix: set them so, or leave them out."
+            )
+        self.dataset, self.method, self.num_batches = dataset, method, num_batches
+        self.batch_size, self.learning_rate = batch_size, learning_rate
+        self.value_coef = _METHODS[method] if value_coef is None else value_coef
+        self.agent_type = agent_type
+        self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
+        self.is_done = False
+        self.run: _Run
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the result beside agent, data and run; JSON-able."""
+        names = ("method", "num_batches", "batch_size", "learning_rate", "value_coef")
+        return {name: getattr(self, name) for name in names}
+
+    def on_start(self, run: Run) -> None:
+        """Look whether this goes with the run's agent, and prepare the dataset.
+
+        Raises: ValueError if it does not.
+        """
+        self.run = cast("_Run", run)
+        if run.ctx.role.is_actor:
+            return
+        if not isinstance(run.policy, OnPolicyAgent):
+            raise ValueError(
+                f"Pretraining is for on-policy agents, but {type(run.policy).__name__} learns "
+                "from stored trajectories itself. Fix: leave it out, and set "
+                "Experiment.start_collecting_at_epoch."
+            )
+        if self.run.trainer.reward_normalizer is not None and self.method == "bc" and self.value_coef:
+            raise ValueError(
+                f"Pretraining.value_coef is {self.value_coef}, but with PPOLearner.reward_normalizer the "
+                "values of stored rewards have another scale than those of PPO. Fix: set "
+                "Pretraining.value_coef = 0, or use PPOAgent.value_norm instead of the reward normaliser."
+            )
+        self.dataset.configure(
+            max_seq_len=self.run.max_seq_len,
+            padded_sampling=self.run.padded_sampling,
+            has_edit_rights=False,
+            default_root=str(run.ctx.run_dir.parent),
+            default_name=run.ctx.run_name,
+        )
+        self.dataset.expect(layout_of(run.obs_space, run.action_space))
+
+    def on_fit_start(self, run: Run) -> None:
+        """Train if the run is at its beginning; a stop request leaves everything as it was before."""
+        if run.ctx.role.is_actor or self.is_done or run.epoch > 0:
+            return
+        self.dataset.refresh()
+        if not self.dataset.ready_for_training:
+            where = self.dataset.save_new_trajs_to or ""
+            raise ValueError(
+                f"Pretraining.dataset, a {type(self.dataset).__name__}, has not enough trajectories to train "
+                f"on {where}. Fix: name its folder, e.g. demos/DiskTrajDataset.dset_root and dset_name, or "
+                "collect trajectories first."
+            )
+        run.ctx.status.state("learning")
+        # Its own random numbers: what follows is the same with a result from the cache.
+        with isolated_rng(
+            derive_seed(run.ctx.progress.seed, "pretraining", run.ctx.accelerator.process_index)
+        ):
+            self.is_done = self._load_or_train()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether it is done."""
+        return {"is_done": self.is_done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.is_done = bool(state["is_done"])
+
+    def _load_or_train(self) -> bool:
+        """Load the result or train; False if a stop was asked for."""
+        digest = None if self.run.test_run or self.cache_dir is None else self._digest()
+        if digest is not None and self.cache_dir is not None:
+            path = self.cache_dir / f"{digest}.safetensors"
+            if not any_process(not self._load_cached(path), self.run.ctx.accelerator):
+                self.run.ctx.console.say(f"Pre-trained weights come from {path}.")
+                return True
+        before = plain_tensors(self.run.policy)
+        figures = self._train()
+        is_stopped = any_process(self.run.ctx.stop.requested(), self.run.ctx.accelerator)
+        if is_stopped or not math.isfinite(figures.get("loss", 0.0)):
+            self.run.policy.load_state_dict(before)
+        if is_stopped:
+            self.run.ctx.console.say("Stopped in pre-training, which begins again on resume.")
+            return False
+        if not math.isfinite(figures.get("loss", 0.0)):
+            raise ValueError(
+                f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, or "
+                "look for NaN in the data with python -m loxodon.data check."
+            )
+        self.run.log(figures, "pretrain")
+        if digest is not None and self.cache_dir is not None:
+            self._store_cached(self.cache_dir / f"{digest}.safetensors")
+        return True
+
+    def _train(self) -> dict[str, float]:
+        """Train, and hand over what an off-policy agent has learned; returns the figures of the self."""
+        if self.method == "bc":
+            assert isinstance(self.run.policy, OnPolicyAgent)
+            demos = functools.partial(Demonstrations, estimate=self.run.trainer.advantage_estimator)
+            learner = self._learner(self.run.policy, self.run.model, self.run.optimizer)
+            before = copy.deepcopy(self.run.learner.state_dict())
+            try:
+                return self._updates(learner, demos, self.run.policy.after_imitation)
+            finally:
+                self.run.learner.load_state_dict(before)
+                self.run.policy.eval()
+        seed = derive_seed(self.run.ctx.progress.seed, "offline agent")  # the same weights in all processes
+        with self._offline_agent(seed) as parts:
+            learner = self._learner(*parts)
+            figures = self._updates(learner, lambda batch: batch, lambda: None)
+            if not any_process(self.run.ctx.stop.requested(), self.run.ctx.accelerator):
+                hand_over(parts[0], self.run.policy)
+            return figures
+
+    @contextlib.contextmanager
+    def _offline_agent(self, seed: int) -> Iterator[tuple[BaseAgent, nn.Module, Any]]:
+        """An off-policy agent, model and optimizer as Accelerate prepares them; it forgets them afterwards.
+
+        seed: of the agent's weights.
+        """
+        accelerator = self.run.ctx.accelerator
+        held = accelerator._models, accelerator._optimizers
+        known = [list(things) for things in held]
+        with isolated_rng(seed):
+            agent = self.agent_type(
+                self.run.obs_space,
+                self.run.action_space,
+                self.run.tstep_encoder_type,
+                self.run.traj_encoder_type,
+                self.run.max_seq_len,
+            )
+        try:
+            model, optimizer = accelerator.prepare(agent, self._optimizer(agent))
+            yield agent, model, optimizer
+        finally:
+            for things, before in zip(held, known, strict=True):
+                things[:] = before
+
+    def _optimizer(self, agent: BaseAgent) -> Any:
+        return make_optimizer(
+            agent,
+            agent.trainable_params(),
+            learning_rate=self.run.learning_rate,
+            l2_coeff=self.run.l2_coeff,
+            fused=self.run.mixed_precision != "fp16",
+            lr_multipliers=None,
+        )
+
+    def _learner(self, agent: Any, model: Any, optimizer: Any) -> Learner:
+        """The run's learner with this stage's losses, without the hooks that are meant for PPO's batches."""
+
+        def compute_loss(batch: Any, log_step: bool) -> dict[str, Any]:
+            with self.run.caster():
+                terms = model(batch, log_step)
+            return masked_losses(batch, terms)
+
+        learner = Learner(
+            agent,
+            model,
+            optimizer,
+            self.run.ctx.accelerator,
+            compute_loss=compute_loss,
+            critic_loss_weight=self.value_coef,
+            lr_warmup_steps=self.run.lr_warmup_steps,
+            grad_clip=self.run.grad_clip,
+        )
+        learner.lr_scale = (self.learning_rate or self.run.learning_rate) / learner.base_learning_rate
+        return learner
+
+    def _updates(
+        self, learner: Learner, prepare: Callable[[Batch], Any], after_update: Callable[[], None]
+    ) -> dict[str, float]:
+        """All updates of the stage, or those until a stop request; returns the means of the last tenth."""
+        learner.agent.train()
+        num_updates = max(1, self.num_batches // self.run.batches_per_update)
+        if self.run.test_run:
+            num_updates = min(num_updates, _TEST_UPDATES)
+        self.run.ctx.console.say(f"Pre-training ({self.method}): {num_updates:,} updates.")
+        stops, start_s, shown_s = (
+            StopWatch(self.run.ctx.stop.requested, self.run.ctx.accelerator),
+            time.perf_counter(),
+            0.0,
+        )
+        loader = self._loader()
+        last: dict[str, list[Any]] = {"loss": [], "actor_loss": [], "critic_loss": []}
+        done = 0
+        try:
+            for batches in _grouped(
+                loader.epoch(0, num_updates * self.run.batches_per_update), self.run.batches_per_update
+            ):
+                logs = done % max(1, self.run.log_interval // self.run.batches_per_update) == 0
+                metrics = log_figures(learner.update([prepare(batch) for batch in batches], logs))
+                after_update()
+                done += 1
+                if logs:
+                    self.run.log({**metrics, "updates": done}, "pretrain-update")
+                if done > 0.9 * num_updates or done == 1:
+                    for name, values in last.items():
+                        values.append(metrics[name])
+                if self.run.ctx.console.verbose and time.perf_counter() - shown_s > _SHOW_EVERY_S:
+                    shown_s = time.perf_counter()
+                    self.run.ctx.console.show(
+                        0, f"pre-training {done:,}/{num_updates:,}", {"loss": float(metrics["loss"])}
+                    )
+                if stops.after_update():
+                    break
+        finally:
+            loader.close()
+            learner.agent.eval()
+        own = {
+            name: sum(map(float, values[1:] or values)) / len(values[1:] or values)
+            for name, values in last.items()
+        }
+        first = {"first_loss": float(last["loss"][0]), "updates": float(done)}
+        figures = merge_metrics({**own, **first}, 1.0, self.run.ctx.accelerator)
+        self.run.ctx.console.say(f"Pre-training: loss {figures['first_loss']:.4g} -> {figures['loss']:.4g}.")
+        return {**figures, "seconds": time.perf_counter() - start_s}
+
+    def _loader(self) -> BatchLoader:
+        return BatchLoader(
+            self.dataset,
+            batch_size=min(
+                self.batch_size or self.run.batch_size, self.run.batch_size if self.run.test_run else 2**31
+            ),
+            num_workers=self.run.dloader_workers,
+            seed=derive_seed(self.run.ctx.progress.seed, "pretraining loader"),
+            rank=self.run.ctx.accelerator.process_index,
+            pin_memory=self.run.DEVICE.type == "cuda",
+        )
+
+    def _digest(self) -> str | None:
+        """Name of this stage's result; None, with a warning, if the dataset does not say what its data are.
+
+        It covers the agent's structure and initial weights, the seed, the data, the settings of the stage and
+        those of the run that it uses; not those of PPO's loss, so runs that differ in it share a result.
+        """
+        data = dataset_fingerprint(self.dataset)
+        if data is None:
+            logger.warning(
+                "Pre-training is not cached: %s does not say what its data are. Fix: give it a method "
+                "fingerprint() -> str.",
+                type(self.dataset).__name__,
+            )
+            return None
+        bindings = {name: gin.get_bindings(name) for name in ("BatchLoader", "AdamW", "Learner")}
+        facts = {
+            "format": _FORMAT,
+            "versions": [version_of("loxodon"), version_of("torch")],
+            "seed": self.run.ctx.progress.seed,
+            "processes": self.run.ctx.accelerator.num_processes,
+            "device": self.run.DEVICE.type,
+            "stage": self.settings(),
+            "run": {name: getattr(self.run, name) for name in _OF_RUN},
+            "returns": [
+                type(self.run.trainer.advantage_estimator).__name__,
+                vars(self.run.trainer.advantage_estimator),
+            ],
+            "agent": structure(self.run.policy),
+            "data": data,
+            "bindings": bindings,
+        }
+        if self.method == "off_policy":
+            facts["off_policy"] = _gin_of(self.agent_type)
+        found = hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode())
+        for name, value in plain_tensors(self.run.policy).items():
+            found.update(name.encode() + value.view(-1).numpy().tobytes())
+        return found.hexdigest()[:24]
+
+    def _load_cached(self, path: Path) -> bool:
+        """Put a result into the agent; False if there is none, or none that can be read."""
+        if not path.is_file():
+            return False
+        try:
+            fit_weights(self.run.policy, read_policy(path)[1], path)
+        except (ValueError, FileNotFoundError) as error:
+            logger.warning("A result of pre-training cannot be used and is made anew: %s", error)
+            return False
+        return True
+
+    def _store_cached(self, path: Path) -> None:
+        """Keep the agent's weights as a policy file; a run that cannot write it goes on with a warning."""
+        if not self.run.ctx.accelerator.is_main_process:
+            return
+        try:
+            header = policy_header(PolicyInfo(0, 0, False), self.run.checkpoints.facts())
+            write_policy(path, plain_tensors(self.run.policy), header)
+        except OSError as error:
+            logger.warning("The result of pre-training is not kept: %s", error)
+        else:
+            self.run.ctx.console.say(f"The result of pre-training is kept in {path}.")
+
+
+def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    group: list[Batch] = []
+    for batch in batches:
+        group.append(batch)
+        if len(group) == size:
+            yield group
+            group = []
+
+
+def structure(model: nn.Module) -> list[Any]:
+    """Class and plain attributes of every module, but for PPO's loss, by name."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, PPOLoss):
+            continue
+        plain = {
+            key: value
+            for key, value in sorted(vars(module).items())
+            if isinstance(value, bool | int | float | str) and key != "training"
+        }
+        found.append([name, type(module).__qualname__, plain])
+    return found
+
+
+def _gin_of(agent_type: Any) -> list[Any]:
+    """What is bound for the off-policy agent and its heads."""
+    names = {getattr(agent_type, "__name__", str(agent_type)), "Actor", "CriticEnsemble"}
+    found = []
+    for name in sorted(names):
+        try:
+            found.append([name, sorted((k, repr(v)) for k, v in gin.get_bindings(name).items())])
+        except ValueError:  # nothing that gin knows
+            found.append([name, repr(agent_type)])
+    return found
+
+
+def hand_over(source: BaseAgent, target: nn.Module) -> None:
+    """Copy encoders, and the policy where both heads are built alike; says what was copied.
+
+    Raises: ValueError if nothing fits.
+    """
+    weights = {name: value for name, value in source.state_dict().items() if name.startswith(_ENCODERS)}
+    weights |= _policy_weights(getattr(source, "actor", None), getattr(target, "policy_head", None))
+    found = load_what_fits(target, weights, f"the {type(source).__name__} of pre-training")
+    logger.info("Pre-training hands over %s.", found)
+
+
+def _policy_weights(actor: Any, head: Any) -> dict[str, Tensor]:
+    """The acting part of the actor (last discount) as a policy head; {} where that computes another."""
+    if not isinstance(actor, Actor) or not isinstance(head, PolicyHead):
+        return {}
+    weights = {f"policy_head.{name}": value for name, value in actor.state_dict().items()}
+    for name in ("policy_head.mlp.out.weight", "policy_head.mlp.out.bias"):
+        weights[name] = weights[name][-actor.num_params :]
+    own = {f"policy_head.{name}": value.shape for name, value in head.state_dict().items()}
+    is_alike = (
+        actor.distribution is head.distribution or _factors(actor.distribution) == _factors(head.distribution)
+    ) and actor.mlp.activation is head.mlp.activation
+    return weights if is_alike and own == {name: value.shape for name, value in weights.items()} else {}
+
+
+def _factors(distribution: Any) -> Any:
+    """Tells MultiCategorical types apart, of which every agent has its own."""
+    return getattr(distribution, "nvec", None) or distribution
