@@ -91,7 +91,7 @@ class Experiment(Settings):
             role=role,
             accelerator=self.accelerator,
             progress=Progress(self.epochs, agree_on_seed(self.seed, self.accelerator)),
-            log=self.log,
+            log=lambda figures, key: self.log(figures, key),  # noqa: PLW0108 - or a user's own
             console=ConsoleView(shows, None if role.is_actor else self.epochs),
             status=self.fleet,
         )

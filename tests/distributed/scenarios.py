@@ -139,7 +139,9 @@ def _skipped(folder: Path, rank: int) -> dict[str, Any]:
     exp = make_learning(folder / "skipped")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     exp.accelerator.scaler = scaler
-    plain = make_optimizer(exp.policy.trainable_params(), learning_rate=1e-3, l2_coeff=0.0, fused=False)
+    plain = make_optimizer(
+        exp.policy, exp.policy.trainable_params(), learning_rate=1e-3, l2_coeff=0.0, fused=False
+    )
     plain.param_groups[0]["initial_lr"] = 1e-3
     exp.learner.optimizer = AcceleratedOptimizer(plain, scaler=scaler)
     backward = exp.accelerator.backward

@@ -95,7 +95,7 @@ def make_context(accelerator: Any) -> RunContext:
 def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) -> PPOLearner:
     """PPO's learner around a plain optimizer."""
     accelerator = make_accelerator("no")
-    optimizer = make_optimizer(agent.trainable_params(), learning_rate=1e-2, l2_coeff=0.0, fused=True)
+    optimizer = make_optimizer(agent, agent.trainable_params(), learning_rate=1e-2, l2_coeff=0.0, fused=True)
     model, optimizer = accelerator.prepare(agent, optimizer)
 
     def compute_loss(batch: Any, log_step: bool) -> Any:
