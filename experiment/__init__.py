@@ -13,7 +13,9 @@ if __name__ == "experiment":
 from .. import agents, data, envs, nets
 from ..envs import Histories
 from .callbacks import Callback, EvaluateAfterLoad
-from .checkpoints import CheckpointManager
+from .checkpoint.load_policy import LoadedPolicy, load_policy
+from .checkpoint.record import version_of
+from .checkpoint.store import CheckpointManager
 from .collect import Collector, ScaleRewards
 from .curriculum import EpisodeLengthCurriculum
 from .evaluator import Evaluator
@@ -22,8 +24,6 @@ from .freezing import ParamFreezer
 from .learn.learner import Learner
 from .learn.pretraining import Pretraining
 from .logs import MetricLogger
-from .metadata import version_of
-from .policy_loading import LoadedPolicy, load_policy
 
 __version__ = version_of("loxodon")  # here, since `loxodon` itself is no package; None where not installed
 

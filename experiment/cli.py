@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..data.errors import visible
-from .checkpoints import CheckpointManager, about
+from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, explain_build_error, load_config
 from .config.reading import near_matches, preset_names, runnable_names
 from .dry_run import dry_run

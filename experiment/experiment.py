@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import json
 import logging
 import math
 import os
@@ -29,13 +28,17 @@ from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter
 from ..data.spaces import PolicyActionSpace
 from ..envs import ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
 from . import resume
-from .artifacts.publishing import Publisher
-from .artifacts.restoring import restore_if_asked
+from .artifacts import RunAccess
+from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
-from .checkpoints import CheckpointManager
+from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_policy
+from .checkpoint.record import RunRecord, check_policy, known_bindings, record_run
+from .checkpoint.spaces import EnvSpaces
+from .checkpoint.store import CheckpointManager
 from .collect import Collector, Group, StageTimer, build
 from .collect.build import MakeEnv
 from .collect.rewards import make_shaping, shape_relabeled
+from .config.hash import config_hash
 from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Trainer
 from .distributed import (
@@ -45,21 +48,17 @@ from .distributed import (
     make_accelerator,
     merge_episodes,
 )
-from .env_spaces import EnvSpaces
 from .evaluator import Evaluator
 from .fleet import WatchedFile, pacing
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
 from .logs import MetricLogger
-from .metadata import PACKAGES, check_policy, hash_of, policy_facts, version_of
 from .onpolicy.ppo_learner import check_for_on_policy
 from .plots import draw_if_possible
-from .policy_files import PolicyInfo, fit_weights, load_weights, read_policy, write_text
 from .rng import derive_seed, seed_global_generators
 from .settings import Settings, check_hooks, check_settings, shrink
 from .threads import choose_threads
-from .warm_start import warm_start_if_asked
 
 logger = logging.getLogger("loxodon")
 _INTERRUPTED = 128 + signal.SIGINT  # exit status, by which a shell's loop over commands knows to end too
@@ -109,7 +108,6 @@ class Experiment(Settings):
         self.obs_space: spaces.Dict
         self.action_space: PolicyActionSpace
         self.env_spaces: EnvSpaces  # before anything is flattened or scaled
-        self.run_facts: dict[str, Any] | None = None
 
     # ---- where the run stands ----
 
@@ -174,8 +172,8 @@ class Experiment(Settings):
             self.hooks.around("model_init", self.init_model)
             self.init_checkpoints()
             self.init_logger()
-            warm_start_if_asked(self)
-            restore_if_asked(self)
+            resume.warm_start_if_asked(self)
+            resume.restore_if_asked(self)
             self.hooks("on_start")
         self.summary(env_summary)
 
@@ -382,15 +380,15 @@ class Experiment(Settings):
             self.run_name,
             rank=self.accelerator.process_index,
             num_ranks=self.accelerator.num_processes,
-            facts=lambda: policy_facts(self),
+            facts=lambda: self.record.header(),  # noqa: PLW0108 - it is made after this
         )
         self.checkpoints.make_folders(clean=self.ctx.role.learns)
         self.latest = WatchedFile(self.checkpoints.latest_path, self.checkpoints.policy_info)
 
     def init_logger(self) -> None:
         """Prepare metric files; nothing is written before there is something to log."""
-        self.config_hash = hash_of(self)
-        self.artifacts = Publisher(self)
+        self.config_hash = config_hash(self, known_bindings())
+        self.artifacts = self._make_uploads()
         is_actor = self.ctx.role.is_actor  # an actor has its own file, beside that of the learner
         wandb = {
             "project": self.wandb_project,
@@ -404,15 +402,48 @@ class Experiment(Settings):
                 "hash": self.config_hash,
             },
         }
-        uses_wandb = self.ctx.is_main and (self.log_to_wandb or self.artifacts.needs_wandb)
+        store = self.artifacts.store
+        needs_wandb = self.log_to_wandb or (store is not None and store.needs_wandb)
         self.metric_logger = MetricLogger(
             self.run_dir,
             file_name=f"metrics_collect_{platform.node()}_{os.getpid()}.jsonl"
             if is_actor
             else "metrics.jsonl",
             has_tensorboard=not is_actor,
-            wandb=wandb if uses_wandb else None,
+            wandb=wandb if needs_wandb and self.ctx.is_main else None,
             wandb_metrics=self.log_to_wandb,
+        )
+
+    @functools.cached_property
+    def record(self) -> RunRecord:
+        """What this run is made with, as it is when that is first written or compared."""
+        names = ("agent_type", "tstep_encoder_type", "traj_encoder_type")
+        return record_run(
+            spaces=self.env_spaces,
+            types={name: getattr(self, name) for name in names},
+            max_seq_len=self.max_seq_len,
+            config_hash=self.config_hash,
+        )
+
+    def _make_uploads(self) -> Uploads:
+        """Where checkpoints go beside the run folder; a store is there only in the process that uses it."""
+        store = None
+        if self.artifact_store is not None and self.ctx.role.learns and self.ctx.is_main:
+            store = self.artifact_store()
+            store.attach(
+                RunAccess(
+                    self.run_dir,
+                    self.run_name,
+                    self.wandb_project,
+                    self.wandb_entity,
+                    start_wandb=lambda: self.metric_logger.start_wandb(),  # noqa: PLW0108 - made after this
+                )
+            )
+        return Uploads(
+            store,
+            self.checkpoints.root / "artifacts_pending",
+            self.run_name,
+            lambda: {"seed": self.run_seed, "best_score": self.best_score, **self.x_axis_metrics()},
         )
 
     def summary(self, env_summary: str) -> None:
@@ -739,7 +770,7 @@ class Experiment(Settings):
             if self.ctx.is_main:
                 info = PolicyInfo(self.ctx.progress.policy_version, self.epoch, False)
                 self.checkpoints.save_policy(self.checkpoints.best_path, self.policy, info)
-                self.artifacts.store_best(self)
+                self.artifacts.store_best(self.checkpoints.best_path)
 
     def why_idle(self) -> str:
         """What is wrong when there is nothing to train on, and how to mend it."""
@@ -806,7 +837,7 @@ class Experiment(Settings):
         """
         info, path = self.latest.poll(), self.checkpoints.latest_path
         if info is not None and info != self.loaded_policy:
-            check_policy(self, info, path)
+            check_policy(info, path, self.env_spaces, warns=self.loaded_policy is None)
             info, weights = read_policy(path)
             fit_weights(self.policy, weights, path)
             self.loaded_policy = info
@@ -884,17 +915,8 @@ class Experiment(Settings):
 
     def store_config(self) -> None:
         """Write the config as requested and as operative, and the versions."""
-        self.checkpoints.write_config(gin.operative_config_str())
-        write_text(self.checkpoints.root / "config_requested.txt", gin.config_str())
-        facts = {
-            "seed": self.ctx.progress.seed,
-            "mode": self.mode,
-            "config_hash": self.config_hash,
-            "run_id": self.checkpoints.run_id,
-            "python": platform.python_version(),
-            "packages": {name: version_of(name) for name in PACKAGES},
-        }
-        write_text(self.checkpoints.versions_path, json.dumps(facts, indent=1) + "\n")
+        facts = self.record.versions(seed=self.run_seed, mode=self.mode)
+        self.checkpoints.write_record(self.record.config, self.record.config_requested, facts)
 
     # ---- between epochs ----
 

@@ -129,13 +129,6 @@ class MetricLogger:
         if self._wandb is not None:
             self._wandb.id = self._wandb_id
 
-    def begin_anew(self) -> None:
-        """Take back `load_state_dict`: what is logged from now on belongs to a run of its own."""
-        self.close()
-        self._resume_at, self._wandb_id, self._num_records = None, None, 0
-        if self._wandb is not None:
-            self._wandb.id = None
-
     def close(self) -> None:
         """Close everything; a later `log` continues it."""
         if self._is_open:

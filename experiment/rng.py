@@ -31,35 +31,23 @@ def seed_global_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def torch_rng_state() -> dict[str, Any]:
-    """States of torch's generators: {"cpu": uint8 tensor, "cuda": [uint8 tensor per device]}."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
-
-
-def restore_torch_rng_state(state: dict[str, Any]) -> None:
-    """Put back what torch_rng_state returned; CUDA states are ignored where the number of devices differs."""
-    torch.set_rng_state(state["cpu"])
-    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def host_rng_state() -> dict[str, Any]:
-    """States of Python's and numpy's global generators as plain JSON values."""
-    version, internal, gauss = random.getstate()
-    name, keys, pos, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+def rng_state() -> dict[str, Any]:
+    """States of all global generators: Python's, numpy's, and torch's on the CPU and every CUDA device."""
     return {
-        "python": [version, list(internal), gauss],
-        "numpy": [str(name), np.asarray(keys).tolist(), int(pos), int(has_gauss), float(cached)],
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=True),  # noqa: NPY002
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
 
 
-def restore_host_rng_state(state: dict[str, Any]) -> None:
-    """Put back what host_rng_state returned."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, pos, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), pos, has_gauss, cached))  # noqa: NPY002
+def restore_rng_state(state: dict[str, Any]) -> None:
+    """Put back what rng_state returned; CUDA states are ignored where the number of devices differs."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 @contextmanager
@@ -68,11 +56,10 @@ def isolated_rng(seed: int | None) -> Iterator[None]:
 
     seed: None lets the block draw what would be drawn next anyway.
     """
-    torch_state, host_state = torch_rng_state(), host_rng_state()
+    before = rng_state()
     if seed is not None:
         seed_global_generators(seed)
     try:
         yield
     finally:
-        restore_torch_rng_state(torch_state)
-        restore_host_rng_state(host_state)
+        restore_rng_state(before)

@@ -16,9 +16,9 @@ from ..data import RLDataset
 from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts import ArtifactStore
-from .artifacts.restoring import check_artifact_settings
-from .artifacts.store import is_run_name
+from .artifacts.stores import is_run_name
 from .callbacks import Callback, check_number
+from .checkpoint.start_from import check_artifact_settings
 from .collect.build import MakeEnv
 from .collect.rewards import ShapeRewards
 from .onpolicy import PPOLearner

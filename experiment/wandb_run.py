@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .policy_files import write_text
-
 _AXES = ("epoch", "env_steps", "gradient_steps")
 
 
 class WandbRun:
-    """Started by its first use, continued by its id, and given each record once.
+    """Started by its first use and continued by its id.
 
-    Weights & Biases can only append. A run that was killed resumes from its checkpoint and makes the records
-    after it again; those that were sent before are left out, so that steps neither go back nor repeat.
+    Weights & Biases can only append: a run that was killed and resumes from its checkpoint sends the records
+    after it again. They share their env_steps, over which figures are drawn.
 
     Args:
         run_dir: folder of the run; everything that wandb writes goes to its `wandb_logs/`.
@@ -30,12 +27,6 @@ class WandbRun:
         self.id: str | None = None
         self._arguments = arguments
         self._run: Any = None
-        self._num_sent = 0
-
-    @property
-    def is_started(self) -> bool:
-        """True between the first use and `finish`."""
-        return self._run is not None
 
     def start(self) -> Any:
         """The run of wandb; the first call starts it.
@@ -56,41 +47,23 @@ class WandbRun:
             for axis in _AXES:
                 run.define_metric(axis)
             run.define_metric("*", step_metric="env_steps")
-            # What the server has counts if this folder is another than before.
-            self._num_sent = max(self._read_num_sent(run.id), int(run.step) if run.resumed else 0)
             self.id, self._run = run.id, run
         return self._run
 
     def log(self, record: dict[str, Any], number: int) -> None:
-        """Send a record. number: of records of this experiment before it, which is wandb's own step."""
+        """Send a record. number: of records of this experiment before it.
+
+        That is wandb's own step, or the next one where a killed process has sent more: wandb drops what comes
+        with an earlier step, and an offline run does not know where the one before it has stopped.
+        """
         run = self.start()
-        if number < self._num_sent:
-            return
-        run.log(record, step=number, commit=True)
-        self._num_sent = number + 1
-        write_text(self._progress_path, json.dumps({"id": self.id, "num_sent": self._num_sent}) + "\n")
+        run.log(record, step=max(number, run.step), commit=True)
 
     def finish(self) -> None:
         """End the run; a later use continues it."""
         if self._run is not None:
             self._run.finish()
             self._run = None
-
-    @property
-    def _progress_path(self) -> Path:
-        return self.folder / "progress.json"
-
-    def _read_num_sent(self, run_id: str) -> int:
-        try:
-            progress = json.loads(self._progress_path.read_text(encoding="utf-8"))
-            return int(progress["num_sent"]) if progress["id"] == run_id else 0
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # none yet, or spoilt: records may repeat
-            return 0
 
 
 @contextlib.contextmanager

@@ -1,11 +1,8 @@
 """Versioned artifacts: where checkpoints go beside the run folder, and how a run begins from one.
 
-store.py says what a store is; folder.py and wandb_store.py are two of them. outbox.py stores in the
-background, publishing.py says what an experiment stores, restoring.py how it starts from it.
+stores.py says what a store is and has two of them; upload.py stores in the background.
 """
 
-from .folder import FolderStore
-from .store import ArtifactInfo, ArtifactStore, RunAccess
-from .wandb_store import WandbStore
+from .stores import ArtifactInfo, ArtifactStore, FolderStore, RunAccess, WandbStore
 
 __all__ = ["ArtifactInfo", "ArtifactStore", "FolderStore", "RunAccess", "WandbStore"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..checkpoints import CheckpointManager
+from ..checkpoint.store import CheckpointManager
 from .extras import require
 
 PROGRAM = "-m loxodon.experiment.launch --backend slurm"

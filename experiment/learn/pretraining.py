@@ -21,13 +21,20 @@ from ...agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent, PPOLoss
 from ...data import Batch, BatchLoader, RLDataset, dataset_fingerprint
 from ...nets import Actor, PolicyHead
 from ..callbacks import Callback
+from ..checkpoint.policy_file import (
+    PolicyInfo,
+    fit_weights,
+    load_what_fits,
+    plain_tensors,
+    policy_header,
+    read_policy,
+    write_policy,
+)
+from ..checkpoint.record import version_of
 from ..collect.build import layout_of
 from ..contracts import Run
 from ..distributed import StopWatch, any_process, merge_metrics
-from ..metadata import version_of
-from ..policy_files import PolicyInfo, fit_weights, plain_tensors, policy_header, read_policy, write_policy
 from ..rng import derive_seed, isolated_rng
-from ..warm_start import load_what_fits
 from .learner import Learner, log_figures, masked_losses
 from .optimizer import make_optimizer
 

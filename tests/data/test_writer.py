@@ -14,7 +14,7 @@ import pytest
 from loxodon.data import FILE_FORMATS, Trajectory, TrajectoryWriter, load_trajectory, save_trajectory
 from loxodon.data import writer as writer_module
 from loxodon.data.files import parse_name
-from loxodon.experiment.tensor_tree import load_tree, save_tree
+from loxodon.experiment.checkpoint.store import read_values, write_values
 
 
 class FakeRollout:
@@ -267,7 +267,7 @@ def test_running_pieces_go_on_in_another_writer(tmp_path: Path, num_updates: int
     num_before = len(read_all(tmp_path / "whole"))
     rest = FakeRollout(TrajectoryWriter(tmp_path / "rest", 3, save_every=(2, 260), seed=8), 3)
     rest.count, rest.times, rest.rl2s = whole.count, whole.times.copy(), whole.rl2s.copy()
-    rest.writer.load_state_dict(load_tree(save(whole.writer.state_dict(), tmp_path / "state")))
+    rest.writer.load_state_dict(read_values(save(whole.writer.state_dict(), tmp_path / "state")))
     for rollout in (whole, rest):
         for i in range(300):
             rollout.add(terminated=(2,) if i % 11 == 0 else ())
@@ -288,7 +288,7 @@ def test_running_pieces_that_nobody_goes_on_with_are_stored_once(tmp_path: Path)
     first.add()
     first.add(terminated=(0,))
     first.add()
-    state = load_tree(save(first.writer.state_dict(), tmp_path / "state"))
+    state = read_values(save(first.writer.state_dict(), tmp_path / "state"))
     for num_envs in (2, 5):
         folder = tmp_path / str(num_envs)
         writer = TrajectoryWriter(folder, num_envs)
@@ -303,7 +303,7 @@ def test_running_pieces_that_nobody_goes_on_with_are_stored_once(tmp_path: Path)
 
 
 def save(state: Any, path: Path) -> Path:
-    save_tree(state, path)
+    write_values(path, state)
     return path
 
 

@@ -44,7 +44,7 @@ def test_a_signal_to_one_learner_stops_all_with_one_checkpoint_that_can_be_resum
     assert text.count("Stopped by") == 1
     assert "--resume" in text
     (state,) = states(tmp_path)
-    assert {path.name for path in state.iterdir()} >= {"COMPLETE", "rank_0.json", "rank_1.json"}
+    assert {path.name for path in state.iterdir()} >= {"COMPLETE", "rank_0.pt", "rank_1.pt"}
     assert len(list((tmp_path / "pair" / "logs").glob("metrics*.jsonl"))) == 2  # learners, collector
 
     epoch, done = int(state.name.rpartition("_")[2]), max(updates(tmp_path))

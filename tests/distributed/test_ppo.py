@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from loxodon.experiment.checkpoint.store import read_values
+
 from ..rounding import assert_equal_but_for_rounding
 from .launching import Run, run_scenario
 from .ppo_scenarios import CASES, NUM_ROLLOUTS, equality
@@ -132,7 +134,7 @@ def test_a_launched_run_keeps_what_each_process_has_and_goes_on_from_it(tmp_path
             processes = run.learn(*words, f"Experiment.epochs={epochs}", mode="both")
             assert run.end_of(processes) == 0, run.text(processes)
             state = folder / "ckpts" / "training_states" / f"pair_epoch_{epochs - 1}"
-            ranks = [json.loads((state / f"rank_{rank}.json").read_text())["on_policy"] for rank in range(2)]
+            ranks = [read_values(state / f"rank_{rank}.pt")["trainer"] for rank in range(2)]
             own = [rank["reward_normalizer"].pop("accumulators") for rank in ranks]
             assert [len(one) for one in own] == [2, 2]
             assert ranks[0] == ranks[1]

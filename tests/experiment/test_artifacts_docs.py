@@ -10,8 +10,8 @@ import gin
 import pytest
 
 from loxodon.experiment.artifacts import FolderStore
-from loxodon.experiment.artifacts.restoring import is_path
-from loxodon.experiment.artifacts.store import find_artifact
+from loxodon.experiment.artifacts.stores import find_artifact
+from loxodon.experiment.checkpoint.start_from import is_path
 from loxodon.experiment.config import load_config
 
 from .fakes import make_experiment, run

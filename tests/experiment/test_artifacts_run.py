@@ -1,8 +1,11 @@
-"""What a run stores as artifacts, and how another one, or the same, begins from them."""
+"""What a run stores as artifacts, how that fails and waits, and how a run begins from them."""
 
 from __future__ import annotations
 
 import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from loxodon.experiment import Experiment
-from loxodon.experiment.artifacts import ArtifactStore, FolderStore
+from loxodon.experiment.artifacts import ArtifactInfo, ArtifactStore, FolderStore
+from loxodon.experiment.artifacts.upload import Uploads
 from loxodon.experiment.config import load_config
 
 from .fakes import make_experiment, run
@@ -37,13 +41,13 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
         assert torch.equal(value, b[name]), name
 
 
-def test_checkpoints_and_the_best_policy_become_artifacts(tmp_path: Path) -> None:
-    exp = run(with_store(tmp_path, epochs=3))
+def test_checkpoints_and_the_best_policy_become_artifacts_and_change_nothing(tmp_path: Path) -> None:
+    exp = run(with_store(tmp_path, epochs=3, keep_checkpoints=1))
+    assert_equal(weights(exp), weights(run(make_experiment(tmp_path / "plain", epochs=3, ckpt_interval=1))))
     store = store_of(tmp_path)
     state = store.get("tiny/state:latest", tmp_path / "state")
     assert sorted(path.name for path in state.iterdir()) == ["config.txt", "training_state"]
-    own = exp.checkpoints.state_dir(2)
-    for path in own.iterdir():
+    for path in exp.checkpoints.state_dir(2).iterdir():
         assert (state / "training_state" / path.name).read_bytes() == path.read_bytes()
     best = store.get("tiny/policy:best", tmp_path / "best")
     assert sorted(path.name for path in best.iterdir()) == ["config.txt", "policy.safetensors"]
@@ -55,18 +59,6 @@ def test_checkpoints_and_the_best_policy_become_artifacts(tmp_path: Path) -> Non
     assert not list((exp.checkpoints.root / "artifacts_pending").iterdir())
 
 
-def test_pruned_checkpoints_are_stored_all_the_same(tmp_path: Path) -> None:
-    exp = run(with_store(tmp_path, epochs=4, keep_checkpoints=1))
-    assert exp.checkpoints.complete_epochs() == [3]
-    store_of(tmp_path).get("tiny/state:latest", tmp_path / "out")
-
-
-def test_a_store_changes_nothing_of_the_training(tmp_path: Path) -> None:
-    plain = run(make_experiment(tmp_path / "plain", epochs=2, ckpt_interval=1))
-    stored = run(with_store(tmp_path))
-    assert_equal(weights(plain), weights(stored))
-
-
 def test_a_run_whose_store_fails_is_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "store").write_text("not a folder")
     exp = run(with_store(tmp_path))
@@ -74,13 +66,129 @@ def test_a_run_whose_store_fails_is_complete(tmp_path: Path, caplog: pytest.LogC
     texts = [r.getMessage() for r in caplog.records if "The run goes on" in r.getMessage()]
     assert len(texts) == 2  # one for states, one for policies
     (tmp_path / "store").unlink()
-    again = with_store(tmp_path, epochs=3)
-    again.start()
-    again.load_checkpoint()
-    again.learn()
-    again.close()
+    again = run(with_store(tmp_path, epochs=3), lambda exp: exp.load_checkpoint())
     assert [info.reference for info in store_of(tmp_path).list("tiny") if info.aliases]
     assert list((again.checkpoints.root / "artifacts_pending").iterdir()) == []
+
+
+# --- waiting --------------------------------------------------------------------------------------------
+
+
+class SlowStore(ArtifactStore):
+    """Keeps what is put in a list; waits at a gate, and fails, on request."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, str, int, list[str]]] = []
+        self.error: Exception | None = None
+        self.gate, self.has_begun = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def __repr__(self) -> str:
+        return "SlowStore"
+
+    def put(
+        self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
+    ) -> str | None:
+        self.has_begun.set()
+        assert self.gate.wait(30)
+        if self.error is not None:
+            raise self.error
+        assert (files / "config.txt").exists()
+        (content,) = (
+            path.read_text() for path in files.rglob("*") if path.name in ("x", "policy.safetensors")
+        )
+        self.stored.append((name, content, metadata["i"], [*aliases]))
+        return None
+
+    def get(self, reference: str, folder: Path) -> Path:
+        raise NotImplementedError
+
+    def list(self, run: str | None = None) -> list[ArtifactInfo]:
+        raise NotImplementedError
+
+
+class Sender:
+    """Uploads of small states and policies; their metadata count them."""
+
+    def __init__(self, tmp_path: Path, store: SlowStore) -> None:
+        self.source, self.pending, self.i = tmp_path / "source", tmp_path / "pending", 0
+        self.uploads = Uploads(store, self.pending, "run", lambda: {"i": self.i})
+        self.source.mkdir(exist_ok=True)
+
+    def send(self, i: int, *, policy: bool = False) -> None:
+        """Hand over, and replace the files at once, as runs do."""
+        self.i = i
+        path = self.source / "x"
+        path.write_text(str(i))
+        if policy:
+            self.uploads.store_best(path)
+        else:
+            self.uploads.store_state(self.source, i)
+        path.unlink()
+
+
+def test_nothing_waits_for_the_store_and_only_the_newest_of_each_name_waits_for_it(tmp_path: Path) -> None:
+    store = SlowStore()
+    sender = Sender(tmp_path, store)
+    store.gate.clear()
+    sender.send(0)
+    assert store.has_begun.wait(10)
+    for i in (1, 2, 3):  # would never return if it waited
+        sender.send(i)
+    sender.send(9, policy=True)
+    store.gate.set()
+    sender.uploads.close()
+    states = [("run/state", str(i), i, ["latest"]) for i in (0, 3)]
+    assert store.stored == [*states, ("run/policy", "9", 9, ["best"])]
+    assert list(sender.pending.iterdir()) == []
+
+
+def test_each_kind_of_error_is_one_warning_and_all_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SlowStore()
+    sender = Sender(tmp_path, store)
+    errors: list[Exception] = [OSError("a"), OSError("b"), ValueError("c")]
+    for store.error in errors:
+        sender.send(1)
+        sender.uploads.close()
+    texts = [r.getMessage() for r in caplog.records if "The run goes on" in r.getMessage()]
+    assert [text.partition(" The run")[0] for text in texts] == [
+        "The artifact run/state could not be stored in SlowStore: OSError: a.",
+        "The artifact run/state could not be stored in SlowStore: ValueError: c.",
+    ]
+    assert len(list(sender.pending.iterdir())) == 1
+    store.error = None
+    sender.send(2, policy=True)
+    sender.uploads.close()
+    assert [(name, i) for name, _, i, _ in store.stored] == [("run/state", 1), ("run/policy", 2)]
+
+
+def test_what_a_killed_or_hurried_process_left_is_stored_and_what_it_half_wrote_is_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loxodon.experiment.artifacts.upload._HURRY_S", 0.05)
+    store, away = SlowStore(), SlowStore()
+    store.gate.clear()
+    away.error = OSError("away")
+    one, two = Sender(tmp_path, store), Sender(tmp_path, away)
+    one.send(1)
+    one.uploads.close(is_urgent=True)  # would never return if it waited for all
+    assert "1 artifact(s) could not be stored in SlowStore yet" in caplog.text
+    two.send(2)
+    two.uploads.close()
+    (one.pending / "00000000000000000009.tmp" / "files").mkdir(parents=True)
+    (one.pending / "00000000000000000008").mkdir()
+    later = SlowStore()
+    Sender(tmp_path, later).uploads.close()
+    assert [i for _, _, i, _ in later.stored] == [2]  # the newest
+    assert list(one.pending.iterdir()) == []
+    caplog.set_level(logging.CRITICAL)
+    store.gate.set()
+    one.uploads.close()
+
+
+# --- beginning ------------------------------------------------------------------------------------------
 
 
 def test_latest_goes_on_exactly_on_a_machine_that_has_nothing_but_the_store(tmp_path: Path) -> None:
@@ -108,11 +216,16 @@ def test_a_new_run_begins_from_the_best_weights_of_a_base_run(tmp_path: Path) ->
     exp.close()
 
 
-def test_a_training_state_of_a_base_run_begins_a_branch(tmp_path: Path) -> None:
+def test_a_training_state_of_a_base_run_begins_a_branch_with_data_of_its_own(tmp_path: Path) -> None:
     base = run(with_store(tmp_path, run_name="base"))
     before = {path: path.read_bytes() for path in base.run_dir.rglob("*") if path.is_file()}
+    buffer = run(make_experiment(tmp_path / "runs")).run_dir / "buffer" / "fifo"
+    given = sorted(path.name for path in buffer.iterdir())
     exp = with_store(tmp_path, epochs=4, restore_from="base:v1")
     exp.start()
+    assert (
+        sorted(path.name for path in buffer.iterdir()) == given
+    )  # nothing came after a checkpoint of its own
     assert (exp.epoch, exp.env_steps, exp.best_score) == (2, 72, None)
     assert exp.learner.gradient_steps == base.learner.gradient_steps
     assert_equal(weights(exp), weights(base))
@@ -126,44 +239,28 @@ def test_a_training_state_of_a_base_run_begins_a_branch(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_branch_keeps_the_trajectories_it_was_given(tmp_path: Path) -> None:
-    """Resuming sets aside what came after the checkpoint; to a branch that means nothing."""
-    run(with_store(tmp_path, run_name="base"))
-    other = run(make_experiment(tmp_path / "runs", run_name="other"))
-    buffer = other.run_dir / "buffer" / "fifo"
-    before = sorted(path.name for path in buffer.iterdir())
-    exp = with_store(tmp_path, epochs=4, run_name="other", restore_from="base:latest")
-    exp.start()
-    assert sorted(path.name for path in buffer.iterdir()) == before
-    exp.close()
-
-
-@pytest.mark.parametrize("kind", ["checkpoint", "artifact", "weights", "policy artifact"])
-def test_paths_are_taken_as_they_are(tmp_path: Path, kind: str) -> None:
+def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
     base = run(with_store(tmp_path, run_name="base"))
     store = store_of(tmp_path).root / "base"
-    path = {
-        "checkpoint": base.checkpoints.state_dir(1),
-        "artifact": store / "state" / "v1",
-        "weights": base.checkpoints.weights_dir / "policy_epoch_1.safetensors",
-        "policy artifact": store / "policy" / "v0",
-    }[kind]
-    exp = make_experiment(tmp_path / "runs", epochs=4, restore_from=str(path))
-    exp.start()
-    assert exp.epoch == (2 if kind in ("checkpoint", "artifact") else 0)
-    if kind != "policy artifact":
-        assert_equal(weights(exp), weights(base))
-    exp.close()
+    paths = {
+        base.checkpoints.state_dir(1): 2,
+        store / "state" / "v1": 2,
+        base.checkpoints.weights_dir / "policy_epoch_1.safetensors": 0,
+        store / "policy" / "v0": 0,
+    }
+    for path, epoch in paths.items():
+        exp = make_experiment(tmp_path / "runs", epochs=4, restore_from=str(path))
+        exp.start()
+        assert exp.epoch == epoch, path
+        if path.parent.name != "policy":
+            assert_equal(weights(exp), weights(base))
+        exp.close()
 
 
 def test_unknown_references_and_paths_say_what_there_is(tmp_path: Path) -> None:
     run(with_store(tmp_path, run_name="base"))
     for reference, text in [
-        (
-            "base:v9",
-            r"'base:v9'\. Run 'base' has base/policy:v0.*base/state:v1 \(latest\)\. Fix:",
-        ),
-        ("bass:best", r"Run 'bass' has none; runs that have some are base\. Fix:"),
+        ("base:v9", r"'base:v9'\. Run 'base' has base/policy:v0.*base/state:v1 \(latest\)\. Fix:"),
         ("latest", r"Run 'tiny' has none; runs that have some are base\. Fix:"),
         ("./nowhere", r"nowhere does not exist\. Fix: name a checkpoint's folder"),
         (str(tmp_path), r"holds neither a training state nor policy\.safetensors, but: runs, store\. Fix:"),

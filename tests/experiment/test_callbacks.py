@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -131,8 +130,7 @@ def test_every_hook_is_called_somewhere() -> None:
 def test_states_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"callbacks": [Counter, Counter, Recorder], "val_timesteps_per_epoch": 0}
     exp = run(make_experiment(tmp_path, **settings))
-    state = exp.checkpoints.state_dir(1) / "state.json"
-    kept = json.loads(state.read_text())["callbacks"]
+    kept = exp.checkpoints.read(exp.checkpoints.state_dir(1)).shared["callbacks"]
     assert kept == {"Counter": {"num_epochs": 2}, "Counter 2": {"num_epochs": 2}}
     more = run(make_experiment(tmp_path, **settings, epochs=3), lambda e: e.load_checkpoint())
     assert [one.num_epochs for one in more.hooks.callbacks if isinstance(one, Counter)] == [3, 3]

@@ -18,8 +18,8 @@ from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
 from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment import Experiment, ScaleRewards
+from loxodon.experiment.checkpoint.record import bindings_of
 from loxodon.experiment.config.hash import SETTINGS, config_hash
-from loxodon.experiment.metadata import bindings_of
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, run
 from .test_metadata import saved_metadata

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import Space, spaces
 
-from loxodon.experiment.env_spaces import EnvSpaces, space_differences, space_from_json, space_to_json
+from loxodon.experiment.checkpoint.spaces import EnvSpaces, space_differences, space_from_json, space_to_json
 
 ALL: list[Space[Any]] = [
     spaces.Box(-np.inf, np.inf, (3, 2), np.float32),
@@ -24,12 +24,11 @@ ALL: list[Space[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("space", ALL, ids=str)
-def test_every_space_survives_strict_json(space: Space[Any]) -> None:
-    text = json.dumps(space_to_json(space), allow_nan=False)
-    back = space_from_json(json.loads(text))
-    assert back == space
-    assert back.dtype == space.dtype
+def test_every_space_survives_strict_json() -> None:
+    for space in ALL:
+        text = json.dumps(space_to_json(space), allow_nan=False)
+        back = space_from_json(json.loads(text))
+        assert (back, back.dtype) == (space, space.dtype)
 
 
 def test_spaces_that_are_unknown_are_refused() -> None:
@@ -67,8 +66,4 @@ def test_bounds_count_for_actions_only() -> None:
     two = env(spaces.Box(-2, 2, (2,)), x=spaces.Box(0, 9, (3,)))
     assert [text.split(" is ")[0] for text in space_differences(one, two, "f")] == ["the action space"]
     assert space_differences(one, one, "f") == []
-
-
-def test_equal_spaces_have_one_digest_and_others_another() -> None:
-    assert env(x=spaces.Discrete(2)).digest() == env(x=spaces.Discrete(2)).digest()
-    assert env(x=spaces.Discrete(2)).digest() != env(x=spaces.Discrete(3)).digest()
+    assert one.digest() == EnvSpaces(one.observation, one.action).digest() != two.digest()

@@ -13,6 +13,7 @@ import torch
 from loxodon.agents import Agent, PPOAgent
 from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint.store import CheckpointManager
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 
 from .fakes import CountingEnv, make_experiment
@@ -88,7 +89,7 @@ def test_two_halves_equal_the_whole_in_the_middle_of_episodes(
     first = acting(tmp_path / "parts", env, encoder, **changes)
     die_in(first, MIDDLE)
     first.train_envs.close()
-    saved = first.checkpoints.read(first.checkpoints.state_dir(MIDDLE - 1)).rank_tensors["collector"][
+    saved = first.checkpoints.read(first.checkpoints.state_dir(MIDDLE - 1)).own["collector"]["state"][
         "rollout"
     ]
     timesteps = np.concatenate([part["time_idxs"] for part in saved])
@@ -156,3 +157,14 @@ def test_an_environment_without_the_methods_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         exp.start()
     exp.train_envs.close()
+
+
+def test_arrays_of_an_environment_come_back_as_they_were(tmp_path: Path) -> None:
+    exp = acting(tmp_path, "cartpole")
+    exp.collect_new_training_data()
+    folder = exp.save_checkpoint()
+    exp.close()
+    assert folder is not None
+    state = CheckpointManager(exp.run_dir, exp.run_name).read(folder).own["collector"]["state"]["rollout"][0]
+    cart = state["envs"][0]["layers"][0]["state"]["layers"][-1]["state"]["attributes"]["state"]
+    assert (cart.dtype, cart.shape) == (np.float64, (4,))

@@ -1,4 +1,4 @@
-"""Six epochs at once, and three, death, and the rest: the same weights to the last bit."""
+"""Six epochs at once, and four, death, and the rest: the same weights and records to the last bit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.config import load_config
-from loxodon.experiment.policy_files import read_policy
 
 from .test_resume import KilledError, metrics
 
@@ -141,50 +141,47 @@ def assert_same(one: Path, two: Path) -> None:
     assert metrics(one) == metrics(two)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("encoder", list(ENCODERS))
-def test_death_and_resume_change_no_bit(tmp_path: Path, demos: Path, encoder: str, workers: int) -> None:
-    folders = [tmp_path / "whole", tmp_path / "parts"]
-    texts = [prepared(folder, demos, encoder=encoder, workers=workers) for folder in folders]
-    whole = configured(folders[0], texts[0])
-    whole.learn()
-    whole.close()
-    first = configured(folders[1], texts[1])
+def single(text: str) -> str:
+    """Without the mixture, which hands no priorities on."""
+    text = text.replace("dataset = @MixtureOfDatasets()", "dataset = @own/DiskTrajDataset()")
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(("Mixture", "demos/")))
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "mixture": ({"workers": 2}, ""),
+    "dropout": ({"encoder": "TransformerTrajEncoder"}, ""),
+    "priorities": ({"priorities": "0.6"}, ""),
+    "cut episodes": ({}, "Experiment.save_env_state = False\nExperiment.exact_resume = True\n"),
+    "cut files": ({}, "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"),
+    "drawn seed": ({}, "Experiment.seed = None\n"),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_resume_is_exact(tmp_path: Path, demos: Path, case: str) -> None:
+    settings, more = CASES[case]
+    texts = []
+    for name in ("parts", "whole"):
+        text = (
+            prepared(tmp_path / name, demos, **{"encoder": "GRUTrajEncoder", "workers": 0, **settings}) + more
+        )
+        texts.append(single(text) if case == "priorities" else text)
+    first = configured(tmp_path / "parts", texts[0])
     die_in(first, KILLED_IN)
-    second = configured(folders[1], texts[1])
+    second = configured(tmp_path / "parts", texts[0])
     assert second.load_checkpoint() == CHECKPOINT_AFTER
     second.learn()
     second.close()
-    assert_same(whole.run_dir, second.run_dir)
-    own = "dataset/1-DiskTrajDataset/weight"
-    weights = [r[own] for r in metrics(second.run_dir) if own in r]
-    assert len(set(weights)) > 3, weights  # else the ramp was not seen
-
-
-def test_priorities_survive_too(tmp_path: Path, demos: Path) -> None:
-    folders = [tmp_path / "whole", tmp_path / "parts"]
-    settings = {"encoder": "GRUTrajEncoder", "workers": 0, "priorities": "0.6"}
-    texts = [prepared(folder, demos, **settings) for folder in folders]
-    # A mixture hands no priorities on, so this is about the dataset alone.
-    texts = [
-        text.replace(
-            "Experiment.dataset = @MixtureOfDatasets()", "Experiment.dataset = @own/DiskTrajDataset()"
-        )
-        for text in texts
-    ]
-    texts = [
-        "\n".join(x for x in text.splitlines() if not x.startswith(("Mixture", "demos/"))) for text in texts
-    ]
-    whole = configured(folders[0], texts[0])
+    whole = configured(tmp_path / "whole", texts[1] + f"Experiment.seed = {first.run_seed}\n")
     whole.learn()
     whole.close()
-    first = configured(folders[1], texts[1])
-    die_in(first, KILLED_IN)
-    second = configured(folders[1], texts[1])
-    second.load_checkpoint()
-    second.learn()
-    second.close()
     assert_same(whole.run_dir, second.run_dir)
+    assert list((second.run_dir / "buffer" / "superseded").iterdir())
+    if case == "mixture":
+        own = "dataset/1-DiskTrajDataset/weight"
+        weights = [r[own] for r in metrics(second.run_dir) if own in r]
+        assert len(set(weights)) > 3, weights  # else the ramp was not seen
 
 
 def launch(folder: Path, *words: str) -> subprocess.Popen[str]:

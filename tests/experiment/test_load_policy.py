@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 
 from loxodon.envs import EnvSpec, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
-from loxodon.experiment.checkpoints import MARKER, _contents
+from loxodon.experiment.checkpoint.store import MARKER, contents
 from loxodon.experiment.config import load_config
 
 from ..rounding import assert_equal_but_for_rounding
@@ -193,8 +194,9 @@ def stacked(space: Any, obs: list[Any]) -> Any:
     return np.stack([np.asarray(o) for o in obs])
 
 
-@pytest.mark.parametrize("encoder", list(ENCODERS))
-@pytest.mark.parametrize("env", ["'CartPole-v1'", "@TMazePassive"])
+@pytest.mark.parametrize(
+    ("env", "encoder"), [("'CartPole-v1'", "TransformerTrajEncoder"), ("@TMazePassive", "GRUTrajEncoder")]
+)
 def test_a_loaded_policy_acts_as_the_experiment_does(tmp_path: Path, env: str, encoder: str) -> None:
     exp = trained(tmp_path, env, encoder)
     spec = resolve_env(exp.make_val_env)  # type: ignore[arg-type]
@@ -218,10 +220,19 @@ def test_nested_observations_and_scaled_actions(tmp_path: Path) -> None:
     assert_equal_but_for_rounding(scaled, np.array(expected, float), 3)  # rounded to be sent
 
 
-def test_a_single_environment_needs_no_axis(tmp_path: Path) -> None:
-    exp = trained(tmp_path, EnvSpec(ShiftedEnv))
-    policy = load_policy(exp.run_dir)
-    many = load_policy(exp.run_dir)
+@pytest.fixture(scope="module")
+def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    exp = trained(tmp_path_factory.mktemp("sound"), "'CartPole-v1'")
+    return exp.run_dir / "ckpts" / "latest" / "policy.safetensors"
+
+
+@pytest.fixture(scope="module")
+def shifted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("shifted"), EnvSpec(ShiftedEnv)).run_dir
+
+
+def test_a_single_environment_needs_no_axis(shifted_run: Path) -> None:
+    policy, many = load_policy(shifted_run), load_policy(shifted_run)
     env = ShiftedEnv()
     for _ in range(2):
         obs, _ = env.reset(seed=1)
@@ -238,8 +249,8 @@ def test_a_single_environment_needs_no_axis(tmp_path: Path) -> None:
             actions = many.act(np.stack([obs, obs]), [reward, reward])
 
 
-def test_an_episode_that_begins_forgets_what_was_before(tmp_path: Path) -> None:
-    policy = load_policy(trained(tmp_path, EnvSpec(ShiftedEnv)).run_dir)
+def test_an_episode_that_begins_forgets_what_was_before(shifted_run: Path) -> None:
+    policy = load_policy(shifted_run)
     rng = np.random.default_rng(0)
     obs = rng.standard_normal((6, 1, 2)).astype(np.float32)
 
@@ -254,24 +265,16 @@ def test_an_episode_that_begins_forgets_what_was_before(tmp_path: Path) -> None:
     assert not torch.equal(probs(0, [False]), probs(3, None))
 
 
-def test_gin_is_the_same_before_and_after(tmp_path: Path) -> None:
-    exp = trained(tmp_path, "'CartPole-v1'")
+def test_gin_and_random_numbers_are_the_same_before_and_after(policy_file: Path) -> None:
     gin.bind_parameter("FFTstepEncoder.d_hidden", 77)
     thing = object()
     gin.bind_parameter("Actor.d_hidden", thing)  # has no text, and is kept all the same
-    texts = gin.config_str(), gin.operative_config_str()
-    gin.finalize() if not gin.config_is_locked() else None
-    policy = load_policy(exp.run_dir)
-    assert policy.agent.tstep_encoder.state_dict().keys() == exp.policy.tstep_encoder.state_dict().keys()
+    texts, state = (gin.config_str(), gin.operative_config_str()), torch.get_rng_state()
+    gin.finalize()
+    load_policy(policy_file)  # is 8 wide
     assert (gin.config_str(), gin.operative_config_str()) == texts
     assert gin.query_parameter("Actor.d_hidden") is thing
     assert gin.config_is_locked()
-
-
-def test_random_numbers_of_the_process_are_left_alone(tmp_path: Path) -> None:
-    exp = trained(tmp_path, "'CartPole-v1'")
-    state = torch.get_rng_state()
-    load_policy(exp.run_dir)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -287,25 +290,36 @@ def test_best_goes_before_latest_and_every_kind_of_path_works(tmp_path: Path) ->
     assert load_policy(ckpts).info.is_final
 
 
-def test_sampling_draws_from_the_policy(tmp_path: Path) -> None:
-    policy = load_policy(trained(tmp_path, EnvSpec(ShiftedEnv)).run_dir, sample=True)
+def test_sampling_draws_from_the_policy(shifted_run: Path) -> None:
+    policy = load_policy(shifted_run, sample=True)
     policy.reset(num_envs=64)
     assert len(set(policy.act(np.zeros((64, 2), np.float32)).tolist())) > 1
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
-    exp = trained(tmp_path, EnvSpec(ShiftedEnv))
-    policy = load_policy(exp.run_dir)
-    policy.reset(num_envs=1)
-    with pytest.raises(ValueError, match=r"shape \(2, 2\), but must have \(1, 2\).*Fix: call reset"):
-        policy.act(np.zeros((2, 2), np.float32))
-    with pytest.raises(ValueError, match=r"no usable 'observation'.*Fix:"):
-        policy.act({"wrong": 1})
-    policy.act(np.zeros((1, 2), np.float32))
-    with pytest.raises(ValueError, match=r"got no rewards.*Fix:"):
-        policy.act(np.zeros((1, 2), np.float32))
-    with pytest.raises(ValueError, match=r"rewards has shape \(3,\).*Fix:"):
-        policy.act(np.zeros((1, 2), np.float32), np.zeros(3))
+GOOD = np.zeros((2, 2), np.float32)
+MISTAKES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "shape": ((np.zeros((3, 2)), [0, 0]), r"shape \(3, 2\), but must have \(2, 2\).*Fix: call reset"),
+    "key": (({"wrong": 1}, [0, 0]), r"no usable 'observation'.*Fix:"),
+    "no rewards": ((GOOD,), r"got no rewards.*Fix:"),
+    "rewards": ((GOOD, np.zeros(3)), r"rewards has shape \(3,\).*Fix:"),
+    "nan": ((np.array([[0, 0], [0, np.nan]]), [0, 0]), "'observation' of environment 1 is NaN or inf.*Fix:"),
+    "infinite": ((np.array([[np.inf, 0], [0, 0]]), [0, 0]), "of environment 0 is NaN or infinite. Fix:"),
+    "nan reward": ((GOOD, [np.nan, 0.0]), r"The reward of environment 0 is NaN or infinite. Fix:"),
+}
+
+
+@pytest.mark.parametrize("how", list(MISTAKES))
+def test_mistakes_are_named_and_leave_the_policy_as_it_was(shifted_run: Path, how: str) -> None:
+    policy, (arguments, message) = load_policy(shifted_run), MISTAKES[how]
+    policy.reset(num_envs=2)
+    expected = policy.act(GOOD)
+    with pytest.raises(ValueError, match=message):
+        policy.act(*arguments)
+    again = policy.act(GOOD, [np.nan, np.nan], is_first=[True, True])  # rewards of what is over do not count
+    assert again.tolist() == expected.tolist()
+
+
+def test_where_there_is_no_policy_the_error_says_what_is_looked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no policy at.*Fix:"):
         load_policy(tmp_path / "nothing")
 
@@ -320,8 +334,8 @@ def changed_header(path: Path, **changes: str | None) -> Path:
     return copy
 
 
-def test_files_that_say_too_little_or_are_of_another_format_are_refused(tmp_path: Path) -> None:
-    path = trained(tmp_path, "'CartPole-v1'").run_dir / "ckpts" / "latest" / "policy.safetensors"
+def test_files_that_say_too_little_or_are_of_another_format_are_refused(policy_file: Path) -> None:
+    path = policy_file
     with pytest.raises(ValueError, match=r"has policy format 99 .*Fix:"):
         load_policy(changed_header(path, loxodon_format="99"))
     with pytest.raises(ValueError, match=r"has policy format None .*Fix:"):
@@ -335,21 +349,20 @@ def test_files_that_say_too_little_or_are_of_another_format_are_refused(tmp_path
         load_policy(changed_header(path, gin="", types="{}"))
 
 
-def test_environments_of_the_config_need_not_be_installed(tmp_path: Path) -> None:
-    path = trained(tmp_path, "'CartPole-v1'").run_dir / "ckpts" / "latest" / "policy.safetensors"
-    with safe_open(path, framework="pt") as file:
+def test_environments_of_the_config_need_not_be_installed(policy_file: Path) -> None:
+    with safe_open(policy_file, framework="pt") as file:
         text = file.metadata()["gin"]
     text = f"import not_installed_here\n{text}\nnot_installed_here.Env.horizon = 5\n"
-    load_policy(changed_header(path, gin=text + "Experiment.make_train_env = @not_installed_here.Env\n"))
+    text += "Experiment.make_train_env = @not_installed_here.Env\n"
+    load_policy(changed_header(policy_file, gin=text))
 
 
-def test_the_sample_of_the_docs_runs(tmp_path: Path) -> None:
-    exp = trained(tmp_path, "'CartPole-v1'")
+def test_the_sample_of_the_docs_runs(policy_file: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     samples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (sample,) = (text for text in samples if "load_policy" in text)
     defined: dict[str, Any] = {}
-    exec(sample.replace("runs/my-run", str(exp.run_dir)), defined)
+    exec(sample.replace("runs/my-run", str(policy_file.parents[2])), defined)
     assert defined["over"]
 
 
@@ -374,12 +387,6 @@ def crafted_spaces(observation: Any = None, action: Any = None) -> str:
 
 def nested(depth: int) -> str:
     return '{"observation": ' + '{"type": "Tuple", "spaces": [' * depth + "]}" * depth + ', "action": 1}'
-
-
-@pytest.fixture(scope="module")
-def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    exp = trained(tmp_path_factory.mktemp("sound"), "'CartPole-v1'")
-    return exp.run_dir / "ckpts" / "latest" / "policy.safetensors"
 
 
 @pytest.fixture
@@ -436,7 +443,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         "'system' of the module 'os', which has no such class",
     ),
     "module in a module": (
-        {"types": '{"agent_type": "loxodon.experiment.policy_loading:importlib.import_module"}'},
+        {"types": '{"agent_type": "loxodon.experiment.checkpoint.load_policy:importlib.import_module"}'},
         "no such class",
     ),
     "not imported": ({"types": '{"agent_type": "unheard_of:X"}'}, r"is not imported here.*Fix: .*trust="),
@@ -524,8 +531,10 @@ def test_what_the_caller_trusts_is_imported(policy_file: Path, unheard_of: Path)
     )  # it is imported now
 
 
-@pytest.mark.parametrize("how", ["popen", "huge"])
-@pytest.mark.parametrize("way", ["resume", "restore_from", "warm_start", "collect"])
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [("resume", "popen"), ("restore_from", "huge"), ("warm_start", "popen"), ("collect", "huge")],
+)
 def test_no_other_way_of_loading_a_policy_runs_anything(
     tmp_path: Path, unheard_of: Path, way: str, how: str
 ) -> None:
@@ -544,7 +553,7 @@ def test_no_other_way_of_loading_a_policy_runs_anything(
     about["spaces"] = json.loads(changes["spaces"].replace("MARK", f"touch {unheard_of}"))
     (state / "metadata.json").write_text(json.dumps(about))
     (state / MARKER).unlink()
-    (state / MARKER).write_text(json.dumps({"files": _contents(state)}))
+    (state / MARKER).write_text(json.dumps({"files": contents(state)}))
     gin.clear_config()
     load_config([str(tmp_path / "tiny.gin")])
     latest = str(ckpts / "latest" / "policy.safetensors")
@@ -565,27 +574,10 @@ def test_no_other_way_of_loading_a_policy_runs_anything(
     assert not unheard_of.exists()
 
 
-def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
-    policy = load_policy(trained(tmp_path, EnvSpec(ShiftedEnv)).run_dir)
-    policy.reset(num_envs=2)
-    good = np.zeros((2, 2), np.float32)
-    for bad in (np.nan, np.inf):
-        with pytest.raises(
-            ValueError, match=r"Observation 'observation' of environment 1 is NaN or inf.*Fix:"
-        ):
-            policy.act(np.array([[0, 0], [0, bad]]))
-    expected = policy.act(good)
-    with pytest.raises(ValueError, match=r"The reward of environment 0 is NaN or infinite. Fix:"):
-        policy.act(good, [np.nan, 0.0])
-    assert policy.act(good, [np.nan, np.nan], is_first=[True, True]).tolist() == expected.tolist()
-
-
 @pytest.mark.slow
-def test_another_process_needs_nothing_but_the_file(tmp_path: Path) -> None:
-    exp = trained(tmp_path, "'CartPole-v1'", encoder="TransformerTrajEncoder")
-    path = exp.run_dir / "ckpts" / "latest" / "policy.safetensors"
+def test_another_process_needs_nothing_but_the_file(tmp_path: Path, policy_file: Path) -> None:
     moved = tmp_path / "alone.safetensors"
-    path.rename(moved)
+    shutil.copyfile(policy_file, moved)
     code = (
         "import numpy as np, gymnasium as gym, loxodon.experiment as le\n"
         f"policy = le.load_policy({str(moved)!r})\n"

@@ -17,9 +17,10 @@ from gymnasium import spaces
 from safetensors.torch import save_file
 
 from loxodon.envs import EnvSpec
-from loxodon.experiment import Experiment, metadata
-from loxodon.experiment.env_spaces import EnvSpaces
-from loxodon.experiment.policy_files import plain_tensors, read_policy
+from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint import record
+from loxodon.experiment.checkpoint.policy_file import plain_tensors, read_policy
+from loxodon.experiment.checkpoint.spaces import EnvSpaces
 
 from .fakes import CountingEnv, make_experiment, run
 
@@ -66,37 +67,34 @@ def change_metadata(exp: Experiment, **changes: Any) -> None:
 def test_a_checkpoint_says_what_it_was_made_with(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path))
     _, found = saved_metadata(exp)
-    assert found["packages"].keys() == set(metadata.PACKAGES)
-    assert found["packages"]["loxodon"] == metadata.version_of("loxodon")
+    assert found["packages"] == {name: record.version_of(name) for name in record.PACKAGES}
     assert (found["world_size"], found["seed"], found["max_seq_len"], found["mode"]) == (1, 7, 8, "both")
-    assert EnvSpaces.from_json(found["spaces"]) == EnvSpaces(
-        CountingEnv.observation_space, CountingEnv.action_space
-    )
+    own = EnvSpaces(CountingEnv.observation_space, CountingEnv.action_space)
+    assert EnvSpaces.from_json(found["spaces"]) == own
     assert found["types"]["agent_type"].endswith(":TinyAgent")
     assert found["time"] > 1.7e9
+    versions = json.loads(exp.checkpoints.versions_path.read_text())
+    assert {name: found[name] for name in versions} == versions
+    assert versions.keys() == {"seed", "mode", "config_hash", "python", "packages", "run_id"}
 
 
 def test_git_never_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert metadata.git_commit(tmp_path) is None  # no repository
-    assert metadata.git_commit(tmp_path / "nothing") is None
-    repo = tmp_path / "repo"
-    repo.mkdir()
+    assert record.git_commit(tmp_path) is None  # no repository
+    assert record.git_commit(tmp_path / "nothing") is None
     identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
     for words in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
-        subprocess.run(["git", *words], cwd=repo, check=True)
-    commit = metadata.git_commit(repo)
-    assert commit is not None
-    assert len(commit) == 40
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert len(record.git_commit(tmp_path) or "") == 40
 
     def hanging(*_: Any, **__: Any) -> Any:
         raise subprocess.TimeoutExpired("git", 2.0)
 
     monkeypatch.setattr(subprocess, "run", hanging)
-    assert metadata.git_commit(repo) is None
+    assert record.git_commit(tmp_path) is None
 
 
 def test_another_environment_is_refused_with_each_difference(tmp_path: Path) -> None:
-    run(started(tmp_path))
+    exp = run(started(tmp_path))
     other = started(tmp_path, WiderEnv)
     text = (
         r"is of another environment: observation 'observation' is Box\(-inf, inf, \(2,\), float32\) in the "
@@ -107,16 +105,24 @@ def test_another_environment_is_refused_with_each_difference(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=text):
         other.load_checkpoint()
     assert all((value == before[name]).all() for name, value in other.policy.state_dict().items())
+    exp.write_latest_policy()
+    actor = started(tmp_path, WiderEnv, mode="collect")
+    with pytest.raises(ValueError, match=r"another environment than this process: obs.*Discrete\(4\).*Fix:"):
+        actor.learn()
 
 
-def test_other_versions_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_run_gives_no_warning_and_other_versions_give_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     exp = run(started(tmp_path))
     _, values = saved_metadata(exp)
-    change_metadata(exp, python="3.1.0", packages={**values["packages"], "torch": "0.4"})
     started(tmp_path).load_checkpoint()
-    (warning,) = (text for text in warnings_of(caplog) if "versions" in text)
-    assert "python 3.1.0 (here 3." in warning
-    assert "torch 0.4 (here " in warning
+    assert warnings_of(caplog) == []
+    change_metadata(exp, python="3.1.0", packages={**values["packages"], "torch": "\x1b0.4"})
+    started(tmp_path).load_checkpoint()
+    (warning,) = warnings_of(caplog)
+    assert "versions: python 3.1.0 (here 3." in warning
+    assert r"torch \x1b0.4 (here " in warning
     assert "loxodon" not in warning.partition(" was written")[2]
 
 
@@ -130,7 +136,7 @@ def test_another_major_version_is_refused_unless_it_is_allowed(
     exp = run(started(tmp_path))
     _, values = saved_metadata(exp)
     change_metadata(exp, packages={**values["packages"], "loxodon": there})
-    monkeypatch.setattr(metadata, "version_of", lambda name: here)
+    monkeypatch.setattr(record, "version_of", lambda name: here)
     if is_refused:
         with pytest.raises(ValueError, match=rf"by Loxodon {there}, this process has {here}.*Fix:"):
             started(tmp_path).load_checkpoint()
@@ -145,63 +151,34 @@ def test_settings_that_differ_are_a_short_list(tmp_path: Path, caplog: pytest.Lo
     exp = run(started(tmp_path))
     many = "\n".join(f"M{i} = {i}" for i in range(20))
     requested = f"Experiment.batch_size = 3\nExperiment.seed = 1\n{many}\n"
+    requested += "MetricLogger.tensorboard = False\n"  # as all runs here
     change_metadata(exp, config_requested=requested, config="Experiment.epochs = 9\n")
-    again = started(tmp_path)
-    gin.parse_config(
-        f"Experiment.batch_size = 5\nExperiment.epochs = 9\nExperiment.seed = 1\n{many}\nM3 = 4\n"
-    )
-    again.run_facts = None
-    again.load_checkpoint()
-    (warning,) = (text for text in warnings_of(caplog) if "Settings differ" in text)
-    assert warning.splitlines()[1:] == ["  Experiment.batch_size: 3 -> 5", "  M3: 3 -> 4"]
-
-
-def test_a_long_list_is_cut() -> None:
-    old = {"config": "", "config_requested": "\n".join(f"M{i} = {i}" for i in range(20))}
-    new = {"config": "", "config_requested": ""}
-    assert metadata.config_differences(old, new)[0] == "M0: 0 -> (default)"
-    assert len(metadata.config_differences(old, new)) == 20
-
-
-def test_the_same_config_gives_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run(started(tmp_path))
+    gin.parse_config(f"Experiment.epochs = 9\nExperiment.seed = 2\n{many}\nM3 = 4\n")
     started(tmp_path).load_checkpoint()
-    assert warnings_of(caplog) == []
+    (warning,) = (text for text in warnings_of(caplog) if "Settings differ" in text)
+    assert warning.splitlines()[1:] == ["  Experiment.batch_size: 3 -> (default)", "  M3: 3 -> 4"]
+    gin.clear_config()
+    started(tmp_path).load_checkpoint()
+    assert warnings_of(caplog)[-1].splitlines()[-1] == "  and 13 more"
 
 
 def test_a_scoped_macro_and_a_reference_are_compared_as_written() -> None:
-    found = metadata.bindings_of("a/Experiment.seed = %B\nB = 3\nExperiment.agent_type = @x/Agent\n")
+    found = record.bindings_of("a/Experiment.seed = %B\nB = 3\nExperiment.agent_type = @x/Agent\n")
     assert found == {"a/Experiment.seed": "%B", "B": "3", "Experiment.agent_type": "@x/Agent"}
-    assert metadata.bindings_of("= nonsense [") == {}
-
-
-def test_types_are_named_if_they_can_be_imported() -> None:
-    name = metadata.name_of_type(spaces.Discrete)
-    assert name is not None
-    assert metadata.find_type(name, spaces.Space) is spaces.Discrete
-    assert metadata.name_of_type(lambda: 0) is None
-    with pytest.raises(ImportError, match=r"'Nothing' of the module 'gymnasium'.*Fix:"):
-        metadata.find_type("gymnasium:Nothing", spaces.Space)
+    assert record.bindings_of("= nonsense [") == {}
 
 
 # --- published policies ---------------------------------------------------------------------------------
 
 
-def test_published_policies_say_when_and_for_what(tmp_path: Path) -> None:
-    exp = started(tmp_path)
-    exp.write_latest_policy()
-    info = exp.checkpoints.policy_info(exp.checkpoints.latest_path)
-    assert info is not None
-    assert info.published_s is not None
-    assert info.published_s > 1.7e9
-    assert (info.format, info.loxodon, info.max_seq_len) == (1, metadata.version_of("loxodon"), 8)
-    assert info.env_spaces() == exp.env_spaces
-
-
 def test_a_learner_that_starts_again_publishes_another_policy_under_the_same_version(tmp_path: Path) -> None:
     actor, first = started(tmp_path, mode="collect"), started(tmp_path)
     first.write_latest_policy()
-    assert actor.read_latest_policy() is not None
+    info = actor.read_latest_policy()
+    assert info is not None
+    assert (info.format, info.loxodon, info.max_seq_len) == (1, record.version_of("loxodon"), 8)
+    assert (info.published_s or 0) > 1.7e9
+    assert info.env_spaces() == first.env_spaces
     second = started(tmp_path, seed=8)
     second.write_latest_policy()
     actor.read_latest_policy()
@@ -209,44 +186,31 @@ def test_a_learner_that_starts_again_publishes_another_policy_under_the_same_ver
     assert all((actor.policy.state_dict()[name] == value).all() for name, value in weights.items())
 
 
-def test_an_actor_with_other_spaces_is_refused_with_the_difference(tmp_path: Path) -> None:
-    started(tmp_path).write_latest_policy()
-    actor = started(tmp_path, WiderEnv, mode="collect")
-    with pytest.raises(ValueError, match=r"another environment than this process: obs.*Discrete\(4\).*Fix:"):
-        actor.learn()
-
-
-def republish(exp: Experiment, **changes: str) -> None:
-    """Publish once more, with other entries in the header."""
-    exp.write_latest_policy()
-    header = {"version": "5", "loxodon_format": "1", **exp.checkpoints.facts(), **changes}
-    save_file(plain_tensors(exp.policy), exp.checkpoints.latest_path, metadata=header)
-
-
-def test_an_actor_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_another_format_is_refused_and_another_version_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     learner, actor = started(tmp_path), started(tmp_path, mode="collect")
-    republish(learner, loxodon_format="2", loxodon="9.9")
+    header = {**learner.checkpoints.facts(), "loxodon_format": "1", "loxodon": "9.9"}
+    for version in ("5", "6"):
+        learner.write_latest_policy()
+        publish(learner, {**header, "version": version})
+        assert actor.read_latest_policy() is not None
+    assert len([text for text in warnings_of(caplog) if "is of Loxodon 9.9" in text]) == 1
+    publish(learner, {**header, "loxodon_format": "2"})
     with pytest.raises(ValueError, match=r"has format 2, written by Loxodon 9.9; this process has.*Fix:"):
         actor.read_latest_policy()
 
 
-def test_another_version_of_the_same_format_is_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    learner, actor = started(tmp_path), started(tmp_path, mode="collect")
-    for version in ("5", "6"):
-        republish(learner, version=version, loxodon="9.9")
-        assert actor.read_latest_policy() is not None
-    assert len([text for text in warnings_of(caplog) if "is of Loxodon 9.9" in text]) == 1
-
-
 def test_files_without_a_header_are_loaded_as_before(tmp_path: Path) -> None:
     exp = started(tmp_path)
-    path = exp.checkpoints.latest_path
-    save_file(plain_tensors(exp.policy), path, metadata={"version": "3", "epoch": "1"})
+    publish(exp, {"version": "3", "epoch": "1"})
     info = started(tmp_path, mode="collect").read_latest_policy()
     assert info is not None
     assert (info.version, info.epoch, info.format, info.published_s) == (3, 1, None, None)
-    save_file(plain_tensors(exp.policy), path, metadata={"version": "three"})
+    publish(exp, {"version": "three"})
     with pytest.raises(ValueError, match=r"not a readable safetensors file.*Fix:"):
-        exp.checkpoints.policy_info(path)
+        exp.checkpoints.policy_info(exp.checkpoints.latest_path)
+
+
+def publish(exp: Experiment, header: dict[str, str]) -> None:
+    save_file(plain_tensors(exp.policy), exp.checkpoints.latest_path, metadata=header)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint.store import read_values
 
 from .fakes import CountingEnv, make_experiment, run
 from .test_resume import finish, metrics, wait_for
@@ -262,7 +262,7 @@ def test_processes_that_train_together_stop_in_the_middle_of_an_epoch(tmp_path: 
     assert process.returncode == 0, text
     assert "Stopped by" in text
     states = tmp_path / "tiny" / "ckpts" / "training_states" / "tiny_epoch_0"
-    assert json.loads((states / "state.json").read_text())["next_epoch"] == 0
+    assert read_values(states / "shared.pt")["progress"]["epoch"] == 0
 
 
 def _is_anybody_left(group: int) -> bool:

@@ -123,6 +123,7 @@ def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) 
         agent.max_seq_len,
         nullcontext,
         batches_per_update,
+        keeps_trajectories=True,
         **{"minibatches": 2, **kwargs},
     )
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from ..data.errors import visible
-from ..data.spaces import PolicyActionSpace
-from ..envs import ActionMap, ObsLayout, is_text
+from ...data.errors import visible
+from ...data.spaces import PolicyActionSpace
+from ...envs import ActionMap, ObsLayout, is_text
 
 _LONGEST_TEXT = 2**16
 _MAX_NUMBERS = 2**26  # of an observation and an action together; a Box keeps two bounds for each
@@ -180,6 +180,22 @@ def _array(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarr
         return np.full(shape, float(value) if isinstance(value, str) else value, dtype)
     numbers = [float(v) if isinstance(v, str) else v for v in value]
     return np.array(numbers, dtype).reshape(shape)
+
+
+def check_spaces(saved: EnvSpaces | None, own: EnvSpaces, *, claim: str, where: str, mend: str) -> None:
+    """Refuse what was made for another environment; None fits all.
+
+    Args:
+        saved: what the file says.
+        own: of this run.
+        claim: how the error begins, such as "The policy in x is of another environment".
+        where: what it calls the file, such as "the checkpoint".
+        mend: what it says after "Fix:".
+
+    Raises: ValueError naming each difference.
+    """
+    if saved is not None and (differences := space_differences(saved, own, where)):
+        raise ValueError(f"{claim}: {'; '.join(differences)}. Fix: {mend}")
 
 
 def space_differences(saved: EnvSpaces, own: EnvSpaces, where: str) -> list[str]:

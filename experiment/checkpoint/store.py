@@ -1,9 +1,8 @@
 """Checkpoints and policy files of a run: complete or absent, never half.
 
 Folders, all in `<run_dir>/ckpts/`:
-  training_states/<name>_epoch_<n>/: model.safetensors, trainer.safetensors, state.json, metadata.json,
-    rank_<r>.safetensors, rank_<r>.json, and COMPLETE with the sizes and checksums of the others;
-    <name> was that of the run when it was written, and may be any
+  training_states/<name>_epoch_<n>/: model.safetensors, shared.pt, rank_<r>.pt of each process, metadata.json,
+    and COMPLETE with the sizes and checksums of the others; <name> was that of the run when it was written
   policy_weights/policy_epoch_<n>.safetensors
   latest/policy.safetensors: atomically replaced, carries a version number
   best/policy.safetensors: best value so far of the figure `CheckpointManager.best_by`
@@ -12,7 +11,8 @@ Folders, all in `<run_dir>/ckpts/`:
 The folder belongs to one run, from a fresh start through all its resumptions. Another fresh start under its
 name moves everything to `<run_dir>/ckpts_old<n>/`.
 
-No file holds a pickled object, and none is ever unpickled.
+Reading runs no code: weights are safetensors, the states tensors and plain values that torch.load takes with
+weights_only=True.
 """
 
 from __future__ import annotations
@@ -25,48 +25,40 @@ import shutil
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gin
+import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from .policy_files import (
-    PolicyInfo,
-    fsync,
-    load_weights,
-    plain_tensors,
-    policy_header,
-    read_info,
-    write_policy,
-    write_text,
-)
-from .tensor_tree import load_tree, save_tree
+from ...data.errors import FormatError, visible
+from ..files import fsync, write_text
+from .policy_file import PolicyInfo, plain_tensors, policy_header, read_info, write_policy
 
-__all__ = ["MARKER", "CheckpointManager", "PolicyInfo", "TrainingState", "load_weights", "write_text"]
-
+FORMAT_VERSION = 4  # of training states
 MARKER = "COMPLETE"
+_SHARED = "shared.pt"
+_PLAIN_KINDS = "biufc"  # of NumPy: booleans and numbers
 _CHUNK_BYTES = 1 << 20
 _STATE_NAME = re.compile(r".+_epoch_(\d+)")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainingState:
     """Everything a run needs to go on, beside the model.
 
-    trainer: optimizer and scaler (tensors and plain values). shared: JSON values, equal for all processes.
-    rank_tensors, rank_values: what each process has for itself, the second as JSON values.
-    metadata: JSON values that say what the run was made with; see metadata.py.
+    shared: the states of parts by their names, equal for all processes. own: those that each process has for
+    itself. metadata: JSON values that say what the run was made with; see record.py.
     """
 
-    trainer: dict[str, Any]
     shared: dict[str, Any]
-    rank_tensors: dict[str, Any]
-    rank_values: dict[str, Any]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 @gin.configurable(allowlist=["best_by", "lowest_is_best", "on_mismatch"])
@@ -118,7 +110,7 @@ class CheckpointManager:
         self.weights_dir = self.root / "policy_weights"
         self.latest_path = self.root / "latest" / "policy.safetensors"
         self.best_path = self.root / "best" / "policy.safetensors"
-        self.config_path = self.root / "config.txt"
+        self.config_path, self.requested_path = self.root / "config.txt", self.root / "config_requested.txt"
         self.versions_path = self.root / "versions.json"
 
     def make_folders(self, *, clean: bool) -> None:
@@ -152,7 +144,7 @@ class CheckpointManager:
         while (old := self.root.with_name(f"ckpts_old{number}")).exists():
             number += 1
         old.mkdir()
-        texts = self.config_path, self.root / "config_requested.txt", self.versions_path
+        texts = self.config_path, self.requested_path, self.versions_path
         for path in (*folders, *texts):  # artifacts that are under way stay
             if path.exists():
                 path.rename(old / path.name)
@@ -219,33 +211,35 @@ class CheckpointManager:
             f"only weights, from {self.weights_dir}, or start anew without --resume."
         )
 
-    def write_rank_files(self, epoch: int, state: TrainingState) -> None:
+    def write_own(self, epoch: int, own: dict[str, Any]) -> None:
         """First half of a save, called by every process: its own part, into the temporary folder.
 
-        Raises: OSError if it cannot be written; earlier checkpoints are as before then.
+        Raises: OSError if it cannot be written; earlier checkpoints are as before then. TypeError as
+            `write_values` does.
         """
         with self._saving(epoch) as temp:
             temp.mkdir(parents=True, exist_ok=True)
-            save_tree(state.rank_tensors, temp / f"rank_{self.rank}.safetensors")
-            (temp / f"rank_{self.rank}.json").write_text(json.dumps(state.rank_values))
+            write_values(temp / f"rank_{self.rank}.pt", own)
 
-    def commit(self, epoch: int, model: nn.Module, state: TrainingState) -> Path:
-        """Second half, called by the main process when all have written: model, optimizer, marker, rename.
+    def commit(
+        self, epoch: int, model: nn.Module, shared: dict[str, Any], metadata: Mapping[str, Any]
+    ) -> Path:
+        """Second half, called by the main process when all have written: the rest, marker, rename.
 
         One with `is_interim` in its metadata is deleted when there is a newer one, and has no policy weights.
 
-        Raises: OSError if it cannot be written; earlier checkpoints are as before then.
+        Raises: as `write_own`.
         """
         final, header = self.state_dir(epoch), policy_header(PolicyInfo(0, epoch, False), self.facts())
         tensors = plain_tensors(model)
+        own = {"format_version": FORMAT_VERSION, "run_id": self.run_id, "best_by": self.best_by}
         with self._saving(epoch) as temp:
             save_file(tensors, temp / "model.safetensors", metadata=header)
-            save_tree(state.trainer, temp / "trainer.safetensors")
-            (temp / "state.json").write_text(json.dumps(state.shared, indent=1))
-            (temp / "metadata.json").write_text(json.dumps(state.metadata, indent=1))
+            write_values(temp / _SHARED, shared)
+            (temp / "metadata.json").write_text(json.dumps({**metadata, **own}, indent=1))
             for path in temp.iterdir():
                 fsync(path)
-            (temp / MARKER).write_text(json.dumps({"files": _contents(temp)}, indent=1))
+            (temp / MARKER).write_text(json.dumps({"files": contents(temp)}, indent=1))
             fsync(temp / MARKER)
             fsync(temp)
             replaced = final.with_name(final.name + ".replaced")
@@ -254,7 +248,7 @@ class CheckpointManager:
             temp.rename(final)
             fsync(self.states_dir)
             shutil.rmtree(replaced, ignore_errors=True)
-        if not state.metadata.get("is_interim"):
+        if not metadata.get("is_interim"):
             write_policy(self.weights_dir / f"policy_epoch_{epoch}.safetensors", tensors, header)
         return final
 
@@ -275,27 +269,30 @@ class CheckpointManager:
     def read(self, folder: Path) -> TrainingState:
         """All of a complete checkpoint except the weights, which are in its `model.safetensors`.
 
-        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged or the
-        number of processes differs.
+        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged, of
+            another format, or the number of processes differs.
         """
         self._require_intact(folder)
-        own = folder / f"rank_{self.rank}.json"
-        if not own.exists() or (folder / f"rank_{self.num_ranks}.json").exists():
-            saved = len(list(folder.glob("rank_*.json")))
+        metadata = about(folder)
+        if (version := metadata.get("format_version")) != FORMAT_VERSION:
+            if version is None:  # the number was elsewhere
+                version = _json_of(folder / "state.json").get("format_version")
+            raise ValueError(
+                f"The checkpoint has format version {version}, this Loxodon reads {FORMAT_VERSION}. Fix: use "
+                "the version of Loxodon that wrote it, or load the weights only "
+                "(resume_training_state=False)."
+            )
+        own = folder / f"rank_{self.rank}.pt"
+        if not own.exists() or (folder / f"rank_{self.num_ranks}.pt").exists():
+            saved = len(list(folder.glob("rank_*.pt")))
             raise ValueError(
                 f"The checkpoint {folder} was saved by {saved} process(es), this run has {self.num_ranks}. "
                 f"Fix: launch {saved} process(es), or load the weights only (resume_training_state=False)."
             )
-        return TrainingState(
-            trainer=load_tree(folder / "trainer.safetensors"),
-            shared=json.loads((folder / "state.json").read_text()),
-            rank_tensors=load_tree(own.with_suffix(".safetensors")),
-            rank_values=json.loads(own.read_text()),
-            metadata=about(folder),
-        )
+        return TrainingState(read_values(folder / _SHARED), read_values(own), metadata)
 
     def _require_intact(self, folder: Path) -> None:
-        if not (folder / MARKER).exists():
+        if not (folder / MARKER).is_file():
             found = "is incomplete" if folder.exists() else "does not exist"
             raise FileNotFoundError(
                 f"The checkpoint {folder} {found}. Complete ones are of epochs {self.complete_epochs()}. "
@@ -308,16 +305,14 @@ class CheckpointManager:
                 f"{self.complete_epochs()}. Fix: choose another, or none to take the newest that is intact."
             )
 
-    def _temp_dir(self, epoch: int) -> Path:
-        return self.states_dir / f"{self.run_name}_epoch_{epoch}.tmp"
-
     @contextlib.contextmanager
     def _saving(self, epoch: int) -> Iterator[Path]:
         """The temporary folder of a save; if that fails, everything is as before it and the error says so."""
-        temp, final = self._temp_dir(epoch), self.state_dir(epoch)
+        temp = self.states_dir / f"{self.run_name}_epoch_{epoch}.tmp"
+        final = self.state_dir(epoch)
         try:
             yield temp
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, RuntimeError) as error:  # the last is what torch.save makes of it
             with contextlib.suppress(OSError):
                 replaced = final.with_name(final.name + ".replaced")
                 if replaced.exists() and not final.exists():
@@ -349,9 +344,91 @@ class CheckpointManager:
         """Header of a policy file, or None when there is no file."""
         return read_info(path)
 
-    def write_config(self, text: str) -> None:
-        """Write `config.txt` atomically."""
-        write_text(self.config_path, text)
+    def write_record(self, config: str, requested: str, facts: Mapping[str, Any]) -> None:
+        """Write `config.txt`, `config_requested.txt`, and `versions.json` with facts and the run's id."""
+        write_text(self.config_path, config)
+        write_text(self.requested_path, requested)
+        write_text(self.versions_path, json.dumps({**facts, "run_id": self.run_id}, indent=1) + "\n")
+
+
+# ---- values of a training state ----
+
+
+def write_values(path: Path, values: Any) -> None:
+    """Write dicts, lists and tuples of tensors, NumPy arrays, numbers, texts, booleans and None.
+
+    Raises: TypeError for anything else, such as an object of a class.
+    """
+    torch.save(_to_torch(values), path)
+
+
+def read_values(path: Path) -> Any:
+    """Read what write_values wrote; tensors are on the CPU, none larger than the file.
+
+    Raises: ValueError if the file is no such file.
+    """
+    try:
+        # Mapped: sizes that a crafted file claims cannot go beyond its end, and nothing is inflated.
+        values = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        return _from_torch(values, path.stat().st_size)
+    except Exception as error:  # a spoilt or crafted file makes torch raise nearly everything
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{path} is not a readable part of a checkpoint ({visible(reason)}). Fix: use another checkpoint."
+        ) from error
+
+
+def _to_torch(value: Any) -> Any:
+    """The value in types that torch.load takes with weights_only=True; an array becomes a dict of None."""
+    if isinstance(value, Tensor):  # copied, as a view would be stored with all that it is a view of
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, dict):
+        return {_key(key): _to_torch(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (tuple if isinstance(value, tuple) else list)(map(_to_torch, value))
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _PLAIN_KINDS:
+        shape = value.shape if isinstance(value, np.ndarray) else None
+        flat = np.array(value, order="C").reshape(-1)
+        return {None: (value.dtype.str, shape, torch.from_numpy(flat.view(np.uint8)))}
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None:
+        return None
+    raise TypeError(
+        f"A checkpoint cannot hold {value!r} ({type(value).__name__}); allowed are tensors, arrays of "
+        "numbers, numbers, texts, booleans, None, and dicts, lists and tuples of these. "
+        "Fix: give the state in such values."
+    )
+
+
+def _from_torch(value: Any, num_bytes: int) -> Any:
+    """Back from _to_torch; num_bytes: most that a tensor may have."""
+    if isinstance(value, Tensor):
+        if value.numel() * value.element_size() > num_bytes:
+            raise FormatError("a tensor is larger than the file")
+        return value.clone()
+    if isinstance(value, dict) and value.keys() == {None}:
+        dtype, shape, raw = value[None]
+        flat = np.frombuffer(raw.numpy(), dtype).copy()
+        return flat[0] if shape is None else flat.reshape(shape)
+    if isinstance(value, dict):
+        return {key: _from_torch(item, num_bytes) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_from_torch(item, num_bytes) for item in value)
+    return value
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
+        return key
+    raise TypeError(
+        f"A checkpoint cannot hold a dict with the key {key!r}; allowed are texts and whole numbers. "
+        "Fix: give the state with such keys."
+    )
+
+
+# ---- what is in a folder ----
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -386,7 +463,7 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def _contents(folder: Path) -> dict[str, tuple[int, int]]:
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
     """Size in bytes and CRC-32 of every file of a folder, by name."""
     return {path.name: (path.stat().st_size, _crc32(path)) for path in sorted(folder.iterdir())}
 

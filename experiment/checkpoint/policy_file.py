@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..data.errors import visible
-from .env_spaces import EnvSpaces
+from ...data.errors import visible
+from ..files import atomic_write
+from .spaces import EnvSpaces
 
 POLICY_FORMAT = 1  # raised when an older Loxodon could not act with newer files any more
-_SHOWN_PROBLEMS = 5
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class PolicyInfo:
     version: counts publications; 0 for a file that was not published. epoch: the running one.
     is_final: the learner is done. published_s: unix time of writing.
     format: of the file; None in files without. loxodon: the version that wrote it.
-    spaces: of the environment, as JSON text. gin: the operative configuration. types: JSON, see metadata.py.
+    spaces: of the environment, as JSON text. gin: the operative configuration. types: JSON, see record.py.
     max_seq_len: longest training sequence in transitions.
     """
 
@@ -78,14 +81,10 @@ def write_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, str])
 
     Raises: OSError if it cannot be written; the file that was there is as before then.
     """
-    temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temp, metadata=header)
-        fsync(temp)
-        temp.replace(path)
+        with atomic_write(path) as temp:
+            save_file(tensors, temp, metadata=header)
     except (OSError, SafetensorError) as error:
-        discard(temp)
         raise OSError(
             f"The policy could not be written to {path}: {error}. What was there before is untouched. "
             "Fix: make space on that disk, or restore the folder and its permissions."
@@ -98,12 +97,10 @@ def read_info(path: Path) -> PolicyInfo | None:
     Raises: ValueError if it is no such file.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             return _info(file.metadata() or {}, path)
     except FileNotFoundError:
         return None
-    except SafetensorError as error:
-        raise _unreadable(path, error) from error
 
 
 def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
@@ -112,15 +109,13 @@ def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
     Raises: FileNotFoundError; ValueError if it is no policy file. Nothing is ever unpickled.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             info = _info(file.metadata() or {}, path)
             return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise FileNotFoundError(
             f"There are no weights at {path}. Fix: check the epoch, run_name and ckpt_base_dir."
         ) from None
-    except SafetensorError as error:
-        raise _unreadable(path, error) from error
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -151,7 +146,7 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
         if weights[name].shape != own[name].shape
     ]
     if problems:
-        shown, num_more = "; ".join(sorted(problems)[:_SHOWN_PROBLEMS]), len(problems) - _SHOWN_PROBLEMS
+        shown, num_more = "; ".join(sorted(problems)[:_SHOWN]), len(problems) - _SHOWN
         more = f"; and {num_more} more" if num_more > 0 else ""
         raise ValueError(
             f"The weights in {path} do not fit this agent: {shown}{more}. Fix: use the gin config the run "
@@ -164,29 +159,75 @@ def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old text or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temp.write_text(text, encoding="utf-8")
-    temp.replace(path)
+# ---- taking over what fits ----
 
 
-def fsync(path: Path) -> None:
-    """Force a file or folder to the physical disk."""
-    handle = os.open(path, os.O_RDONLY)
+@dataclass(frozen=True)
+class Handover:
+    """Names of tensors: taken over, left as they were, left over in the source, of another shape."""
+
+    loaded: list[str]
+    left: list[str]
+    unused: list[str]
+    other_shape: list[str]
+
+    def __str__(self) -> str:
+        """One line, by modules."""
+        total = len(self.loaded) + len(self.left)
+        text = f"{len(self.loaded)} of {total} tensors: {_by_module(self.loaded) or 'none'}"
+        if self.left:
+            text += f"; not loaded, as before: {_by_module(self.left)}"
+        if self.other_shape:
+            text += f"; of another shape: {_some(self.other_shape)}"
+        if self.unused:
+            text += f"; there, but not used: {_by_module(self.unused)}"
+        return text
+
+
+def load_what_fits(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> Handover:
+    """Copy the tensors whose names and shapes fit into the model.
+
+    source: where they are from, for the error.
+
+    Raises: ValueError naming both sets if nothing fits.
+    """
+    own = model.state_dict()
+    fits = {name for name in own.keys() & weights.keys() if own[name].shape == weights[name].shape}
+    other = sorted((own.keys() & weights.keys()) - fits)
+    if not fits:
+        shapes = f" The shapes of {_some(other)} differ." if other else ""
+        raise ValueError(
+            f"No tensor of {source} fits this agent: there are {_by_module(weights)}, and the agent has "
+            f"{_by_module(own)}.{shapes} Fix: use the encoders and sizes that it was trained with."
+        )
+    with torch.no_grad():
+        for name in fits:
+            own[name].copy_(weights[name])
+    return Handover(sorted(fits), sorted(own.keys() - fits), sorted(weights.keys() - fits), other)
+
+
+def _by_module(names: Iterable[str]) -> str:
+    """`tstep_encoder (6), traj_encoder (20)`."""
+    counts = Counter(name.partition(".")[0] for name in names)
+    return ", ".join(f"{module} ({count})" for module, count in counts.items())
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+# ---- the file itself ----
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file as safetensors opens it; whatever is wrong with its form is one error."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def discard(path: Path) -> None:
-    """Remove what an unfinished write left, if the disk allows it."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # the reason for which the write failed; whoever calls this reports that one
-        return
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise _unreadable(path, error) from error
 
 
 def _info(header: Mapping[str, str], path: Path) -> PolicyInfo:

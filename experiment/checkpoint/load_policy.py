@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
+import sys
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gin
@@ -17,18 +18,17 @@ import torch
 from gin.config_parser import BindingStatement, ImportStatement
 from torch import nn
 
-from ..agents import BaseAgent
-from ..envs import ActionCode, ActionMap, ObsLayout, is_text
-from ..nets import TrajEncoder, TstepEncoder
-from .checkpoints import MARKER, damage
-from .config import registry
-from .config.reading import Macro, Reference, parse_statements, references_in
-from .config.registry import preserved_config
-from .env_spaces import EnvSpaces
-from .metadata import check_base, find_type, is_trusted, version_of
-from .policy_files import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
+from ...agents import BaseAgent
+from ...envs import ActionCode, ActionMap, ObsLayout, is_text
+from ...nets import TrajEncoder, TstepEncoder
+from ..config import registry
+from ..config.reading import Macro, Reference, parse_statements, references_in
+from ..config.registry import preserved_config
+from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
+from .record import version_of
+from .spaces import EnvSpaces
+from .store import MARKER, damage
 
-logger = logging.getLogger("loxodon")
 _FILE = "policy.safetensors"
 _BASES: dict[str, type] = {
     "agent_type": BaseAgent,
@@ -389,3 +389,49 @@ def _find_file(path: Path) -> Path:
         f"run folder with ckpts/best/{_FILE} or ckpts/latest/{_FILE}. Fix: check the path; runs lie in "
         "<ckpt_base_dir>/<run_name>."
     )
+
+
+# ---- types by name ----
+
+
+def find_type(name: str, base: type, trust: Sequence[str] = ()) -> type:
+    """The class that name_of_type named, which a file says.
+
+    Nothing is imported for it but modules that `trust` names, and nothing is run: it is looked up in what is
+    there, without asking a module or class for attributes, which could be computed.
+
+    Raises: ImportError if there is no such class here; TypeError if it is not derived from `base`.
+    """
+    module, _, path = name.partition(":")
+    problem = "which is not imported here, and a file may not ask for that"
+    if is_trusted(module, trust):
+        try:
+            importlib.import_module(module)
+        except (ImportError, ValueError) as error:
+            problem = f"which cannot be imported ({error})"
+    found: Any = sys.modules.get(module)
+    if found is not None:
+        problem = "which has no such class"
+        for part in path.split("."):
+            found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    if not isinstance(found, type):
+        raise ImportError(
+            f"The policy needs {path!r} of the module {module!r}, {problem}. Fix: import what defines it "
+            f"before load_policy, or let load_policy do so if you trust it: trust=({module!r},)."
+        )
+    check_base(found, base)
+    return found
+
+
+def check_base(found: Any, base: type) -> None:
+    """Raise TypeError unless `found`, which a file names, is a class derived from `base`."""
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise TypeError(
+            f"{found!r} is no class derived from {base.__name__}, and nothing else is called because a file "
+            "says so. Fix: use a file that Loxodon wrote."
+        )
+
+
+def is_trusted(module: str, trust: Sequence[str]) -> bool:
+    """Whether a module is one of those in `trust`, or inside one."""
+    return any(module == name or module.startswith(f"{name}.") for name in trust)

@@ -1,0 +1,530 @@
+"""What a store of artifacts is, the names it uses, and two stores: a folder, and Weights & Biases.
+
+An artifact is named `<run>/<what>`, such as `tmaze/state`, and has versions v0, v1, ...; an alias names one
+of them and moves. `tmaze/state:v3` and `tmaze/state:latest` are references.
+
+Nothing of wandb is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from ..files import fsync, write_text
+from ..wandb_run import wandb_files_in
+
+STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
+CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact
+METADATA, ALIASES = "metadata.json", "aliases.json"  # of a FolderStore
+FORMAT_VERSION = 1
+_PART = r"[^/:.][^/:]*"
+_NAME = re.compile(f"{_PART}/{_PART}")
+_MOST_BYTES = 128  # of a run's name: folders and files are named after it, with something added
+_ALIAS = re.compile(r"[A-Za-z0-9_.-]+")
+_VERSION = re.compile(r"v\d+")
+_SHOWN = 12
+_CHUNK_BYTES = 1 << 20
+_ABANDONED_S = 24 * 3600.0  # a temporary folder that is older was left by a dead writer
+_WANDB_TYPES = {STATE: "training-state", POLICY: "model"}  # others are of the type of their name
+_WANDB_NAME = "loxodon_name"  # in the metadata: W&B's own names allow fewer characters
+
+
+@dataclass(frozen=True)
+class ArtifactInfo:
+    """One version of an artifact. `metadata` holds JSON values."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> str:
+        """What `ArtifactStore.get` takes."""
+        return f"{self.name}:{self.version}"
+
+    def answers_to(self, wanted: str) -> bool:
+        """True if `wanted` is its version or one of its aliases."""
+        return wanted == self.version or wanted in self.aliases
+
+
+@dataclass(frozen=True)
+class RunAccess:
+    """What a store may want to know of the run it serves.
+
+    start_wandb: returns the run of Weights & Biases and starts it if that has not happened.
+    """
+
+    run_dir: Path
+    run_name: str
+    wandb_project: str | None
+    wandb_entity: str | None
+    start_wandb: Callable[[], Any]
+
+
+class ArtifactStore(ABC):
+    """Keeps versions of named folders of files. It deletes nothing by itself.
+
+    `put` may run on a thread of its own, but never twice at a time; everything else runs on the main thread.
+
+    Attributes:
+        needs_wandb: True for a store that uses `RunAccess.start_wandb`.
+    """
+
+    needs_wandb = False
+
+    def attach(self, run: RunAccess) -> None:
+        """Called once, before anything else, with the run that the store serves."""
+        return None
+
+    def prepare(self) -> None:
+        """Called on the main thread before each `put`; for what may not happen on another."""
+        return None
+
+    @abstractmethod
+    def put(
+        self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
+    ) -> str | None:
+        """Store a file, or the content of a folder, as the next version of an artifact.
+
+        Args:
+            name: `<run>/<what>`.
+            files: the file or folder; it may be deleted as soon as this returns.
+            metadata: JSON values.
+            aliases: they name the new version from now on.
+        Returns: the version; None if that is decided later, as when Weights & Biases is offline.
+        """
+
+    @abstractmethod
+    def get(self, reference: str, folder: Path) -> Path:
+        """Fetch the files of `<run>/<what>:<version or alias>` into `folder`, which must not exist yet.
+
+        Raises: FileNotFoundError, listing what exists; ValueError if what is stored is damaged.
+        """
+
+    @abstractmethod
+    def list(self, run: str | None = None) -> list[ArtifactInfo]:
+        """Every version of every artifact of a run, or of all runs; the newest version of each comes last."""
+
+
+def find_artifact(store: ArtifactStore, reference: str, own_run: str) -> ArtifactInfo:
+    """The version that a short reference means.
+
+    Args:
+        store: where to look.
+        reference: `[<run>[/<what>]:]<version or alias>`. Without `<what>` an alias is looked up among
+            training states, then among policy weights; a version number is that of a training state.
+        own_run: the run that is meant if none is named.
+    Raises: FileNotFoundError, listing what exists.
+    """
+    head, _, wanted = reference.rpartition(":")
+    run, _, what = (head or own_run).partition("/")
+    searched = [STATE] if _VERSION.fullmatch(wanted) else [STATE, POLICY]
+    infos = store.list(run)
+    for name in [what] if what else searched:
+        for info in reversed(infos):
+            if info.name == f"{run}/{name}" and info.answers_to(wanted):
+                return info
+    raise unknown_artifact(reference, run, infos, store)
+
+
+def unknown_artifact(
+    reference: str, run: str, infos: Iterable[ArtifactInfo], store: ArtifactStore
+) -> FileNotFoundError:
+    """The error for an unknown reference; the store is asked for other runs if this one has nothing."""
+    shown = [_shown(info) for info in infos]
+    if shown:
+        more = f" and {len(shown) - _SHOWN} older ones" if len(shown) > _SHOWN else ""
+        exists = f"Run {run!r} has {', '.join(shown[-_SHOWN:])}{more}"
+    else:
+        runs = sorted({info.name.partition("/")[0] for info in store.list()})
+        others = f"; runs that have some are {', '.join(runs[:_SHOWN])}" if runs else ", nor have others"
+        exists = f"Run {run!r} has none{others}"
+    return FileNotFoundError(
+        f"There is no artifact {reference!r}. {exists}. Fix: choose one that exists, as "
+        "'<run>/<what>:<version or alias>', or set Experiment.restore_from = None to start anew."
+    )
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Name and version (or alias) of a full reference.
+
+    Raises: ValueError if it is not of the form `<run>/<what>:<version or alias>`.
+    """
+    name, colon, wanted = reference.rpartition(":")
+    if not (colon and wanted and _NAME.fullmatch(name)):
+        raise ValueError(
+            f"{reference!r} is no reference to an artifact, which looks like 'my-run/state:v3'. "
+            "Fix: name run, artifact and version or alias."
+        )
+    return name, wanted
+
+
+def is_run_name(name: Any) -> bool:
+    """Whether this can name a run: its folder, its artifacts, and a word on a command line."""
+    return (
+        isinstance(name, str)
+        and re.fullmatch(_PART, name) is not None
+        and name.isprintable()
+        and not name.startswith("-")
+        and len(name.encode(errors="replace")) <= _MOST_BYTES
+    )
+
+
+def check_name(name: str, aliases: Sequence[str] = ()) -> None:
+    """Raise ValueError for a name or an alias that could not be written in a reference."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name an artifact: it must be '<run>/<what>', without ':' and without '.' at "
+            "the beginning of either. Fix: change Experiment.run_name."
+        )
+    for alias in aliases:
+        if not _ALIAS.fullmatch(alias) or _VERSION.fullmatch(alias):
+            raise ValueError(
+                f"{alias!r} cannot be an alias: letters, digits and '_.-' are allowed, and not the form of a "
+                "version (v3). Fix: choose another, such as 'best'."
+            )
+
+
+def version_number(version: str) -> int | None:
+    """The number of a version such as "v3"; None for anything else."""
+    return int(version[1:]) if _VERSION.fullmatch(version) else None
+
+
+def _shown(info: ArtifactInfo) -> str:
+    return info.reference + (f" ({', '.join(info.aliases)})" if info.aliases else "")
+
+
+# ---- a folder ----
+
+
+@gin.configurable
+class FolderStore(ArtifactStore):
+    """Artifacts in a folder, which several runs and machines may share.
+
+    Layout: `<root>/<run>/<what>/v0/`, `v1/`, ... with the artifact's files and `metadata.json` in each, and
+    `aliases.json` beside them. A version appears by a rename when all of it is on disk, and never changes.
+
+    Args:
+        root: the folder; it is made when something is stored.
+    """
+
+    def __init__(self, root: str = gin.REQUIRED) -> None:
+        self.root = Path(root).expanduser()
+
+    def __repr__(self) -> str:
+        return f"FolderStore({str(self.root)!r})"
+
+    def put(
+        self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
+    ) -> str | None:
+        """Copy, sync, rename, then move the aliases."""
+        check_name(name, aliases)
+        home = self.root / name
+        home.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(home)
+        temp = home / f".tmp-{uuid.uuid4().hex}"
+        try:
+            if files.is_dir():
+                shutil.copytree(files, temp)
+            else:
+                temp.mkdir()
+                shutil.copyfile(files, temp / files.name)
+            if (temp / METADATA).exists():
+                raise ValueError(
+                    f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename "
+                    "it."
+                )
+            facts = {
+                "format_version": FORMAT_VERSION,
+                "name": name,
+                "unix_time": time.time(),
+                "metadata": dict(metadata),
+                "files": _digests(temp),
+            }
+            (temp / METADATA).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            for path in (*temp.rglob("*"), temp):
+                fsync(path)
+            version = self._claim(home, temp)
+        except BaseException:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
+        fsync(home)
+        self._move_aliases(home, version, aliases)
+        return version
+
+    def get(self, reference: str, folder: Path) -> Path:
+        """Copy the files of a version, and compare them with what was stored."""
+        name, wanted = split_reference(reference)
+        home = self.root / name
+        version = _read_aliases(home).get(wanted, wanted)
+        source = home / version
+        if version_number(version) is None or not (source / METADATA).is_file():
+            run = name.partition("/")[0]
+            raise unknown_artifact(reference, run, self.list(run), self)
+        stored = json.loads((source / METADATA).read_text(encoding="utf-8"))["files"]
+        temp = folder.with_name(f".{folder.name}-{os.getpid()}.tmp")
+        shutil.rmtree(temp, ignore_errors=True)
+        try:
+            shutil.copytree(source, temp, ignore=lambda at, _: [METADATA] if Path(at) == source else [])
+            copied = _digests(temp)
+            if changed := sorted({name for name, _ in stored.items() ^ copied.items()}):
+                raise ValueError(
+                    f"{source} is damaged: {', '.join(changed)} differ(s) from what was stored. "
+                    f"Fix: delete that folder and use another version of {name}."
+                )
+            temp.rename(folder)
+        finally:
+            shutil.rmtree(temp, ignore_errors=True)
+        return folder
+
+    def list(self, run: str | None = None) -> list[ArtifactInfo]:
+        """Look at what is in the folder now."""
+        infos: list[ArtifactInfo] = []
+        for home in sorted(self.root.glob(f"{'*' if run is None else glob.escape(run)}/*")):
+            aliases = _read_aliases(home)
+            for number in _version_numbers(home):
+                version = f"v{number}"
+                own = tuple(sorted(alias for alias, target in aliases.items() if target == version))
+                facts = json.loads((home / version / METADATA).read_text(encoding="utf-8"))
+                name = f"{home.parent.name}/{home.name}"
+                infos.append(ArtifactInfo(name, version, own, facts["metadata"]))
+        return infos
+
+    def _claim(self, home: Path, temp: Path) -> str:
+        """Give the finished folder the next free version; of two writers each gets its own."""
+        # An alias may outlive a version that somebody deleted: its number is not used again.
+        used = [*_version_numbers(home), *map(version_number, _read_aliases(home).values())]
+        number = max((n for n in used if n is not None), default=-1) + 1
+        while True:
+            try:
+                temp.rename(home / f"v{number}")  # fails if it exists, because no version is empty
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                number += 1
+            else:
+                return f"v{number}"
+
+    def _move_aliases(self, home: Path, version: str, aliases: Sequence[str]) -> None:
+        """Let aliases name `version`, unless another writer has put a newer one there meanwhile."""
+        if not aliases:
+            return
+        with (home / ".aliases.lock").open("a") as file:
+            with contextlib.suppress(OSError):  # none where the file system has no locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # a kill frees it, too
+            known = _read_aliases(home)
+            own = version_number(version) or 0
+            for alias in aliases:
+                if own >= (version_number(known.get(alias, "")) or 0):
+                    known[alias] = version
+            write_text(home / ALIASES, json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def _version_numbers(home: Path) -> list[int]:
+    """Numbers of the versions in a folder, ascending."""
+    numbers = (version_number(path.parent.name) for path in home.glob(f"v*/{METADATA}"))
+    return sorted(number for number in numbers if number is not None)
+
+
+def _read_aliases(home: Path) -> dict[str, str]:
+    try:
+        aliases: dict[str, str] = json.loads((home / ALIASES).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return aliases
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """`<bytes> <SHA-256>` of each file by its name within the folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+            found[path.relative_to(folder).as_posix()] = f"{path.stat().st_size} {digest.hexdigest()}"
+    return found
+
+
+def _remove_abandoned(home: Path) -> None:
+    """Remove temporary folders that writers have left which died."""
+    for temp in home.glob(".tmp-*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just become a version
+            if time.time() - temp.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(temp, ignore_errors=True)
+
+
+# ---- Weights & Biases ----
+
+
+@gin.configurable
+class WandbStore(ArtifactStore):
+    """Artifacts of the W&B run of an experiment, as `<run>-<what>` in its project.
+
+    With WANDB_MODE=offline, `put` records the artifact in the offline run, for `wandb sync` to upload, and
+    only versions that were downloaded before can be fetched. With WANDB_MODE=disabled `put` does nothing.
+    Project and entity are Experiment.wandb_project and Experiment.wandb_entity.
+    """
+
+    needs_wandb = True
+
+    def __init__(self) -> None:
+        self._access: RunAccess | None = None
+
+    def __repr__(self) -> str:
+        access = self._access
+        return f"WandbStore({access.wandb_entity}/{access.wandb_project})" if access else "WandbStore()"
+
+    def attach(self, run: RunAccess) -> None:
+        """Remember the run."""
+        self._access = run
+
+    def prepare(self) -> None:
+        """Start the run of W&B."""
+        self._run_access.start_wandb()
+
+    def put(
+        self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
+    ) -> str | None:
+        """Log the artifact to the run; online, wait until the server has it."""
+        check_name(name, aliases)
+        run = self._run_access.start_wandb()
+        if getattr(run, "disabled", False):
+            return None
+        import wandb
+
+        what = name.partition("/")[2]
+        facts = {**metadata, _WANDB_NAME: name}
+        artifact = wandb.Artifact(_collection(name), type=_WANDB_TYPES.get(what, what), metadata=facts)
+        with wandb_files_in(self._folder):
+            if files.is_dir():
+                artifact.add_dir(str(files), skip_cache=True)
+            else:
+                artifact.add_file(str(files), skip_cache=True)
+        logged = run.log_artifact(artifact, aliases=[*aliases])
+        if run.offline:
+            return None
+        logged.wait()
+        return str(logged.version)
+
+    def get(self, reference: str, folder: Path) -> Path:
+        """Download, or take what was downloaded before."""
+        name, wanted = split_reference(reference)
+        known = self._downloads / f"{_collection(name)}-{wanted}"
+        if not known.is_dir():  # only versions have such a folder, and versions never change
+            path = self._project_path(f"{_collection(name)}:{wanted}")
+            temp = self._downloads / f".{os.getpid()}.tmp"
+            shutil.rmtree(temp, ignore_errors=True)
+            temp.parent.mkdir(parents=True, exist_ok=True)
+            with self._server(f"artifact {path}") as api, wandb_files_in(self._folder):
+                artifact = api.artifact(path)
+                artifact.download(root=str(temp))
+            known = self._downloads / f"{_collection(name)}-{artifact.version}"
+            shutil.rmtree(known, ignore_errors=True)
+            temp.rename(known)
+        return Path(shutil.copytree(known, folder))
+
+    def list(self, run: str | None = None) -> list[ArtifactInfo]:
+        """Ask the server; offline, name what was downloaded before, if anything was."""
+        if _is_off() and run is not None and (downloaded := self._downloaded(run)):
+            return downloaded
+        infos: list[ArtifactInfo] = []
+        for what, kind in _WANDB_TYPES.items():
+            with self._server(f"artifacts of type {kind}") as api:
+                if run is None:
+                    names = [one.name for one in api.artifact_collections(self._project_path(""), kind)]
+                else:
+                    names = [_collection(f"{run}/{what}")]
+                for path in map(self._project_path, names):
+                    if api.artifact_collection_exists(path, kind):
+                        infos += map(_info, reversed(list(api.artifacts(kind, path))))  # the newest is first
+        return [info for info in infos if info.name]
+
+    @contextlib.contextmanager
+    def _server(self, what: str) -> Iterator[Any]:
+        """W&B's API, to ask for something.
+
+        Raises: RuntimeError if W&B is offline, FileNotFoundError if the server does not give the answer.
+        """
+        if _is_off():
+            raise RuntimeError(
+                f"W&B is offline (WANDB_MODE={os.environ['WANDB_MODE']}), and {what}: nothing of that was "
+                f"downloaded before to {self._downloads}. Fix: set WANDB_MODE=online and `wandb login`, or"
+                " restore from a folder: Experiment.restore_from = '/path/to/a/checkpoint' or a FolderStore."
+            )
+        import wandb
+
+        try:
+            yield wandb.Api()
+        except (wandb.Error, ValueError, OSError) as error:
+            raise FileNotFoundError(
+                f"W&B did not give {what}: {error}. Fix: check Experiment.wandb_project and wandb_entity, "
+                "the name and version (an offline run has none before `wandb sync`), and `wandb login`."
+            ) from error
+
+    def _downloaded(self, run: str) -> builtins.list[ArtifactInfo]:
+        """Versions in the folder of downloads, of the two artifacts of `run`."""
+        found = []
+        for name in (f"{run}/{what}" for what in _WANDB_TYPES):
+            for path in sorted(self._downloads.glob(f"{_collection(name)}-v*")):
+                found.append(ArtifactInfo(name, path.name.rpartition("-")[2]))
+        return found
+
+    def _project_path(self, name: str) -> str:
+        access = self._run_access
+        parts = (access.wandb_entity, access.wandb_project or "uncategorized", name)
+        return "/".join(part for part in parts if part)
+
+    @property
+    def _run_access(self) -> RunAccess:
+        if self._access is None:
+            raise ValueError(
+                "This WandbStore serves no run yet. Fix: set Experiment.artifact_store = @WandbStore, or "
+                "call attach(...) first."
+            )
+        return self._access
+
+    @property
+    def _folder(self) -> Path:
+        return self._run_access.run_dir / "wandb_logs"
+
+    @property
+    def _downloads(self) -> Path:
+        return self._folder / "downloads"
+
+
+def _is_off() -> bool:
+    return os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun")
+
+
+def _collection(name: str) -> str:
+    """W&B's name for an artifact: letters, digits and '_.-' are allowed there."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+
+
+def _info(artifact: Any) -> ArtifactInfo:
+    """What the server says of a version; without a name if it was not stored from here."""
+    metadata = dict(artifact.metadata)
+    name = metadata.pop(_WANDB_NAME, "")
+    aliases = tuple(alias for alias in artifact.aliases if alias != artifact.version)
+    return ArtifactInfo(name, artifact.version, aliases, metadata)

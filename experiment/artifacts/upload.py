@@ -1,0 +1,203 @@
+"""What a run stores as artifacts: linked into a folder, stored by a thread, kept until that succeeded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from .stores import CONTENT, POLICY, STATE, ArtifactStore
+
+logger = logging.getLogger("loxodon")
+CONFIG_FILE = "config.txt"
+_FILES, _NOTE = "files", "pending.json"
+_HURRY_S = 5.0  # a preempted process has seconds; what is not stored then waits on disk
+
+
+class Uploads:
+    """Hands checkpoints (alias `latest`) and the best policy (alias `best`) to a store, without waiting.
+
+    A store that fails costs a warning; the next artifact tries again. Of each artifact only the newest one
+    waits, so that a store which is away for long fills no disk. What a killed process left is stored with the
+    next artifact, or by `close`.
+
+    Args:
+        store: where artifacts go; None for nowhere.
+        folder: where they wait; on the file system of the files, which then need not be copied.
+        run_name: of the run, by which they are named.
+        facts: JSON values of the moment, for the metadata of an artifact.
+    """
+
+    def __init__(
+        self,
+        store: ArtifactStore | None,
+        folder: Path,
+        run_name: str,
+        facts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self.store = store
+        self._folder, self._run_name, self._facts = folder, run_name, facts
+        self._lock = threading.Lock()  # of the four below
+        self._waiting = {} if store is None else _left_over(folder)  # folders by the name of the artifact
+        self._active: Path | None = None
+        self._has_work = False
+        self._thread: threading.Thread | None = None
+        self._warned: set[tuple[type[Exception], str]] = set()
+
+    def store_state(self, folder: Path, epoch: int) -> None:
+        """Store a complete training state, after `epoch`; it may be deleted as soon as this returns."""
+        self._submit(STATE, folder, "latest", {"checkpoint_epoch": epoch})
+
+    def store_best(self, path: Path) -> None:
+        """Store the weights that have just had the best evaluation so far."""
+        self._submit(POLICY, path, "best", {})
+
+    def close(self, is_urgent: bool = False) -> None:
+        """Try once more what waits; is_urgent: for a few seconds at most."""
+        with self._lock:
+            if self._waiting:
+                self._wake()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_HURRY_S if is_urgent else None)
+        if left := len(self._waiting):
+            logger.warning(
+                "%d artifact(s) could not be stored in %r yet. They wait in %s, and the next process of this "
+                "run tries again.",
+                left,
+                self.store,
+                self._folder,
+            )
+
+    def _submit(self, what: str, source: Path, alias: str, facts: Mapping[str, Any]) -> None:
+        if self.store is None:
+            return
+        name = f"{self._run_name}/{what}"
+        metadata = {"what": what, "run": self._run_name, **self._facts(), **facts}
+        note = {"name": name, "metadata": metadata, "aliases": [alias]}
+        try:
+            parcel = self._pack(note, source, CONTENT[what])
+            with self._lock:
+                older = self._waiting.get(name)
+                self._waiting[name] = parcel
+                if older is not None and older != self._active:
+                    shutil.rmtree(older, ignore_errors=True)
+            self.store.prepare()
+        except Exception as error:  # whatever a store raises must not end the training; it is reported
+            self._warn(name, error)
+            return
+        with self._lock:
+            self._wake()
+
+    def _pack(self, note: Mapping[str, Any], source: Path, content: str) -> Path:
+        """Link the files into a folder, which appears when it is complete."""
+        final = self._folder / f"{time.time_ns():020d}"
+        temp = final.with_suffix(".tmp")
+        files = temp / _FILES
+        files.mkdir(parents=True)
+        try:
+            if source.is_dir():
+                shutil.copytree(source, files / content, copy_function=_link)
+            else:
+                _link(source, files / content)
+            (files / CONFIG_FILE).write_text(gin.operative_config_str(), encoding="utf-8")
+            (temp / _NOTE).write_text(json.dumps(note), encoding="utf-8")
+            temp.rename(final)
+        except BaseException:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
+        return final
+
+    def _wake(self) -> None:
+        """Let a thread try everything that waits; called holding the lock.
+
+        It is a daemon, for which the end of the process does not wait as it would for that of an executor.
+        """
+        self._has_work = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._has_work:
+                    self._thread = None
+                    return
+                self._has_work = False
+                waiting = list(self._waiting.items())
+            for name, parcel in waiting:
+                self._try(name, parcel)
+
+    def _try(self, name: str, parcel: Path) -> None:
+        """Store one parcel, unless a newer one has taken its place meanwhile."""
+        assert self.store is not None
+        with self._lock:
+            if self._waiting[name] != parcel:
+                return
+            self._active = parcel
+        try:
+            note = _note(parcel)
+            self.store.put(name, parcel / _FILES, metadata=note["metadata"], aliases=note["aliases"])
+        except Exception as error:  # whatever a store raises must not end the training; it is reported
+            self._warn(name, error)
+            is_done = False
+        else:
+            self._warned.clear()
+            is_done = True
+        with self._lock:
+            self._active = None
+            is_newest = self._waiting[name] == parcel
+            if is_done and is_newest:
+                del self._waiting[name]
+            if is_done or not is_newest:
+                shutil.rmtree(parcel, ignore_errors=True)
+
+    def _warn(self, name: str, error: Exception) -> None:
+        kind = (type(error), name)
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning(
+                "The artifact %s could not be stored in %r: %s: %s. The run goes on and tries again at its "
+                "next checkpoint; its own checkpoint is complete.",
+                name,
+                self.store,
+                type(error).__name__,
+                error,
+            )
+
+
+def _left_over(folder: Path) -> dict[str, Path]:
+    """What an earlier process left, the newest of each name; older ones and halves of parcels are removed."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
+        try:
+            name = "" if path.suffix else _note(path)["name"]
+        except (OSError, ValueError, KeyError, TypeError):  # the process was killed while it packed this
+            name = ""
+        if name and name not in found:
+            found[name] = path
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    return found
+
+
+def _note(parcel: Path) -> dict[str, Any]:
+    note: dict[str, Any] = json.loads((parcel / _NOTE).read_text(encoding="utf-8"))
+    return note
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """A second name for a file, or a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,237 @@
+"""What a run was made with: versions, configuration, spaces; and what differs when something is loaded."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import platform
+import subprocess
+import time
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from ...data.errors import visible
+from ..config import registry
+from ..config.reading import parse_statements
+from .policy_file import POLICY_FORMAT, PolicyInfo
+from .spaces import EnvSpaces, check_spaces
+
+logger = logging.getLogger("loxodon")
+PACKAGES = ("loxodon", "torch", "accelerate", "gymnasium", "numpy", "gin-config", "safetensors")
+_COMPARED = ("loxodon", "python", "torch")
+_SHOWN_BINDINGS = 8
+_GIT_TIMEOUT_S = 2.0
+_UNSET = "(default)"
+
+
+def version_of(package: str) -> str | None:
+    """Installed version of a package, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit(folder: Path | None = None) -> str | None:
+    """Commit of the repository around `folder` (None: the working directory), or None if there is none."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run is made with.
+
+    config, config_requested: gin's texts, as operative and as asked for. spaces: of the environment.
+    types: `module:name` of what the agent is made of, by field of Experiment; None for what has no such name.
+    max_seq_len: in transitions. packages: versions by name.
+    """
+
+    config: str
+    config_requested: str
+    config_hash: str
+    spaces: EnvSpaces
+    types: Mapping[str, str | None]
+    max_seq_len: int
+    packages: Mapping[str, str | None] = field(default_factory=lambda: {n: version_of(n) for n in PACKAGES})
+    python: str = field(default_factory=platform.python_version)
+    git_commit: str | None = field(default_factory=git_commit)
+
+    def header(self) -> dict[str, str]:
+        """The part of a policy file's header that is the same for all files of this process."""
+        return {
+            "loxodon": str(self.packages["loxodon"]),
+            "spaces": json.dumps(self.spaces.to_json()),
+            "gin": self.config,
+            "types": json.dumps(dict(self.types)),
+            "max_seq_len": str(self.max_seq_len),
+        }
+
+    def metadata(self, **facts: Any) -> dict[str, Any]:
+        """JSON values for a checkpoint: what rebuilds the agent, and tells what another run has changed."""
+        return {**vars(self), "spaces": self.spaces.to_json(), "time": time.time(), **facts}
+
+    def versions(self, **facts: Any) -> dict[str, Any]:
+        """JSON values for `versions.json`."""
+        return {**facts, "config_hash": self.config_hash, "python": self.python, "packages": self.packages}
+
+
+def record_run(
+    *, spaces: EnvSpaces, types: Mapping[str, Any], max_seq_len: int, config_hash: str
+) -> RunRecord:
+    """The record of a run in this process, whose gin configuration is the one of now.
+
+    types: classes or functions by field of Experiment.
+    """
+    names = {name: name_of_type(thing) for name, thing in types.items()}
+    texts = gin.operative_config_str(), gin.config_str()
+    return RunRecord(*texts, config_hash, spaces, names, int(max_seq_len))
+
+
+def known_bindings() -> dict[str, str]:
+    """What is bound in gin, and the defaults that were read so far; see `bindings_of`."""
+    return {**bindings_of(gin.operative_config_str()), **bindings_of(gin.config_str())}
+
+
+def name_of_type(thing: Any) -> str | None:
+    """`module:name` under which a class or function can be imported, or None if it cannot."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name or module == "__main__":
+        return None
+    return f"{module}:{name}"
+
+
+# --- differences ----------------------------------------------------------------------------------------
+
+
+def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str, on_mismatch: str) -> None:
+    """Compare a checkpoint's metadata with this run, before anything is loaded.
+
+    Logs one warning for versions and one for settings that differ. A checkpoint without metadata passes.
+
+    Args:
+        saved: the metadata.
+        own: of this run.
+        where: what to call it, such as "the checkpoint runs/x/...".
+        on_mismatch: "error" or "warn", for another major version of Loxodon.
+
+    Raises: ValueError if observations or actions differ, naming each difference, or for such a version.
+    """
+    if "packages" not in saved:
+        return
+    beginning = where[0].upper() + where[1:]
+    check_spaces(
+        EnvSpaces.from_json(saved["spaces"]),
+        own.spaces,
+        claim=f"{beginning} is of another environment",
+        where="the checkpoint",
+        mend="resume with the environment it was trained in, or choose another run_name for a new run.",
+    )
+    written_by, here = saved["packages"].get("loxodon"), own.packages.get("loxodon")
+    if written_by and here and _major(written_by) != _major(here) and on_mismatch == "error":
+        raise ValueError(
+            f"{where} was written by Loxodon {written_by}, this process has {here}, which may read it in "
+            "another way. Fix: install that version, or set CheckpointManager.on_mismatch = 'warn' to try."
+        )
+    if versions := _version_differences(saved, vars(own)):
+        logger.warning("%s was written with other versions: %s.", beginning, ", ".join(versions))
+    if bindings := config_differences(saved, vars(own)):
+        shown = "\n  ".join(bindings[:_SHOWN_BINDINGS])
+        more = f"\n  and {len(bindings) - _SHOWN_BINDINGS} more" if len(bindings) > _SHOWN_BINDINGS else ""
+        logger.warning("Settings differ from those of %s (old -> new):\n  %s%s", where, shown, more)
+
+
+def _major(version: str) -> list[str]:
+    """What changes with incompatible versions: the first number, before 1.0 the first two."""
+    numbers = version.split(".")
+    return numbers[:2] if numbers[0] == "0" else numbers[:1]
+
+
+def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name in _COMPARED:
+        old = saved["packages"].get(name) if name in saved["packages"] else saved.get(name)
+        new = own["packages"].get(name) if name in own["packages"] else own.get(name)
+        if old != new:
+            found.append(visible(f"{name} {old} (here {new})"))
+    return found
+
+
+def config_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Bindings with another value, as `Name.param: old -> new`.
+
+    What one of the two runs sets is compared with what the other sets or has as its default. A default that
+    the other run never read counts as "(default)".
+    """
+    old_set, new_set = bindings_of(saved["config_requested"]), bindings_of(own["config_requested"])
+    old = {**bindings_of(saved["config"]), **old_set}
+    new = {**bindings_of(own["config"]), **new_set}
+    keys = sorted((old_set.keys() | new_set.keys()) - {"Experiment.seed"})  # a resumed run keeps its own
+    pairs = [(key, old.get(key, _UNSET), new.get(key, _UNSET)) for key in keys]
+    return [f"{key}: {before} -> {after}" for key, before, after in pairs if before != after]
+
+
+def bindings_of(text: str) -> dict[str, str]:
+    """Values of a gin text as they would be written, by `scope/Name.param`; empty if it is no gin text."""
+    try:
+        statements = parse_statements(text)
+    except (SyntaxError, tokenize.TokenError, RecursionError):
+        return {}
+    found = {}
+    for one in statements:
+        if hasattr(one, "arg_name"):
+            name = _full_name(one.selector) if one.arg_name else one.selector
+            scoped = f"{one.scope}/{name}" if one.scope else name
+            found[f"{scoped}.{one.arg_name}" if one.arg_name else scoped] = repr(one.value)
+    return found
+
+
+def _full_name(selector: str) -> str:
+    """The shortest name this process has for a configurable, so that two texts write it alike."""
+    matches = registry.find(selector)
+    return matches[0].name if len(matches) == 1 else selector
+
+
+def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -> None:
+    """Refuse to act with a published policy of another format or for another environment.
+
+    Args:
+        info: its header.
+        path: its file.
+        own: spaces of this run.
+        warns: whether another version of Loxodon is worth a warning.
+
+    Raises: ValueError saying what differs.
+    """
+    here = version_of("loxodon")
+    if info.format is not None and info.format != POLICY_FORMAT:
+        raise ValueError(
+            f"The policy in {path} has format {info.format}, written by Loxodon {info.loxodon}; this process "
+            f"has Loxodon {here}, which reads format {POLICY_FORMAT}. Fix: install the same version of "
+            "Loxodon for learner and actors."
+        )
+    check_spaces(
+        info.env_spaces(),
+        own,
+        claim=f"The policy in {path} is of another environment than this process",
+        where="the policy",
+        mend="start actors and learner with the same config, or another run_name.",
+    )
+    if warns and info.loxodon is not None and info.loxodon != here:
+        logger.warning("The policy in %s is of Loxodon %s, this process has %s.", path, info.loxodon, here)

@@ -1,0 +1,150 @@
+"""Beginning from what another run has left: `Experiment.restore_from` and `Experiment.warm_start`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from torch import nn
+
+from ..artifacts.stores import CONTENT, POLICY, STATE, ArtifactStore, find_artifact
+from .policy_file import Handover, load_what_fits, read_policy
+from .spaces import EnvSpaces, check_spaces
+from .store import MARKER, TrainingState
+
+logger = logging.getLogger("loxodon")
+_WEIGHTS_SUFFIX = ".safetensors"
+
+
+def check_artifact_settings(artifact_store: Any, restore_from: Any, name: str = "restore_from") -> None:
+    """Raise for settings of the artifacts that cannot work, before anything is built."""
+    is_store = isinstance(artifact_store, ArtifactStore)
+    if artifact_store is not None and (is_store or not callable(artifact_store)):
+        raise TypeError(
+            f"Experiment.artifact_store is {artifact_store!r}, but must be what makes a store. Fix: set "
+            "Experiment.artifact_store = @FolderStore (without parentheses) and FolderStore.root."
+        )
+    if restore_from is None:
+        return
+    if not isinstance(restore_from, str) or not restore_from:
+        raise TypeError(
+            f"Experiment.{name} is {restore_from!r}, but must be None or a text. Fix: set it to "
+            "'latest', 'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
+        )
+    if artifact_store is None and not is_path(restore_from):
+        raise ValueError(
+            f"Experiment.{name} = {restore_from!r} names an artifact, but this run has no store. Fix: "
+            "set Experiment.artifact_store = @FolderStore and FolderStore.root, or give a path, which begins "
+            "with '/', './' or '~'."
+        )
+
+
+def is_path(reference: str) -> bool:
+    """True if this means a file or folder and not an artifact."""
+    if reference.startswith(("/", "./", "../", "~")) or reference.endswith(_WEIGHTS_SUFFIX):
+        return True
+    return "/" in reference and ":" not in reference and Path(reference).exists()
+
+
+@contextmanager
+def fetched(
+    reference: str,
+    *,
+    store: ArtifactStore | None,
+    run_name: str,
+    ckpts: Path,
+    accelerator: Accelerator,
+    say: Callable[[str], None],
+    name: str = "restore_from",
+) -> Iterator[tuple[Path, str | None]]:
+    """Where all processes find what a reference means, for as long as the block lasts.
+
+    Args:
+        reference: a path, or an artifact of `store`, which is fetched to a folder in `ckpts`.
+        store: of the main process.
+        run_name: of this run.
+        ckpts: the folder of its checkpoints.
+        accelerator: of all processes that train together.
+        say: prints a line.
+        name: of the setting, for errors.
+
+    Yields: a training state (a folder) or weights (a file), and the run it belongs to if that is known.
+
+    Raises: FileNotFoundError, listing what exists.
+    """
+    folder = ckpts / "restored"
+    where: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        if is_path(reference):
+            path = find_files(Path(reference).expanduser(), name)
+            where = [path, run_name if path.resolve().is_relative_to(ckpts.resolve()) else None]
+        else:
+            assert store is not None  # check_artifact_settings
+            info = find_artifact(store, reference, run_name)
+            shutil.rmtree(folder, ignore_errors=True)
+            say(f"Fetching {info.reference} from {store!r}.")
+            where = [find_files(store.get(info.reference, folder), name), info.name.partition("/")[0]]
+    broadcast_object_list(where)
+    yield where[0], where[1]
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_files(path: Path, name: str = "restore_from") -> Path:
+    """The training state (a folder) or weights (a file) at `path`, which may be an artifact's folder.
+
+    Raises: FileNotFoundError if there is neither.
+    """
+    if path.is_file():
+        return path
+    for folder in (path, path / CONTENT[STATE]):
+        if (folder / MARKER).is_file():
+            return folder
+    if (path / CONTENT[POLICY]).is_file():
+        return path / CONTENT[POLICY]
+    holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
+    found = f"holds neither a training state nor {CONTENT[POLICY]}, but: {holds or 'nothing'}"
+    raise FileNotFoundError(
+        f"Experiment.{name}: {path} {found if path.is_dir() else 'does not exist'}. Fix: name a "
+        f"checkpoint's folder, a {_WEIGHTS_SUFFIX} file, or the folder of an artifact's version."
+    )
+
+
+def as_branch(state: TrainingState) -> TrainingState:
+    """Of another run's training state, what a run of its own goes on from.
+
+    Counters, optimizer, generators and callbacks are those of the base run. Data, records and best score are
+    this run's own, and so are episodes and files, which begin anew.
+    """
+    shared = {name: part for name, part in state.shared.items() if name not in ("dataset", "logs")}
+    shared["progress"] = {**shared["progress"], "best_score": None, "is_finished": False}
+    collector = dict(state.own["collector"])
+    if (saved := collector["state"]) is not None:
+        collector["state"] = {**saved, "rollout": None, "sinks": [[] for _ in saved["sinks"]]}
+    own = {**state.own, "collector": collector}
+    return dataclasses.replace(state, shared=shared, own=own, metadata={**state.metadata, "run_id": None})
+
+
+def warm_start(model: nn.Module, path: Path, spaces: EnvSpaces) -> Handover:
+    """Take over those weights that fit; they lie in a policy file or in the folder of a training state.
+
+    Raises: ValueError if they are of another environment than `spaces`, or nothing fits.
+    """
+    path = path / "model.safetensors" if path.is_dir() else path
+    info, weights = read_policy(path)
+    check_spaces(
+        info.env_spaces(),
+        spaces,
+        claim=f"Experiment.warm_start: {path} is of another environment",
+        where="the file",
+        mend="name a policy of an environment with these spaces.",
+    )
+    return load_what_fits(model, weights, str(path))
