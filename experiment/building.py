@@ -186,7 +186,7 @@ def _make_collector(
     if exp.exploration_wrapper_type is not None and exp.trainer.explores:
         seed = exp.ctx.seed_of("exploration", *names)
         exploration = exp.exploration_wrapper_type(exp.action_space, envs.num_envs, seed)
-        exploration.steps_per_call = exp.actor_processes
+        exploration.steps_per_call = exp.pace.actor_processes
     if folder is not None:
         sinks.append(make_writer(exp, folder, envs.num_envs, *names, clock=clock))
     kind: Callable[..., Collector] = Collector

@@ -37,7 +37,7 @@ def capture(exp: Experiment, next_epoch: int) -> TrainingState:
             "is_finished": exp.ctx.progress.is_finished,
             "dataset": exp.dataset.state_dict(),
             "logs": exp.metric_logger.state_dict(),
-            "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
+            "fleet": exp.pace.state_dict(),
             "callbacks": exp.hooks.state_dict(),
         },
         rank_tensors={
@@ -145,8 +145,7 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     exp.ctx.progress.is_finished = bool(shared["is_finished"])
     exp.metric_logger.load_state_dict(shared["logs"])
     exp.hooks.load_state_dict(shared.get("callbacks", {}))
-    if exp.fleet.ledger is not None and shared.get("fleet") is not None:
-        exp.fleet.ledger.load_state_dict(shared["fleet"])
+    exp.pace.load_state_dict(shared["fleet"])
     if exp.ctx.progress.seed != int(shared["seed"]):
         exp.ctx.progress.seed = int(shared["seed"])
         exp.loader.reseed(derive_seed(exp.ctx.progress.seed, "loader"))
