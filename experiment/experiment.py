@@ -27,41 +27,44 @@ from ..agents import BaseAgent, LossTerms, OnPolicyAgent
 from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter
 from ..data.spaces import PolicyActionSpace
 from ..envs import ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
-from . import resume
 from .artifacts import RunAccess
 from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
 from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_policy
-from .checkpoint.record import RunRecord, check_policy, known_bindings, record_run
+from .checkpoint.record import RunRecord, check_checkpoint, check_policy, known_bindings, record_run
 from .checkpoint.spaces import EnvSpaces
+from .checkpoint.start_from import as_branch, fetched, warm_start
 from .checkpoint.store import CheckpointManager
 from .collect import Collector, Group, StageTimer, build
 from .collect.build import MakeEnv
 from .collect.rewards import make_shaping, shape_relabeled
 from .config.hash import config_hash
 from .console import ConsoleView
-from .contracts import Progress, Role, RunContext, Trainer
+from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .distributed import (
     agree_on_seed,
     explained_loss_of_contact,
+    from_main,
     gather,
     make_accelerator,
     merge_episodes,
 )
 from .evaluator import Evaluator
-from .fleet import WatchedFile, pacing
+from .fleet import Membership, ReplayRatio, WatchedFile
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
 from .logs import MetricLogger
 from .onpolicy.ppo_learner import check_for_on_policy
 from .plots import draw_if_possible
-from .rng import derive_seed, seed_global_generators
+from .rng import GlobalGenerators, derive_seed, seed_global_generators
 from .settings import Settings, check_hooks, check_settings, shrink
 from .threads import choose_threads
 
 logger = logging.getLogger("loxodon")
 _INTERRUPTED = 128 + signal.SIGINT  # exit status, by which a shell's loop over commands knows to end too
+_OWN = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
+_LAST = {"collector", "dataset", "rng"}  # parts that are restored when all others fit
 _GO_ON = "To go on: the same command with --resume."
 
 
@@ -82,7 +85,7 @@ class Experiment(Settings):
         choose_threads(self.torch_threads)
         self.accelerator = make_accelerator(self.mixed_precision)
         role, shows = Role.of(self.mode), self.verbose and self.accelerator.is_main_process
-        self.fleet = pacing.make_membership(self)
+        self.fleet = Membership(self.run_dir, self.run_name, str(role), self.accelerator.process_index)
         self.ctx = RunContext(
             run_dir=self.run_dir,
             run_name=self.run_name,
@@ -93,7 +96,6 @@ class Experiment(Settings):
             console=ConsoleView(shows, None if role.is_actor else self.epochs),
             status=self.fleet,
         )
-        self.pace = pacing.Pace(self)
         self.hooks, self.timer = CallbackList(self, self.callbacks, OF_EVERY_RUN), StageTimer()
         self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
         self.last_val_metrics: dict[str, float] = {}
@@ -165,6 +167,7 @@ class Experiment(Settings):
     def start(self) -> None:
         """Build everything, in dependency order."""
         with self.fleet.joining():
+            self.pace = self._make_pace()
             self._seed_process()
             self.init_dsets()
             env_summary = self.init_envs()
@@ -172,10 +175,28 @@ class Experiment(Settings):
             self.hooks.around("model_init", self.init_model)
             self.init_checkpoints()
             self.init_logger()
-            resume.warm_start_if_asked(self)
-            resume.restore_if_asked(self)
+            self._begin_from_elsewhere()
             self.hooks("on_start")
         self.summary(env_summary)
+
+    def _make_pace(self) -> ReplayRatio:
+        """What makes learner and actors wait for each other."""
+        env_steps_per_epoch = self.parallel_actors * self.train_timesteps_per_epoch
+        pace: ReplayRatio = ReplayRatio(
+            self.ctx,
+            self.fleet.id,
+            self.replay_ratio,
+            epoch_updates=self.train_batches_per_epoch // self.batches_per_update,
+            batches_per_update=self.batches_per_update,
+            warm_up=env_steps_per_epoch * (self.start_learning_at_epoch + 1),
+            is_over=self._is_over,
+        )
+        return pace
+
+    def _is_over(self) -> bool:
+        """True when a policy was published that says it is the last and is not loaded yet."""
+        info = self.latest.poll()
+        return info is not None and info.is_final and info != self.loaded_policy
 
     def _seed_process(self) -> None:
         """Seed the global generators; every process builds the same weights."""
@@ -795,14 +816,17 @@ class Experiment(Settings):
 
     def save_checkpoint(self) -> Path | None:
         """Save everything needed to go on with epoch `self.epoch`; returns the folder in the main process."""
-        return resume.save(self, epoch=max(self.epoch - 1, 0), next_epoch=self.epoch)
+        return self._save(max(self.epoch - 1, 0))
 
     def load_checkpoint(self, epoch: int | None = None, resume_training_state: bool = True) -> int:
         """Load the checkpoint after `epoch` (None: the newest intact one); returns the epoch to go on with.
 
         With resume_training_state False only the weights are loaded and the run starts at its first epoch.
         """
-        chosen = resume.choose_epoch(self) if epoch is None else epoch
+        if (chosen := epoch) is None:
+            chosen, problems = from_main(self.checkpoints.newest_intact_epoch, self.accelerator)
+            if problems and self.ctx.is_main:
+                logger.warning("%s. Going on from the one of epoch %d instead.", "; ".join(problems), chosen)
         path = self.checkpoints.state_dir(chosen)
         self.load_checkpoint_from_path(
             path if resume_training_state else path / "model.safetensors", resume_training_state
@@ -816,9 +840,146 @@ class Experiment(Settings):
         """
         path = Path(path)
         if path.is_dir() if is_accelerate_state is None else is_accelerate_state:
-            self.hooks.around("load_checkpoint", resume.load, self, path)
+            self.hooks.around("load_checkpoint", self._load, path)
         else:
             self.hooks.around("load_checkpoint", load_weights, self.policy, path)
+
+    def _parts(self) -> dict[str, Stateful]:
+        """Whose states a checkpoint keeps, by name; those of _OWN every process keeps for itself."""
+        parts: dict[str, Any] = {
+            "progress": self.ctx.progress,
+            "learner": self.learner,
+            "logs": self.metric_logger,
+            "callbacks": self.hooks,
+            "pace": self.pace,
+            "trainer": self.trainer,
+            "collector": self.collector,
+            "dataset": self.dataset,
+            "rng": GlobalGenerators(),
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _save(self, epoch: int, *, goes_on: bool = True, is_interim: bool = False) -> Path | None:
+        """Write the checkpoint named after `epoch`; the rollout goes on as if nothing had happened.
+
+        But with exact_resume, if the checkpoint cannot hold the training envs, they are restarted. That gives
+        every run, interrupted or not, the same state after a checkpoint: fresh episodes with a seed that
+        follows from the run's seed and the epoch. Returns the folder in the main process.
+
+        goes_on: False in a process that ends now, whose envs need not be restarted.
+        is_interim: only a safeguard until the next one; it stays in the run folder, and goes when that is
+            there.
+
+        Raises: OSError if the disk does not take it; trajectories that are stored and earlier checkpoints
+        stay.
+        """
+        self.begin_run()
+        collector = self.collector
+        restarts = self.exact_resume and collector is not None and not collector.is_storable
+        if collector is not None and (restarts or not self.has_dset_edit_rights):
+            collector.flush()  # without rights nobody sets files aside that repeat what the checkpoint holds
+        elif collector is not None:
+            collector.wait()
+        self.accelerator.wait_for_everyone()
+        self.hooks("on_save_checkpoint_start")
+        self.dataset.refresh()
+        parts = self._parts()
+        self.checkpoints.write_own(epoch, {n: part.state_dict() for n, part in parts.items() if n in _OWN})
+        self.accelerator.wait_for_everyone()
+        folder = None
+        if self.ctx.is_main:
+            shared = {name: part.state_dict() for name, part in parts.items() if name not in _OWN}
+            facts = {"seed": self.run_seed, "mode": self.mode, "world_size": self.accelerator.num_processes}
+            metadata = self.record.metadata(**facts, is_interim=is_interim)
+            folder = self.checkpoints.commit(epoch, self.policy, shared, metadata)
+            if not is_interim:
+                self.artifacts.store_state(folder, epoch)
+            if not self.checkpoints.config_path.exists():  # somebody deleted the folder
+                self.store_config()
+            self.checkpoints.prune(self.keep_checkpoints, self.keep_every_epochs)
+        self.accelerator.wait_for_everyone()
+        self.hooks("on_save_checkpoint_end")
+        if restarts and goes_on and collector is not None and collector.has_begun:
+            collector.warn_of_cut_episodes(self.train_timesteps_per_epoch * (self.ckpt_interval or 0))
+            self.restart_train_envs(self.epoch)
+        return folder
+
+    def _load(self, folder: Path, *, is_branch: bool = False) -> None:
+        """Put the whole run back to the checkpoint in `folder`; is_branch: begin a run of its own from there.
+
+        Raises: FileNotFoundError if it is missing or incomplete; ValueError if it is damaged or does not fit.
+        """
+        state = self.checkpoints.read(folder)
+        where = f"the training state {self.restore_from}" if is_branch else f"the checkpoint {folder}"
+        check_checkpoint(state.metadata, self.record, where, self.checkpoints.on_mismatch)
+        load_weights(self.policy, folder / "model.safetensors")
+        state = as_branch(state) if is_branch else state
+        parts, states, seed_before = self._parts(), {**state.shared, **state.own}, self.run_seed
+        parts = {name: part for name, part in parts.items() if name in states}
+        for name in parts.keys() - _LAST:
+            parts[name].load_state_dict(states[name])
+        if self.seed is not None and self.seed != self.run_seed:
+            logger.warning(
+                "The checkpoint belongs to seed %d; Experiment.seed = %d is set aside.",
+                self.run_seed,
+                self.seed,
+            )
+        if self.run_seed != seed_before:
+            self.loader.reseed(derive_seed(self.run_seed, "loader"))
+        if state.metadata["best_by"] != self.checkpoints.best_by:
+            self.ctx.progress.best_score = None
+        is_cut = False  # episodes that were running are not
+        if self.collector is not None and "collector" in parts:
+            seed = self.ctx.seed_of("train_envs", self.epoch)
+            goes_on = self.collector.load_state_dict(states["collector"], seed=seed)
+            is_cut = states["collector"]["has_begun"] and not goes_on
+        # All fits: only now files are touched.
+        self.checkpoints.go_on_with(state.metadata["run_id"])
+        if "dataset" in parts:
+            if self.ctx.role.does_both and self.ctx.is_main and self.has_dset_edit_rights:
+                self.dataset.set_aside_newer(states["dataset"])
+            self.accelerator.wait_for_everyone()
+            self.dataset.load_state_dict(states["dataset"])
+        parts["rng"].load_state_dict(states["rng"])
+        if is_cut:
+            self.restart_train_envs(self.epoch)
+
+    def _begin_from_elsewhere(self) -> None:
+        """Take over what `warm_start` or `restore_from` names; an actor follows its learner's weights instead.
+
+        A training state goes on, one of another run as a new branch (see `as_branch`); policy weights are
+        learned on from. A warm start takes those weights that fit; counters and optimizer are new.
+
+        Raises: FileNotFoundError, listing what exists; ValueError if it does not fit this run.
+        """
+        if self.ctx.role.is_actor:
+            return
+        if self.warm_start is not None:
+            with self._fetched(self.warm_start, "warm_start") as (path, _):
+                logger.info(
+                    "Warm start from %s: %s.", self.warm_start, warm_start(self.policy, path, self.env_spaces)
+                )
+        if self.restore_from is not None:
+            with self._fetched(self.restore_from, "restore_from") as (path, run):
+                is_state = path.is_dir()
+                if is_state and run != self.run_name:
+                    self.hooks.around("load_checkpoint", lambda: self._load(path, is_branch=True))
+                else:
+                    self.load_checkpoint_from_path(path, is_state)
+            if self.ctx.is_main:
+                began = f"the training state, at epoch {self.epoch}" if is_state else "the weights"
+                logger.info("Restored %s, from %s.", began, self.restore_from)
+
+    def _fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:
+        return fetched(
+            reference,
+            store=self.artifacts.store,
+            run_name=self.run_name,
+            ckpts=self.checkpoints.root,
+            accelerator=self.accelerator,
+            say=self.ctx.console.say,
+            name=name,
+        )
 
     def write_latest_policy(self, is_final: bool = False) -> None:
         """Publish the weights for collecting processes under the next version number."""
@@ -873,6 +1034,7 @@ class Experiment(Settings):
             self._curves_at_the_end(),
             self._rescue(),
         ):
+            self._tell_what_this_is()
             self.pace.begin()
             self.begin_run()
             if self.ctx.role.is_learner:
@@ -882,6 +1044,24 @@ class Experiment(Settings):
             self.hooks("on_fit_start")
             self._exit_if_asked()
             yield
+
+    def _tell_what_this_is(self) -> None:
+        progress, buffer = self.ctx.progress, self.dataset.save_new_trajs_to
+        if self.ctx.role.is_learner:  # actors may have seen later versions than the checkpoint knows of
+            published = from_main(self._published_version, self.accelerator)
+            progress.policy_version = max(progress.policy_version, published)
+        self.fleet.put(
+            spaces_digest=self.env_spaces.digest(),
+            buffer=None if buffer is None else str(buffer.parent.absolute()),
+        )
+
+    def _published_version(self) -> int:
+        """Version of the policy file; 0 if there is none, or none that is readable: it is replaced soon."""
+        try:
+            info = self.latest.poll()
+        except (ValueError, OSError):
+            return 0
+        return 0 if info is None else info.version
 
     def _set_aside_earlier_data(self) -> None:
         """Do not train a run that starts from scratch on what an earlier run of its name has collected."""
@@ -925,7 +1105,6 @@ class Experiment(Settings):
         first = self.epoch
         for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
             self.ctx.progress.epoch, self.epoch_figures = epoch, {}
-            self.fleet.put(epoch=epoch)
             self.pace.begin_epoch()
             if self.lr_schedule is not None:
                 self.learner.lr_scale = self.lr_schedule(self.ctx.progress.share)
@@ -1002,7 +1181,7 @@ class Experiment(Settings):
             if is_due := self._is_due(self.ckpt_interval):
                 self.save_checkpoint()
             elif is_due := self._is_time_to_save():
-                resume.save(self, epoch, self.epoch, is_interim=True)
+                self._save(epoch, is_interim=True)
             self._saved_s = self.ctx.stop.age_s() if is_due else self._saved_s
         return True
 
@@ -1081,7 +1260,7 @@ class Experiment(Settings):
         evaluation is left to repeat.
         """
         epoch = max(min(self.epoch, self.epochs - 1), 0)
-        return resume.save(self, epoch, next_epoch=self.epoch, goes_on=False)
+        return self._save(epoch, goes_on=False)
 
     @contextlib.contextmanager
     def _rescue(self) -> Iterator[None]:
@@ -1092,9 +1271,7 @@ class Experiment(Settings):
             is_abort = isinstance(error, KeyboardInterrupt) and self.ctx.stop.requested()  # a second Ctrl-C
             progress = self.ctx.progress
             if self.ctx.role.does_both:
-                progress.env_steps = max(
-                    progress.env_steps, self.fleet.env_steps
-                )  # those of the running epoch
+                progress.env_steps = max(progress.env_steps, self.pace.env_steps)  # with the running epoch's
             has_done_anything = progress.env_steps > 0 or progress.gradient_steps > 0
             if self.ctx.role.learns and not self.test_run and not is_abort and has_done_anything:
                 saved = self._save_after_error()

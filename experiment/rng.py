@@ -63,3 +63,15 @@ def isolated_rng(seed: int | None) -> Iterator[None]:
         yield
     finally:
         restore_rng_state(before)
+
+
+class GlobalGenerators:
+    """The process-wide generators as a part whose state a checkpoint keeps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `rng_state`."""
+        return rng_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As `restore_rng_state`."""
+        restore_rng_state(state)

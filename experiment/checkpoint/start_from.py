@@ -126,10 +126,9 @@ def as_branch(state: TrainingState) -> TrainingState:
     """
     shared = {name: part for name, part in state.shared.items() if name not in ("dataset", "logs")}
     shared["progress"] = {**shared["progress"], "best_score": None, "is_finished": False}
-    collector = dict(state.own["collector"])
-    if (saved := collector["state"]) is not None:
-        collector["state"] = {**saved, "rollout": None, "sinks": [[] for _ in saved["sinks"]]}
-    own = {**state.own, "collector": collector}
+    own = dict(state.own)
+    if (collector := own.get("collector")) is not None:
+        own["collector"] = {**collector, "rollout": None, "sinks": [[] for _ in collector["sinks"]]}
     return dataclasses.replace(state, shared=shared, own=own, metadata={**state.metadata, "run_id": None})
 
 

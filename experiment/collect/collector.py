@@ -413,6 +413,7 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` goes on from: the rollout, exploration and sinks, one entry per group."""
         return {
+            "has_begun": self.has_begun,
             "rollout": [self._rollout_of(group) for group in self.groups] if self.is_storable else None,
             "exploration": [
                 None if group.exploration is None else group.exploration.state_dict() for group in self.groups

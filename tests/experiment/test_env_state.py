@@ -165,6 +165,6 @@ def test_arrays_of_an_environment_come_back_as_they_were(tmp_path: Path) -> None
     folder = exp.save_checkpoint()
     exp.close()
     assert folder is not None
-    state = CheckpointManager(exp.run_dir, exp.run_name).read(folder).own["collector"]["state"]["rollout"][0]
+    state = CheckpointManager(exp.run_dir, exp.run_name).read(folder).own["collector"]["rollout"][0]
     cart = state["envs"][0]["layers"][0]["state"]["layers"][-1]["state"]["attributes"]["state"]
     assert (cart.dtype, cart.shape) == (np.float64, (4,))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -16,10 +17,10 @@ from typing import Any
 import pytest
 
 from loxodon.experiment import launch
-from loxodon.experiment.fleet.extras import require
-from loxodon.experiment.fleet.slurm import Job, SlurmOptions, policy_time, submit
+from loxodon.experiment.cli import main
+from loxodon.experiment.fleet.launchers import Job, finished_learners, require
 
-WORDS = ["--actors", "2", "--config", "tiny.gin", "--seed", "3"]
+WORDS = ["--actors", "1", "--config", "tiny.gin", "--seed", "3"]
 
 
 def has(package: str) -> bool:
@@ -53,19 +54,13 @@ def test_an_optional_package_that_is_broken_itself_is_not_called_missing(
         require("half_a_package", "slurm")
 
 
-@pytest.mark.slow
-def test_nothing_optional_is_imported_unless_used(tmp_path: Path) -> None:
-    code = "import sys, loxodon.experiment.launch; print({'ray', 'submitit'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert done.stdout == "set()\n"
-
-
 @pytest.mark.usefixtures("tiny")
 def test_a_wrong_config_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["--backend", "slurm", *WORDS, "Experiment.epoch=3"]) == 2
     assert "Did you mean 'epochs'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        launch.main(["--backend", "slurm", *WORDS, "--slurm-set", "account"])
+    assert "'account' has no value. Fix: e.g. --slurm-set" in capsys.readouterr().err
 
 
 # ---- Slurm ----
@@ -88,23 +83,29 @@ class FakeExecutor:
 
     def batch(self) -> Any:
         self.num_batches += 1
-        return __import__("contextlib").nullcontext()
+        return contextlib.nullcontext()
 
 
-def test_what_is_asked_of_slurm(tmp_path: Path) -> None:
+def test_what_is_asked_of_slurm(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     made: list[FakeExecutor] = []
 
     def make(**settings: Any) -> FakeExecutor:
         made.append(FakeExecutor(**settings))
         return made[0]
 
-    options = SlurmOptions(
-        partition="fast", minutes=30, learner_gpus=2, actor_cpus=3, more={"slurm_account": "lab"}
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=make))
+    options = shlex.split(
+        "--slurm-partition fast --slurm-minutes 30 --slurm-set slurm_account=lab --actors 2"
     )
-    jobs = submit(["--actors", "2"], ["--mode", "collect"], 2, tmp_path / "run", options, make)
-    assert [job.job_id for job in jobs] == [1, 2, 3]
+    resources = shlex.split("--slurm-learner-gpus 2 --slurm-actor-cpus 3")
+    assert launch.main(["--backend", "slurm", *options, *resources, "--config", "tiny.gin"]) == 0
+    assert "learner  job 1\nactors   jobs 2 3\n" in capsys.readouterr().out
     (learner, for_learner), (actor, for_actor), _ = made[0].jobs
-    assert (learner.words, actor.words) == (["--actors", "2"], ["--mode", "collect"])
+    assert learner.words == ["--config", "tiny.gin", "--actors", "2"]
+    assert actor.words[:4] == ["--config", "tiny.gin", "--mode", "collect"]
+    assert learner.run_dir == actor.run_dir == tiny.run_dir
     both = {"slurm_partition": "fast", "timeout_min": 30, "slurm_account": "lab", "cluster": "slurm"}
     assert both.items() <= for_learner.items()
     assert both.items() <= for_actor.items()
@@ -116,18 +117,15 @@ def test_what_is_asked_of_slurm(tmp_path: Path) -> None:
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
 def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    learner = Job(["--actors", "1"], run_dir, tmp_path, None)
+    learner = Job(main, ["--actors", "1"], run_dir, tmp_path)
     assert learner.checkpoint().function.words == ["--actors", "1"]
     folder = run_dir / "ckpts" / "training_states" / "run_epoch_3"
     folder.mkdir(parents=True)
     (folder / "COMPLETE").touch()
     again = learner.checkpoint().function
-    assert again.words == ["--actors", "1", "--resume"]
-    assert again.checkpoint().function.words == ["--actors", "1", "--resume"]
-    assert Job(["--mode", "collect"], run_dir, tmp_path, None).checkpoint().function.words == [
-        "--mode",
-        "collect",
-    ]
+    assert again.words == again.checkpoint().function.words == ["--actors", "1", "--resume"]
+    actor = Job(main, ["--mode", "collect"], run_dir, tmp_path)
+    assert actor.checkpoint().function.words == ["--mode", "collect"]
 
 
 @pytest.mark.slow
@@ -141,21 +139,23 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
         check=True,
     )
     found = re.fullmatch(
-        r"learner  job (\d+)\nactors   jobs (\d+) (\d+)\nlogs     runs/tiny/logs/slurm/<job>/\n"
-        r"watch    python -m loxodon.experiment.status runs/tiny\nstop     kill \1 \2 \3\n",
+        r"learner  job (\d+)\nactors   jobs (\d+)\nlogs     runs/tiny/logs/slurm/<job>/\n"
+        r"watch    python -m loxodon.experiment.status runs/tiny\nstop     kill \1 \2\n",
         done.stdout,
     )
     assert found, done.stdout
     results = [tiny.run_dir / "logs" / "slurm" / job / f"{job}_0_result.pkl" for job in found.groups()]
     wait_until(lambda: all(path.exists() for path in results))
-    tiny.assert_it_has_trained(updates=8, num_actors=2)
+    tiny.assert_it_has_trained(updates=8, num_actors=1)
     log = (results[0].parent / f"{found[1]}_0_log.out").read_text()
     assert "python -m loxodon.experiment.launch --backend slurm --config tiny.gin" in log
     # An actor whose turn comes only now has nothing left to do.
-    late = Job(["--mode", "collect", "--config", "tiny.gin"], tiny.run_dir, Path.cwd(), None)
+    late = Job(lambda *_, **__: pytest.fail("was run"), ["--mode", "collect"], tiny.run_dir, Path.cwd())
     assert late() == 0
-    assert len(tiny.actors()) == 2
-    assert policy_time(tiny.run_dir) is not None
+    for_another_run = Job(
+        lambda *_, **__: 7, late.words, late.run_dir, late.folder, finished_learners(late.run_dir)
+    )
+    assert for_another_run() == 7
 
 
 # ---- Ray ----
@@ -182,11 +182,12 @@ def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has("ray"), reason="needs ray")
-def test_ray_reports_nothing_home() -> None:
-    code = (
-        "import os; os.environ['RAY_USAGE_STATS_ENABLED'] = '0'; from ray._common.usage import usage_lib; "
-        "print(usage_lib.usage_stats_enabled())"
-    )
+def test_nothing_optional_is_imported_unless_used_and_ray_reports_nothing_home() -> None:
+    code = "import os, sys, loxodon.experiment.launch; print({'ray', 'submitit'} & set(sys.modules)); "
+    if has("ray"):
+        code += (
+            "os.environ['RAY_USAGE_STATS_ENABLED'] = '0'; from ray._common.usage import usage_lib; "
+            "assert not usage_lib.usage_stats_enabled()"
+        )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert done.stdout == "set()\n"
