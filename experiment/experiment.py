@@ -368,7 +368,7 @@ class Experiment(Settings):
     def _make_exploration(self, num_envs: int, seed: int) -> ExplorationWrapper:
         assert self.exploration_wrapper_type is not None
         exploration = self.exploration_wrapper_type(self.action_space, num_envs, seed)
-        exploration.steps_per_call = self.actor_processes
+        exploration.steps_per_call = self.pace.actor_processes
         return exploration
 
     def _make_writer(self, folder: Path, num_envs: int, **settings: Any) -> TrajectoryWriter:
@@ -916,8 +916,9 @@ class Experiment(Settings):
         state = as_branch(state) if is_branch else state
         parts, states, seed_before = self._parts(), {**state.shared, **state.own}, self.run_seed
         parts = {name: part for name, part in parts.items() if name in states}
-        for name in parts.keys() - _LAST:
-            parts[name].load_state_dict(states[name])
+        for name, part in parts.items():
+            if name not in _LAST:
+                part.load_state_dict(states[name])
         if self.seed is not None and self.seed != self.run_seed:
             logger.warning(
                 "The checkpoint belongs to seed %d; Experiment.seed = %d is set aside.",
@@ -945,7 +946,7 @@ class Experiment(Settings):
             self.restart_train_envs(self.epoch)
 
     def _begin_from_elsewhere(self) -> None:
-        """Take over what `warm_start` or `restore_from` names; an actor follows its learner's weights instead.
+        """Take over what `warm_start` or `restore_from` names; an actor follows its learner instead.
 
         A training state goes on, one of another run as a new branch (see `as_branch`); policy weights are
         learned on from. A warm start takes those weights that fit; counters and optimizer are new.
@@ -956,9 +957,8 @@ class Experiment(Settings):
             return
         if self.warm_start is not None:
             with self._fetched(self.warm_start, "warm_start") as (path, _):
-                logger.info(
-                    "Warm start from %s: %s.", self.warm_start, warm_start(self.policy, path, self.env_spaces)
-                )
+                found = warm_start(self.policy, path, self.env_spaces)
+                logger.info("Warm start from %s: %s.", self.warm_start, found)
         if self.restore_from is not None:
             with self._fetched(self.restore_from, "restore_from") as (path, run):
                 is_state = path.is_dir()

@@ -89,9 +89,7 @@ def test_two_halves_equal_the_whole_in_the_middle_of_episodes(
     first = acting(tmp_path / "parts", env, encoder, **changes)
     die_in(first, MIDDLE)
     first.train_envs.close()
-    saved = first.checkpoints.read(first.checkpoints.state_dir(MIDDLE - 1)).own["collector"]["state"][
-        "rollout"
-    ]
+    saved = first.checkpoints.read(first.checkpoints.state_dir(MIDDLE - 1)).own["collector"]["rollout"]
     timesteps = np.concatenate([part["time_idxs"] for part in saved])
     assert (timesteps > 0).any()
     second = acting(tmp_path / "parts", env, encoder, **changes)
