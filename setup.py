@@ -55,6 +55,7 @@ setup(
         "gin-config>=0.5",
         "gymnasium>=1.0",
         "numpy>=1.26",
+        "psutil>=5.9",
         "rich>=13",
         "safetensors>=0.4",
         "torch>=2.5",

@@ -18,9 +18,16 @@ from .config import ConfigError, LoadedConfig, explain_build_error, load_config
 from .config.reading import near_matches, preset_names, runnable_names
 from .dry_run import dry_run
 from .experiment import Experiment
-from .fleet import commands, leash
-from .fleet.commands import without
-from .fleet.pools import MakePool, keep_pace_of_preset, local_pool
+from .fleet.actors import (
+    Crew,
+    MakePool,
+    library_program,
+    local_pool,
+    pace_of_preset,
+    this_program,
+    without,
+)
+from .fleet.supervisor import attach_leash
 from .plots import curves_of
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
@@ -57,8 +64,8 @@ def main(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse(words)
-    leash.attach()
-    own_program = commands.this_program() if argv is None else commands.library_program()
+    attach_leash()
+    own_program = this_program() if argv is None else library_program()
     pool = pool or functools.partial(local_pool, program=own_program)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     logging.getLogger("loxodon").setLevel(logging.INFO)
@@ -203,6 +210,22 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     return exp
 
 
+def keep_pace_of_preset(exp: Experiment) -> None:
+    """Unless the config sets replay_ratio: as many updates per env step as an epoch of mode "both" has.
+
+    Without a phase of both in one epoch (start_collecting_at_epoch) there is nothing to compare.
+    """
+    env_steps = exp.parallel_actors * exp.train_timesteps_per_epoch * exp.accelerator.num_processes
+    updates = exp.train_batches_per_epoch // exp.batches_per_update
+    ratio = pace_of_preset(env_steps=env_steps, updates=0 if exp.start_collecting_at_epoch else updates)
+    exp.replay_ratio = exp.replay_ratio if ratio is None else ratio
+
+
+def crew_of(exp: Experiment, words: Sequence[str], num_actors: int) -> Crew:
+    """The actors of a learner that was started with these words."""
+    return Crew(words, num_actors, exp.replay_ratio, exp.async_env_workers, exp.start_collecting_at_epoch)
+
+
 def _run(
     config: LoadedConfig,
     args: argparse.Namespace,
@@ -213,7 +236,7 @@ def _run(
     """Build, resume if asked, train, and say what came out."""
     exp: Experiment = _built(lambda loaded: _start(loaded, args.resume, args.actors is not None), config)
     if args.actors is not None and exp.accelerator.is_main_process:
-        exp.actors = pool(exp, words, args.actors)
+        exp.actors = pool(exp.ctx, crew_of(exp, words, args.actors))
     try:
         metrics = exp.learn()
     except SystemExit:  # stopped by a signal, or because no actor is left; everything is stored and closed

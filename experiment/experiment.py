@@ -44,12 +44,13 @@ from .contracts import Progress, Role, RunContext, Trainer
 from .distributed import (
     agree_on_seed,
     explained_loss_of_contact,
+    from_main,
     gather,
     make_accelerator,
     merge_episodes,
 )
 from .evaluator import Evaluator
-from .fleet import WatchedFile, pacing
+from .fleet import Membership, ReplayRatio, WatchedFile
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
@@ -82,7 +83,7 @@ class Experiment(Settings):
         choose_threads(self.torch_threads)
         self.accelerator = make_accelerator(self.mixed_precision)
         role, shows = Role.of(self.mode), self.verbose and self.accelerator.is_main_process
-        self.fleet = pacing.make_membership(self)
+        self.fleet = Membership(self.run_dir, self.run_name, str(role), self.accelerator.process_index)
         self.ctx = RunContext(
             run_dir=self.run_dir,
             run_name=self.run_name,
@@ -93,7 +94,6 @@ class Experiment(Settings):
             console=ConsoleView(shows, None if role.is_actor else self.epochs),
             status=self.fleet,
         )
-        self.pace = pacing.Pace(self)
         self.hooks, self.timer = CallbackList(self, self.callbacks, OF_EVERY_RUN), StageTimer()
         self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
         self.last_val_metrics: dict[str, float] = {}
@@ -165,6 +165,7 @@ class Experiment(Settings):
     def start(self) -> None:
         """Build everything, in dependency order."""
         with self.fleet.joining():
+            self.pace = self._make_pace()
             self._seed_process()
             self.init_dsets()
             env_summary = self.init_envs()
@@ -176,6 +177,27 @@ class Experiment(Settings):
             resume.restore_if_asked(self)
             self.hooks("on_start")
         self.summary(env_summary)
+
+    def _make_pace(self) -> ReplayRatio:
+        """What makes learner and actors wait for each other."""
+        env_steps_per_epoch = self.parallel_actors * self.train_timesteps_per_epoch
+        pace: ReplayRatio = ReplayRatio(
+            self.ctx,
+            self.fleet.id,
+            self.replay_ratio,
+            epoch_updates=self.train_batches_per_epoch // self.batches_per_update,
+            batches_per_update=self.batches_per_update,
+            warm_up=self.parallel_actors
+            * self.train_timesteps_per_epoch
+            * (self.start_learning_at_epoch + 1),
+            is_over=self._is_over,
+        )
+        return pace
+
+    def _is_over(self) -> bool:
+        """True when a policy was published that says it is the last and is not loaded yet."""
+        info = self.latest.poll()
+        return info is not None and info.is_final and info != self.loaded_policy
 
     def _seed_process(self) -> None:
         """Seed the global generators; every process builds the same weights."""
@@ -347,7 +369,7 @@ class Experiment(Settings):
     def _make_exploration(self, num_envs: int, seed: int) -> ExplorationWrapper:
         assert self.exploration_wrapper_type is not None
         exploration = self.exploration_wrapper_type(self.action_space, num_envs, seed)
-        exploration.steps_per_call = self.actor_processes
+        exploration.steps_per_call = self.pace.actor_processes
         return exploration
 
     def _make_writer(self, folder: Path, num_envs: int, **settings: Any) -> TrajectoryWriter:
@@ -873,6 +895,7 @@ class Experiment(Settings):
             self._curves_at_the_end(),
             self._rescue(),
         ):
+            self._tell_what_this_is()
             self.pace.begin()
             self.begin_run()
             if self.ctx.role.is_learner:
@@ -882,6 +905,24 @@ class Experiment(Settings):
             self.hooks("on_fit_start")
             self._exit_if_asked()
             yield
+
+    def _tell_what_this_is(self) -> None:
+        progress, buffer = self.ctx.progress, self.dataset.save_new_trajs_to
+        if self.ctx.role.is_learner:  # actors may have seen later versions than the checkpoint knows of
+            published = from_main(self._published_version, self.accelerator)
+            progress.policy_version = max(progress.policy_version, published)
+        self.fleet.put(
+            spaces_digest=self.env_spaces.digest(),
+            buffer=None if buffer is None else str(buffer.parent.absolute()),
+        )
+
+    def _published_version(self) -> int:
+        """Version of the policy file; 0 if there is none, or none that is readable: it is replaced soon."""
+        try:
+            info = self.latest.poll()
+        except (ValueError, OSError):
+            return 0
+        return 0 if info is None else info.version
 
     def _set_aside_earlier_data(self) -> None:
         """Do not train a run that starts from scratch on what an earlier run of its name has collected."""
@@ -925,7 +966,6 @@ class Experiment(Settings):
         first = self.epoch
         for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
             self.ctx.progress.epoch, self.epoch_figures = epoch, {}
-            self.fleet.put(epoch=epoch)
             self.pace.begin_epoch()
             if self.lr_schedule is not None:
                 self.learner.lr_scale = self.lr_schedule(self.ctx.progress.share)
@@ -1092,9 +1132,7 @@ class Experiment(Settings):
             is_abort = isinstance(error, KeyboardInterrupt) and self.ctx.stop.requested()  # a second Ctrl-C
             progress = self.ctx.progress
             if self.ctx.role.does_both:
-                progress.env_steps = max(
-                    progress.env_steps, self.fleet.env_steps
-                )  # those of the running epoch
+                progress.env_steps = max(progress.env_steps, self.pace.env_steps)  # with the running epoch's
             has_done_anything = progress.env_steps > 0 or progress.gradient_steps > 0
             if self.ctx.role.learns and not self.test_run and not is_abort and has_done_anything:
                 saved = self._save_after_error()

@@ -14,23 +14,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import gin
 
 from . import cli
 from .config import ConfigError, load_config
 from .experiment import Experiment
-from .fleet.commands import actor_words
-from .fleet.extras import require
-from .fleet.pools import keep_pace_of_preset, ray_pool
-from .fleet.slurm import SlurmOptions, submit
+from .fleet.launchers import SlurmOptions, ray_pool, require, submit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; returns the exit status."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    args, words = parser().parse_known_args(given)
+    args, words = parser().parse_known_args(argv)
     words = [*words, "--actors", str(args.actors)]
     try:
         if args.backend == "slurm":
@@ -39,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             require("ray", "ray")
             options = ["--address", args.ray_address]
             options += ["--cpus-per-actor", str(args.ray_cpus), "--gpus-per-actor", str(args.ray_gpus)]
-            program = f"-m loxodon.experiment.launch --backend ray {shlex.join(options[:2])}"
-            program = program.replace("--address", "--ray-address")
+            program = (
+                f"-m loxodon.experiment.launch --backend ray --ray-address {shlex.quote(args.ray_address)}"
+            )
             return cli.main(words, pool=functools.partial(ray_pool, options=options), program=program)
     except ImportError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -59,34 +55,27 @@ def parser() -> argparse.ArgumentParser:
     add("--backend", choices=("local", "slurm", "ray"), default="local", help="where the processes run")
     add("--actors", type=int, required=True, metavar="N", help="number of actor processes")
     add("--slurm-partition", metavar="NAME", help="default: the cluster's")
-    add(
-        "--slurm-minutes",
-        type=int,
-        default=24 * 60,
-        metavar="N",
-        help="time limit per job; queued again after it",
-    )
+    limit = "time limit per job; queued again after it"
+    add("--slurm-minutes", type=int, default=24 * 60, metavar="N", help=limit)
     add("--slurm-learner-gpus", type=int, default=1, metavar="N")
     add("--slurm-actor-gpus", type=int, default=0, metavar="N")
     add("--slurm-learner-cpus", type=int, default=8, metavar="N")
     add("--slurm-actor-cpus", type=int, default=1, metavar="N")
-    add(
-        "--slurm-set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="e.g. slurm_account=lab; repeatable",
-    )
+    repeatable = "e.g. slurm_account=lab; repeatable"
+    add("--slurm-set", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=repeatable)
     add("--slurm-cluster", choices=("slurm", "local"), default="slurm", help="local: try it on this machine")
-    add(
-        "--ray-address",
-        default="auto",
-        metavar="HOST:PORT",
-        help="auto: the running cluster; local: a new one here",
-    )
+    cluster = "auto: the running cluster; local: a new one here"
+    add("--ray-address", default="auto", metavar="HOST:PORT", help=cluster)
     add("--ray-cpus", type=float, default=1.0, metavar="N", help="CPUs per actor")
     add("--ray-gpus", type=float, default=0.0, metavar="N", help="GPUs per actor")
     return made
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} has no value. Fix: e.g. --slurm-set slurm_account=lab")
+    return name, value
 
 
 def _submit(args: argparse.Namespace, words: list[str]) -> int:
@@ -99,8 +88,7 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
         return cli.CONFIG_ERROR
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
-    keep_pace_of_preset(exp)
-    pairs: list[tuple[str, Any]] = [tuple(text.split("=", 1)) for text in args.slurm_set]
+    cli.keep_pace_of_preset(exp)
     options = SlurmOptions(
         cluster=args.slurm_cluster,
         partition=args.slurm_partition,
@@ -109,10 +97,9 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
         actor_gpus=args.slurm_actor_gpus,
         learner_cpus=args.slurm_learner_cpus,
         actor_cpus=args.slurm_actor_cpus,
-        more=dict(pairs),
+        more=dict(args.slurm_set),
     )
-    own_words = actor_words(words, exp, num_actors=args.actors)
-    jobs = submit(words, own_words, args.actors, exp.run_dir, options)
+    jobs = submit(cli.main, cli.crew_of(exp, words, args.actors), exp.run_dir, options)
     ids = [str(job.job_id) for job in jobs]
     stop = "scancel" if args.slurm_cluster == "slurm" else "kill"
     run_dir = shlex.quote(str(exp.run_dir))

@@ -29,7 +29,7 @@ def shared_state(exp: Experiment, next_epoch: int) -> dict[str, Any]:
         "dataset": exp.dataset.state_dict(),
         "logs": exp.metric_logger.state_dict(),
         "callbacks": exp.hooks.state_dict(),
-        "fleet": None if exp.fleet.ledger is None else exp.fleet.ledger.state_dict(),
+        "fleet": exp.pace.state_dict(),
     }
 
 
@@ -139,8 +139,7 @@ def restore(exp: Experiment, state: TrainingState) -> None:
     if "logs" in shared:
         exp.metric_logger.load_state_dict(shared["logs"])
     exp.hooks.load_state_dict(shared["callbacks"])
-    if exp.fleet.ledger is not None and shared["fleet"] is not None:
-        exp.fleet.ledger.load_state_dict(shared["fleet"])
+    exp.pace.load_state_dict(shared["fleet"])
     exp.trainer.load_state_dict(own["trainer"])
     collector, seed = own["collector"], exp.ctx.seed_of("train_envs", exp.epoch)
     goes_on = False

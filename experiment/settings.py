@@ -88,12 +88,10 @@ class Settings:
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
         artifact_store: where checkpoints and the best policy go too, such as FolderStore; None for nowhere.
         restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
-        actor_processes: collecting processes, which share schedules of exploration; set by --actors.
         replay_ratio: gradient updates per collected env step, all collecting processes together; None for
             whatever comes. Learner and actors wait for each other when they are further off than
-            replay_ratio_tolerance, a share of the updates so far (at least of one epoch's). In mode "both" it
-            sets the number of updates of each epoch instead of train_batches_per_epoch. Counting begins when
-            training may begin.
+            ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch instead of
+            train_batches_per_epoch. Counting begins when training may begin.
         save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
             the middle of its episodes: None where all of them offer `get_state` and `set_state`, True
             requires that they do, False never. Where they are not stored, a resumed run begins new episodes.
@@ -177,9 +175,7 @@ class Settings:
     keep_every_epochs: int | None = None
     artifact_store: Callable[[], ArtifactStore] | None = None
     restore_from: str | None = None
-    actor_processes: int = 1
     replay_ratio: float | None = None
-    replay_ratio_tolerance: float = 0.1
     save_env_state: bool | None = None
     exact_resume: bool = False
     lr_schedule: Callable[[float], float] | None = None
@@ -203,7 +199,6 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 _LOWEST = {
     "max_seq_len": 1,
     "parallel_actors": 1,
-    "actor_processes": 1,
     "batch_size": 1,
     "batches_per_update": 1,
     "log_interval": 1,
@@ -303,16 +298,8 @@ def _check_beginning(settings: Settings) -> None:
 
 
 def _check_ratio(settings: Settings) -> None:
-    ratio, tolerance = settings.replay_ratio, settings.replay_ratio_tolerance
-    if ratio is not None:
+    if (ratio := settings.replay_ratio) is not None:
         _check_number("replay_ratio", ratio, "None or a number above 0", 1e-300, whole=False)
-    allowed = "a number of at least 0 and below 1"
-    _check_number("replay_ratio_tolerance", tolerance, allowed, 0, whole=False)
-    if tolerance >= 1:
-        raise ValueError(
-            f"Experiment.replay_ratio_tolerance is {tolerance!r}, but must be {allowed}: it is a share of "
-            "replay_ratio. Fix: set Experiment.replay_ratio_tolerance, e.g. 0.1."
-        )
 
 
 def _check_lifecycle(settings: Settings) -> None:

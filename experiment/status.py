@@ -9,11 +9,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .fleet.heartbeat import PERIOD_S
-from .fleet.overview import Overview, are_disputed, overview
-from .fleet.reading import StatusReader
+from .fleet.overview import Overview, overview
 
 NO_RUN, NOBODY = 2, 3
+_PERIOD_S = 2.0  # of --watch
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -25,22 +24,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="Exit status: 0 if a process is at work, 3 if none is, 2 if the folder holds no run.",
     )
     parser.add_argument("run_dir", type=Path, help="<ckpt_base_dir>/<run_name>")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object (with --watch: one per line)"
-    )
+    as_json = "print one JSON object (with --watch: one per line)"
+    parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument("--watch", action="store_true", help="look again every two seconds until Ctrl-C")
     args = parser.parse_args(argv)
     run_dir = args.run_dir.expanduser()
-    reader = StatusReader(run_dir)
     try:
-        view = overview(run_dir, reader)
-        if are_disputed(view.beats):  # clocks of other machines may be wrong; a second heartbeat is not
-            time.sleep(2 * PERIOD_S + 1)
-            view = overview(run_dir, reader)
+        view = overview(run_dir)
         _show(view, as_json=args.json, clears=False)
         while args.watch:
-            time.sleep(PERIOD_S)
-            view = overview(run_dir, reader)
+            time.sleep(_PERIOD_S)
+            view = overview(run_dir)
             _show(view, as_json=args.json, clears=sys.stdout.isatty())
     except FileNotFoundError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -135,7 +135,6 @@ KNOWN_IN_CIRCLES = {
     "experiment/evaluator.py",
     "experiment/experiment.py",
     "experiment/final_test.py",
-    "experiment/fleet/pacing.py",
     "experiment/learner.py",
     "experiment/loop.py",
     "experiment/offline_agent.py",

@@ -38,6 +38,8 @@ MOVED: dict[str, str] = {
     "Experiment.test_timesteps": "FinalTest.timesteps",
     "Experiment.make_test_env": "FinalTest.make_env",
     "Experiment.profile_epoch": "ProfileEpoch.epoch",
+    "Experiment.replay_ratio_tolerance": "ReplayRatio.tolerance",
+    "Experiment.actor_processes": "ReplayRatio.actor_processes",
 }
 """Parameters that have another name now: old `Name.param` -> new one, or another line to write instead."""
 

@@ -1,8 +1,14 @@
-"""A small file per process that says what it does, written beside the work by a thread of its own."""
+"""Who works on a run: a small file per process that says what it does, and the lock for the one learner.
+
+Every process replaces `<run_dir>/status/<role>_<host>_<pid>.json` a few times per second, and whoever wants
+to know reads them all: the status command, and learner and actors that keep pace with each other (pace.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import importlib.metadata
 import json
 import logging
@@ -14,109 +20,174 @@ import time
 import uuid
 import weakref
 from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .machine import machine_id, process_start
+import psutil
+
+from ...data.manager import FolderLock, Office
 
 STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stopped", "failed", "finished")
 ENDED_STATES = ("stopped", "failed", "finished")
 ROLES = ("both", "learner", "actor")
 STATUS_FOLDER = "status"
-FORMAT = 1
-PERIOD_S = 2.0  # between two writes
+TOTALS_NAME = "totals.json"  # of the learner, in the same folder; see pace.py
+PERIOD_S = 0.4  # between two heartbeats
+STALE_S = 30.0  # a process of another machine that has been silent for longer counts as dead
+LEARNER = Office(
+    "learner",
+    "trains",
+    "a run has one learner (mode 'learn' or 'both'), and a second one would spoil its policy and checkpoints",
+    "end that process, or choose another name with --run-name (Experiment.run_name); --mode collect "
+    "processes may be as many as you like.",
+)
+_FORMAT = 1
 _RATE_OVER_S = 10.0  # speeds are means over this long
-_MIN_GAP_S = 0.05  # between two writes, however often the state changes
+_MIN_GAP_S = 0.05  # between two heartbeats, however often the state changes
 _CLOSE_TIMEOUT_S = 5.0  # a file system that hangs must not keep a finished process
+_CLOCK_SLACK_S = 10.0  # the clock may be set between two looks at when a process began
 _logger = logging.getLogger("loxodon")
 
 
-class Heartbeat:
-    """Writes `<run_dir>/status/<role>_<host>_<pid>.json` every period and at once on a change of state.
+class Membership:
+    """This process as a member of its run, and the `Status` of that: a heartbeat, and a learner's lock.
 
-    The calls only fill in a dictionary; a daemon thread writes. A folder that cannot be written is logged
-    once and tried again; it never fails the run. Forked children inherit nothing of it.
+    The calls only fill in a dictionary; a daemon thread writes it, each period and at once on a change of
+    state. A folder that cannot be written is logged once and tried again; it never fails the run. Forked
+    children inherit nothing of this.
 
     Args:
-        run_dir: folder of the run.
+        run_dir, run_name: the run.
         role: "both", "learner" or "actor".
-        rank: of this process among the learner's.
-        period_s: between two writes.
+        rank: of this process among the learner's; only rank 0 takes the lock.
+        period_s: between two heartbeats.
+
+    Attributes:
+        id: random name of this process; unlike a pid it is never used again.
+        ending: state to leave with, and a note.
     """
 
-    def __init__(self, run_dir: Path, role: str, *, rank: int = 0, period_s: float = PERIOD_S) -> None:
-        self._writer = _Writer(run_dir, role, rank, period_s)
-        self.path = self._writer.path
-        self._writer.thread.start()
-        self._finalizer = weakref.finalize(self, self._writer.end)
+    def __init__(
+        self, run_dir: Path, run_name: str, role: str, rank: int = 0, *, period_s: float = PERIOD_S
+    ) -> None:
+        self.run_dir, self.run_name, self.role, self.rank = run_dir, run_name, role, rank
+        self.id = uuid.uuid4().hex
+        self.ending: tuple[str, str | None] = ("stopped", None)
+        self._period_s = period_s
+        self._figures: dict[str, Any] = {
+            "state": "starting",
+            "note": None,
+            "env_steps": 0,
+            "gradient_steps": 0,
+        }
+        self._lock: FolderLock | None = None
+        self._writer: _Writer | None = None
 
-    @property
-    def process_id(self) -> str:
-        """Random name of this process; unlike a pid it is never used again."""
-        return str(self._writer.facts["id"])
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[None]:
+        """Join for what is inside and after; if that fails, say so and leave again.
+
+        Raises:
+            ValueError: If this process would be the second learner of the run.
+            OSError: If nothing can be written to the run folder.
+        """
+        try:
+            if self.role != "actor" and self.rank == 0 and self._lock is None:
+                self.run_dir.mkdir(parents=True, exist_ok=True)
+                self._lock = FolderLock(self.run_dir, self.run_name, LEARNER)
+        except OSError as error:
+            raise OSError(
+                f"The run folder {self.run_dir} cannot be written to: {error}. Fix: restore its permissions, "
+                "or choose another Experiment.ckpt_base_dir."
+            ) from error
+        if self._writer is None:
+            self._figures.update(state="starting", note=None)
+            facts = {"id": self.id, "role": self.role, "rank": self.rank}
+            self._writer = _Writer(self.run_dir, facts, self._figures, self._period_s)
+            self._finalizer = weakref.finalize(self, self._writer.end)
+        try:
+            with self.reporting():
+                yield
+        except BaseException:
+            self.leave()
+            raise
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Tell of an error that comes out of what is inside."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.end("stopped", "interrupted")
+            raise
+        except Exception as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            self.end("failed", f"{type(error).__name__}: {lines[-1] if lines else ''}")
+            raise
 
     def state(self, state: str, note: str | None = None) -> None:
-        """Tell what this process does from now on: one of STATES. note: one line, what it waits for."""
+        """What it does from now on, one of STATES; note: one line, what it waits for."""
         assert state in STATES
-        figures = self._writer.figures
-        if figures["state"] != state or figures["note"] != note:
-            figures.update(state=state, note=_one_line(note))
-            self._writer.wake.set()
+        if (self._figures["state"], self._figures["note"]) != (state, note):
+            self._figures.update(state=state, note=_one_line(note))
+            if self._writer is not None:
+                self._writer.wake.set()
 
     def put(self, **figures: Any) -> None:
-        """Tell new figures; they are written with the next beat. Names are those of `Beat`.
+        """New figures, which are written with the next heartbeat; names are those of `Beat`.
 
         Known: epoch, env_steps, gradient_steps, policy_version, buffer, buffer_files, spaces_digest.
         """
-        self._writer.figures.update(figures)
+        self._figures.update(figures)
 
-    def close(self, state: str | None = None, note: str | None = None) -> None:
-        """Write the last state: the given one, else the one told if it is an end, else "stopped"."""
-        if self._finalizer.detach() is not None:
-            self._writer.end(state, note)
+    def end(self, state: str, note: str | None = None) -> None:
+        """Tell that this process has ended its work, and how."""
+        self.ending = state, note
+        self.state(state, note)
+
+    def leave(self) -> None:
+        """Write the last state and let another learner in."""
+        if self._writer is not None:
+            self._finalizer.detach()
+            self._writer.end(*self.ending)
+            self._writer = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
 class _Writer:
-    """What the thread works with; it does not keep the Heartbeat alive."""
+    """What the thread works with; it does not keep the Membership alive, with which it ends."""
 
-    def __init__(self, run_dir: Path, role: str, rank: int, period_s: float) -> None:
-        host = socket.gethostname()
-        self.pid = os.getpid()
-        self.folder = run_dir.absolute() / STATUS_FOLDER  # the thread must not follow a change of directory
-        self.path = self.folder / f"{role}_{re.sub(r'[^A-Za-z0-9.-]', '-', host)}_{self.pid}.json"
-        self.period_s = period_s
-        self.facts: dict[str, Any] = {
-            "format": FORMAT,
-            "id": uuid.uuid4().hex,
-            "role": role,
+    def __init__(
+        self, run_dir: Path, facts: Mapping[str, Any], figures: dict[str, Any], period_s: float
+    ) -> None:
+        host, self.pid = socket.gethostname(), os.getpid()
+        name = f"{facts['role']}_{re.sub(r'[^A-Za-z0-9.-]', '-', host)}_{self.pid}.json"
+        self.path = run_dir.absolute() / STATUS_FOLDER / name  # the directory may change
+        self.facts = {
+            "format": _FORMAT,
+            **facts,
             "host": host,
             "pid": self.pid,
-            "rank": rank,
             "started": time.time(),
             "machine": machine_id(),
-            "process_start": process_start(self.pid),
             "loxodon": _version(),
         }
-        self.figures: dict[str, Any] = {
-            "state": "starting",
-            "note": None,
-            "epoch": 0,
-            "env_steps": 0,
-            "gradient_steps": 0,
-            "policy_version": 0,
-            "buffer": None,
-            "buffer_files": None,
-            "spaces_digest": None,
-        }
+        self.figures, self.period_s = figures, period_s
         self.num_beats = 0
-        self.has_complained = False
-        self.is_closing = False
+        self.has_complained = self.is_closing = False
         self.wake, self.closing = threading.Event(), threading.Event()
         self.history: deque[tuple[float, int, int]] = deque()
         self.thread = threading.Thread(target=self.run, name="heartbeat", daemon=True)
+        self.thread.start()
 
     def run(self) -> None:
-        self.set_aside_namesake()
+        with contextlib.suppress(OSError):  # the file of an earlier process of this pid: its env steps count
+            old = f"{self.path.stem}_{int(self.path.stat().st_mtime)}.json"
+            self.path.replace(self.path.with_name(old))
         while not self.is_closing:
             self.write()
             self.closing.wait(_MIN_GAP_S)
@@ -125,13 +196,14 @@ class _Writer:
         self.write()
 
     def end(self, state: str | None = None, note: str | None = None) -> None:
-        """Write the last state and end the thread; in a forked child, do nothing."""
+        """Write the last state and end the thread; in a forked child, do nothing.
+
+        state: if it is None, the one told last, if it is an end, else "stopped".
+        """
         if os.getpid() != self.pid:
             return
-        if state is None and self.figures["state"] not in ENDED_STATES:
-            state = "stopped"
-        if state is not None:
-            self.figures.update(state=state, note=_one_line(note))
+        if state is not None or self.figures["state"] not in ENDED_STATES:
+            self.figures.update(state=state or "stopped", note=_one_line(note))
         self.is_closing = True
         self.closing.set()
         self.wake.set()
@@ -141,23 +213,11 @@ class _Writer:
         """Replace the file; what stands in the way is logged once."""
         self.num_beats += 1
         figures = dict(self.figures)
-        env_steps_per_s, updates_per_s = self.speeds(figures["env_steps"], figures["gradient_steps"])
-        record = {
-            **self.facts,
-            "time": time.time(),
-            "beat": self.num_beats,
-            **figures,
-            "env_steps_per_s": env_steps_per_s,
-            "updates_per_s": updates_per_s,
-        }
-        temporary = self.path.with_name(f".{self.path.name}.tmp")  # no reader takes it for a heartbeat
+        speeds = self.speeds(figures["env_steps"], figures["gradient_steps"])
+        record = {**self.facts, "time": time.time(), "beat": self.num_beats, **figures, **speeds}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(record, default=str) + "\n", encoding="utf-8")
-            temporary.replace(self.path)
+            replace_json(self.path, record)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             if not self.has_complained:
                 self.has_complained = True
                 _logger.warning(
@@ -167,26 +227,143 @@ class _Writer:
                     error,
                 )
 
-    def speeds(self, env_steps: int, gradient_steps: int) -> tuple[float, float]:
+    def speeds(self, env_steps: int, gradient_steps: int) -> dict[str, float]:
         """Env steps and updates per second over the last seconds."""
-        now = time.monotonic()
-        history = self.history
+        now, history = time.monotonic(), self.history
         if history and (env_steps < history[-1][1] or gradient_steps < history[-1][2]):
             history.clear()  # a checkpoint was loaded
         history.append((now, env_steps, gradient_steps))
         while len(history) > 2 and now - history[1][0] > _RATE_OVER_S:  # noqa: PLR2004 - two ends of a span
             history.popleft()
         then, first_env_steps, first_gradient_steps = history[0]
-        elapsed_s = now - then
-        if elapsed_s <= 0:
-            return 0.0, 0.0
-        return (env_steps - first_env_steps) / elapsed_s, (gradient_steps - first_gradient_steps) / elapsed_s
+        elapsed_s = max(now - then, 1e-9)
+        return {
+            "env_steps_per_s": (env_steps - first_env_steps) / elapsed_s,
+            "updates_per_s": (gradient_steps - first_gradient_steps) / elapsed_s,
+        }
 
-    def set_aside_namesake(self) -> None:
-        """Keep the file of an earlier process that had the same pid: its env steps still count."""
+
+def replace_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a file that others read meanwhile: they see all of the old content or all of the new.
+
+    Raises: OSError, and leaves the old content.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")  # no reader takes it for a heartbeat
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(record, default=str) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
         with contextlib.suppress(OSError):
-            old = self.path.with_name(f"{self.path.stem}_{int(self.path.stat().st_mtime)}.json")
-            self.path.replace(old)
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """The last heartbeat of one process.
+
+    Attributes:
+        id: random name of the process. role: "both", "learner" or "actor". rank: among the learner's.
+        started, time: unix seconds, by the clock of that machine. beat: number of this heartbeat.
+        state: one of STATES. note: what it waits for, or its last error.
+        env_steps: that it collected (with role "both", those of the whole run up to it).
+        policy_version: it acts with, or has published.
+        buffer: folder with the trajectories (`.../buffer`). buffer_files: how many it has seen there.
+        machine: see machine_id. modified: unix seconds, by the clock of the file system.
+        life: "alive"; "ended" after it said so; "dead" if it went without a word. A process of this machine
+            is dead when the process table says so, one of another when `modified` is 30 s ago.
+    """
+
+    id: str
+    role: str
+    host: str
+    pid: int
+    rank: int = 0
+    started: float
+    time: float
+    beat: int
+    state: str
+    note: str | None = None
+    epoch: int = 0
+    env_steps: int = 0
+    env_steps_per_s: float = 0.0
+    gradient_steps: int = 0
+    updates_per_s: float = 0.0
+    policy_version: int = 0
+    buffer: str | None = None
+    buffer_files: int | None = None
+    loxodon: str | None = None
+    spaces_digest: str | None = None
+    machine: str | None = None
+    modified: float = 0.0
+    path: Path
+    life: str = "dead"
+
+    @property
+    def is_alive(self) -> bool:
+        """True while the process is at work, as far as one can tell."""
+        return self.life == "alive"
+
+
+_CASTS = {"str": str, "str | None": str, "int": int, "int | None": int, "float": float}
+_KINDS: dict[str, Any] = {f.name: _CASTS[str(f.type)] for f in dataclasses.fields(Beat) if f.type in _CASTS}
+
+
+def read_heartbeats(run_dir: Path) -> list[Beat]:
+    """The last heartbeat of every process of a run, oldest process first; unreadable files are left out."""
+    beats = []
+    for path in (Path(run_dir) / STATUS_FOLDER).glob("*.json"):
+        if path.name == TOTALS_NAME or not path.is_file():  # reading a pipe would wait for its writer
+            continue
+        try:
+            with path.open("rb") as file:
+                beat = _parse(file.read(), path, os.fstat(file.fileno()).st_mtime)
+        except OSError:  # removed at this moment
+            continue
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # no heartbeat
+            continue
+        if beat.role in ROLES and beat.state in STATES:
+            beats.append(beat)
+    return sorted(beats, key=lambda beat: (beat.started, beat.host, beat.pid))
+
+
+def _parse(text: bytes, path: Path, modified: float) -> Beat:
+    raw = json.loads(text)
+    known = {name: kind(raw[name]) for name, kind in _KINDS.items() if raw.get(name) is not None}
+    beat = Beat(**{**known, "modified": modified, "path": path})
+    if beat.state in ENDED_STATES:
+        return dataclasses.replace(beat, life="ended")
+    if beat.machine == machine_id():
+        is_alive = _runs_here(beat.pid, beat.started)
+    else:
+        is_alive = time.time() - modified <= STALE_S
+    return dataclasses.replace(beat, life="alive" if is_alive else "dead")
+
+
+def _runs_here(pid: int, started: float) -> bool:
+    """Whether a process of this machine runs that was there at `started`: its number may be used again."""
+    try:
+        process = psutil.Process(pid)
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return not is_zombie and process.create_time() <= started + _CLOCK_SLACK_S
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+@functools.cache
+def machine_id() -> str:
+    """Name of the space in which process numbers are unique: one boot of one machine or container.
+
+    Host names do not do: two containers of one name may share a file system.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 (the link leads nowhere)
+    except OSError:
+        return f"host {socket.gethostname()}"
 
 
 def _one_line(text: str | None) -> str | None:

@@ -11,11 +11,10 @@ from typing import Any
 
 from ...data.errors import visible
 from ...data.files import parse_name
-from .ratio import Tally, read_tally
-from .reading import Beat, StatusReader
+from .heartbeat import Beat, read_heartbeats
+from .pace import Tally, read_tally
 
 _FOLDERS = ("ckpts", "status", "buffer", "logs")
-_DISPUTED_S = 24 * 3600.0  # a process of another machine that was silent for longer is not waited for
 _COLUMNS = (
     *("role", "host", "pid", "state", "since", "epoch"),
     *("steps", "steps/s", "updates/s", "policy", "behind"),
@@ -60,7 +59,7 @@ class Overview:
     def as_json(self) -> dict[str, Any]:
         """Plain values, for programs."""
         now, buffer = time.time(), self.buffer
-        hidden = ("path", "machine", "process_start", "modified")
+        hidden = ("path", "machine", "modified")
         return {
             "run_dir": str(self.run_dir),
             "time": now,
@@ -115,15 +114,10 @@ class Overview:
         return "\n".join(map(visible, lines))
 
 
-def overview(run_dir: Path, reader: StatusReader | None = None) -> Overview:
+def overview(run_dir: Path) -> Overview:
     """Look at a run.
 
-    Args:
-        run_dir: its folder.
-        reader: of earlier looks, if there were any: it knows whose heartbeat goes on.
-
-    Raises:
-        FileNotFoundError: If the folder is missing or no run's.
+    Raises: FileNotFoundError if the folder is missing or no run's.
     """
     if not any((run_dir / name).is_dir() for name in _FOLDERS):
         what = "holds no run" if run_dir.is_dir() else "does not exist"
@@ -131,7 +125,7 @@ def overview(run_dir: Path, reader: StatusReader | None = None) -> Overview:
             f"{run_dir} {what}: a run's folder has {', '.join(f'{name}/' for name in _FOLDERS)}. "
             "Fix: give <ckpt_base_dir>/<run_name>."
         )
-    beats = (reader or StatusReader(run_dir)).read()
+    beats = read_heartbeats(run_dir)
     tally = read_tally(run_dir) or Tally()
     tally.take_beats(beats)
     learners = [beat for beat in beats if beat.role != "actor" and beat.rank == 0]
@@ -143,14 +137,7 @@ def overview(run_dir: Path, reader: StatusReader | None = None) -> Overview:
         ratio = (learner.gradient_steps - tally.began_at[1]) / (env_steps - tally.began_at[0])
     folders = [Path(beat.buffer) for beat in beats if beat.buffer]
     folder = next((path for path in reversed(folders) if path.is_dir()), run_dir / "buffer")
-    return Overview(run_dir, beats, env_steps, learner, ratio, _look_at(folder), _epochs(run_dir))
-
-
-def are_disputed(beats: Sequence[Beat]) -> bool:
-    """True if a process of another machine looks dead by clocks alone, which may be wrong."""
-    own = StatusReader(Path()).machine
-    now = time.time()
-    return any(b.life == "dead" and b.machine != own and now - b.modified < _DISPUTED_S for b in beats)
+    return Overview(run_dir, beats, env_steps, learner, ratio, _look_at(folder), checkpoint_epochs(run_dir))
 
 
 def _look_at(folder: Path) -> Buffer:
@@ -173,7 +160,7 @@ def _look_at(folder: Path) -> Buffer:
     return Buffer(folder, counts["fifo"], counts["protected"], num_bytes, newest)
 
 
-def _epochs(run_dir: Path) -> list[int]:
+def checkpoint_epochs(run_dir: Path) -> list[int]:
     """Epochs with a complete checkpoint, ascending."""
     found = []
     for marker in (run_dir / "ckpts" / "training_states").glob("*_epoch_*/COMPLETE"):

@@ -2,7 +2,10 @@
 
 A thread of the learner's process looks after them. The other way round, a parent that watches the learner
 too, would have to pass on signals, exit statuses and the terminal, and would be one more process that can
-die; here the learner is the process that was started, and what ends it ends the actors (see leash.py).
+die; here the learner is the process that was started, and what ends it ends the actors. For that it holds
+them on a leash: it keeps the writing end of a pipe whose reading end is their standard input. The kernel
+closes it with the process, also after kill -9, and the actors read an end of file. This works on every POSIX
+system; Linux's parent-death signal would also fire when merely the starting *thread* ends.
 """
 
 from __future__ import annotations
@@ -13,15 +16,16 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from . import leash
-
 CONFIG_ERROR = 2  # exit status of a wrong config, which trying again does not mend
+LEASH = "LOXODON_LEASH"  # set for processes whose standard input is a leash
+GRACE_S = 10.0  # from being asked to end to being killed
 _KEPT_LOGS = 5  # of earlier runs, per actor
 _TAIL_LINES, _TAIL_BYTES = 15, 6000
 
@@ -41,7 +45,7 @@ class Patience:
     healthy_s: float = 60.0
     num_failures: int = 5
     poll_s: float = 0.1
-    grace_s: float = leash.GRACE_S
+    grace_s: float = GRACE_S
 
 
 @dataclass
@@ -101,7 +105,7 @@ class ActorSupervisor:
         ]
         for actor in self._actors:
             _keep_old_logs(actor.log)
-        self._leash = leash.Leash()
+        self._leash = _Leash()
         self._asked_to_end_s: float | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="actor-supervisor", daemon=True)
@@ -122,7 +126,7 @@ class ActorSupervisor:
         finally:  # also when a second Ctrl-C ends the waiting
             for actor in self._actors:
                 if actor.process is not None:
-                    leash.kill_group(actor.process.pid)
+                    kill_group(actor.process.pid)
                     actor.process.wait()
             self._leash.close()
 
@@ -150,7 +154,7 @@ class ActorSupervisor:
             return
         status = actor.process.poll()
         if status is not None:
-            leash.kill_group(actor.process.pid)  # its environment workers
+            kill_group(actor.process.pid)  # its environment workers
             actor.process = None
             self._mourn(actor, status)
 
@@ -220,6 +224,54 @@ class ActorSupervisor:
 
     def _deadline_s(self) -> float:
         return (self._asked_to_end_s or 0.0) + self.patience.grace_s
+
+
+class _Leash:
+    """The starting process's side. Actors get `read_end` as standard input and LEASH as a variable.
+
+    Forked workers of this process (which would otherwise keep the pipe open after its death) let go of it.
+    """
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = os.pipe()
+        self._is_open = True
+        own = weakref.ref(self)
+
+        def let_go() -> None:
+            if (leash := own()) is not None:
+                leash.close()
+
+        os.register_at_fork(after_in_child=let_go)
+
+    def close(self) -> None:
+        """Let go; children that are still there end. Calling this again does nothing."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._write_end)
+            os.close(self.read_end)
+
+
+def attach_leash() -> None:
+    """From now on this process ends when the one that started it is gone. Nothing in one without a leash."""
+    if os.environ.pop(LEASH, None) is not None:
+        threading.Thread(target=_await_release, name="leash", daemon=True).start()
+
+
+def _await_release() -> None:
+    """Wait for the end of file; then ask this process to end, and after GRACE_S make it."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    if os.getpgrp() == os.getpid():
+        kill_group(os.getpid())
+    os._exit(1)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process that leads a process group, and whatever it has started; gone ones are ignored."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _describe(status: int) -> str:

@@ -47,7 +47,6 @@ UNREAD = (  # settings of Experiment
     "exploration_wrapper_type",
     "log_interval",
     "padded_sampling",
-    "replay_ratio_tolerance",
     "train_batches_per_epoch",
 )
 _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

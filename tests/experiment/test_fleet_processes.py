@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loxodon.experiment import status
 from loxodon.experiment.fleet import Beat, read_heartbeats
 
 from .fakes import make_experiment
@@ -48,10 +49,9 @@ def stop(process: subprocess.Popen[str]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["learner", "actors"])
 def test_the_ratio_holds_and_all_end_in_either_order_of_starting(tmp_path: Path, first: str) -> None:
-    run_dir = tmp_path / "tiny"
-    actors: list[subprocess.Popen[str]] = []
+    run_dir, seeds = tmp_path / "tiny", (1,) if first == "learner" else (1, 2)
     learner = launch(tmp_path, mode="learn", epochs=10, **PACED) if first == "learner" else None
-    actors = [launch(tmp_path, mode="collect", seed=seed, **PACED) for seed in (1, 2)]
+    actors = [launch(tmp_path, mode="collect", seed=seed, **PACED) for seed in seeds]
     wait_for(lambda: all(b.env_steps > 500 for b in beats_of(run_dir, "actor")), actors[0])
     learner = learner or launch(tmp_path, mode="learn", epochs=10, **PACED)
     text = finish(learner)
@@ -67,7 +67,7 @@ def test_the_ratio_holds_and_all_end_in_either_order_of_starting(tmp_path: Path,
     assert any("train/policy_lag" in r for r in records)
     assert any("dataset/newest_age_s" in r for r in records)
     actor_log = next((run_dir / "logs").glob("metrics_collect_*.jsonl")).read_text()
-    for name in ("policy/version", "policy/age_s", "policy/versions_behind"):
+    for name in ("policy/version", "policy/age_s", "policy/versions_behind", "time/wait_for_learner_s"):
         assert name in actor_log
 
 
@@ -75,18 +75,14 @@ def test_the_ratio_holds_and_all_end_in_either_order_of_starting(tmp_path: Path,
 def test_the_ratio_survives_the_death_of_an_actor_and_of_the_learner(tmp_path: Path) -> None:
     run_dir = tmp_path / "tiny"
     learner = launch(tmp_path, mode="learn", epochs=10_000, **PACED)
-    actors = [launch(tmp_path, mode="collect", seed=seed, **PACED) for seed in (1, 2)]
+    actor = launch(tmp_path, mode="collect", seed=1, **PACED)
     wait_for((run_dir / "ckpts/training_states/tiny_epoch_2/COMPLETE").exists, learner)
-    actors[0].kill()
-    finish(actors[0])
-    updates = beats_of(run_dir, "learner")[0].gradient_steps
-    wait_for(lambda: beats_of(run_dir, "learner")[0].gradient_steps > updates + 20, learner)
-    assert [beat.life for beat in beats_of(run_dir, "actor")].count("dead") == 1
-    actors[1].kill()  # nobody collects any more: the learner waits
-    finish(actors[1])
+    actor.kill()  # nobody collects any more: the learner waits
+    finish(actor)
     wait_for(lambda: learner_state(run_dir) == "waiting", learner)
     waiting = beats_of(run_dir, "learner")[0].gradient_steps
-    actors = [launch(tmp_path, mode="collect", seed=3, **PACED)]
+    assert [beat.life for beat in beats_of(run_dir, "actor")] == ["dead"]
+    actor = launch(tmp_path, mode="collect", seed=3, **PACED)
     wait_for(lambda: beats_of(run_dir, "learner")[0].gradient_steps > waiting + 4, learner)
     learner.kill()
     finish(learner)
@@ -98,67 +94,41 @@ def test_the_ratio_survives_the_death_of_an_actor_and_of_the_learner(tmp_path: P
         seen.append(beats_of(run_dir, "actor")[-1])
         return seen[-1].state == "waiting" and seen[-1].env_steps == seen[-2].env_steps
 
-    wait_for(stands_still, actors[0])
-    stands_at = seen[-1].env_steps
+    wait_for(stands_still, actor)
     learner = launch(tmp_path, "--resume", mode="learn", epochs=10_000, **PACED)
-    wait_for(lambda: beats_of(run_dir, "actor")[-1].env_steps > stands_at + 1000, learner)
+    wait_for(lambda: beats_of(run_dir, "actor")[-1].env_steps > seen[-1].env_steps + 1000, learner)
     assert "Stopped by SIGTERM" in stop(learner)
-    assert "Stopped by SIGTERM" in stop(actors[0])  # it waits for the learner
+    assert "Stopped by SIGTERM" in stop(actor)  # it waits for the learner
     assert 0.4 * RATIO < last_ratio(run_dir) < 1.2 * RATIO
     counted = json.loads((run_dir / "status/totals.json").read_text())["counts"]
-    told = {beat.id: beat.env_steps for beat in beats_of(run_dir, "actor")}
-    assert counted.keys() <= told.keys()  # each process once
-    assert len(told) == 3
+    assert counted.keys() == {beat.id for beat in beats_of(run_dir, "actor")}  # each process once
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "second"), [("learn", "both"), ("both", "learn")])
-def test_a_second_learner_is_refused_before_it_writes_anything(
-    tmp_path: Path, first: str, second: str
+def test_a_run_at_work_shows_its_status_and_refuses_a_second_learner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "tiny"
-    learner = launch(tmp_path, mode=first, epochs=10_000, **QUIET)
-    if first == "learn":
-        wait_for((run_dir / "logs/metrics.jsonl").exists, learner)  # then it waits for actors
-    else:
-        wait_for((run_dir / "ckpts/training_states/tiny_epoch_0/COMPLETE").exists, learner)
-    before = {
-        path for path in run_dir.rglob("*") if "metrics" not in path.name and "buffer" not in path.parts
-    }
-    note = json.loads((run_dir / "learner.json").read_text())
-    text = finish(launch(tmp_path, mode=second, **QUIET))
-    assert (
-        f"Process {learner.pid} on {note['host']} (run 'tiny', since {note['since']}) trains {run_dir}"
-        in text
-    )
-    assert "--mode collect" in text
-    assert "manages" not in text
-    if first == "learn":
-        after = {p for p in run_dir.rglob("*") if "metrics" not in p.name and "buffer" not in p.parts}
-        assert {path for path in after - before if not path.name.startswith(".")} == set()
-    learner.kill()  # the lock goes with its process
-    finish(learner)
-    exp = make_experiment(tmp_path, mode=second, **QUIET)
-    exp.start()
-    exp.close()
-    assert not (run_dir / "learner.json").exists()
-
-
-@pytest.mark.slow
-def test_status_of_a_run_at_work(tmp_path: Path) -> None:
-    run_dir = tmp_path / "tiny"
-    both = launch(tmp_path, mode="both", epochs=10_000, **QUIET)
-    wait_for((run_dir / "ckpts/training_states/tiny_epoch_1/COMPLETE").exists, both)
-    command = [sys.executable, "-m", "loxodon.experiment.status", str(run_dir)]
-    shown = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    facts = json.loads(shown.stdout)
-    assert facts["alive"] == 1
-    assert facts["processes"][0]["pid"] == both.pid
+    learner = launch(tmp_path, mode="both", epochs=10_000, **QUIET)
+    wait_for((run_dir / "ckpts/training_states/tiny_epoch_1/COMPLETE").exists, learner)
+    assert status.main([str(run_dir), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["alive"], facts["processes"][0]["pid"]) == (1, learner.pid)
     assert facts["env_steps"] > 0
     assert facts["buffer"]["fifo_files"] > 0
     assert 1 in facts["checkpoint_epochs"]
-    both.kill()
-    finish(both)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert " dead " in done.stdout
+    note = json.loads((run_dir / "learner.json").read_text())
+    holder = f"Process {learner.pid} on {note['host']} (run 'tiny', since {note['since']}) trains {run_dir}"
+    for mode in ("both", "learn"):
+        before = {path.name for path in (run_dir / "status").iterdir()}
+        with pytest.raises(ValueError, match=rf"{re.escape(holder)} already.*--mode collect"):
+            make_experiment(tmp_path, mode=mode, **QUIET).start()
+        assert {path.name for path in (run_dir / "status").iterdir()} - before <= {f".{min(before)}.tmp"}
+    learner.kill()  # the lock goes with its process
+    finish(learner)
+    assert status.main([str(run_dir)]) == status.NOBODY
+    assert " dead " in capsys.readouterr().out
+    exp = make_experiment(tmp_path, mode="learn", **QUIET)
+    exp.start()
+    exp.close()
+    assert not (run_dir / "learner.json").exists()

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from loxodon.experiment.fleet import Heartbeat, StatusReader, read_heartbeats, reading
+from loxodon.experiment.fleet import Membership, read_heartbeats
 from loxodon.experiment.fleet.latest import WatchedFile
 
 from .fakes import make_experiment
-
-ELSEWHERE = "another-boot pid:[1]"
 
 
 def until(condition: Any, seconds: float = 120.0) -> None:
@@ -23,6 +21,14 @@ def until(condition: Any, seconds: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
+
+
+def joined(run_dir: Path, role: str = "actor", period_s: float = 60.0) -> Membership:
+    """A process of the run whose first heartbeat is there."""
+    member = Membership(run_dir, "run", role, period_s=period_s)
+    with member.joining():
+        until(lambda: any(beat.id == member.id for beat in read_heartbeats(run_dir)))
+    return member
 
 
 def write_beat(run_dir: Path, name: str = "a", *, age_s: float = 0.0, **changes: Any) -> Path:
@@ -39,7 +45,7 @@ def write_beat(run_dir: Path, name: str = "a", *, age_s: float = 0.0, **changes:
         "time": now,
         "beat": 1,
         "state": "collecting",
-        "machine": ELSEWHERE,
+        "machine": "another-boot pid:[1]",
         "env_steps": 5,
     }
     path = run_dir / "status" / f"{changes.get('role', 'actor')}_{name}.json"
@@ -49,161 +55,91 @@ def write_beat(run_dir: Path, name: str = "a", *, age_s: float = 0.0, **changes:
     return path
 
 
-def test_a_heartbeat_says_at_once_what_changed_and_ends_with_its_last_state(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, "actor", period_s=60.0)
-    until(lambda: read_heartbeats(tmp_path))
-    assert read_heartbeats(tmp_path)[0].state == "starting"
-    heartbeat.put(env_steps=12, policy_version=3)
-    heartbeat.state("collecting", "two\nlines")
-    until(lambda: read_heartbeats(tmp_path)[0].state == "collecting")
-    beat = read_heartbeats(tmp_path)[0]
+def test_a_heartbeat_says_at_once_what_changed_and_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    member = joined(Path("run"))
+    monkeypatch.chdir("/")  # the folder stays where it was
+    run_dir = tmp_path / "run"
+    assert read_heartbeats(run_dir)[0].state == "starting"
+    member.put(env_steps=12, policy_version=3)
+    member.state("collecting", "two\nlines")
+    until(lambda: read_heartbeats(run_dir)[0].state == "collecting")
+    beat = read_heartbeats(run_dir)[0]
     assert (beat.env_steps, beat.policy_version, beat.note) == (12, 3, "two lines")
     assert (beat.role, beat.pid, beat.life) == ("actor", os.getpid(), "alive")
-    assert beat.id == heartbeat.process_id
-    heartbeat.close("failed", "ValueError: no")
-    heartbeat.close("finished")  # too late
-    beat = read_heartbeats(tmp_path)[0]
+    child = multiprocessing.get_context("fork").Process(target=member.leave)
+    child.start()
+    child.join()
+    assert read_heartbeats(run_dir)[0].is_alive  # that of a forked child is no end
+    member.end("failed", "ValueError: no")
+    member.leave()
+    member.leave()
+    beat = read_heartbeats(run_dir)[0]
     assert (beat.state, beat.note, beat.life) == ("failed", "ValueError: no", "ended")
-    assert [path.name for path in (tmp_path / "status").iterdir()] == [heartbeat.path.name]
-
-
-def test_a_heartbeat_that_is_dropped_says_that_it_stopped_unless_it_said_more(tmp_path: Path) -> None:
-    for state, expected in (("learning", "stopped"), ("failed", "failed")):
-        heartbeat = Heartbeat(tmp_path, "learner")
-        heartbeat.state(state)
-        del heartbeat
-        assert read_heartbeats(tmp_path)[-1].state == expected
+    dropped = joined(run_dir)  # of the same process number, so the earlier file gets another name
+    dropped.put(env_steps=4)
+    del dropped
+    assert [(beat.state, beat.env_steps) for beat in read_heartbeats(run_dir)] == [
+        ("failed", 12),
+        ("stopped", 4),
+    ]
 
 
 def test_beats_go_on_and_measure_speed(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, "learner", period_s=0.02)
-    until(lambda: read_heartbeats(tmp_path))
-    heartbeat.put(gradient_steps=50)
+    member = joined(tmp_path, period_s=0.02)
+    member.put(gradient_steps=50)
     until(lambda: read_heartbeats(tmp_path)[0].updates_per_s > 0)
-    first = read_heartbeats(tmp_path)[0].beat
-    until(lambda: read_heartbeats(tmp_path)[0].beat > first)
-    heartbeat.put(gradient_steps=10)  # a checkpoint was loaded
+    member.put(gradient_steps=10)  # a checkpoint was loaded
     until(lambda: read_heartbeats(tmp_path)[0].gradient_steps == 10)
     assert read_heartbeats(tmp_path)[0].updates_per_s >= 0
-    heartbeat.close()
+    member.leave()
 
 
 def test_a_folder_that_cannot_be_written_is_logged_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "status").write_text("in the way")
-    heartbeat = Heartbeat(tmp_path, "actor", period_s=0.01)
-    until(lambda: "heartbeat" in caplog.text)
-    for state in ("collecting", "waiting", "collecting"):
-        heartbeat.state(state)
-        time.sleep(0.06)
-    with caplog.at_level(logging.WARNING, "loxodon"):
+    member = Membership(tmp_path, "run", "actor", period_s=0.01)
+    with member.joining(), caplog.at_level(logging.WARNING, "loxodon"):
+        until(lambda: "heartbeat" in caplog.text)
+        assert read_heartbeats(tmp_path) == []
+        first = member._writer.num_beats  # type: ignore[union-attr]
+        until(lambda: member._writer.num_beats > first + 2)  # type: ignore[union-attr]
         (tmp_path / "status").unlink()
         until(lambda: read_heartbeats(tmp_path))
-    heartbeat.close("finished")
+    member.leave()
     assert caplog.text.count("cannot be written") == 1
     assert "Fix:" in caplog.text
 
 
-def test_a_forked_child_leaves_the_heartbeat_of_its_parent_alone(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, "actor")
-    until(lambda: read_heartbeats(tmp_path))
-    child = multiprocessing.get_context("fork").Process(target=heartbeat.close, args=("failed",))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    assert read_heartbeats(tmp_path)[0].state == "starting"
-    heartbeat.close()
-
-
-def test_an_earlier_process_of_the_same_number_keeps_its_file(tmp_path: Path) -> None:
-    for steps in (3, 4):
-        heartbeat = Heartbeat(tmp_path, "actor")
-        heartbeat.put(env_steps=steps)
-        heartbeat.close("finished")
-    assert sorted(beat.env_steps for beat in read_heartbeats(tmp_path)) == [3, 4]
-
-
 @pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'"text"',
-        b"\xff\x00",
-        b'{"id": "x"}',
-        json.dumps({"id": "x", "role": "king", "host": "h", "pid": 1, "beat": 1}).encode(),
-    ],
+    "text", [b"", b"[]", b"\xff\x00", b'{"id": "x"}', b'{"pid": "x"}', b"[" * 100_000, None]
 )
-def test_broken_files_are_passed_over(tmp_path: Path, text: bytes) -> None:
+def test_broken_files_are_passed_over(tmp_path: Path, text: bytes | None) -> None:
     write_beat(tmp_path, "whole")
-    (tmp_path / "status" / "actor_broken.json").write_bytes(text)
+    if text is None:
+        write_beat(tmp_path, "broken", role="king")
+    else:
+        (tmp_path / "status" / "actor_broken.json").write_bytes(text)
     assert [beat.id for beat in read_heartbeats(tmp_path)] == ["whole"]
 
 
-def test_no_folder_means_nobody(tmp_path: Path) -> None:
-    assert read_heartbeats(tmp_path / "nothing") == []
-
-
-def test_on_this_machine_the_process_table_decides_whatever_the_clocks_say(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, "actor", period_s=60.0)
-    heartbeat.state("collecting")
-    until(lambda: [b for b in read_heartbeats(tmp_path) if b.state == "collecting"])
-    time.sleep(0.1)
-    for age_s in (1e6, -1e6):
-        os.utime(heartbeat.path, (time.time() - age_s,) * 2)
-        assert read_heartbeats(tmp_path)[0].life == "alive"
-    facts = json.loads(heartbeat.path.read_text())
-    for changes in ({"process_start": facts["process_start"] + 1}, {"pid": 2**22 + 1}):
-        (tmp_path / "status" / "actor_other.json").write_text(json.dumps({**facts, **changes, "id": "other"}))
-        assert {b.id: b.life for b in read_heartbeats(tmp_path)}["other"] == "dead"
-    heartbeat.close()
-
-
-@pytest.mark.parametrize(
-    ("age_s", "beside", "life"),
-    [(1.0, 0.0, "alive"), (-5000.0, 0.0, "alive"), (5000.0, 0.0, "dead"), (5000.0, 4995.0, "alive")],
-)
-def test_elsewhere_the_age_decides_for_now_and_is_measured_against_others(
-    tmp_path: Path, age_s: float, beside: float, life: str
-) -> None:
-    write_beat(tmp_path, "one", age_s=age_s)
-    write_beat(tmp_path, "two", age_s=beside)  # all clocks of the other side may differ from this one's
-    assert {beat.id: beat.life for beat in read_heartbeats(tmp_path)}["one"] == life
-
-
-def test_whoever_beats_while_one_looks_is_alive_and_whoever_does_not_is_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(reading.time, "monotonic", lambda: now[0])
-    write_beat(tmp_path, "jumped", age_s=3600)
-    write_beat(tmp_path, "silent", age_s=-3600)
-    reader = StatusReader(tmp_path)
-
-    def lives() -> dict[str, str]:
-        return {beat.id: beat.life for beat in reader.read()}
-
-    assert lives() == {"jumped": "dead", "silent": "alive"}
-    now[0] += 5
-    write_beat(tmp_path, "jumped", age_s=3598, beat=2)
-    assert lives()["jumped"] == "alive"
-    now[0] += reading.STALE_S + 1
-    write_beat(tmp_path, "jumped", age_s=3500, beat=3)
-    assert lives() == {"jumped": "alive", "silent": "dead"}
-    now[0] += reading.STALE_S + 1
-    assert lives()["jumped"] == "dead"
-
-
-def test_a_file_that_did_not_change_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_beat(tmp_path)
-    reader = StatusReader(tmp_path)
-    reader.read()
-    monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("was read"))
-    assert [beat.id for beat in reader.read()] == ["a"]
+def test_the_process_table_decides_here_and_the_age_elsewhere(tmp_path: Path) -> None:
+    assert read_heartbeats(tmp_path) == []
+    member = joined(tmp_path)
+    (own,) = read_heartbeats(tmp_path)
+    facts = json.loads(own.path.read_text())
+    write_beat(tmp_path, "gone", **{**facts, "id": "gone", "pid": 2**22 + 1})
+    write_beat(tmp_path, "earlier", **{**facts, "id": "earlier", "started": 1.0})  # its number is used again
+    os.utime(own.path, (1.0, 1.0))
+    for name, age_s in (("fresh", 1.0), ("ahead", -5000.0), ("silent", 31.0)):
+        write_beat(tmp_path, name, age_s=age_s)
+    lives = {beat.id: beat.life for beat in read_heartbeats(tmp_path)}
+    dead = dict.fromkeys(("gone", "earlier", "silent"), "dead")
+    assert lives == {member.id: "alive", "fresh": "alive", "ahead": "alive", **dead}
+    member.leave()
 
 
 def test_a_watched_file_is_read_only_after_it_was_replaced(tmp_path: Path) -> None:
@@ -240,30 +176,17 @@ def test_a_run_tells_its_states_and_how_it_ended(tmp_path: Path) -> None:
     assert beat.spaces_digest is not None
 
 
-def test_a_run_that_fails_leaves_its_error(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path)
+def test_a_run_that_fails_leaves_its_error_and_the_lock(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path / "a")
     exp.start()
     exp.learner.update = lambda *_: 1 / 0  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         exp.learn()
     exp.close()
-    beat = read_heartbeats(exp.run_dir)[0]
-    assert (beat.state, beat.note) == ("failed", "ZeroDivisionError: division by zero")
-
-
-def test_a_run_that_cannot_be_built_leaves_its_error_and_the_lock(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, make_train_env=[])
+    unbuilt = make_experiment(tmp_path / "b", make_train_env=[])
     with pytest.raises(ValueError, match="entries"):
-        exp.start()
-    assert read_heartbeats(exp.run_dir)[0].state == "failed"
-    assert not (exp.run_dir / "learner.json").exists()
-
-
-def test_a_change_of_directory_does_not_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (elsewhere := tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    heartbeat = Heartbeat(Path("run"), "actor")
-    monkeypatch.chdir(elsewhere)
-    heartbeat.close("finished")
-    assert list(elsewhere.iterdir()) == []
-    assert len(list((tmp_path / "run").rglob("actor_*.json"))) == 1
+        unbuilt.start()
+    beats = [read_heartbeats(one.run_dir)[0] for one in (exp, unbuilt)]
+    assert [beat.state for beat in beats] == ["failed", "failed"]
+    assert beats[0].note == "ZeroDivisionError: division by zero"
+    assert not (unbuilt.run_dir / "learner.json").exists()

@@ -33,17 +33,12 @@ def test_a_command_of_the_page_is_understood(command: str) -> None:
         gin.clear_config()
 
 
-def test_the_page_has_commands_of_every_way() -> None:
-    text = "\n".join(COMMANDS)
-    for part in ("--actors 2", "--mode collect", "--backend slurm", "--backend ray"):
-        assert part in text
-
-
 def test_the_gin_sample_can_be_read() -> None:
     (sample,) = re.findall(r"```gin\n(.*?)```", PAGE, flags=re.DOTALL)
     try:
         gin.parse_config(sample, skip_unknown=False)
         assert gin.query_parameter("Experiment.replay_ratio") == 0.1
+        assert gin.query_parameter("ReplayRatio.tolerance") == 0.2
     finally:
         gin.clear_config()
 

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from loxodon.experiment import launch
-from loxodon.experiment.fleet.extras import require
-from loxodon.experiment.fleet.slurm import Job, SlurmOptions, policy_time, submit
+from loxodon.experiment.cli import main
+from loxodon.experiment.fleet.actors import Crew
+from loxodon.experiment.fleet.launchers import Job, SlurmOptions, finished_learners, require, submit
 
-WORDS = ["--actors", "2", "--config", "tiny.gin", "--seed", "3"]
+WORDS = ["--actors", "1", "--config", "tiny.gin", "--seed", "3"]
 
 
 def has(package: str) -> bool:
@@ -53,19 +54,13 @@ def test_an_optional_package_that_is_broken_itself_is_not_called_missing(
         require("half_a_package", "slurm")
 
 
-@pytest.mark.slow
-def test_nothing_optional_is_imported_unless_used(tmp_path: Path) -> None:
-    code = "import sys, loxodon.experiment.launch; print({'ray', 'submitit'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert done.stdout == "set()\n"
-
-
 @pytest.mark.usefixtures("tiny")
 def test_a_wrong_config_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["--backend", "slurm", *WORDS, "Experiment.epoch=3"]) == 2
     assert "Did you mean 'epochs'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        launch.main(["--backend", "slurm", *WORDS, "--slurm-set", "account"])
+    assert "'account' has no value. Fix: e.g. --slurm-set" in capsys.readouterr().err
 
 
 # ---- Slurm ----
@@ -101,10 +96,11 @@ def test_what_is_asked_of_slurm(tmp_path: Path) -> None:
     options = SlurmOptions(
         partition="fast", minutes=30, learner_gpus=2, actor_cpus=3, more={"slurm_account": "lab"}
     )
-    jobs = submit(["--actors", "2"], ["--mode", "collect"], 2, tmp_path / "run", options, make)
+    crew = Crew(["--actors", "2"], 2)
+    jobs = submit(main, crew, tmp_path / "run", options, make)
     assert [job.job_id for job in jobs] == [1, 2, 3]
     (learner, for_learner), (actor, for_actor), _ = made[0].jobs
-    assert (learner.words, actor.words) == (["--actors", "2"], ["--mode", "collect"])
+    assert (learner.words, actor.words) == (["--actors", "2"], crew.words())
     both = {"slurm_partition": "fast", "timeout_min": 30, "slurm_account": "lab", "cluster": "slurm"}
     assert both.items() <= for_learner.items()
     assert both.items() <= for_actor.items()
@@ -116,18 +112,15 @@ def test_what_is_asked_of_slurm(tmp_path: Path) -> None:
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
 def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    learner = Job(["--actors", "1"], run_dir, tmp_path, None)
+    learner = Job(main, ["--actors", "1"], run_dir, tmp_path)
     assert learner.checkpoint().function.words == ["--actors", "1"]
     folder = run_dir / "ckpts" / "training_states" / "run_epoch_3"
     folder.mkdir(parents=True)
     (folder / "COMPLETE").touch()
     again = learner.checkpoint().function
-    assert again.words == ["--actors", "1", "--resume"]
-    assert again.checkpoint().function.words == ["--actors", "1", "--resume"]
-    assert Job(["--mode", "collect"], run_dir, tmp_path, None).checkpoint().function.words == [
-        "--mode",
-        "collect",
-    ]
+    assert again.words == again.checkpoint().function.words == ["--actors", "1", "--resume"]
+    actor = Job(main, ["--mode", "collect"], run_dir, tmp_path)
+    assert actor.checkpoint().function.words == ["--mode", "collect"]
 
 
 @pytest.mark.slow
@@ -141,21 +134,23 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
         check=True,
     )
     found = re.fullmatch(
-        r"learner  job (\d+)\nactors   jobs (\d+) (\d+)\nlogs     runs/tiny/logs/slurm/<job>/\n"
-        r"watch    python -m loxodon.experiment.status runs/tiny\nstop     kill \1 \2 \3\n",
+        r"learner  job (\d+)\nactors   jobs (\d+)\nlogs     runs/tiny/logs/slurm/<job>/\n"
+        r"watch    python -m loxodon.experiment.status runs/tiny\nstop     kill \1 \2\n",
         done.stdout,
     )
     assert found, done.stdout
     results = [tiny.run_dir / "logs" / "slurm" / job / f"{job}_0_result.pkl" for job in found.groups()]
     wait_until(lambda: all(path.exists() for path in results))
-    tiny.assert_it_has_trained(updates=8, num_actors=2)
+    tiny.assert_it_has_trained(updates=8, num_actors=1)
     log = (results[0].parent / f"{found[1]}_0_log.out").read_text()
     assert "python -m loxodon.experiment.launch --backend slurm --config tiny.gin" in log
     # An actor whose turn comes only now has nothing left to do.
-    late = Job(["--mode", "collect", "--config", "tiny.gin"], tiny.run_dir, Path.cwd(), None)
+    late = Job(lambda *_, **__: pytest.fail("was run"), ["--mode", "collect"], tiny.run_dir, Path.cwd())
     assert late() == 0
-    assert len(tiny.actors()) == 2
-    assert policy_time(tiny.run_dir) is not None
+    for_another_run = Job(
+        lambda *_, **__: 7, late.words, late.run_dir, late.folder, finished_learners(late.run_dir)
+    )
+    assert for_another_run() == 7
 
 
 # ---- Ray ----
@@ -182,11 +177,12 @@ def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has("ray"), reason="needs ray")
-def test_ray_reports_nothing_home() -> None:
-    code = (
-        "import os; os.environ['RAY_USAGE_STATS_ENABLED'] = '0'; from ray._common.usage import usage_lib; "
-        "print(usage_lib.usage_stats_enabled())"
-    )
+def test_nothing_optional_is_imported_unless_used_and_ray_reports_nothing_home() -> None:
+    code = "import os, sys, loxodon.experiment.launch; print({'ray', 'submitit'} & set(sys.modules)); "
+    if has("ray"):
+        code += (
+            "os.environ['RAY_USAGE_STATS_ENABLED'] = '0'; from ray._common.usage import usage_lib; "
+            "assert not usage_lib.usage_stats_enabled()"
+        )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert done.stdout == "set()\n"

@@ -1,0 +1,160 @@
+"""The actors of a learner: their command line, their environment, and what runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import gin
+
+from ...envs import num_usable_cores
+from ..contracts import RunContext
+from .supervisor import LEASH, ActorSupervisor
+
+_ENTRY = "import sys; from loxodon.experiment.cli import main; sys.exit(main())"
+_FLAGS = ("--resume",)  # options without a value
+# What `accelerate launch` tells its processes: an actor must not take itself for one of them.
+_RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_RANK_NAMES |= {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
+_RANK_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_USE_", "FSDP_")
+_KEPT = {"ACCELERATE_USE_CPU"}  # a choice of device, which holds for actors too
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The actors that a learner asks for.
+
+    Attributes:
+        learner_words: arguments of the learner's command line.
+        num_actors: how many actors the run has.
+        replay_ratio: that of the run, which all its processes keep.
+        env_workers: worker processes for environments that the config sets; None for a share of the cores.
+        first_epoch: of the learner, in which they begin.
+    """
+
+    learner_words: Sequence[str]
+    num_actors: int
+    replay_ratio: float | None = None
+    env_workers: int | None = None
+    first_epoch: int = 0
+
+    def words(self, num_per_machine: int = 1) -> list[str]:
+        """The arguments of an actor; num_per_machine: how many share a machine.
+
+        The same config, overrides, run name and seed; but it only collects, and leaves evaluation to the
+        learner. One thread for torch and a share of the cores for environment workers, unless the command
+        line says more.
+        """
+        own: dict[str, Any] = {
+            "Experiment.val_interval": None,
+            "Experiment.evaluate_at_end": False,
+            "Experiment.start_collecting_at_epoch": 0,
+            "WallClockLimit.seconds": None,  # the learner's end is theirs
+            "Experiment.replay_ratio": self.replay_ratio,
+            "ReplayRatio.actor_processes": self.num_actors,
+        }
+        kept = without(self.learner_words, "--actors", "--mode", "--resume", "Experiment.mode", *own)
+        said = {word.partition("=")[0] for word in kept}
+        if "Experiment.torch_threads" not in said:
+            own["Experiment.torch_threads"] = 1
+        if self.env_workers is None and num_per_machine > 1 and "Experiment.async_env_workers" not in said:
+            own["Experiment.async_env_workers"] = max(1, num_usable_cores() // num_per_machine)
+        return [*kept, "--mode", "collect", *(f"{name}={value!r}" for name, value in own.items())]
+
+
+# A context in which the actors of a run are at work.
+MakePool = Callable[[RunContext, Crew], AbstractContextManager[Any]]
+
+
+def local_pool(ctx: RunContext, crew: Crew, *, program: Sequence[str]) -> ActorSupervisor:
+    """Actors that are processes of this machine. program: words that start the command line."""
+    return supervise(ctx, crew, [*program, *crew.words(crew.num_actors)], crew.num_actors)
+
+
+def elsewhere(ctx: RunContext, crew: Crew) -> AbstractContextManager[Any]:
+    """Actors that something else starts and ends."""
+    return contextlib.nullcontext()
+
+
+def supervise(
+    ctx: RunContext, crew: Crew, command: Sequence[str], num_processes: int, name: str = "actor"
+) -> ActorSupervisor:
+    """Processes that live and end with `learn`, and end it when none of them can go on."""
+    return ActorSupervisor(
+        command,
+        num_processes,
+        ctx.run_dir / "logs" / "actors",
+        actor_environment(os.environ),
+        say=ctx.console.say,
+        should_stop=ctx.stop.requested,
+        on_failure=lambda: ctx.stop.ask("the supervisor of its actors"),
+        may_start=lambda: ctx.progress.epoch >= crew.first_epoch,
+        name=name,
+    )
+
+
+def pace_of_preset(*, env_steps: int, updates: int) -> float | None:
+    """The replay ratio for a run with actors whose config sets none: that of an epoch of mode "both".
+
+    So a preset learns the same with actors, however fast they are.
+
+    Args:
+        env_steps: of such an epoch.
+        updates: of such an epoch.
+
+    Returns: None if the config sets a ratio, be it None, or there are no updates.
+    Raises: ValueError if an epoch collects nothing.
+    """
+    if not env_steps:
+        raise ValueError(
+            "Experiment.train_timesteps_per_epoch is 0, so actors would collect nothing. "
+            "Fix: set it to a positive number, or leave out --actors."
+        )
+    try:
+        gin.query_parameter("Experiment.replay_ratio")
+    except ValueError:
+        return updates / env_steps if updates else None
+    return None
+
+
+def this_program() -> list[str]:
+    """Words that start the running script or module once more."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+    path = getattr(main, "__file__", None)
+    return [sys.executable, str(path)] if path is not None else library_program()
+
+
+def library_program() -> list[str]:
+    """Words that start the command line of the library, for callers whose script is not it."""
+    return [sys.executable, "-c", _ENTRY]
+
+
+def without(words: Sequence[str], *names: str) -> list[str]:
+    """The words without these options (and the word after, if they take one) and overrides."""
+    kept, is_value = [], False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word in names:
+            is_value = word not in _FLAGS
+        elif word.partition("=")[0] not in names:
+            kept.append(word)
+    return kept
+
+
+def actor_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an actor: leashed, unbuffered, one BLAS thread, and no rank of its learner's."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in _KEPT or not (name in _RANK_NAMES or name.startswith(_RANK_PREFIXES))
+    }
+    return {"OMP_NUM_THREADS": "1", **kept, "PYTHONUNBUFFERED": "1", LEASH: "stdin"}

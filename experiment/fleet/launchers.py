@@ -1,0 +1,302 @@
+"""Launchers for several machines: Slurm jobs through submitit, and actors on a Ray cluster.
+
+A Ray cluster's actors are kept by a process of its own beside the learner, which imports nothing of Ray:
+`python -m loxodon.experiment.fleet.launchers --actors 4 --log-folder F -- WORDS OF AN ACTOR`. Each Ray actor
+supervises one collecting process, as the learner's machine would; Ray starts it again on another machine when
+its own is lost. The process ends with its Ray actor, that with the keeper, and that with the learner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..contracts import RunContext
+from ..signals import StopRequest
+from .actors import Crew, actor_environment, elsewhere, library_program, supervise
+from .heartbeat import read_heartbeats
+from .overview import checkpoint_epochs
+from .supervisor import CONFIG_ERROR, GRACE_S, ActorSupervisor, attach_leash
+
+_SLURM_PROGRAM = "-m loxodon.experiment.launch --backend slurm"
+_POLL_S = 0.25  # between two rounds of the keeper
+_PATIENCE_S = 15.0  # without a word from a Ray actor, until its wait is mentioned
+
+
+def require(package: str, extra: str) -> Any:
+    """Import a package that only one launcher needs.
+
+    Raises: ImportError with the line that installs it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ImportError(
+            f"This launcher needs {package}, which is not installed. "
+            f"Fix: pip install {package}, or in the checkout pip install -e '.[{extra}]'."
+        ) from None
+
+
+# ---- Slurm ----
+
+
+@dataclass
+class SlurmOptions:
+    """What to ask of the cluster.
+
+    cluster: "slurm", or "local" for submitit's stand-in on this machine, to try things.
+    partition: None for the cluster's default. minutes: limit of each job; the jobs are queued again after it.
+    learner_gpus, actor_gpus, learner_cpus, actor_cpus: per job.
+    more: further parameters of `submitit.AutoExecutor`, such as slurm_account.
+    """
+
+    cluster: str = "slurm"
+    partition: str | None = None
+    minutes: int = 24 * 60
+    learner_gpus: int = 1
+    actor_gpus: int = 0
+    learner_cpus: int = 8
+    actor_cpus: int = 1
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Job:
+    """What a job runs: the command line of the library, with these words.
+
+    Slurm's warning before a job is preempted or runs into its time limit ends it as SIGTERM would; the
+    learner saves a checkpoint, and the job, queued again, goes on from there.
+
+    Attributes:
+        main: of the command line.
+        words: its arguments; of an actor or a learner.
+        run_dir: folder of the run.
+        folder: to start in.
+        seen: processes that had finished at submission, by the ids of their heartbeats. An actor that gets
+            its turn only after the learner has finished has nothing to do.
+    """
+
+    main: Callable[..., int]
+    words: list[str]
+    run_dir: Path
+    folder: Path
+    seen: frozenset[str] = frozenset()
+
+    def __call__(self) -> int:
+        """Run; returns the exit status."""
+        os.chdir(self.folder)
+        if not self._is_learner and finished_learners(self.run_dir) - self.seen:
+            return 0
+        queue_again, is_warned = signal.getsignal(signal.SIGUSR2), False
+
+        def on_warning(signum: int, frame: FrameType | None) -> None:
+            nonlocal is_warned
+            is_warned = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        signal.signal(signal.SIGUSR2, on_warning)
+        try:
+            status = self.main(self.words, pool=elsewhere, program=_SLURM_PROGRAM)
+        except SystemExit as stopped:
+            status = stopped.code if isinstance(stopped.code, int) else 1
+        if is_warned and callable(queue_again):
+            queue_again(signal.SIGUSR2, None)
+        return status
+
+    def checkpoint(self) -> Any:
+        """The job to queue instead of this one."""
+        from submitit.helpers import DelayedSubmission
+
+        words = [word for word in self.words if word != "--resume"]
+        if self._is_learner and checkpoint_epochs(self.run_dir):
+            words.append("--resume")
+        return DelayedSubmission(replace(self, words=words))
+
+    @property
+    def _is_learner(self) -> bool:
+        return "--actors" in self.words
+
+
+def finished_learners(run_dir: Path) -> frozenset[str]:
+    """Learners that did all there was to do, by the ids of their heartbeats."""
+    beats = read_heartbeats(run_dir)
+    return frozenset(beat.id for beat in beats if beat.role != "actor" and beat.state == "finished")
+
+
+def submit(
+    main: Callable[..., int],
+    crew: Crew,
+    run_dir: Path,
+    options: SlurmOptions,
+    executor_of: Callable[..., Any] | None = None,
+) -> list[Any]:
+    """Submit the learner and an array of actors; returns their jobs, the learner's first.
+
+    main: of the command line. executor_of: makes the executor; None for submitit.AutoExecutor.
+
+    Raises: ImportError if submitit is not installed.
+    """
+    make = executor_of or require("submitit", "slurm").AutoExecutor
+    executor = make(folder=run_dir / "logs" / "slurm" / "%j", cluster=options.cluster)
+    partition = {} if options.partition is None else {"slurm_partition": options.partition}
+    common = {"timeout_min": options.minutes, "slurm_signal_delay_s": 90, **partition, **options.more}
+    learner = Job(main, list(crew.learner_words), run_dir.absolute(), Path.cwd(), finished_learners(run_dir))
+    actor = replace(learner, words=crew.words())
+
+    executor.update_parameters(
+        name=f"{run_dir.name}-learner",
+        gpus_per_node=options.learner_gpus,
+        cpus_per_task=options.learner_cpus,
+        **common,
+    )
+    jobs = [executor.submit(learner)]
+    executor.update_parameters(
+        name=f"{run_dir.name}-actor",
+        gpus_per_node=options.actor_gpus,
+        cpus_per_task=options.actor_cpus,
+        **common,
+    )
+    with executor.batch():  # one job array
+        jobs += [executor.submit(actor) for _ in range(crew.num_actors)]
+    return jobs
+
+
+# ---- Ray, in the learner ----
+
+
+def ray_pool(ctx: RunContext, crew: Crew, *, options: Sequence[str]) -> ActorSupervisor:
+    """Actors on a Ray cluster. options: of the keeper, see `main`.
+
+    Ray's threads and a learner that forks would not go together, hence a process of its own.
+    """
+    folder = str((ctx.run_dir / "logs" / "actors").absolute())
+    own = ["--log-folder", folder, "--actors", str(crew.num_actors)]
+    command = [sys.executable, "-m", __name__, *options, *own, "--", *crew.words()]
+    return supervise(ctx, crew, command, 1, "ray_pool")
+
+
+# ---- Ray, in the keeper ----
+
+
+class Host:
+    """A Ray actor: one collecting process and its supervisor, from construction on.
+
+    Args:
+        index: number of the actor. words: its arguments.
+        folder: working directory, and the `log_folder` for its log, both on the shared file system.
+    """
+
+    def __init__(self, index: int, words: Sequence[str], folder: str, log_folder: str) -> None:
+        os.chdir(folder)
+        self._lines: list[str] = []
+        self._supervisor = ActorSupervisor(
+            [*library_program(), *words],
+            1,
+            Path(log_folder),
+            actor_environment(os.environ),
+            say=self._lines.append,
+            should_stop=lambda: False,
+            on_failure=lambda: None,
+            first_index=index,
+        )
+        self._supervisor.__enter__()
+
+    def poll(self) -> tuple[list[str], str | None]:
+        """What there is to say since the last time, and why this actor cannot go on, if so."""
+        lines = self._lines[:]
+        del self._lines[: len(lines)]
+        return lines, self._supervisor.failure
+
+    def stop(self) -> None:
+        """End the process."""
+        self._supervisor.__exit__(None, None, None)
+
+
+class Member:
+    """The keeper's view of one Ray actor."""
+
+    def __init__(self, ray: Any, handle: Any, index: int) -> None:
+        self.ray, self.handle, self.index = ray, handle, index
+        self.failure: str | None = None
+        self._ask()
+
+    def _ask(self) -> None:
+        self._answer = self.handle.poll.remote()
+        self._asked_s, self._has_told = time.monotonic(), False
+
+    def poll(self) -> list[str]:
+        """Lines to print. Waits for nothing."""
+        if self.failure is not None:
+            return []
+        if not self.ray.wait([self._answer], timeout=0)[0]:
+            if self._has_told or time.monotonic() - self._asked_s < _PATIENCE_S:
+                return []
+            self._has_told = True
+            return [f"actor {self.index} waits for a place on the Ray cluster"]
+        lines: list[str] = []
+        try:
+            lines, self.failure = self.ray.get(self._answer)
+        except self.ray.exceptions.RayActorError as error:
+            lines = [f"actor {self.index} lost its Ray worker ({type(error).__name__}); Ray starts it again"]
+            time.sleep(1.0)
+        self._ask()
+        return lines
+
+
+def keep(args: argparse.Namespace) -> int:
+    """Keep the actors until this process is told to end; returns its exit status."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read when Ray is imported or a local cluster begins
+    ray = require("ray", "ray")
+    ray.init(
+        address=args.address,
+        log_to_driver=False,
+        include_dashboard=False if args.address == "local" else None,
+    )
+    remote = ray.remote(Host).options(
+        num_cpus=args.cpus_per_actor, num_gpus=args.gpus_per_actor, max_restarts=-1, max_task_retries=0
+    )
+    members = [
+        Member(ray, remote.remote(i, args.words, str(Path.cwd()), args.log_folder), i)
+        for i in range(args.actors)
+    ]
+    with StopRequest() as stop:
+        while not stop.requested() and any(member.failure is None for member in members):
+            for line in [line for member in members for line in member.poll()]:
+                sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+            time.sleep(_POLL_S)
+    ray.wait([m.handle.stop.remote() for m in members], num_returns=len(members), timeout=GRACE_S - 2)
+    ray.shutdown()
+    failures = [member.failure for member in members if member.failure is not None]
+    if len(failures) == len(members):
+        sys.stderr.write(f"{failures[-1]}\n")
+        return CONFIG_ERROR  # trying again would not help
+    return 0
+
+
+def main() -> int:
+    """Entry of the keeper."""
+    attach_leash()
+    parser = argparse.ArgumentParser(prog="launchers")
+    parser.add_argument("--address", default="auto")
+    parser.add_argument("--cpus-per-actor", type=float, default=1.0)
+    parser.add_argument("--gpus-per-actor", type=float, default=0.0)
+    parser.add_argument("--actors", type=int, required=True)
+    parser.add_argument("--log-folder", required=True)
+    parser.add_argument("words", nargs="*")
+    return keep(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

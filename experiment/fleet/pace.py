@@ -1,0 +1,425 @@
+"""Gradient updates per collected env step, kept between processes that only share a folder.
+
+Everybody counts for himself: an actor its env steps, the learner its updates; both are published in
+heartbeats and only grow. With U updates and S env steps since training began, ratio R, tolerance e and E
+updates per epoch,
+
+    the learner waits while  U > R S + e max(R S, E),      actors wait while  U < R S - e max(R S, E).
+
+(Relative to one epoch at first: a share of next to nothing would make them wait for each other after every
+step.) Both at once would need U > U, so with equal knowledge one of them always goes on. Their knowledge may
+be old, but while both wait, nothing changes, and after one heartbeat it is equal. So there is no deadlock, in
+whatever order they start; what may happen is that one waits for processes that are gone, and it says so.
+Waiting never depends on who is thought to be alive, on which processes with other clocks may not agree.
+
+The env steps of an actor are a number that belongs to a random process name, and tallies are merged by taking
+the larger number for each name. So nothing is counted twice, however often a file is read, folded into the
+learner's `totals.json`, or restored from a checkpoint, and an actor that starts again begins a new number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from ..contracts import NO_DATA, RunContext
+from ..distributed import from_main
+from .heartbeat import STATUS_FOLDER, TOTALS_NAME, Beat, read_heartbeats, replace_json
+
+FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are folded into the totals
+WAIT_S = 0.2  # between two looks of a process that waits
+LOOK_EVERY_S = 0.5  # between an actor's looks at the learner
+LOOK_GAP_S = 0.05  # at least, between two of them
+REMIND_S = 30.0
+_logger = logging.getLogger("loxodon")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The update-to-data ratio and how far off it may be.
+
+    tolerance: share of the updates made so far, but at least of epoch_updates.
+    """
+
+    value: float
+    tolerance: float
+    epoch_updates: int
+
+    def updates_allowed(self, env_steps: int, updates: int) -> int:
+        """How many more updates may begin; 0 if the learner has to wait."""
+        due = self.value * env_steps
+        most = due + self.tolerance * max(due, self.epoch_updates)
+        return 0 if updates > most else int(most) - updates + 1
+
+    def env_steps_allowed(self, env_steps: int, updates: int) -> int:
+        """How many more env steps all actors together may take; 0 if they have to wait."""
+        slack = self.tolerance * self.epoch_updates
+        most = max(updates / (1 - self.tolerance), updates + slack) / self.value
+        return 0 if env_steps > most else int(most) - env_steps + 1
+
+    def updates_due(self, env_steps: int, updates: int) -> int:
+        """Updates that are missing to the ratio itself."""
+        return max(0, int(self.value * env_steps + 1e-6) - updates)
+
+
+@dataclass
+class Tally:
+    """What `totals.json` holds.
+
+    Attributes:
+        learner: name of the process (its heartbeat's id) that trains; None if none ever did.
+        counts: env steps by actor's name, of all actors that ever collected for the run.
+        began_at: env steps of all and updates at the moment training could begin; None before.
+    """
+
+    learner: str | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    began_at: tuple[int, int] | None = None
+
+    def take(self, counts: Iterable[tuple[str, int]]) -> None:
+        """Merge; a name that is known keeps its larger number."""
+        for name, env_steps in counts:
+            self.counts[name] = max(self.counts.get(name, 0), int(env_steps))
+
+    def take_beats(self, beats: Iterable[Beat]) -> None:
+        """Merge what actors say of themselves."""
+        self.take((beat.id, beat.env_steps) for beat in beats if beat.role == "actor")
+
+    @property
+    def env_steps(self) -> int:
+        """Of all actors together."""
+        return sum(self.counts.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"learner": self.learner, "counts": self.counts, "began_at": self.began_at}
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Tally:
+        """The opposite. Raises ValueError, KeyError or TypeError for anything else."""
+        began_at = None if raw["began_at"] is None else (int(raw["began_at"][0]), int(raw["began_at"][1]))
+        learner = None if raw["learner"] is None else str(raw["learner"])
+        return cls(learner, {str(name): int(steps) for name, steps in raw["counts"].items()}, began_at)
+
+
+def read_tally(run_dir: Path) -> Tally | None:
+    """What the learner wrote last, or None if there is nothing readable."""
+    path = run_dir / STATUS_FOLDER / TOTALS_NAME
+    try:
+        return Tally.from_json(json.loads(path.read_bytes())) if path.is_file() else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+@gin.configurable(allowlist=["tolerance", "actor_processes"])
+class ReplayRatio:
+    """Counts what all actors collect, and makes learner and actors wait for each other.
+
+    The main process of a learner keeps the books: it adds up the actors' env steps, writes `totals.json` and
+    says how many updates may be made. An actor compares its own steps with them. In mode "both" nobody waits:
+    the ratio sets the number of updates of each epoch.
+
+    Args:
+        ctx: of the run.
+        process_id: name of this process, that of its heartbeats.
+        ratio: gradient updates per env step, all actors together; None counts and lets everybody go on.
+        epoch_updates: updates of an epoch.
+        batches_per_update: number of batches in one.
+        warm_up: env steps of all actors before a learner begins to train.
+        is_over: says whether the learner has published its last policy and this process has yet to see it.
+        tolerance: how far off the ratio learner and actors may be before one waits, as a share of the updates
+            so far (at least of an epoch's). In [0, 1).
+        actor_processes: collecting processes of the run, which share schedules of exploration; set by
+            --actors.
+
+    Attributes:
+        env_steps: collected by this process; in mode "both" by the run.
+
+    Raises: ValueError if tolerance or actor_processes is out of range.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        process_id: str,
+        ratio: float | None = None,
+        *,
+        epoch_updates: int = 0,
+        batches_per_update: int = 1,
+        warm_up: int = 0,
+        is_over: Callable[[], bool] = lambda: False,
+        tolerance: float = 0.1,
+        actor_processes: int = 1,
+    ) -> None:
+        if not 0 <= tolerance < 1:
+            raise ValueError(
+                f"ReplayRatio.tolerance is {tolerance!r}, but must be a number of at least 0 and below 1: it "
+                "is a share of Experiment.replay_ratio. Fix: set ReplayRatio.tolerance, e.g. 0.1."
+            )
+        if actor_processes < 1:
+            raise ValueError(
+                f"ReplayRatio.actor_processes is {actor_processes!r}, but must be a number of at least 1. "
+                "Fix: set ReplayRatio.actor_processes to the number of collecting processes, or leave it out."
+            )
+        self.ctx, self.process_id, self.warm_up, self.is_over = ctx, process_id, warm_up, is_over
+        self.ratio = None if ratio is None else Ratio(ratio, tolerance, epoch_updates)
+        self.batches_per_update, self.actor_processes = batches_per_update, actor_processes
+        self.env_steps = 0
+        self._keeps_books = ctx.role.learns and ctx.is_main
+        self._tally, self._beats = Tally(process_id), list[Beat]()
+        self._is_written = True
+        # What a process of mode "both" collects, its ranks do, too.
+        self._num_collecting = ctx.accelerator.num_processes if ctx.role.does_both else 1
+        self._epoch_env_steps = 0  # of the running epoch
+        self._updates_left = 0  # that may be made without another look
+        self._env_steps_left, self._look_at_s = 0.0, 0.0  # likewise; when to look anyway
+        self._waited_s = 0.0  # since the figures were asked for
+        self._has_said = False
+
+    # ---- called by every process ----
+
+    def begin(self) -> None:
+        """`learn` begins: everything is built, and loaded if the run goes on."""
+        progress = self.ctx.progress
+        if self.ctx.role.does_both:
+            self.env_steps = progress.env_steps
+        self.ctx.status.put(
+            epoch=progress.epoch,
+            env_steps=self.env_steps,
+            gradient_steps=progress.gradient_steps,
+            policy_version=progress.policy_version,
+        )
+        self.ctx.status.state("waiting", "to begin")
+        if self._keeps_books:
+            self._open_books(anew=progress.epoch == 0 and progress.gradient_steps == 0)
+
+    def begin_epoch(self) -> None:
+        """An epoch begins: tell which, and count what all actors collected so far."""
+        self.ctx.status.put(epoch=self.ctx.progress.epoch)
+        self._epoch_env_steps = 0
+        if self._keeps_books:
+            self._count()
+            self._fold()
+
+    def figures(self) -> dict[str, float]:
+        """The ratio so far, and how long this process has waited since it was last asked."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        if self.ratio is None:
+            return {}
+        if self.ctx.role.is_actor:
+            return {"time/wait_for_learner_s": waited_s}
+        if not self._keeps_books:
+            return {}
+        env_steps, updates = self._since_began()
+        ratio = {"train/replay_ratio": updates / env_steps} if env_steps else {}
+        return {**ratio, "time/wait_for_actors_s": waited_s}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to remember; nothing in a process that does not keep the books."""
+        return self._tally.as_json() if self._keeps_books else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint: the beginning of training is restored, env steps counted since stay."""
+        if state and self._keeps_books:
+            earlier = Tally.from_json(state)
+            self._tally.take(earlier.counts.items())
+            self._tally.began_at = earlier.began_at
+
+    # ---- called where env steps are taken ----
+
+    def after_env_steps(self, num_steps: int) -> None:
+        """This process has taken so many env steps; an actor waits if the learner is too far behind."""
+        num_steps *= self._num_collecting
+        self.env_steps += num_steps
+        self._epoch_env_steps += num_steps
+        self.ctx.status.put(env_steps=self.env_steps)
+        if self.ratio is not None and self.ctx.role.is_actor:
+            self._env_steps_left -= num_steps
+            if self._env_steps_left < 1 or time.monotonic() >= self._look_at_s:
+                self._await_learner(self.ratio)
+
+    def _await_learner(self, ratio: Ratio) -> None:
+        """See how many steps may be taken until the next look; wait while it is none."""
+        start_s, waits = time.monotonic(), False
+        if (early_s := self._look_at_s - LOOK_EVERY_S + LOOK_GAP_S - start_s) > 0:
+            time.sleep(early_s)  # close to the limit, few steps are allowed at a time
+        while (allowed := self._env_steps_allowed(ratio)) == 0:
+            waits = True
+            if self.ctx.stop.requested() or self.is_over():
+                break
+            time.sleep(WAIT_S)
+        if waits:
+            self._waited_s += time.monotonic() - start_s
+            self.ctx.status.state("collecting")
+        self._env_steps_left = math.inf if allowed is None else allowed
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+
+    def _env_steps_allowed(self, ratio: Ratio) -> int | None:
+        """How many env steps this process may take before the next look; None for any number.
+
+        0 means that env steps are far ahead of updates. What is left is shared by the actors at work, so it
+        does not matter how fast one is between two looks.
+
+        Before training, actors wait once they have taken `warm_up` steps, unless the learner lacks data all
+        the same. Before there is a learner, and after it has finished, nobody waits. One that is dead is
+        waited for: it will be started again, and has fallen behind enough.
+        """
+        tally, beats = read_tally(self.ctx.run_dir), read_heartbeats(self.ctx.run_dir)
+        learner = next((beat for beat in beats if tally is not None and beat.id == tally.learner), None)
+        if tally is None or learner is None or learner.state == "finished":
+            return None
+        tally.take_beats(beats)
+        tally.take([(self.process_id, self.env_steps)])
+        if tally.began_at is None:
+            if learner.note == NO_DATA:
+                return None
+            left = max(0, self.warm_up - tally.env_steps)
+        else:
+            collected_by_learner = learner.env_steps if learner.role == "both" else 0
+            env_steps = tally.env_steps + collected_by_learner - tally.began_at[0]
+            left = ratio.env_steps_allowed(env_steps, learner.gradient_steps - tally.began_at[1])
+        if not left:
+            self._tell_of_waiting(ratio, learner)
+        num_others = sum(b.role == "actor" and b.is_alive and b.id != self.process_id for b in beats)
+        return min(left, max(1, left // (1 + num_others)))
+
+    def _tell_of_waiting(self, ratio: Ratio, learner: Beat) -> None:
+        note = "for the learner's updates" if learner.is_alive else "for the learner, which is not running"
+        self.ctx.status.state("waiting", note)
+        if not learner.is_alive and not self._has_said:
+            self._has_said = True
+            self.ctx.console.say(
+                f"Waiting {note}, as Experiment.replay_ratio = {ratio.value} asks. "
+                "Start it again with --resume."
+            )
+
+    # ---- called where updates are made, by all processes of a learner together ----
+
+    def is_warm(self) -> bool:
+        """Whether actors have collected as much as mode "both" has when it begins to train."""
+        return self.ratio is None or from_main(self._main_is_warm, self.ctx.accelerator)
+
+    def batches(self, planned: int) -> int:
+        """Number of batches this epoch trains on. From here on, env steps and updates count for the ratio.
+
+        With a ratio in mode "both": as many as are missing to `ratio` times the env steps since training
+        began, those of its first epoch included. Otherwise `planned`.
+        """
+        if self.ratio is None:
+            return planned
+        due = from_main(self._begin_training, self.ctx.accelerator)
+        return due * self.batches_per_update if self.ctx.role.does_both else planned
+
+    def before_update(self) -> bool:
+        """Return when the env steps allow for an update; False if the run was asked to stop."""
+        if self.ratio is None or not self.ctx.role.is_learner:
+            return True
+        if self._updates_left < 1 and not self._await_actors(self.ratio):
+            return False
+        self._updates_left -= 1
+        return True
+
+    def _await_actors(self, ratio: Ratio) -> bool:
+        """Wait until there is an update to make, which is often at once; False if asked to stop."""
+        start_s, reminded_s = time.monotonic(), -math.inf
+        while (left := from_main(self._updates_allowed, self.ctx.accelerator)) < 1:
+            if self.ctx.stop_agreed():
+                return False
+            self.ctx.status.state("waiting", "for env steps of actors")
+            if time.monotonic() - reminded_s > REMIND_S:
+                reminded_s = time.monotonic()
+                if self._keeps_books and not any(b.is_alive and b.role == "actor" for b in self._beats):
+                    self.ctx.console.say(  # otherwise, waiting is the ratio's way of working
+                        f"Waiting for env steps, as Experiment.replay_ratio = {ratio.value} asks, and no "
+                        "actor is running (start --mode collect)."
+                    )
+            time.sleep(WAIT_S)
+        self._updates_left = left
+        if reminded_s > -math.inf:
+            self._waited_s += time.monotonic() - start_s
+            self.ctx.status.state("learning")
+        return True
+
+    # ---- the books ----
+
+    def _open_books(self, *, anew: bool) -> None:
+        """Take over what earlier learners counted and become the learner that actors look at.
+
+        anew: this learner begins a run of a name that was used before; env steps of processes that are gone
+            are not counted.
+        """
+        earlier = read_tally(self.ctx.run_dir)
+        if earlier is not None and not anew:
+            self._tally.take(earlier.counts.items())
+        elif earlier is not None:
+            for beat in read_heartbeats(self.ctx.run_dir):
+                if not beat.is_alive:
+                    with contextlib.suppress(
+                        OSError
+                    ):  # a folder that cannot be written to is told of elsewhere
+                        beat.path.unlink(missing_ok=True)
+        self._count()
+        self._write_totals()
+
+    def _count(self) -> int:
+        """Read all heartbeats; returns the env steps of the run, which a learner has from nowhere else."""
+        self._beats = read_heartbeats(self.ctx.run_dir)
+        self._tally.take_beats(self._beats)
+        progress, counted = self.ctx.progress, self._tally.env_steps
+        if self.ctx.role.does_both:
+            return progress.env_steps + counted
+        progress.env_steps = max(progress.env_steps, counted)
+        return counted
+
+    def _since_began(self) -> tuple[int, int]:
+        """Env steps and updates since training began."""
+        env_steps, updates = self._count(), self.ctx.progress.gradient_steps
+        first = self._tally.began_at or (env_steps, updates)
+        return env_steps - first[0], updates - first[1]
+
+    def _main_is_warm(self) -> bool:
+        self._count()
+        return self._tally.began_at is not None or self._tally.env_steps >= self.warm_up
+
+    def _begin_training(self) -> int:
+        """Begin to count if that has not begun; returns the updates missing to the ratio."""
+        assert self.ratio is not None
+        if self._tally.began_at is None:  # what was collected before this epoch is no debt
+            self._tally.began_at = self._count() - self._epoch_env_steps, self.ctx.progress.gradient_steps
+            self._write_totals()
+        return self.ratio.updates_due(*self._since_began())
+
+    def _updates_allowed(self) -> int:
+        assert self.ratio is not None
+        return self.ratio.updates_allowed(*self._since_began())
+
+    def _fold(self) -> None:
+        """Drop the files of processes that ended long ago; their env steps stay in the totals."""
+        now = time.time()
+        old = [b for b in self._beats if not b.is_alive and now - b.modified > FORGET_AFTER_S]
+        if (old or not self._is_written) and self._write_totals():
+            for beat in old:
+                with contextlib.suppress(OSError):
+                    beat.path.unlink(missing_ok=True)
+
+    def _write_totals(self) -> bool:
+        """Replace `totals.json`; False if that was not possible, which is told once."""
+        path = self.ctx.run_dir / STATUS_FOLDER / TOTALS_NAME
+        try:
+            replace_json(path, self._tally.as_json())
+        except OSError as error:
+            if self._is_written:
+                _logger.warning("%s cannot be written (%s); it is tried again each epoch.", path, error)
+            self._is_written = False
+        else:
+            self._is_written = True
+        return self._is_written

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gin
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loxodon.experiment.contracts import NO_DATA, Progress, Role
+from loxodon.experiment.fleet import ReplayRatio, pace, read_heartbeats
+from loxodon.experiment.fleet.pace import Ratio, Tally, read_tally
+
+from .fakes import make_experiment, run
+from .test_experiment import records
+from .test_heartbeat import write_beat
+
+RATIOS = st.builds(Ratio, st.floats(1e-4, 50.0), st.floats(0.0, 0.9), st.integers(0, 2000))
+COUNTS = st.integers(0, 10**7)
+DAY_S = 24 * 3600.0
+
+
+class Process:
+    """A process with a pace: what it told, and where its run stands. It is to stop when it has to wait."""
+
+    def __init__(self, run_dir: Path, mode: str = "learn", name: str = "me", **settings: Any) -> None:
+        self.told: list[tuple[str, str | None]] = []
+        self.lines: list[str] = []
+        self.progress = Progress(epochs=10, seed=0, epoch=3)
+        ctx: Any = SimpleNamespace(
+            run_dir=run_dir,
+            role=Role.of(mode),
+            is_main=True,
+            accelerator=SimpleNamespace(num_processes=1),
+            progress=self.progress,
+            status=SimpleNamespace(state=lambda *told: self.told.append(told), put=lambda **_: None),
+            console=SimpleNamespace(say=self.lines.append),
+            stop=SimpleNamespace(requested=lambda: True),
+            stop_agreed=lambda: ("waiting", "for env steps of actors") in self.told,
+        )
+        self.pace: ReplayRatio = ReplayRatio(ctx, name, **settings)
+
+    def count(self) -> int:
+        self.pace.begin_epoch()
+        return self.progress.env_steps
+
+
+@given(RATIOS, COUNTS, COUNTS)
+def test_both_sides_never_wait_and_what_is_allowed_leads_just_beyond_the_limit(
+    ratio: Ratio, env_steps: int, updates: int
+) -> None:
+    more_updates = ratio.updates_allowed(env_steps, updates)
+    more_steps = ratio.env_steps_allowed(env_steps, updates)
+    assert more_updates or more_steps
+    assert not more_updates or ratio.updates_allowed(env_steps, updates + more_updates) == 0
+    assert not more_steps or ratio.env_steps_allowed(env_steps + more_steps, updates) == 0
+
+
+def test_the_limits_are_those_of_the_formula() -> None:
+    ratio = Ratio(0.5, 0.1, 10)
+    assert ratio.updates_allowed(1000, 549) == 2  # 550 = 0.5 * 1000 * 1.1 may be reached and passed once
+    assert ratio.updates_allowed(1000, 551) == 0
+    assert ratio.env_steps_allowed(1000, 450) == 1  # 450 = 0.5 * 1000 * 0.9
+    assert ratio.env_steps_allowed(1000, 449) == 0
+    assert ratio.updates_allowed(0, 0) == 2  # a tenth of the first epoch's updates
+    assert ratio.updates_due(1000, 450) == 50
+
+
+def test_no_step_is_counted_twice_whatever_becomes_of_the_files(tmp_path: Path) -> None:
+    write_beat(tmp_path, "old", age_s=3 * DAY_S, env_steps=100, state="stopped")
+    write_beat(tmp_path, "killed", age_s=2 * DAY_S, env_steps=30)
+    write_beat(tmp_path, "new", env_steps=7)
+    write_beat(tmp_path, "x", role="both", env_steps=1000)  # a learner's own steps are no actor's
+    learner = Process(tmp_path)
+    learner.pace.begin()
+    assert learner.count() == 137
+    assert {beat.id for beat in read_heartbeats(tmp_path)} == {"new", "x"}  # the others are in the totals
+    write_beat(tmp_path, "killed", env_steps=33)  # it was only asleep
+    write_beat(tmp_path, "again", env_steps=5)  # an actor that was started again
+    assert learner.count() == 145
+    successor = Process(tmp_path, name="next")
+    successor.pace.load_state_dict(json.loads(json.dumps(learner.pace.state_dict())))
+    successor.pace.begin()
+    assert successor.count() == 145
+    tally = read_tally(tmp_path)
+    assert tally is not None
+    assert (tally.learner, tally.env_steps) == ("next", 145)
+    anew = Process(tmp_path, name="anew")
+    anew.progress.epoch = 0
+    write_beat(tmp_path, "killed", state="stopped", env_steps=33)
+    anew.pace.begin()
+    assert anew.count() == 12  # a new run of the name counts only the actors at work
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"learner": 1, "counts": 3, "began_at": null}'])
+def test_broken_totals_are_no_totals(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status").mkdir()
+    (tmp_path / "status/totals.json").write_text(text)
+    assert read_tally(tmp_path) is None
+    Process(tmp_path).pace.begin()
+    assert read_tally(tmp_path) == Tally("me")
+
+
+def test_a_full_disk_is_told_once_and_keeps_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_beat(tmp_path, "old", age_s=3 * DAY_S, state="stopped")
+    write_beat(tmp_path, "new")
+    learner = Process(tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert (learner.count(), learner.count()) == (10, 10)
+    assert caplog.text.count("cannot be written") == 1
+    assert len(read_heartbeats(tmp_path)) == 2
+    assert learner.count() == 10
+    assert len(read_heartbeats(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("learner", "note"),
+    [
+        ({"gradient_steps": 260}, None),  # 250 updates allow 555 env steps since training began
+        ({"gradient_steps": 200}, "for the learner's updates"),
+        ({"gradient_steps": 200, "state": "stopped"}, "for the learner, which is not running"),
+        ({"gradient_steps": 200, "age_s": 5000.0}, "for the learner, which is not running"),
+        ({"gradient_steps": 200, "state": "finished"}, None),
+        ({"gradient_steps": 200, "id": "another"}, None),  # there is none yet
+        ({"began_at": None}, "for the learner's updates"),  # enough for it to begin
+        ({"began_at": None, "warm_up": 701}, None),
+        ({"began_at": None, "note": NO_DATA}, None),
+    ],
+)
+def test_an_actor_waits_while_it_is_too_far_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], note: str | None
+) -> None:
+    monkeypatch.setattr(pace.time, "sleep", lambda _: None)
+    began_at, warm_up = learner.pop("began_at", (100, 10)), learner.pop("warm_up", 600)
+    books = Process(tmp_path, name="L")
+    books.pace.load_state_dict({"learner": None, "counts": {}, "began_at": began_at})
+    books.pace.begin()
+    write_beat(tmp_path, "L", role="learner", **learner)
+    write_beat(tmp_path, "other", env_steps=100, age_s=5000.0)  # its steps count, dead as it is
+    actor = Process(tmp_path, "collect", "self", ratio=0.5, warm_up=warm_up)
+    for _ in range(5):
+        actor.pace.after_env_steps(100)
+    assert actor.told == ([] if note is None else [("waiting", note), ("collecting",)])
+    assert len(actor.lines) == (note == "for the learner, which is not running")
+
+
+def test_a_learner_waits_for_the_first_data_and_whenever_it_is_too_far_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace.time, "sleep", lambda _: None)
+    write_beat(tmp_path, "actor", env_steps=99, state="stopped")
+    learner = Process(tmp_path, ratio=0.5, warm_up=100, epoch_updates=10)
+    learner.pace.begin()
+    assert not learner.pace.is_warm()
+    write_beat(tmp_path, "actor", env_steps=100, state="stopped")
+    assert learner.pace.is_warm()
+    assert learner.pace.batches(7) == 7  # counting begins here
+    for _ in range(2):  # a tenth of 10, and one
+        assert learner.pace.before_update()
+        learner.progress.gradient_steps += 1
+    assert not learner.pace.before_update()  # asked to stop while it waits
+    assert learner.told[-1] == ("waiting", "for env steps of actors")
+    assert "no actor is running (start --mode collect)" in learner.lines[0]
+    write_beat(tmp_path, "actor", env_steps=104, state="stopped")
+    assert learner.pace.before_update()
+    figures = learner.pace.figures()
+    assert figures["train/replay_ratio"] == 2 / 4
+    assert figures["time/wait_for_actors_s"] >= 0
+
+
+def test_in_mode_both_the_ratio_sets_the_updates_of_each_epoch(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"epochs": 5, "replay_ratio": 0.2, "start_learning_at_epoch": 1}
+    exp = run(make_experiment(tmp_path / "whole", **changes))
+    logged = [r for r in records(exp) if "train/updates" in r]
+    # 36 env steps an epoch; those before the first epoch that trains do not count.
+    assert [r["train/updates"] for r in logged] == [7, 7, 7, 7]
+    assert exp.learner.gradient_steps == int(0.2 * 36 * 4)
+    assert logged[-1]["train/replay_ratio"] == pytest.approx(28 / 144)
+    run(make_experiment(tmp_path / "parts", **{**changes, "epochs": 3}))
+    resumed = make_experiment(tmp_path / "parts", **changes)
+    run(resumed, lambda exp: exp.load_checkpoint())
+    assert resumed.learner.gradient_steps == exp.learner.gradient_steps
+    micro = run(make_experiment(tmp_path / "micro", replay_ratio=0.1, batches_per_update=2))
+    assert micro.learner.gradient_steps == int(0.1 * 72)  # micro-batches count as one update
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("ReplayRatio.tolerance = 1.0", "ReplayRatio.tolerance is 1.0.*below 1.*Fix"),
+        ("ReplayRatio.tolerance = -0.1", "ReplayRatio.tolerance is -0.1.*Fix"),
+        ("ReplayRatio.actor_processes = 0", "ReplayRatio.actor_processes is 0.*at least 1.*Fix"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, setting: str, words: str) -> None:
+    try:
+        gin.parse_config(setting)
+        with pytest.raises(ValueError, match=words):
+            Process(tmp_path)
+    finally:
+        gin.clear_config()
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1])
+def test_wrong_ratios_are_refused(tmp_path: Path, ratio: float) -> None:
+    with pytest.raises(ValueError, match=f"replay_ratio is {ratio}.*above 0.*Fix"):
+        make_experiment(tmp_path, replay_ratio=ratio)
