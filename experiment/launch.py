@@ -20,7 +20,7 @@ import gin
 from . import cli
 from .config import ConfigError, load_config
 from .experiment import Experiment
-from .fleet.launchers import SlurmOptions, ray_pool, require, submit
+from .fleet.launchers import ray_pool, require, submit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,17 +89,18 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
     cli.keep_pace_of_preset(exp)
-    options = SlurmOptions(
+    common = {"timeout_min": args.slurm_minutes, **dict(args.slurm_set)}
+    if args.slurm_partition is not None:
+        common["slurm_partition"] = args.slurm_partition
+    jobs = submit(
+        cli.main,
+        cli.crew_of(exp, words, args.actors),
+        exp.run_dir,
         cluster=args.slurm_cluster,
-        partition=args.slurm_partition,
-        minutes=args.slurm_minutes,
-        learner_gpus=args.slurm_learner_gpus,
-        actor_gpus=args.slurm_actor_gpus,
-        learner_cpus=args.slurm_learner_cpus,
-        actor_cpus=args.slurm_actor_cpus,
-        more=dict(args.slurm_set),
+        common=common,
+        learner={"gpus_per_node": args.slurm_learner_gpus, "cpus_per_task": args.slurm_learner_cpus},
+        actor={"gpus_per_node": args.slurm_actor_gpus, "cpus_per_task": args.slurm_actor_cpus},
     )
-    jobs = submit(cli.main, cli.crew_of(exp, words, args.actors), exp.run_dir, options)
     ids = [str(job.job_id) for job in jobs]
     stop = "scancel" if args.slurm_cluster == "slurm" else "kill"
     run_dir = shlex.quote(str(exp.run_dir))

@@ -14,8 +14,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,26 +49,6 @@ def require(package: str, extra: str) -> Any:
 
 
 # ---- Slurm ----
-
-
-@dataclass
-class SlurmOptions:
-    """What to ask of the cluster.
-
-    cluster: "slurm", or "local" for submitit's stand-in on this machine, to try things.
-    partition: None for the cluster's default. minutes: limit of each job; the jobs are queued again after it.
-    learner_gpus, actor_gpus, learner_cpus, actor_cpus: per job.
-    more: further parameters of `submitit.AutoExecutor`, such as slurm_account.
-    """
-
-    cluster: str = "slurm"
-    partition: str | None = None
-    minutes: int = 24 * 60
-    learner_gpus: int = 1
-    actor_gpus: int = 0
-    learner_cpus: int = 8
-    actor_cpus: int = 1
-    more: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -138,37 +118,38 @@ def submit(
     main: Callable[..., int],
     crew: Crew,
     run_dir: Path,
-    options: SlurmOptions,
+    *,
+    cluster: str,
+    common: Mapping[str, Any],
+    learner: Mapping[str, Any],
+    actor: Mapping[str, Any],
     executor_of: Callable[..., Any] | None = None,
 ) -> list[Any]:
     """Submit the learner and an array of actors; returns their jobs, the learner's first.
 
-    main: of the command line. executor_of: makes the executor; None for submitit.AutoExecutor.
+    Args:
+        main: of the command line.
+        crew: words of the learner, and number and words of its actors.
+        run_dir: folder of the run.
+        cluster: "slurm", or "local" for submitit's stand-in on this machine, to try things.
+        common: parameters of `submitit.AutoExecutor` for every job.
+        learner: further ones for the learner's job.
+        actor: further ones for those of actors.
+        executor_of: makes the executor; None for submitit.AutoExecutor.
 
     Raises: ImportError if submitit is not installed.
     """
     make = executor_of or require("submitit", "slurm").AutoExecutor
-    executor = make(folder=run_dir / "logs" / "slurm" / "%j", cluster=options.cluster)
-    partition = {} if options.partition is None else {"slurm_partition": options.partition}
-    common = {"timeout_min": options.minutes, "slurm_signal_delay_s": 90, **partition, **options.more}
-    learner = Job(main, list(crew.learner_words), run_dir.absolute(), Path.cwd(), finished_learners(run_dir))
-    actor = replace(learner, words=crew.words())
-
-    executor.update_parameters(
-        name=f"{run_dir.name}-learner",
-        gpus_per_node=options.learner_gpus,
-        cpus_per_task=options.learner_cpus,
-        **common,
-    )
-    jobs = [executor.submit(learner)]
-    executor.update_parameters(
-        name=f"{run_dir.name}-actor",
-        gpus_per_node=options.actor_gpus,
-        cpus_per_task=options.actor_cpus,
-        **common,
-    )
+    executor = make(folder=run_dir / "logs" / "slurm" / "%j", cluster=cluster)
+    executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})
+    words, seen = list(crew.learner_words), finished_learners(run_dir)
+    learner_job = Job(main, words, run_dir.absolute(), Path.cwd(), seen)
+    actor_job = replace(learner_job, words=crew.words())
+    executor.update_parameters(name=f"{run_dir.name}-learner", **learner)
+    jobs = [executor.submit(learner_job)]
+    executor.update_parameters(name=f"{run_dir.name}-actor", **actor)
     with executor.batch():  # one job array
-        jobs += [executor.submit(actor) for _ in range(crew.num_actors)]
+        jobs += [executor.submit(actor_job) for _ in range(crew.num_actors)]
     return jobs
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,26 +24,15 @@ _NUM_LEFT = 4  # columns of words; the others are numbers
 
 
 @dataclass(frozen=True)
-class Buffer:
-    """Trajectories on disk. newest_s: unix seconds in the newest file's name; None without files."""
-
-    folder: Path
-    num_fifo: int
-    num_protected: int
-    num_bytes: int
-    newest_s: float | None
-
-
-@dataclass(frozen=True)
 class Overview:
-    """A run at one moment. env_steps: of all processes that ever collected for it."""
+    """A run at one moment. env_steps: of all processes that ever collected for it. buffer: see _look_at."""
 
     run_dir: Path
     beats: Sequence[Beat]
     env_steps: int
     learner: Beat | None
     replay_ratio: float | None
-    buffer: Buffer
+    buffer: Mapping[str, Any]
     checkpoint_epochs: Sequence[int]
 
     @property
@@ -58,11 +48,10 @@ class Overview:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, for programs."""
-        now, buffer = time.time(), self.buffer
         hidden = ("path", "machine", "modified")
         return {
             "run_dir": str(self.run_dir),
-            "time": now,
+            "time": time.time(),
             "alive": self.num_alive,
             "env_steps": self.env_steps,
             "env_steps_per_s": sum(beat.env_steps_per_s for beat in self.beats if beat.is_alive),
@@ -76,13 +65,7 @@ class Overview:
                 }
                 for beat in self.beats
             ],
-            "buffer": {
-                "folder": str(buffer.folder),
-                "fifo_files": buffer.num_fifo,
-                "protected_files": buffer.num_protected,
-                "bytes": buffer.num_bytes,
-                "newest_age_s": None if buffer.newest_s is None else now - buffer.newest_s,
-            },
+            "buffer": self.buffer,
             "checkpoint_epochs": list(self.checkpoint_epochs),
         }
 
@@ -140,24 +123,24 @@ def overview(run_dir: Path) -> Overview:
     return Overview(run_dir, beats, env_steps, learner, ratio, _look_at(folder), checkpoint_epochs(run_dir))
 
 
-def _look_at(folder: Path) -> Buffer:
+def _look_at(folder: Path) -> dict[str, Any]:
+    """The trajectories on disk; newest_age_s by the time in the newest file's name, None without files."""
     counts, num_bytes, newest = {"fifo": 0, "protected": 0}, 0, None
     for part in counts:
-        try:
-            with os.scandir(folder / part) as entries:
-                for entry in entries:
-                    name = parse_name(entry.name)
-                    if name is None:
-                        continue
-                    counts[part] += 1
-                    newest = max(newest or name.unix_time, name.unix_time)
-                    try:
-                        num_bytes += entry.stat().st_size
-                    except OSError:  # deleted at this moment
-                        continue
-        except OSError:  # not there, or not ours to read
-            continue
-    return Buffer(folder, counts["fifo"], counts["protected"], num_bytes, newest)
+        with contextlib.suppress(OSError), os.scandir(folder / part) as entries:  # there, and ours to read?
+            for entry in entries:
+                if (name := parse_name(entry.name)) is None:
+                    continue
+                counts[part] += 1
+                newest = max(newest or name.unix_time, name.unix_time)
+                with contextlib.suppress(OSError):  # deleted at this moment
+                    num_bytes += entry.stat().st_size
+    return {
+        "folder": str(folder),
+        **{f"{part}_files": count for part, count in counts.items()},
+        "bytes": num_bytes,
+        "newest_age_s": None if newest is None else time.time() - newest,
+    }
 
 
 def checkpoint_epochs(run_dir: Path) -> list[int]:

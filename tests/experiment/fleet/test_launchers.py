@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -17,8 +18,7 @@ import pytest
 
 from loxodon.experiment import launch
 from loxodon.experiment.cli import main
-from loxodon.experiment.fleet.actors import Crew
-from loxodon.experiment.fleet.launchers import Job, SlurmOptions, finished_learners, require, submit
+from loxodon.experiment.fleet.launchers import Job, finished_learners, require
 
 WORDS = ["--actors", "1", "--config", "tiny.gin", "--seed", "3"]
 
@@ -83,24 +83,29 @@ class FakeExecutor:
 
     def batch(self) -> Any:
         self.num_batches += 1
-        return __import__("contextlib").nullcontext()
+        return contextlib.nullcontext()
 
 
-def test_what_is_asked_of_slurm(tmp_path: Path) -> None:
+def test_what_is_asked_of_slurm(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     made: list[FakeExecutor] = []
 
     def make(**settings: Any) -> FakeExecutor:
         made.append(FakeExecutor(**settings))
         return made[0]
 
-    options = SlurmOptions(
-        partition="fast", minutes=30, learner_gpus=2, actor_cpus=3, more={"slurm_account": "lab"}
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=make))
+    options = shlex.split(
+        "--slurm-partition fast --slurm-minutes 30 --slurm-set slurm_account=lab --actors 2"
     )
-    crew = Crew(["--actors", "2"], 2)
-    jobs = submit(main, crew, tmp_path / "run", options, make)
-    assert [job.job_id for job in jobs] == [1, 2, 3]
+    resources = shlex.split("--slurm-learner-gpus 2 --slurm-actor-cpus 3")
+    assert launch.main(["--backend", "slurm", *options, *resources, "--config", "tiny.gin"]) == 0
+    assert "learner  job 1\nactors   jobs 2 3\n" in capsys.readouterr().out
     (learner, for_learner), (actor, for_actor), _ = made[0].jobs
-    assert (learner.words, actor.words) == (["--actors", "2"], crew.words())
+    assert learner.words == ["--config", "tiny.gin", "--actors", "2"]
+    assert actor.words[:4] == ["--config", "tiny.gin", "--mode", "collect"]
+    assert learner.run_dir == actor.run_dir == tiny.run_dir
     both = {"slurm_partition": "fast", "timeout_min": 30, "slurm_account": "lab", "cluster": "slurm"}
     assert both.items() <= for_learner.items()
     assert both.items() <= for_actor.items()
