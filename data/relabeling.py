@@ -57,7 +57,7 @@ class Relabeler(ABC):
             raise ValueError(
                 f"The rewards of a trajectory of environment {traj.env_name!r} were shaped when it was "
                 f"collected, but this run has no shaper for those that {type(self).__name__} gives it. Fix: "
-                "set Experiment.reward_shaper as when it was collected, or leave the relabeler out."
+                "set RewardShaping.shaper as when it was collected, or leave the relabeler out."
             )
         return self.shape_rewards(rewards[:, 0], self.epoch)[:, None]
 

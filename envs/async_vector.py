@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import gin
 import numpy as np
 
 from .errors import EnvError
@@ -35,6 +36,7 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds in ea
 _open_envs: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
+@gin.configurable(allowlist=["num_workers"])
 class AsyncVectorEnv(SequenceVectorEnv):
     """Environments in worker processes. See `SequenceVectorEnv` for the interface.
 
@@ -45,12 +47,18 @@ class AsyncVectorEnv(SequenceVectorEnv):
         specs: one recipe per environment.
         context: start method, "fork", "forkserver", "spawn", or None for the platform's default.
         num_workers: None means one per CPU core this process may use, at most one per environment.
+        share: of how many vector envs that share these workers this is one.
 
     Raises: EnvError when a worker dies or an environment raises, with the environment's own traceback.
     """
 
     def __init__(
-        self, specs: Sequence[EnvSpec], *, context: str | None = None, num_workers: int | None = None
+        self,
+        specs: Sequence[EnvSpec],
+        *,
+        context: str | None = None,
+        num_workers: int | None = None,
+        share: int = 1,
     ) -> None:
         self.closed = True  # until there is something to close
         if context is not None and context not in CONTEXTS:
@@ -58,7 +66,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
                 f"async_env_mp_context is {context!r}, but must be None or one of {CONTEXTS}. "
                 "Fix: set Experiment.async_env_mp_context."
             )
-        num_workers = _count_workers(num_workers, len(specs))
+        num_workers = _count_workers(num_workers, len(specs), share)
         probe = specs[0].build()
         obs_space, action_space = probe.obs_layout.space, probe.action_map.policy_space
         raw_spaces = probe.raw_spaces
@@ -261,14 +269,15 @@ def num_usable_cores() -> int:
     return cores
 
 
-def _count_workers(num_workers: int | None, num_envs: int) -> int:
+def _count_workers(num_workers: int | None, num_envs: int, share: int) -> int:
     if num_workers is None:
         num_workers = num_usable_cores()
     if num_workers < 1:
         raise ValueError(
-            f"num_workers is {num_workers}, but must be at least 1, or None. Fix: leave it None."
+            f"AsyncVectorEnv.num_workers is {num_workers!r}, but must be None or a whole number of at least "
+            "1. Fix: leave it None, for one per CPU core."
         )
-    return min(num_workers, num_envs)
+    return min(-(-num_workers // share), num_envs)
 
 
 def _pickle_specs(specs: list[EnvSpec]) -> bytes:

@@ -92,7 +92,7 @@ def set_chain_state(
         raise ValueError(
             f"The saved state is of an environment {' > '.join(saved)}, this one is {' > '.join(names)}. "
             "Fix: resume with the environment and wrappers of the earlier run, or set "
-            "Experiment.save_env_state = False to begin new episodes."
+            "Collector.save_env_state = False to begin new episodes."
         )
     for layer, entry in zip(found, entries, strict=True):
         if offers_state(layer):

@@ -72,7 +72,7 @@ def make_vector_env(
         mode: "sync" (in this process), "async" (worker processes), "already_vectorized" (the recipe makes a
             gymnasium VectorEnv), or "auto" (tries sync and async for a moment and keeps the faster).
         context: start method of the workers, "fork", "forkserver", "spawn" or None (the platform's default).
-        num_workers: number of worker processes; None means one per CPU core, at most one per environment.
+        num_workers: number of worker processes; None: AsyncVectorEnv.num_workers.
     """
     if mode not in MODES:
         raise ValueError(f"env_mode is {mode!r}, but must be one of {MODES}. Fix: set Experiment.env_mode.")
@@ -85,8 +85,14 @@ def make_vector_env(
     if mode == "sync":
         return SyncVectorEnv(specs)
     if mode == "async":
-        return AsyncVectorEnv(specs, context=context, num_workers=num_workers)
+        return _async(specs, context, num_workers)
     return _faster_of_both(specs, context, num_workers)
+
+
+def _async(specs: Sequence[EnvSpec], context: str | None, num_workers: int | None) -> AsyncVectorEnv:
+    if num_workers is None:  # gin may know better
+        return AsyncVectorEnv(specs, context=context)
+    return AsyncVectorEnv(specs, context=context, num_workers=num_workers)
 
 
 def _faster_of_both(
@@ -95,7 +101,7 @@ def _faster_of_both(
     in_process: SequenceVectorEnv = SyncVectorEnv(specs)
     sync_speed = _steps_per_s(in_process)
     try:
-        workers: SequenceVectorEnv = AsyncVectorEnv(specs, context=context, num_workers=num_workers)
+        workers: SequenceVectorEnv = _async(specs, context, num_workers)
         async_speed = _steps_per_s(workers)
     except BaseException:
         in_process.close()

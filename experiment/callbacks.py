@@ -12,6 +12,7 @@ import gin
 import torch
 
 from .contracts import Run
+from .numbers import check_number
 
 T = TypeVar("T")
 _PREFIXES = ("on_", "before_", "after_")
@@ -285,15 +286,6 @@ class CallbackList:
             seen[name] += 1
             named.append((name if seen[name] == 1 else f"{name} {seen[name]}", one))
         return named
-
-
-def check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:
-    """Raise for a setting that is no number, or below `lowest`; allowed: what it must be, in words."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or (whole and value != int(value)):
-        raise TypeError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")
-    if value < lowest:
-        raise ValueError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")
 
 
 def _made(maker: Any) -> Callback:

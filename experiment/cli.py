@@ -21,6 +21,7 @@ from .experiment import Experiment
 from .fleet.actors import (
     Crew,
     MakePool,
+    is_bound,
     library_program,
     local_pool,
     pace_of_preset,
@@ -189,7 +190,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
         newest = earlier.state_dir(earlier.newest_epoch())
         earlier_seed = about(newest).get("seed", exp.run_seed)
         exp.ctx.progress.seed = earlier_seed if exp.seed is None else exp.run_seed
-        exp.restore_from = exp.warm_start = None  # its own checkpoint goes further than what it began from
+        exp.begins_anew = False  # its own checkpoint goes further than what it began from
     elif epochs := earlier.complete_epochs():
         _say(
             f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
@@ -223,7 +224,8 @@ def keep_pace_of_preset(exp: Experiment) -> None:
 
 def crew_of(exp: Experiment, words: Sequence[str], num_actors: int) -> Crew:
     """The actors of a learner that was started with these words."""
-    return Crew(words, num_actors, exp.replay_ratio, exp.async_env_workers, exp.start_collecting_at_epoch)
+    has_workers = is_bound("AsyncVectorEnv.num_workers")
+    return Crew(words, num_actors, exp.replay_ratio, has_workers, exp.start_collecting_at_epoch)
 
 
 def _run(

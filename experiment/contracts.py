@@ -11,6 +11,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -234,6 +235,9 @@ class Run(Protocol):
     test_run: bool
     val_interval: int | None
     val_timesteps_per_epoch: int
+    restore_from: str | None
+    begins_anew: bool
+    """False where a checkpoint will be loaded after `start`."""
     ctx: RunContext
     dataset: RLDataset
     learner: Any
@@ -245,6 +249,7 @@ class Run(Protocol):
     last_val_metrics: dict[str, float]
     obs_space: spaces.Dict
     action_space: Any
+    env_spaces: Any
 
     @property
     def policy(self) -> BaseAgent:
@@ -262,6 +267,13 @@ class Run(Protocol):
 
     def make_envs(self, make_env: Any) -> Any:
         """A vector env of parallel_actors environments."""
+        ...
+
+    def fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:
+        """Where all processes find what a path or the name of an artifact means, and whose run it is.
+
+        name: of the setting, for errors.
+        """
         ...
 
     def evaluate_val(self) -> dict[str, float]:

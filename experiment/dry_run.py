@@ -46,6 +46,8 @@ def _redirect(config: LoadedConfig, folder: str) -> None:
     }
     for name, value in settings.items():
         gin.bind_parameter(f"Experiment.{name}", value)
+    for name in ("Artifacts.store", "WarmStart.source"):
+        gin.bind_parameter(name, None)
     gin.bind_parameter("PPOLearner.random_timesteps", 0)  # the only rollout is learned from
     config.redirect("dset_root", folder)
 

@@ -33,11 +33,11 @@ from .callbacks import OF_EVERY_RUN, CallbackList
 from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_policy
 from .checkpoint.record import RunRecord, check_checkpoint, check_policy, known_bindings, record_run
 from .checkpoint.spaces import EnvSpaces
-from .checkpoint.start_from import as_branch, fetched, warm_start
+from .checkpoint.start_from import WarmStart, as_branch, fetched
 from .checkpoint.store import CheckpointManager
 from .collect import Collector, Group, StageTimer, build
 from .collect.build import MakeEnv
-from .collect.rewards import make_shaping, shape_relabeled
+from .collect.rewards import RewardShaping
 from .config.hash import config_hash
 from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
@@ -96,12 +96,13 @@ class Experiment(Settings):
             console=ConsoleView(shows, None if role.is_actor else self.epochs),
             status=self.fleet,
         )
-        self.hooks, self.timer = CallbackList(self, self.callbacks, OF_EVERY_RUN), StageTimer()
+        self.hooks, self.timer = CallbackList(self, self.callbacks, (*OF_EVERY_RUN, WarmStart)), StageTimer()
         self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
         self.last_val_metrics: dict[str, float] = {}
         self.loaded_policy: PolicyInfo | None = None
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
         self.collector: Collector | None = None
+        self.begins_anew = True  # no checkpoint will be loaded after `start`
         self._saved_s = 0.0  # since `learn` began, of the last checkpoint
         self._is_stopped = False  # before the last epoch, and everything is saved
         self.interaction: Collector | None = None  # the newest
@@ -175,7 +176,7 @@ class Experiment(Settings):
             self.hooks.around("model_init", self.init_model)
             self.init_checkpoints()
             self.init_logger()
-            self._begin_from_elsewhere()
+            self._restore_if_asked()
             self.hooks("on_start")
         self.summary(env_summary)
 
@@ -215,8 +216,8 @@ class Experiment(Settings):
             default_root=str(self.run_dir.parent),
             default_name=self.run_name,
         )
-        if self.reward_shaper is not None:
-            shape_relabeled(self.dataset, self.reward_shaper, self.epochs)
+        self.reward_shaping = RewardShaping(self.epochs, lambda: self.ctx.progress.schedule_epoch)
+        self.reward_shaping.shape_relabeled(self.dataset)
         return self.dataset
 
     def init_envs(self) -> str:
@@ -346,7 +347,7 @@ class Experiment(Settings):
                 type(self.dataset).__name__,
             )
         has_noise = explores and self.exploration_wrapper_type is not None
-        return build.make_collector(
+        collector: Collector = build.make_collector(
             self.train_envs,
             self.policy,
             self.DEVICE,
@@ -358,12 +359,10 @@ class Experiment(Settings):
             should_stop=self.ctx.stop.requested,
             cast=self.caster,
             on_env_steps=self.pace.after_env_steps,
-            shape_rewards=make_shaping(
-                self.reward_shaper, self.epochs, lambda: self.ctx.progress.schedule_epoch
-            ),
+            shape_rewards=self.reward_shaping.of_rollouts(),
             timer=self.timer,
-            save_env_state=self.save_env_state,
         )
+        return collector
 
     def _make_exploration(self, num_envs: int, seed: int) -> ExplorationWrapper:
         assert self.exploration_wrapper_type is not None
@@ -448,20 +447,16 @@ class Experiment(Settings):
 
     def _make_uploads(self) -> Uploads:
         """Where checkpoints go beside the run folder; a store is there only in the process that uses it."""
-        store = None
-        if self.artifact_store is not None and self.ctx.role.learns and self.ctx.is_main:
-            store = self.artifact_store()
-            store.attach(
-                RunAccess(
-                    self.run_dir,
-                    self.run_name,
-                    self.wandb_project,
-                    self.wandb_entity,
-                    start_wandb=lambda: self.metric_logger.start_wandb(),  # noqa: PLW0108 - made after this
-                )
-            )
+        uses_it = self.ctx.role.learns and self.ctx.is_main and not self.test_run
+        access = RunAccess(
+            self.run_dir,
+            self.run_name,
+            self.wandb_project,
+            self.wandb_entity,
+            start_wandb=lambda: self.metric_logger.start_wandb(),  # noqa: PLW0108 - made after this
+        )
         return Uploads(
-            store,
+            (lambda store: store.attach(access)) if uses_it else None,
             self.checkpoints.root / "artifacts_pending",
             self.run_name,
             lambda: {"seed": self.run_seed, "best_score": self.best_score, **self.x_axis_metrics()},
@@ -706,7 +701,6 @@ class Experiment(Settings):
             self.parallel_actors,
             self.env_mode,
             context=self.async_env_mp_context,
-            num_workers=self.async_env_workers,
             overlap=overlap,
         )
 
@@ -875,7 +869,7 @@ class Experiment(Settings):
         """
         self.begin_run()
         collector = self.collector
-        restarts = self.exact_resume and collector is not None and not collector.is_storable
+        restarts = self.checkpoints.exact_resume and collector is not None and not collector.is_storable
         if collector is not None and (restarts or not self.has_dset_edit_rights):
             collector.flush()  # without rights nobody sets files aside that repeat what the checkpoint holds
         elif collector is not None:
@@ -896,7 +890,7 @@ class Experiment(Settings):
                 self.artifacts.store_state(folder, epoch)
             if not self.checkpoints.config_path.exists():  # somebody deleted the folder
                 self.store_config()
-            self.checkpoints.prune(self.keep_checkpoints, self.keep_every_epochs)
+            self.checkpoints.prune()
         self.accelerator.wait_for_everyone()
         self.hooks("on_save_checkpoint_end")
         if restarts and goes_on and collector is not None and collector.has_begun:
@@ -945,32 +939,28 @@ class Experiment(Settings):
         if is_cut:
             self.restart_train_envs(self.epoch)
 
-    def _begin_from_elsewhere(self) -> None:
-        """Take over what `warm_start` or `restore_from` names; an actor follows its learner instead.
+    def _restore_if_asked(self) -> None:
+        """Begin from what `restore_from` names; an actor follows its learner instead.
 
         A training state goes on, one of another run as a new branch (see `as_branch`); policy weights are
-        learned on from. A warm start takes those weights that fit; counters and optimizer are new.
+        learned on from.
 
         Raises: FileNotFoundError, listing what exists; ValueError if it does not fit this run.
         """
-        if self.ctx.role.is_actor:
+        if self.ctx.role.is_actor or self.restore_from is None or not self.begins_anew:
             return
-        if self.warm_start is not None:
-            with self._fetched(self.warm_start, "warm_start") as (path, _):
-                found = warm_start(self.policy, path, self.env_spaces)
-                logger.info("Warm start from %s: %s.", self.warm_start, found)
-        if self.restore_from is not None:
-            with self._fetched(self.restore_from, "restore_from") as (path, run):
-                is_state = path.is_dir()
-                if is_state and run != self.run_name:
-                    self.hooks.around("load_checkpoint", lambda: self._load(path, is_branch=True))
-                else:
-                    self.load_checkpoint_from_path(path, is_state)
-            if self.ctx.is_main:
-                began = f"the training state, at epoch {self.epoch}" if is_state else "the weights"
-                logger.info("Restored %s, from %s.", began, self.restore_from)
+        with self.fetched(self.restore_from, "Experiment.restore_from") as (path, run):
+            is_state = path.is_dir()
+            if is_state and run != self.run_name:
+                self.hooks.around("load_checkpoint", lambda: self._load(path, is_branch=True))
+            else:
+                self.load_checkpoint_from_path(path, is_state)
+        if self.ctx.is_main:
+            began = f"the training state, at epoch {self.epoch}" if is_state else "the weights"
+            logger.info("Restored %s, from %s.", began, self.restore_from)
 
-    def _fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:
+    def fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:
+        """Where all processes find what a path or an artifact means, and whose run it is; see `fetched`."""
         return fetched(
             reference,
             store=self.artifacts.store,
@@ -1186,13 +1176,14 @@ class Experiment(Settings):
         return True
 
     def _is_time_to_save(self) -> bool:
-        """True in all processes if ckpt_minutes have passed in any since the last checkpoint.
+        """True in all processes if `CheckpointManager.every_minutes` have passed in any since the last one.
 
         Never with exact_resume: such a checkpoint may cut episodes, which has to happen at fixed epochs.
         """
-        if self.ckpt_minutes is None or self.exact_resume:
+        minutes = self.checkpoints.every_minutes
+        if minutes is None or self.checkpoints.exact_resume:
             return False
-        return self.ctx.any(self.ctx.stop.age_s() - self._saved_s >= 60.0 * self.ckpt_minutes)
+        return self.ctx.any(self.ctx.stop.age_s() - self._saved_s >= 60.0 * minutes)
 
     # ---- how a run ends ----
 

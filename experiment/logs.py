@@ -88,7 +88,7 @@ class MetricLogger:
         if self._wandb is None:
             raise ValueError(
                 "This run does not use Weights & Biases. Fix: set Experiment.log_to_wandb = True, or "
-                "Experiment.artifact_store = @WandbStore."
+                "Artifacts.store = @WandbStore."
             )
         return self._wandb.start()
 

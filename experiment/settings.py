@@ -15,12 +15,10 @@ from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
 from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
-from .artifacts import ArtifactStore
 from .artifacts.stores import is_run_name
-from .callbacks import Callback, check_number
-from .checkpoint.start_from import check_artifact_settings
+from .callbacks import Callback
 from .collect.build import MakeEnv
-from .collect.rewards import ShapeRewards
+from .numbers import check_number
 from .onpolicy import PPOLearner
 
 
@@ -64,7 +62,7 @@ class Settings:
         start_learning_at_epoch, start_collecting_at_epoch: first epoch of each.
         train_timesteps_per_epoch, train_batches_per_epoch: per actor; per process.
         val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never, and for
-            checkpoints beside that of ckpt_minutes and the last one.
+            checkpoints beside those of CheckpointManager.every_minutes and the last one.
         always_save_latest, always_load_latest: publish, follow the newest policy file.
     Optimisation:
         batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
@@ -77,37 +75,21 @@ class Settings:
         sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
-        ckpt_minutes: after so many without a checkpoint, the running epoch ends with one, which is there only
-            until the next; None never does.
-        keep_checkpoints: newest training states that stay; None for all. keep_every_epochs: those after a
-            multiple of so many epochs stay too.
         torch_threads: of this process, never more than
             OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
         overlap_sampling: with "async" envs, act for one half of them while the other half steps.
-        async_env_workers: worker processes of "async" envs; None for one per CPU core.
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
-        artifact_store: where checkpoints and the best policy go too, such as FolderStore; None for nowhere.
         restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
         replay_ratio: gradient updates per collected env step, all collecting processes together; None for
             whatever comes. Learner and actors wait for each other when they are further off than
             ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch instead of
             train_batches_per_epoch. Counting begins when training may begin.
-        save_env_state: store the training environments in checkpoints, so that a resumed rollout goes on in
-            the middle of its episodes: None where all of them offer `get_state` and `set_state`, True
-            requires that they do, False never. Where they are not stored, a resumed run begins new episodes.
-        exact_resume: where they are not stored, begin new episodes at every checkpoint too, so that a run
-            that was killed and resumed is the one that was not, to the last bit. The price: every running
-            episode is cut, and none that is longer than ckpt_interval epochs ever ends.
         lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
             it multiplies the warm-up. None for 1.
         on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
         callbacks: what makes each Callback: hooks of your own at the points of a run, or ParamFreezer,
             Pretraining, EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there.
         test_run: try one of everything in seconds, in the run folder `<run_name>-test`.
-        reward_shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
-            policy's input and all figures keep the environment's own. None changes nothing.
-        warm_start: what a new run takes those weights from that fit, named as in restore_from; None for
-            nothing.
     """
 
     run_name: str
@@ -167,24 +149,15 @@ class Settings:
     sample_actions_val: bool | None = None
     evaluate_at_end: bool = True
     stop_at_val_return: float | None = None
-    keep_checkpoints: int | None = None
     torch_threads: int | None = None
     overlap_sampling: bool = True
-    async_env_workers: int | None = None
     compile_acting: bool = False
-    keep_every_epochs: int | None = None
-    artifact_store: Callable[[], ArtifactStore] | None = None
     restore_from: str | None = None
     replay_ratio: float | None = None
-    save_env_state: bool | None = None
-    exact_resume: bool = False
     lr_schedule: Callable[[float], float] | None = None
     on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     callbacks: Sequence[Callable[[], Callback]] = ()
     test_run: bool = False
-    reward_shaper: ShapeRewards | None = None
-    warm_start: str | None = None
-    ckpt_minutes: float | None = 5.0
 
 
 # ---- checks, before anything is built ----
@@ -216,10 +189,7 @@ _PERIODS = (
     "val_interval",
     "ckpt_interval",
     "force_reset_train_envs_every",
-    "keep_checkpoints",
-    "keep_every_epochs",
     "torch_threads",
-    "async_env_workers",
 )
 _HOOKS = {  # how they are called, as in AMAGO
     "compute_loss": ("batch", "log_step="),
@@ -287,13 +257,11 @@ def check_settings(settings: Settings) -> None:
 
 
 def _check_beginning(settings: Settings) -> None:
-    store, warm_start = settings.artifact_store, settings.warm_start
-    check_artifact_settings(store, settings.restore_from)
-    check_artifact_settings(store, warm_start, "warm_start")
-    if warm_start is not None and settings.restore_from is not None:
-        raise ValueError(
-            "Experiment.restore_from and warm_start are both set, but a run begins from one of them. Fix: "
-            "leave out warm_start to take all weights, or restore_from to take those that fit."
+    found = settings.restore_from
+    if found is not None and not (isinstance(found, str) and found):
+        raise TypeError(
+            f"Experiment.restore_from is {found!r}, but must be None or a text. Fix: set it to 'latest', "
+            "'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
         )
 
 
@@ -303,16 +271,8 @@ def _check_ratio(settings: Settings) -> None:
 
 
 def _check_lifecycle(settings: Settings) -> None:
-    if (minutes := settings.ckpt_minutes) is not None:
-        _check_number("ckpt_minutes", minutes, "None or a number above 0", 1e-300, whole=False)
     if (seed := settings.seed) is not None:
         _check_number("seed", seed, "None or a whole number of at least 0", 0, whole=True)
-    shaper = settings.reward_shaper
-    if shaper is not None and (isinstance(shaper, type) or not callable(shaper)):
-        raise TypeError(
-            f"Experiment.reward_shaper is {shaper!r}, but must be a function of (rewards, progress). Fix: in "
-            "gin write @ScaleRewards() with parentheses, in Python pass ScaleRewards() or a function."
-        )
 
 
 def _check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:
@@ -326,9 +286,7 @@ LONGEST_EPISODE = 1_000  # env steps; evaluations play one episode per actor, cu
 TINY: dict[str, Any] = {
     "mode": "both",
     "log_to_wandb": False,
-    "artifact_store": None,
     "restore_from": None,
-    "warm_start": None,
     "start_collecting_at_epoch": 0,
 }
 """Settings of everything that is only tried."""

@@ -132,7 +132,7 @@ class MazeRunner(Env[Obs, Any]):
             raise ValueError(
                 f"The saved state is of a maze of size {len(state['is_free'])}, this one has size "
                 f"{self.size}. Fix: resume with the MazeRunner.size of the earlier run, or set "
-                "Experiment.save_env_state = False."
+                "Collector.save_env_state = False."
             )
         self._enter(state["is_free"].copy())
         self._goals, self._action_to_move = list(state["goals"]), list(state["action_to_move"])

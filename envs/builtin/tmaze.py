@@ -88,7 +88,7 @@ class TMazePassive(gym.Env[np.ndarray, Any]):
             raise ValueError(
                 f"The saved state is {state['position']} steps from the start, this corridor has "
                 f"{self.horizon}. Fix: resume with the TMazePassive.horizon of the earlier run, or set "
-                "Experiment.save_env_state = False."
+                "Collector.save_env_state = False."
             )
         self._cue, self._position, self._time = state["cue"], state["position"], state["time"]
         set_generator_state(self, state["generator"])

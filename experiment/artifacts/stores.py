@@ -499,7 +499,7 @@ class WandbStore(ArtifactStore):
     def _run_access(self) -> RunAccess:
         if self._access is None:
             raise ValueError(
-                "This WandbStore serves no run yet. Fix: set Experiment.artifact_store = @WandbStore, or "
+                "This WandbStore serves no run yet. Fix: set Artifacts.store = @WandbStore, or "
                 "call attach(...) first."
             )
         return self._access

@@ -22,6 +22,7 @@ _FILES, _NOTE = "files", "pending.json"
 _HURRY_S = 5.0  # a preempted process has seconds; what is not stored then waits on disk
 
 
+@gin.configurable("Artifacts", allowlist=["store"])
 class Uploads:
     """Hands checkpoints (alias `latest`) and the best policy (alias `best`) to a store, without waiting.
 
@@ -30,23 +31,35 @@ class Uploads:
     next artifact, or by `close`.
 
     Args:
-        store: where artifacts go; None for nowhere.
+        attach: tells a store about this run; None in a process that has nothing to do with it.
         folder: where they wait; on the file system of the files, which then need not be copied.
         run_name: of the run, by which they are named.
         facts: JSON values of the moment, for the metadata of an artifact.
+        store: makes where artifacts go, such as FolderStore; None for nowhere.
+
+    Raises: TypeError for another store.
     """
 
     def __init__(
         self,
-        store: ArtifactStore | None,
+        attach: Callable[[ArtifactStore], None] | None,
         folder: Path,
         run_name: str,
         facts: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        store: Callable[[], ArtifactStore] | None = None,
     ) -> None:
-        self.store = store
+        if store is not None and (isinstance(store, ArtifactStore) or not callable(store)):
+            raise TypeError(
+                f"Artifacts.store is {store!r}, but must be what makes a store. Fix: set Artifacts.store = "
+                "@FolderStore (without parentheses) and FolderStore.root."
+            )
+        self.store = None if store is None or attach is None else store()
+        if self.store is not None and attach is not None:
+            attach(self.store)
         self._folder, self._run_name, self._facts = folder, run_name, facts
         self._lock = threading.Lock()  # of the four below
-        self._waiting = {} if store is None else _left_over(folder)  # folders by the name of the artifact
+        self._waiting = {} if self.store is None else _left_over(folder)  # folders by artifact
         self._active: Path | None = None
         self._has_work = False
         self._thread: threading.Thread | None = None

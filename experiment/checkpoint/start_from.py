@@ -1,4 +1,4 @@
-"""Beginning from what another run has left: `Experiment.restore_from` and `Experiment.warm_start`."""
+"""Beginning from what another run has left: `Experiment.restore_from` and `WarmStart`."""
 
 from __future__ import annotations
 
@@ -10,40 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gin
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from ..artifacts.stores import CONTENT, POLICY, STATE, ArtifactStore, find_artifact
+from ..callbacks import Callback
+from ..contracts import Run
 from .policy_file import Handover, load_what_fits, read_policy
 from .spaces import EnvSpaces, check_spaces
 from .store import MARKER, TrainingState
 
 logger = logging.getLogger("loxodon")
 _WEIGHTS_SUFFIX = ".safetensors"
-
-
-def check_artifact_settings(artifact_store: Any, restore_from: Any, name: str = "restore_from") -> None:
-    """Raise for settings of the artifacts that cannot work, before anything is built."""
-    is_store = isinstance(artifact_store, ArtifactStore)
-    if artifact_store is not None and (is_store or not callable(artifact_store)):
-        raise TypeError(
-            f"Experiment.artifact_store is {artifact_store!r}, but must be what makes a store. Fix: set "
-            "Experiment.artifact_store = @FolderStore (without parentheses) and FolderStore.root."
-        )
-    if restore_from is None:
-        return
-    if not isinstance(restore_from, str) or not restore_from:
-        raise TypeError(
-            f"Experiment.{name} is {restore_from!r}, but must be None or a text. Fix: set it to "
-            "'latest', 'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
-        )
-    if artifact_store is None and not is_path(restore_from):
-        raise ValueError(
-            f"Experiment.{name} = {restore_from!r} names an artifact, but this run has no store. Fix: "
-            "set Experiment.artifact_store = @FolderStore and FolderStore.root, or give a path, which begins "
-            "with '/', './' or '~'."
-        )
 
 
 def is_path(reference: str) -> bool:
@@ -62,7 +42,7 @@ def fetched(
     ckpts: Path,
     accelerator: Accelerator,
     say: Callable[[str], None],
-    name: str = "restore_from",
+    name: str = "Experiment.restore_from",
 ) -> Iterator[tuple[Path, str | None]]:
     """Where all processes find what a reference means, for as long as the block lasts.
 
@@ -73,7 +53,7 @@ def fetched(
         ckpts: the folder of its checkpoints.
         accelerator: of all processes that train together.
         say: prints a line.
-        name: of the setting, for errors.
+        name: gin name of the setting, for errors.
 
     Yields: a training state (a folder) or weights (a file), and the run it belongs to if that is known.
 
@@ -86,7 +66,12 @@ def fetched(
             path = find_files(Path(reference).expanduser(), name)
             where = [path, run_name if path.resolve().is_relative_to(ckpts.resolve()) else None]
         else:
-            assert store is not None  # check_artifact_settings
+            if store is None:
+                raise ValueError(
+                    f"{name} = {reference!r} names an artifact, but this run has no store. Fix: set "
+                    "Artifacts.store = @FolderStore and FolderStore.root, or give a path, which begins with "
+                    "'/', './' or '~'."
+                )
             info = find_artifact(store, reference, run_name)
             shutil.rmtree(folder, ignore_errors=True)
             say(f"Fetching {info.reference} from {store!r}.")
@@ -98,7 +83,7 @@ def fetched(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_files(path: Path, name: str = "restore_from") -> Path:
+def find_files(path: Path, name: str = "Experiment.restore_from") -> Path:
     """The training state (a folder) or weights (a file) at `path`, which may be an artifact's folder.
 
     Raises: FileNotFoundError if there is neither.
@@ -113,7 +98,7 @@ def find_files(path: Path, name: str = "restore_from") -> Path:
     holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
     found = f"holds neither a training state nor {CONTENT[POLICY]}, but: {holds or 'nothing'}"
     raise FileNotFoundError(
-        f"Experiment.{name}: {path} {found if path.is_dir() else 'does not exist'}. Fix: name a "
+        f"{name}: {path} {found if path.is_dir() else 'does not exist'}. Fix: name a "
         f"checkpoint's folder, a {_WEIGHTS_SUFFIX} file, or the folder of an artifact's version."
     )
 
@@ -132,6 +117,43 @@ def as_branch(state: TrainingState) -> TrainingState:
     return dataclasses.replace(state, shared=shared, own=own, metadata={**state.metadata, "run_id": None})
 
 
+@gin.configurable
+class WarmStart(Callback):
+    """Lets a new run begin with those weights of another one that fit; counters and optimizer are new.
+
+    Every run has one; `WarmStart.source` is all that it takes.
+
+    Args:
+        source: a path or an artifact, as in Experiment.restore_from; None for nothing.
+
+    Raises: TypeError for another source.
+    """
+
+    def __init__(self, source: str | None = None) -> None:
+        if source is not None and not (isinstance(source, str) and source):
+            raise TypeError(
+                f"WarmStart.source is {source!r}, but must be None or a text. Fix: set it to "
+                "'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
+            )
+        self.source = source
+
+    def on_start(self, run: Run) -> None:
+        """Take the weights over; says which fit and which do not.
+
+        Raises: FileNotFoundError; ValueError if they are of another environment, or nothing fits.
+        """
+        if self.source is None or not run.begins_anew or run.ctx.role.is_actor or run.test_run:
+            return
+        if run.restore_from is not None:
+            raise ValueError(
+                "Experiment.restore_from and WarmStart.source are both set, but a run begins from one of "
+                "them. Fix: leave out WarmStart.source to take all weights, or restore_from to take those "
+                "that fit."
+            )
+        with run.fetched(self.source, "WarmStart.source") as (path, _):
+            logger.info("Warm start from %s: %s.", self.source, warm_start(run.policy, path, run.env_spaces))
+
+
 def warm_start(model: nn.Module, path: Path, spaces: EnvSpaces) -> Handover:
     """Take over those weights that fit; they lie in a policy file or in the folder of a training state.
 
@@ -142,7 +164,7 @@ def warm_start(model: nn.Module, path: Path, spaces: EnvSpaces) -> Handover:
     check_spaces(
         info.env_spaces(),
         spaces,
-        claim=f"Experiment.warm_start: {path} is of another environment",
+        claim=f"WarmStart.source: {path} is of another environment",
         where="the file",
         mend="name a policy of an environment with these spaces.",
     )

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from ...data.errors import FormatError, visible
 from ..files import fsync, write_text
+from ..numbers import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, read_info, write_policy
 
 FORMAT_VERSION = 4  # of training states
@@ -61,7 +62,17 @@ class TrainingState:
     metadata: dict[str, Any]
 
 
-@gin.configurable(allowlist=["best_by", "lowest_is_best", "on_mismatch"])
+@gin.configurable(
+    allowlist=[
+        "best_by",
+        "lowest_is_best",
+        "on_mismatch",
+        "keep",
+        "keep_every",
+        "every_minutes",
+        "exact_resume",
+    ]
+)
 class CheckpointManager:
     """Reads and writes the `ckpts` folder of one run. Only the main process writes shared files.
 
@@ -75,13 +86,21 @@ class CheckpointManager:
         lowest_is_best: whether a lower figure is a better one.
         on_mismatch: what is done with a checkpoint of another major version of Loxodon (before 1.0: minor):
             "error" refuses it, "warn" only says so, as of all other versions.
+        keep: newest training states that stay; None for all. keep_every: those after a multiple of so many
+            epochs stay too. Policy weights always stay.
+        every_minutes: after so many without a checkpoint, the running epoch ends with one, which is there
+            only until the next; None never does.
+        exact_resume: where the training environments are not stored, begin new episodes at every checkpoint
+            too, so that a run that was killed and resumed is the one that was not, to the last bit. The
+            price: every running episode is cut, and none that is longer than Experiment.ckpt_interval epochs
+            ever ends.
 
     Attributes:
         run_id: names one run from its fresh start on. None before it has begun, or gone on from a
             checkpoint; then the run that is on disk counts as the own one.
         has_begun: `begin_run` was called since then, so this folder may be written to.
 
-    Raises: ValueError for another on_mismatch.
+    Raises: ValueError or TypeError for a setting that cannot work.
     """
 
     def __init__(
@@ -95,7 +114,20 @@ class CheckpointManager:
         best_by: str = "val/return",
         lowest_is_best: bool = False,
         on_mismatch: str = "error",
+        keep: int | None = None,
+        keep_every: int | None = None,
+        every_minutes: float | None = 5.0,
+        exact_resume: bool = False,
     ) -> None:
+        for name, value in (("keep", keep), ("keep_every", keep_every)):
+            if value is not None:
+                allowed = "None or a whole number of at least 1"
+                check_number(f"CheckpointManager.{name}", value, allowed, 1, whole=True)
+        if every_minutes is not None:
+            allowed = "None or a number above 0"
+            check_number("CheckpointManager.every_minutes", every_minutes, allowed, 1e-300, whole=False)
+        self.keep, self.keep_every = keep, keep_every
+        self.every_minutes, self.exact_resume = every_minutes, exact_resume
         if on_mismatch not in ("error", "warn"):
             raise ValueError(
                 f"CheckpointManager.on_mismatch is {on_mismatch!r}, allowed are 'error' and 'warn'. "
@@ -252,16 +284,13 @@ class CheckpointManager:
             write_policy(self.weights_dir / f"policy_epoch_{epoch}.safetensors", tensors, header)
         return final
 
-    def prune(self, keep: int | None, keep_every: int | None = None) -> None:
-        """Delete interim training states but the newest, and others but the newest `keep`; None keeps all.
-
-        Policy weights stay. keep_every: those after a multiple of so many epochs stay too.
-        """
+    def prune(self) -> None:
+        """Delete interim training states but the newest, and of the others what need not be kept."""
         states = sorted(self._states().items())
         doomed = [one for one in states[:-1] if about(one[1]).get("is_interim")]
         lasting = [one for one in states if one not in doomed]
-        for epoch, folder in lasting[: -keep if keep is not None else 0]:
-            if keep_every is None or (epoch + 1) % keep_every != 0:
+        for epoch, folder in lasting[: -self.keep if self.keep is not None else 0]:
+            if self.keep_every is None or (epoch + 1) % self.keep_every != 0:
                 doomed.append((epoch, folder))
         for _, folder in doomed:
             shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gin
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from ...agents import BaseAgent
 from ...data import Layout, Sink, TrajectoryWriter, WritingClock
 from ...data.spaces import ActionCode, PolicyActionSpace, is_text
-from ...envs import EnvHalves, EnvSpec, ExplorationWrapper, make_vector_env, num_usable_cores, resolve_env
+from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, ExplorationWrapper, make_vector_env, resolve_env
 from .collector import Collector, Group
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
@@ -28,7 +29,6 @@ def make_envs(
     env_mode: str,
     *,
     context: str | None = None,
-    num_workers: int | None = None,
     overlap: bool = False,
 ) -> Any:
     """A vector env of `num_envs` environments.
@@ -38,7 +38,6 @@ def make_envs(
         num_envs: of this process.
         env_mode: how they are run, see `make_vector_env`.
         context: start method of worker processes.
-        num_workers: of worker processes; None for one per CPU core.
         overlap: with "async" and several environments, make two vector envs of half of them each, which
             share the workers and take turns in stepping; see `EnvHalves`.
 
@@ -46,8 +45,8 @@ def make_envs(
     """
     specs = _specs(make_env, num_envs)
     if overlap and env_mode == "async" and num_envs > 1:
-        return _make_halves(specs, context, -(-(num_workers or num_usable_cores()) // 2))
-    envs = make_vector_env(specs, env_mode, context=context, num_workers=num_workers)
+        return _make_halves(specs, context)
+    envs = make_vector_env(specs, env_mode, context=context)
     if envs.num_envs != num_envs:
         found = envs.num_envs
         envs.close()
@@ -58,13 +57,12 @@ def make_envs(
     return envs
 
 
-def _make_halves(specs: Sequence[EnvSpec], context: str | None, num_workers: int) -> EnvHalves:
-    """num_workers: of each half."""
+def _make_halves(specs: Sequence[EnvSpec], context: str | None) -> EnvHalves:
     middle = (len(specs) + 1) // 2
     halves: list[Any] = []
     try:
         for part in (specs[:middle], specs[middle:]):
-            halves.append(make_vector_env(part, "async", context=context, num_workers=num_workers))
+            halves.append(AsyncVectorEnv(part, context=context, share=2))
     except BaseException:
         for envs in halves:
             envs.close()
@@ -167,6 +165,7 @@ def make_writer(
     )
 
 
+@gin.configurable("Collector", allowlist=["save_env_state"])
 def make_collector(
     envs: Any,
     agent: BaseAgent,
@@ -177,14 +176,15 @@ def make_collector(
     make_exploration: Callable[[int, int], ExplorationWrapper] | None,
     make_sinks: Callable[[int], Sequence[Sink]],
     make_writer: Callable[..., TrajectoryWriter] | None,
+    save_env_state: bool | None = None,
     **settings: Any,
 ) -> Collector:
     """A collector over `envs`, with a group for each half of them if they are `EnvHalves`.
 
-    agent, device, sample, settings: see `Collector`. seed_of: seed of the random stream with the names
-    given to it. make_exploration: makes the exploration of so many envs with that seed; None for none.
-    make_sinks: makes the learner's own sinks of so many envs. make_writer: makes what stores the trajectories
-    of so many envs, with keywords `seed` and `clock`; None for nothing.
+    agent, device, sample, save_env_state, settings: see `Collector`. seed_of: seed of the random stream
+    with the names given to it. make_exploration: makes the exploration of so many envs with that seed; None
+    for none. make_sinks: makes the learner's own sinks of so many envs. make_writer: makes what stores the
+    trajectories of so many envs, with keywords `seed` and `clock`; None for nothing.
     """
     halves = envs.halves if isinstance(envs, EnvHalves) else [envs]
     groups, clock = [], WritingClock()
@@ -197,4 +197,4 @@ def make_collector(
             writer = make_writer(part.num_envs, seed=seed_of("writer", *names), clock=clock)
             group.sinks = [*group.sinks, writer]
         groups.append(group)
-    return Collector(groups, agent, device, sample, **settings)
+    return Collector(groups, agent, device, sample, save_env_state=save_env_state, **settings)

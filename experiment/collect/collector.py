@@ -189,8 +189,8 @@ class Collector:
         self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
         if save_env_state and (problem := self._problem()) is not None:
             raise ValueError(
-                f"{problem}, which Experiment.save_env_state needs. Fix: {_OFFER}, or set "
-                "Experiment.save_env_state = None to begin new episodes on resuming."
+                f"{problem}, which Collector.save_env_state needs. Fix: {_OFFER}, or set "
+                "Collector.save_env_state = None to begin new episodes on resuming."
             )
 
     @property
@@ -465,9 +465,9 @@ class Collector:
         if num_steps and times and min(int(part.min()) for part in times) >= num_steps:
             logger.warning(
                 "No training episode has ended in the %d steps since the last checkpoint, and "
-                "Experiment.exact_resume cuts them all at each checkpoint. Fix: raise "
+                "CheckpointManager.exact_resume cuts them all at each checkpoint. Fix: raise "
                 "Experiment.ckpt_interval, let the environment offer its state, or set "
-                "Experiment.exact_resume = False.",
+                "CheckpointManager.exact_resume = False.",
                 num_steps,
             )
 
@@ -514,7 +514,7 @@ class Collector:
             raise ValueError(
                 f"The checkpoint holds the states of {sum(before)} environments (in {len(before)} part(s)), "
                 f"this run has {sum(now)} (in {len(now)}). Fix: resume with the Experiment.parallel_actors, "
-                "overlap_sampling and env_mode of the earlier run, or set Experiment.save_env_state = False."
+                "overlap_sampling and env_mode of the earlier run, or set Collector.save_env_state = False."
             )
         states = []
         for (group, own_seed), one in zip(self._seeded(seed), saved, strict=True):

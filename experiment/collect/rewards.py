@@ -42,27 +42,47 @@ class ScaleRewards:
         return shaped.astype(np.float32)
 
 
-def make_shaping(
-    shaper: ShapeRewards | None, num_epochs: int, epoch: Callable[[], int]
-) -> Callable[[np.ndarray], np.ndarray] | None:
-    """What the training collector calls with the rewards of each vector step; None without a shaper.
+@gin.configurable(allowlist=["shaper"])
+class RewardShaping:
+    """Rewards as training sees them: those that are collected, and those that relabeling gives alike.
 
-    The function takes (N,) float32, leaves it alone and returns (N,) float32. It raises TypeError or
-    ValueError if the user's function returns anything else.
+    Args:
+        num_epochs: of the run.
+        epoch: gives the one that schedules follow.
+        shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
+            policy's input and all figures keep the environment's own. None changes nothing.
 
-    num_epochs: of the run. epoch: gives the one that schedules follow.
+    Raises: TypeError for another shaper.
     """
-    if shaper is None:
-        return None
-    return lambda rewards: _shaped(shaper, num_epochs, rewards, epoch())
 
+    def __init__(
+        self, num_epochs: int, epoch: Callable[[], int], *, shaper: ShapeRewards | None = None
+    ) -> None:
+        if shaper is not None and (isinstance(shaper, type) or not callable(shaper)):
+            raise TypeError(
+                f"RewardShaping.shaper is {shaper!r}, but must be a function of (rewards, progress). Fix: in "
+                "gin write @ScaleRewards() with parentheses."
+            )
+        self._num_epochs, self._epoch, self._shaper = num_epochs, epoch, shaper
 
-def shape_relabeled(dataset: RLDataset, shaper: ShapeRewards, num_epochs: int) -> None:
-    """Let what relabels trajectories, in all parts of the dataset, shape the rewards that it gives alike."""
-    if dataset.relabeler is not None:
-        dataset.relabeler.shape_rewards = functools.partial(_shaped, shaper, num_epochs)
-    for part in getattr(dataset, "datasets", ()):
-        shape_relabeled(part, shaper, num_epochs)
+    def of_rollouts(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """What the training collector calls with the rewards of each vector step; None without a shaper.
+
+        The function takes (N,) float32, leaves it alone and returns (N,) float32. It raises TypeError or
+        ValueError if the user's function returns anything else.
+        """
+        if (shaper := self._shaper) is None:
+            return None
+        return lambda rewards: _shaped(shaper, self._num_epochs, rewards, self._epoch())
+
+    def shape_relabeled(self, dataset: RLDataset) -> None:
+        """Let what relabels trajectories, in all parts of the dataset, shape the rewards that it gives."""
+        if self._shaper is None:
+            return
+        if dataset.relabeler is not None:
+            dataset.relabeler.shape_rewards = functools.partial(_shaped, self._shaper, self._num_epochs)
+        for part in getattr(dataset, "datasets", ()):
+            self.shape_relabeled(part)
 
 
 def _shaped(shaper: ShapeRewards, num_epochs: int, rewards: np.ndarray, epoch: int) -> np.ndarray:
@@ -72,18 +92,18 @@ def _shaped(shaper: ShapeRewards, num_epochs: int, rewards: np.ndarray, epoch: i
     must = f"must return finite numbers of shape {rewards.shape}, one for each"
     if not isinstance(shaped, np.ndarray) or shaped.dtype.kind not in "fiub":
         raise TypeError(
-            f"Experiment.reward_shaper ({name}) returned {type(shaped).__name__}, but {must}. Fix: return a "
+            f"RewardShaping.shaper ({name}) returned {type(shaped).__name__}, but {must}. Fix: return a "
             "numpy array; return rewards * 0.1, for example."
         )
     if shaped.shape != rewards.shape:
         raise ValueError(
-            f"Experiment.reward_shaper ({name}) returned shape {shaped.shape}, but {must}. Fix: work on all "
+            f"RewardShaping.shaper ({name}) returned shape {shaped.shape}, but {must}. Fix: work on all "
             "rewards at once, without adding or dropping an axis."
         )
     if not np.isfinite(shaped).all():
         row = int(np.flatnonzero(~np.isfinite(shaped))[0])
         raise ValueError(
-            f"Experiment.reward_shaper ({name}) returned {shaped[row]} for the reward {rewards[row]}, but "
+            f"RewardShaping.shaper ({name}) returned {shaped[row]} for the reward {rewards[row]}, but "
             f"{must}. Fix: guard divisions and logarithms."
         )
     return shaped.astype(np.float32, copy=False)

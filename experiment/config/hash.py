@@ -22,10 +22,8 @@ SETTINGS = (
     "Experiment.verbose",
     "Experiment.log_*",
     "Experiment.wandb_*",
-    "Experiment.keep_*",
-    "Experiment.ckpt_minutes",
     "CheckpointManager.*",
-    "Experiment.artifact_store",
+    "Artifacts.*",
     "FolderStore.*",
     "WandbStore.*",
     "Experiment.always_save_latest",
@@ -39,7 +37,7 @@ SETTINGS = (
     # how many processes and threads do the work
     "Experiment.torch_threads",
     "Experiment.dloader_workers",
-    "Experiment.async_env_workers",
+    "AsyncVectorEnv.num_workers",
     "Experiment.async_env_mp_context",
     "Experiment.compile_acting",
     "Experiment.deterministic",
@@ -69,9 +67,11 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
         if "." in name and not name.startswith("Experiment.")
     }
     values |= {f"Experiment.{one.name}": getattr(exp, one.name) for one in fields(exp)}
-    if not exp.exact_resume:  # else episodes are cut at checkpoints
-        del values["Experiment.ckpt_interval"]
     chosen = {name: value for name, value in values.items() if not is_setting(name)}
+    if values.get("CheckpointManager.exact_resume") == "True":  # episodes are cut at checkpoints
+        chosen["CheckpointManager.exact_resume"] = True
+    else:
+        del chosen["Experiment.ckpt_interval"]
     text = json.dumps(chosen, sort_keys=True, default=_in_words)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -33,14 +33,14 @@ class Crew:
         learner_words: arguments of the learner's command line.
         num_actors: how many actors the run has.
         replay_ratio: that of the run, which all its processes keep.
-        env_workers: worker processes for environments that the config sets; None for a share of the cores.
+        has_env_workers: the config sets how many processes the environments get; else a share of the cores.
         first_epoch: of the learner, in which they begin.
     """
 
     learner_words: Sequence[str]
     num_actors: int
     replay_ratio: float | None = None
-    env_workers: int | None = None
+    has_env_workers: bool = False
     first_epoch: int = 0
 
     def words(self, num_per_machine: int = 1) -> list[str]:
@@ -62,8 +62,8 @@ class Crew:
         said = {word.partition("=")[0] for word in kept}
         if "Experiment.torch_threads" not in said:
             own["Experiment.torch_threads"] = 1
-        if self.env_workers is None and num_per_machine > 1 and "Experiment.async_env_workers" not in said:
-            own["Experiment.async_env_workers"] = max(1, num_usable_cores() // num_per_machine)
+        if not self.has_env_workers and num_per_machine > 1 and "AsyncVectorEnv.num_workers" not in said:
+            own["AsyncVectorEnv.num_workers"] = max(1, num_usable_cores() // num_per_machine)
         return [*kept, "--mode", "collect", *(f"{name}={value!r}" for name, value in own.items())]
 
 
@@ -115,11 +115,16 @@ def pace_of_preset(*, env_steps: int, updates: int) -> float | None:
             "Experiment.train_timesteps_per_epoch is 0, so actors would collect nothing. "
             "Fix: set it to a positive number, or leave out --actors."
         )
+    return updates / env_steps if updates and not is_bound("Experiment.replay_ratio") else None
+
+
+def is_bound(name: str) -> bool:
+    """Whether the config sets this parameter, be it to None."""
     try:
-        gin.query_parameter("Experiment.replay_ratio")
+        gin.query_parameter(name)
     except ValueError:
-        return updates / env_steps if updates else None
-    return None
+        return False
+    return True
 
 
 def this_program() -> list[str]:

@@ -167,7 +167,7 @@ class RolloutBuffer(Sink):
                 f"The checkpoint holds {found[0]} earlier timesteps of {found[1]} environments, this run "
                 f"reads {self.history} of {self.num_envs}. Fix: resume with the encoder, "
                 "Experiment.max_seq_len and parallel_actors of the earlier run, or set "
-                "Experiment.save_env_state = False."
+                "Collector.save_env_state = False."
             )
         for columns, saved in ((self._obs, state["obs"]), (self._rows, state["rows"])):
             for key, column in columns.items():

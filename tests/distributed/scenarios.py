@@ -183,7 +183,7 @@ def _stored_envs(folder: Path) -> list[dict[str, Any]]:
             mode="both",
             make_train_env=EnvSpec(TMazePassive, {"horizon": 30}),
             train_timesteps_per_epoch=7,
-            save_env_state=True,
+            **{"Collector.save_env_state": True},
         )
         if not found:
             exp.collect_new_training_data()

@@ -41,7 +41,9 @@ def test_the_configs_of_the_page_are_sound(number: int, tmp_path: Path) -> None:
 def test_the_layout_of_the_page_is_that_of_a_run(tmp_path: Path) -> None:
     run(
         make_experiment(
-            tmp_path, run_name="my-run", artifact_store=lambda: FolderStore(str(tmp_path / "artifacts"))
+            tmp_path,
+            run_name="my-run",
+            **{"Artifacts.store": lambda: FolderStore(str(tmp_path / "artifacts"))},
         )
     )
     (layout,) = re.findall(r"```\n(artifacts/.*?)```", PAGE, flags=re.DOTALL)
@@ -79,8 +81,8 @@ def test_the_store_of_the_page_serves_a_run(tmp_path: Path) -> None:
     def store() -> Any:
         return defined["NewestOnly"](root=str(tmp_path / "store"))
 
-    base = run(make_experiment(tmp_path, run_name="base", artifact_store=store))
-    exp = make_experiment(tmp_path, artifact_store=store, restore_from="base:latest", epochs=3)
+    base = run(make_experiment(tmp_path, run_name="base", **{"Artifacts.store": store}))
+    exp = make_experiment(tmp_path, **{"Artifacts.store": store}, restore_from="base:latest", epochs=3)
     exp.start()
     assert exp.epoch == base.epoch
     exp.close()

@@ -23,7 +23,7 @@ from .fakes import make_experiment, run
 
 
 def with_store(tmp_path: Path, **changes: Any) -> Experiment:
-    changes = {"artifact_store": lambda: FolderStore(str(tmp_path / "store")), "epochs": 2, **changes}
+    changes = {"Artifacts.store": lambda: FolderStore(str(tmp_path / "store")), "epochs": 2, **changes}
     return make_experiment(tmp_path / "runs", **{"ckpt_interval": 1, **changes})
 
 
@@ -42,7 +42,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 
 def test_checkpoints_and_the_best_policy_become_artifacts_and_change_nothing(tmp_path: Path) -> None:
-    exp = run(with_store(tmp_path, epochs=3, keep_checkpoints=1))
+    exp = run(with_store(tmp_path, epochs=3, **{"CheckpointManager.keep": 1}))
     assert_equal(weights(exp), weights(run(make_experiment(tmp_path / "plain", epochs=3, ckpt_interval=1))))
     store = store_of(tmp_path)
     state = store.get("tiny/state:latest", tmp_path / "state")
@@ -192,7 +192,7 @@ def test_what_a_killed_or_hurried_process_left_is_stored_and_what_it_half_wrote_
 
 
 def test_latest_goes_on_exactly_on_a_machine_that_has_nothing_but_the_store(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"val_timesteps_per_epoch": 0, "exact_resume": True}
+    settings: dict[str, Any] = {"val_timesteps_per_epoch": 0, "CheckpointManager.exact_resume": True}
     whole = run(with_store(tmp_path / "whole", epochs=4, **settings))
     run(with_store(tmp_path, epochs=2, **settings))
     second = with_store(tmp_path, epochs=4, restore_from="latest", **settings)
@@ -274,9 +274,9 @@ def test_unknown_references_and_paths_say_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"restore_from": "base:best"}, ValueError, r"has no store.*Fix: set Experiment.artifact_store"),
+        ({"restore_from": "base:best"}, ValueError, r"has no store.*Fix: set Artifacts.store"),
         ({"restore_from": 3}, TypeError, r"restore_from is 3.*Fix: set it to"),
-        ({"artifact_store": FolderStore("x")}, TypeError, r"must be what makes a store.*Fix:.*@FolderStore"),
+        ({"Artifacts.store": FolderStore("x")}, TypeError, r"must be what makes a store.*Fix:.*@FolderStore"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(
@@ -297,7 +297,7 @@ def test_a_collecting_process_has_no_store_and_restores_nothing(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["FolderStore", "WandbStore"])
 def test_gin_chooses_the_store(name: str) -> None:
     root = ["FolderStore.root='somewhere'"] if name == "FolderStore" else []
-    load_config(["tmaze"], [f"Experiment.artifact_store=@{name}", *root])
-    store = gin.query_parameter("Experiment.artifact_store").scoped_configurable_fn()
+    load_config(["tmaze"], [f"Artifacts.store=@{name}", *root])
+    store = gin.query_parameter("Artifacts.store").scoped_configurable_fn()
     assert isinstance(store, ArtifactStore)
     gin.clear_config()

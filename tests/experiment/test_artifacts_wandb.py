@@ -86,7 +86,7 @@ def artifacts(found: list[Any]) -> list[Any]:
 
 
 def experiment(tmp_path: Path, **changes: Any) -> Experiment:
-    settings = {"log_to_wandb": True, "wandb_project": "p", "artifact_store": WandbStore, **SMALL}
+    settings = {"log_to_wandb": True, "wandb_project": "p", "Artifacts.store": WandbStore, **SMALL}
     return make_experiment(tmp_path / "runs", **{**settings, **changes})
 
 
@@ -126,7 +126,7 @@ def test_an_offline_run_records_figures_config_and_artifacts(tmp_path: Path, hom
 @pytest.mark.slow
 def test_without_a_login_the_run_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
-    exp = experiment(tmp_path, artifact_store=None)
+    exp = experiment(tmp_path, **{"Artifacts.store": None})
     exp.start()
     with pytest.raises(ValueError, match=r"did not start: .*Fix: `wandb login`, or set WANDB_MODE=offline"):
         exp.learn()
@@ -196,7 +196,7 @@ def test_nothing_of_wandb_is_imported_unless_it_is_asked_for(tmp_path: Path) -> 
         "import sys\nsys.path.insert(0, {folder!r})\nfrom fakes import make_experiment, run\n"
         "from loxodon.experiment.artifacts import FolderStore\n"
         "from pathlib import Path\n"
-        "run(make_experiment(Path({out!r}), artifact_store=lambda: FolderStore({out!r})))\n"
+        "run(make_experiment(Path({out!r}), **{{'Artifacts.store': lambda: FolderStore({out!r})}}))\n"
         "assert 'wandb' not in sys.modules\n"
     ).format(folder=str(Path(__file__).parent), out=str(tmp_path / "out"))
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -219,7 +219,7 @@ def test_what_was_downloaded_is_there_without_a_network_and_the_rest_says_what_t
     with pytest.raises(RuntimeError, match=online):
         exp.start()
     exp.close()
-    with pytest.raises(ValueError, match=r"serves no run yet.*Fix: set Experiment.artifact_store"):
+    with pytest.raises(ValueError, match=r"serves no run yet.*Fix: set Artifacts.store"):
         WandbStore().get("a/b:v0", tmp_path / "out")
 
 

@@ -64,13 +64,17 @@ def test_saving_an_epoch_twice_keeps_the_second(tmp_path: Path) -> None:
 
 
 def test_every_nth_and_the_newest_checkpoints_stay_and_all_policies(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"ckpt_interval": 1, "keep_checkpoints": 2, "keep_every_epochs": 3}
+    settings: dict[str, Any] = {
+        "ckpt_interval": 1,
+        "CheckpointManager.keep": 2,
+        "CheckpointManager.keep_every": 3,
+    }
     exp = run(make_experiment(tmp_path, epochs=8, **settings))
     assert exp.checkpoints.complete_epochs() == [2, 5, 6, 7]  # after 3 and 6 epochs, and the last two
     assert exp.checkpoints.best_path.exists()
     assert len(list(exp.checkpoints.weights_dir.iterdir())) == 8
     with pytest.raises(ValueError, match=r"keep_every_epochs is 0.*Fix:"):
-        make_experiment(tmp_path, keep_every_epochs=0)
+        make_experiment(tmp_path, **{"CheckpointManager.keep_every": 0})
 
 
 def test_published_weights_carry_rising_versions_and_are_loaded_once(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_settings_leave_it_and_hyperparameters_change_it() -> None:
         "verbose": True,
         "wandb_project": "x",
         "run_name": "other",
-        "keep_checkpoints": 3,
+        "CheckpointManager.keep": 3,
         "dloader_workers": 2,
         "seed": 8,
         "ckpt_interval": 1,
@@ -57,8 +57,8 @@ def test_settings_leave_it_and_hyperparameters_change_it() -> None:
         {"l2_coeff": 0.5},
         {"make_train_env": EnvSpec(CountingEnv, {"noise": 2.0})},
         {"agent_type": partial(TinyAgent)},
-        {"exact_resume": True},
-        {"exact_resume": True, "ckpt_interval": 1},  # where checkpoints cut episodes
+        {"CheckpointManager.exact_resume": True},
+        {"CheckpointManager.exact_resume": True, "ckpt_interval": 1},  # where checkpoints cut episodes
     ]
     assert len({plain, *(digest(**change) for change in changes)}) == 1 + len(changes)
 

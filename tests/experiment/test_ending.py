@@ -34,7 +34,7 @@ def records(exp: Experiment) -> list[dict[str, Any]]:
 def test_a_requested_stop_returns_and_resumes_as_if_nothing_had_been(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings: dict[str, Any] = {"epochs": 3, "ckpt_interval": 1, "exact_resume": True}
+    settings: dict[str, Any] = {"epochs": 3, "ckpt_interval": 1, "CheckpointManager.exact_resume": True}
     whole = run(make_experiment(tmp_path / "whole", **settings))
     exp = make_experiment(tmp_path / "parts", callbacks=[StopAfterOne], **settings)
     exp.start()

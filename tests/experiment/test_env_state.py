@@ -75,7 +75,7 @@ def _deterministic_algorithms_are_put_back() -> Any:
 
 CASES = [
     ("cartpole", "transformer", {"env_mode": "sync"}),
-    ("tmaze", "gru", {"env_mode": "async", "overlap_sampling": True, "async_env_workers": 2}),
+    ("tmaze", "gru", {"env_mode": "async", "overlap_sampling": True, "AsyncVectorEnv.num_workers": 2}),
     ("tmaze", "gru", {"agent_type": PPOAgent, "env_mode": "sync"}),
     ("cartpole", "transformer", {"agent_type": PPOAgent, "env_mode": "sync"}),
 ]
@@ -103,13 +103,15 @@ def test_two_halves_equal_the_whole_in_the_middle_of_episodes(
 
 
 def test_without_the_setting_the_same_run_begins_new_episodes(tmp_path: Path) -> None:
-    exp = acting(tmp_path, "tmaze", save_env_state=False)
+    exp = acting(tmp_path, "tmaze", **{"Collector.save_env_state": False})
     exp.collect_new_training_data()
     assert exp.collector.groups[0].state.time_idxs.any()
     exp.save_checkpoint()
     assert exp.collector.groups[0].state.time_idxs.any()
     exp.close()
-    again = acting(tmp_path, "tmaze", save_env_state=True)  # the checkpoint has no environments
+    again = acting(
+        tmp_path, "tmaze", **{"Collector.save_env_state": True}
+    )  # the checkpoint has no environments
     again.load_checkpoint()
     assert not again.collector.groups[0].state.time_idxs.any()
     again.close()
@@ -142,7 +144,7 @@ def test_a_run_with_other_environments_is_refused(tmp_path: Path) -> None:
     exp.collect_new_training_data()
     exp.save_checkpoint()
     exp.close()
-    changes = {"exploration_wrapper_type": None, "parallel_actors": 2, "save_env_state": True}
+    changes = {"exploration_wrapper_type": None, "parallel_actors": 2, "Collector.save_env_state": True}
     again = acting(tmp_path, "tmaze", **changes)
     with pytest.raises(ValueError, match=r"states of 3 environments.*this run has 2.*Fix:"):
         again.load_checkpoint()
@@ -151,7 +153,7 @@ def test_a_run_with_other_environments_is_refused(tmp_path: Path) -> None:
 
 def test_an_environment_without_the_methods_is_named(tmp_path: Path) -> None:
     message = r"CountingEnv cannot be stored: CountingEnv has no get_state\(\) and set_state.*Fix:"
-    exp = make_experiment(tmp_path, save_env_state=True, make_train_env=EnvSpec(CountingEnv))
+    exp = make_experiment(tmp_path, **{"Collector.save_env_state": True}, make_train_env=EnvSpec(CountingEnv))
     with pytest.raises(ValueError, match=message):
         exp.start()
     exp.train_envs.close()

@@ -152,7 +152,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "mixture": ({"workers": 2}, ""),
     "dropout": ({"encoder": "TransformerTrajEncoder"}, ""),
     "priorities": ({"priorities": "0.6"}, ""),
-    "cut episodes": ({}, "Experiment.save_env_state = False\nExperiment.exact_resume = True\n"),
+    "cut episodes": ({}, "Collector.save_env_state = False\nCheckpointManager.exact_resume = True\n"),
     "cut files": ({}, "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"),
     "drawn seed": ({}, "Experiment.seed = None\n"),
 }

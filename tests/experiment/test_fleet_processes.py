@@ -24,7 +24,7 @@ PACED: dict[str, Any] = {
     **QUIET,
     "replay_ratio": RATIO,
     "train_batches_per_epoch": 100,
-    "keep_checkpoints": 2,
+    "CheckpointManager.keep": 2,
 }
 
 

@@ -560,7 +560,7 @@ def test_no_other_way_of_loading_a_policy_runs_anything(
     begin = {
         "resume": {},
         "restore_from": {"restore_from": str(state)},
-        "warm_start": {"warm_start": latest},
+        "WarmStart.source": {"WarmStart.source": latest},
         "collect": {"mode": "collect"},
     }[way]
     again = Experiment(**begin, **({} if way in ("resume", "collect") else {"run_name": "other"}))

@@ -31,7 +31,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 # --- two runs of one name -------------------------------------------------------------------------------
 
-TWO_STAY: dict[str, Any] = {"ckpt_interval": 1, "keep_checkpoints": 2, "val_interval": 2}
+TWO_STAY: dict[str, Any] = {"ckpt_interval": 1, "CheckpointManager.keep": 2, "val_interval": 2}
 
 
 def test_a_fresh_start_sets_the_earlier_run_aside_and_only_sees_itself(tmp_path: Path) -> None:
@@ -245,8 +245,15 @@ def test_minutes_without_a_checkpoint_end_with_one_that_the_next_replaces(
         def on_save_checkpoint_end(self, exp: Experiment) -> None:
             epochs.append(exp.checkpoints.complete_epochs())
 
-    settings: dict[str, Any] = {"epochs": 9, "ckpt_interval": 4, "ckpt_minutes": 2.0, "callbacks": [Watch]}
-    exp = make_experiment(tmp_path, val_interval=None, exact_resume=exact, **settings)
+    settings: dict[str, Any] = {
+        "epochs": 9,
+        "ckpt_interval": 4,
+        "CheckpointManager.every_minutes": 2.0,
+        "callbacks": [Watch],
+    }
+    exp = make_experiment(
+        tmp_path, val_interval=None, **{"CheckpointManager.exact_resume": exact}, **settings
+    )
     monkeypatch.setattr(StopRequest, "age_s", lambda self: 60.0 * exp.epoch)
     run(exp)
     assert epochs == ([[3], [3, 7], [3, 7, 8]] if exact else [[1], [3], [3, 5], [3, 7], [3, 7, 8]])

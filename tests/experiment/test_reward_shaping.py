@@ -27,7 +27,9 @@ def stored(exp: Experiment) -> list[Any]:
 
 def test_only_what_is_learned_from_changes(tmp_path: Path) -> None:
     plain = run(make_experiment(tmp_path / "plain", epochs=1))
-    shaped = run(make_experiment(tmp_path / "shaped", epochs=1, reward_shaper=ScaleRewards(2.0, 1.0)))
+    shaped = run(
+        make_experiment(tmp_path / "shaped", epochs=1, **{"RewardShaping.shaper": ScaleRewards(2.0, 1.0)})
+    )
     pairs = list(zip(stored(plain), stored(shaped), strict=True))
     assert pairs
     for one, other in pairs:
@@ -43,7 +45,7 @@ def test_relabelled_goals_pay_what_real_ones_do(tmp_path: Path) -> None:
     maze = EnvSpec(MazeRunner, {"size": 5, "num_goals": 1, "time_limit": 8})
     exp = make_experiment(
         tmp_path,
-        reward_shaper=lambda rewards, progress: (0.1 + progress) * rewards - 0.01,
+        **{"RewardShaping.shaper": lambda rewards, progress: (0.1 + progress) * rewards - 0.01},
         dataset=MixtureOfDatasets([dataset], [1.0]),
         agent_type=Agent,
         tstep_encoder_type=partial(FFTstepEncoder, n_layers=1, d_hidden=8, d_output=8),
@@ -78,7 +80,9 @@ def test_the_shaper_hears_of_progress_and_gets_a_copy(tmp_path: Path) -> None:
         rewards[:] = 7.0
         return rewards
 
-    exp = run(make_experiment(tmp_path, epochs=4, reward_shaper=shaper, val_timesteps_per_epoch=0))
+    exp = run(
+        make_experiment(tmp_path, epochs=4, **{"RewardShaping.shaper": shaper}, val_timesteps_per_epoch=0)
+    )
     assert sorted(set(seen)) == [0.0, 0.25, 0.5, 0.75]
     assert all((traj.rews == 7.0).all() for traj in stored(exp))
     assert figures(exp)["collect/return"] < 7.0
@@ -109,7 +113,7 @@ def test_scaling_then_clipping() -> None:
 def test_what_a_shaper_may_not_return(
     tmp_path: Path, shaper: Any, error: type[Exception], words: str
 ) -> None:
-    exp = make_experiment(tmp_path, reward_shaper=shaper, val_timesteps_per_epoch=0)
+    exp = make_experiment(tmp_path, **{"RewardShaping.shaper": shaper}, val_timesteps_per_epoch=0)
     exp.start()
     with pytest.raises(error, match=rf"reward_shaper \(<lambda>\).*{re.escape(words)}.*Fix"):
         exp.learn()
@@ -119,6 +123,6 @@ def test_what_a_shaper_may_not_return(
 def test_mistakes_before_the_start(tmp_path: Path) -> None:
     for wrong in (ScaleRewards, 3):
         with pytest.raises(TypeError, match=r"reward_shaper is .*parentheses"):
-            make_experiment(tmp_path, reward_shaper=wrong)
+            make_experiment(tmp_path, **{"RewardShaping.shaper": wrong})
     with pytest.raises(ValueError, match=r"ScaleRewards.low is 2.*high = 1.*Fix"):
         ScaleRewards(low=2.0, high=1.0)

@@ -204,7 +204,13 @@ def script(folder: Path, slow_s: float, **changes: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_signal_to_all_processes_of_the_machine_is_no_failure(tmp_path: Path, context: str) -> None:
-    changes = {**NEVER, "epochs": FOREVER, "env_mode": "async", "dloader_workers": 2, "async_env_workers": 2}
+    changes = {
+        **NEVER,
+        "epochs": FOREVER,
+        "env_mode": "async",
+        "dloader_workers": 2,
+        "AsyncVectorEnv.num_workers": 2,
+    }
     places = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     python_path = os.pathsep.join(place for place in places if place)  # spawned workers import the fakes
     code = script(tmp_path, 0.0, async_env_mp_context=context, ckpt_interval=None, **changes)

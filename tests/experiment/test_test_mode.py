@@ -77,7 +77,7 @@ def test_an_on_policy_run_has_all_of_it(tmp_path: Path, monkeypatch: pytest.Monk
     words = ["--config", "ppo/cartpole", "--test-run", "FinalTest.timesteps=8"]
     words += ["Experiment.callbacks=[@EpisodeLengthCurriculum]", "EpisodeLengthCurriculum.start=2"]
     words += ["EpisodeLengthCurriculum.end=9", "EpisodeLengthCurriculum.over_epochs=9"]
-    words += ["Experiment.reward_shaper=@ScaleRewards()", "ScaleRewards.scale=100.0"]
+    words += ["RewardShaping.shaper=@ScaleRewards()", "ScaleRewards.scale=100.0"]
     try:
         assert main(words) == 0
     finally:

@@ -47,7 +47,7 @@ class StoredEnv(LongEnv):
 
 AGENTS: dict[str, dict[str, Any]] = {
     "off-policy": {"traj_save_len": 13, "env_mode": "sync"},
-    "overlap": {"traj_save_len": 13, "env_mode": "async", "async_env_workers": 2},
+    "overlap": {"traj_save_len": 13, "env_mode": "async", "AsyncVectorEnv.num_workers": 2},
     "ppo": {
         "agent_type": PPOAgent,
         "on_policy_learner_type": partial(PPOLearner, minibatches=2, chunk_len=4, burn_in=2),
@@ -60,7 +60,7 @@ AGENTS: dict[str, dict[str, Any]] = {
         "traj_encoder_type": partial(TransformerTrajEncoder, d_model=28, d_ff=16, n_heads=2, n_layers=2),
         "exploration_wrapper_type": None,
         "env_mode": "async",
-        "async_env_workers": 2,
+        "AsyncVectorEnv.num_workers": 2,
     },
 }
 
@@ -168,7 +168,9 @@ def test_where_states_do_not_fit_new_episodes_begin(
     first.start()
     first.collect_new_training_data()
     first.save_checkpoint()
-    required = long_run(tmp_path, "off-policy", LongEnv, **{**tmaze, **changes, "save_env_state": True})
+    required = long_run(
+        tmp_path, "off-policy", LongEnv, **{**tmaze, **changes, "Collector.save_env_state": True}
+    )
     required.start()
     with pytest.raises(ValueError, match=f"{words}.*Fix:"):
         required.load_checkpoint()
@@ -196,7 +198,15 @@ def test_exact_resumption_warns_where_no_episode_can_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, interval: int, is_warned: bool
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="loxodon"):
-        exp = run(long_run(tmp_path, "off-policy", LongEnv, ckpt_interval=interval, exact_resume=True))
+        exp = run(
+            long_run(
+                tmp_path,
+                "off-policy",
+                LongEnv,
+                ckpt_interval=interval,
+                **{"CheckpointManager.exact_resume": True},
+            )
+        )
     ended = sum(record.get("collect/episodes", 0) for record in metrics(exp.run_dir))
     assert (ended == 0) == is_warned
     assert ("No training episode has ended in the 16 steps" in caplog.text) == is_warned

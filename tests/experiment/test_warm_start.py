@@ -55,7 +55,7 @@ def test_a_warm_start_takes_the_encoders_of_an_off_policy_run_and_lists_the_rest
     base = off_policy_run(tmp_path)
     gru = partial(GRUTrajEncoder, d_hidden=16, d_output=16)
     path = base.checkpoints.root / where
-    exp = make_ppo(tmp_path, traj_encoder_type=gru, warm_start=str(path))
+    exp = make_ppo(tmp_path, traj_encoder_type=gru, **{"WarmStart.source": str(path)})
     exp.start()
     theirs, own = weights_of(base), weights_of(exp)
     shared = [name for name in own if name.startswith(("tstep_encoder.", "traj_encoder."))]
@@ -75,7 +75,7 @@ def test_a_warm_start_that_nothing_fits_names_both_sets(tmp_path: Path) -> None:
     base = off_policy_run(tmp_path, epochs=0)
     path = str(base.checkpoints.root / "latest" / "policy.safetensors")
     wider = partial(FFTstepEncoder, n_layers=3, d_hidden=8, d_output=8, normalize_inputs=False)
-    exp = make_ppo(tmp_path, tstep_encoder_type=wider, warm_start=path)
+    exp = make_ppo(tmp_path, tstep_encoder_type=wider, **{"WarmStart.source": path})
     message = r"No tensor of .*fits this agent: there are .*critics.*the agent has .*policy_head.*Fix:"
     with pytest.raises(ValueError, match=message):
         exp.start()
@@ -85,16 +85,16 @@ def test_a_warm_start_from_another_environment_is_refused(tmp_path: Path) -> Non
     base = off_policy_run(tmp_path, epochs=0)
     path = str(base.checkpoints.root / "latest" / "policy.safetensors")
     with pytest.raises(ValueError, match=r"warm_start: .* is of another environment: .*action.*Fix:"):
-        make_ppo(tmp_path, "box", warm_start=path).start()
+        make_ppo(tmp_path, "box", **{"WarmStart.source": path}).start()
 
 
 def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"restore_from and warm_start are both set.*Fix:"):
-        make_ppo(tmp_path, warm_start="./x", restore_from="./y")
-    with pytest.raises(ValueError, match=r"Experiment.warm_start = 'other:best' names an artifact"):
-        make_ppo(tmp_path, warm_start="other:best")
-    with pytest.raises(FileNotFoundError, match=r"Experiment.warm_start: .*does not exist"):
-        make_ppo(tmp_path, warm_start=str(tmp_path / "none")).start()
+        make_ppo(tmp_path, **{"WarmStart.source": "./x"}, restore_from="./y")
+    with pytest.raises(ValueError, match=r"WarmStart.source = 'other:best' names an artifact"):
+        make_ppo(tmp_path, **{"WarmStart.source": "other:best"})
+    with pytest.raises(FileNotFoundError, match=r"WarmStart.source: .*does not exist"):
+        make_ppo(tmp_path, **{"WarmStart.source": str(tmp_path / "none")}).start()
 
 
 # ---- from one kind of agent to the other, through files ----

@@ -73,7 +73,7 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
 
 def test_threads_and_workers_of_actors_can_be_chosen() -> None:
     assert "Experiment.torch_threads=1" not in Crew(["Experiment.torch_threads=3"], 1).words()
-    assert "Experiment.async_env_workers=1" in Crew([], 10_000).words(num_per_machine=10_000)
+    assert "AsyncVectorEnv.num_workers=1" in Crew([], 10_000).words(num_per_machine=10_000)
     for made in (Crew([], 10_000, env_workers=7).words(num_per_machine=10_000), Crew([], 10_000).words()):
         assert not any("async_env_workers" in word for word in made)
 

@@ -51,8 +51,8 @@ def resumable(folder: Path, encoder: str, env: EnvSpec, save_env_state: bool, **
         "make_val_env": env,
         "val_timesteps_per_epoch": 6,
         "val_interval": 2,
-        "save_env_state": save_env_state,
-        "exact_resume": True,
+        "Collector.save_env_state": save_env_state,
+        "CheckpointManager.exact_resume": True,
         "deterministic": True,
     }
     return ppo_experiment(
@@ -157,8 +157,8 @@ Experiment.deterministic = True
 Experiment.torch_threads = 1
 Experiment.verbose = False
 MetricLogger.tensorboard = False
-Experiment.save_env_state = False
-Experiment.exact_resume = True
+Collector.save_env_state = False
+CheckpointManager.exact_resume = True
 PPOAgent.value_norm = 'popart'
 PPOLearner.reward_normalizer = @RewardNormalizer
 PPOLearner.lr_adapter = @KLAdaptiveLR

@@ -289,7 +289,12 @@ def test_weights_that_become_nan_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoder", ["gru", "transformer"])
 def test_two_halves_in_worker_processes_read_again_as_they_acted(tmp_path: Path, encoder: str) -> None:
     exp = ppo_experiment(
-        tmp_path, encoder, env_mode="async", async_env_workers=2, parallel_actors=4, learner={"chunk_len": 4}
+        tmp_path,
+        encoder,
+        env_mode="async",
+        **{"AsyncVectorEnv.num_workers": 2},
+        parallel_actors=4,
+        learner={"chunk_len": 4},
     )
     exp.start()
     assert len(exp.trainer.buffers) == 2

@@ -138,7 +138,11 @@ def test_statistics_of_random_steps_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_random_steps_that_are_left_are_taken_after_a_resume(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"learner": {"random_timesteps": 20}, "ckpt_interval": 1, "exact_resume": True}
+    settings: dict[str, Any] = {
+        "learner": {"random_timesteps": 20},
+        "ckpt_interval": 1,
+        "CheckpointManager.exact_resume": True,
+    }
     whole = learned(started(tmp_path / "whole", **settings))
     first = started(tmp_path / "parts", **settings)
     epochs = first.learn_iter()
