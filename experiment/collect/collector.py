@@ -291,19 +291,21 @@ class Collector:
 
     def _act(self, group: Group, state: RolloutState) -> np.ndarray:
         """Actions (N,) or (N, K) int64, or (N, A) float32, with exploration noise."""
-        output = self.agent.act(
+        seen = (
             {key: self._tensor(value) for key, value in state.obs.items()},
             self._tensor(state.rl2s),
             self._tensor(state.time_idxs),
             self._hidden_state(group, state),
-            self.sample,
         )
-        for sink in group.sinks:
-            output = sink.after_act(output, group.envs.single_action_space)
-        state.hidden_state = output.hidden_state
-        state.extras = {key: value.cpu().numpy() for key, value in output.extras.items()} or None
-        chosen = output.actions if self.action_code.has_integers else output.actions.float()
-        actions: np.ndarray = chosen.cpu().numpy()
+        if group.sinks:
+            output = self.agent.act(*seen, self.sample)
+            for sink in group.sinks:
+                output = sink.after_act(output, group.envs.single_action_space)
+            chosen, state.hidden_state = output.actions, output.hidden_state
+            state.extras = {key: value.cpu().numpy() for key, value in output.extras.items()} or None
+        else:  # nobody keeps what the agent would say beside it
+            chosen, state.hidden_state = self.agent.get_actions(*seen, self.sample)
+        actions: np.ndarray = (chosen if self.action_code.has_integers else chosen.float()).cpu().numpy()
         if group.exploration is not None:
             actions = group.exploration.add_exploration_noise(actions, state.time_idxs[:, 0])
         return actions
