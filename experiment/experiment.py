@@ -50,7 +50,8 @@ from .distributed import (
     merge_episodes,
 )
 from .evaluator import Evaluator
-from .fleet import Membership, ReplayRatio, WatchedFile
+from .files import WatchedFile
+from .fleet import Membership, ReplayRatio
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer

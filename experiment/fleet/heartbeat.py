@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 
 from ...data.manager import FolderLock, Office
+from ..files import write_text
 
 STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stopped", "failed", "finished")
 ENDED_STATES = ("stopped", "failed", "finished")
@@ -216,7 +217,7 @@ class _Writer:
         speeds = self.speeds(figures["env_steps"], figures["gradient_steps"])
         record = {**self.facts, "time": time.time(), "beat": self.num_beats, **figures, **speeds}
         try:
-            replace_json(self.path, record)
+            write_text(self.path, json.dumps(record, default=str) + "\n", is_durable=False)
         except OSError as error:
             if not self.has_complained:
                 self.has_complained = True
@@ -241,22 +242,6 @@ class _Writer:
             "env_steps_per_s": (env_steps - first_env_steps) / elapsed_s,
             "updates_per_s": (gradient_steps - first_gradient_steps) / elapsed_s,
         }
-
-
-def replace_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a file that others read meanwhile: they see all of the old content or all of the new.
-
-    Raises: OSError, and leaves the old content.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")  # no reader takes it for a heartbeat
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(record, default=str) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,8 @@ import gin
 
 from ..contracts import NO_DATA, RunContext
 from ..distributed import from_main
-from .heartbeat import STATUS_FOLDER, TOTALS_NAME, Beat, read_heartbeats, replace_json
+from ..files import write_text
+from .heartbeat import STATUS_FOLDER, TOTALS_NAME, Beat, read_heartbeats
 
 FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are folded into the totals
 WAIT_S = 0.2  # between two looks of a process that waits
@@ -415,7 +416,7 @@ class ReplayRatio:
         """Replace `totals.json`; False if that was not possible, which is told once."""
         path = self.ctx.run_dir / STATUS_FOLDER / TOTALS_NAME
         try:
-            replace_json(path, self._tally.as_json())
+            write_text(path, json.dumps(self._tally.as_json()) + "\n", is_durable=False)
         except OSError as error:
             if self._is_written:
                 _logger.warning("%s cannot be written (%s); it is tried again each epoch.", path, error)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from loxodon.experiment.files import WatchedFile
 from loxodon.experiment.fleet import Membership, read_heartbeats
-from loxodon.experiment.fleet.latest import WatchedFile
 
 from .fakes import make_experiment
 

@@ -8,7 +8,6 @@ import pytest
 
 from loxodon.experiment import status
 from loxodon.experiment.fleet import overview as overview_module
-from loxodon.experiment.fleet.heartbeat import replace_json
 from loxodon.experiment.fleet.overview import overview
 
 from .test_heartbeat import write_beat
@@ -23,7 +22,7 @@ def fleet(tmp_path: Path) -> Path:
     write_beat(tmp_path, "gone", env_steps=800, age_s=3 * 24 * 3600.0, started=3.0)
     write_beat(tmp_path, "broke", env_steps=100, state="failed", note="OSError: no space", started=4.0)
     totals = {"learner": "L", "counts": {"busy": 3}, "began_at": [500, 0]}
-    replace_json(tmp_path / "status" / "totals.json", totals)
+    (tmp_path / "status" / "totals.json").write_text(json.dumps(totals))
     for part, num_files in (("fifo", 3), ("protected", 1)):
         (tmp_path / "buffer" / part).mkdir(parents=True)
         for i in range(num_files):

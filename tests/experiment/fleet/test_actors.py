@@ -74,8 +74,9 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
 def test_threads_and_workers_of_actors_can_be_chosen() -> None:
     assert "Experiment.torch_threads=1" not in Crew(["Experiment.torch_threads=3"], 1).words()
     assert "AsyncVectorEnv.num_workers=1" in Crew([], 10_000).words(num_per_machine=10_000)
-    for made in (Crew([], 10_000, env_workers=7).words(num_per_machine=10_000), Crew([], 10_000).words()):
-        assert not any("async_env_workers" in word for word in made)
+    chosen = Crew([], 10_000, has_env_workers=True)
+    for made in (chosen.words(num_per_machine=10_000), Crew([], 10_000).words()):
+        assert not any("num_workers" in word for word in made)
 
 
 def test_options_and_overrides_are_taken_out_with_their_values() -> None:
