@@ -23,7 +23,8 @@ from provenance import provenance
 
 from loxodon.experiment import Experiment
 from loxodon.experiment.config import load_config
-from loxodon.experiment.onpolicy import ppo_learner, sequences
+from loxodon.experiment.ppo import sequences
+from loxodon.experiment.ppo import trainer as ppo_learner
 
 WARM_UP = 3
 COMMON = [

@@ -18,7 +18,7 @@ from .checkpoint.record import version_of
 from .checkpoint.store import CheckpointManager
 from .collect import Collector, ScaleRewards
 from .curriculum import EpisodeLengthCurriculum
-from .evaluator import Evaluator
+from .evaluation import Evaluator
 from .experiment import Experiment
 from .freezing import ParamFreezer
 from .learn.learner import Learner

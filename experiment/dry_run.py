@@ -27,7 +27,15 @@ def dry_run(config: LoadedConfig) -> str:
         try:
             exp.start()
             unused = config.check_unused()
-            report = [exp.describe(describe_envs(exp.train_envs, exp.env_mode)), *_try_everything(exp)]
+            exp.collect_new_training_data()
+            report = [exp.describe(describe_envs(exp.train_envs, exp.env_mode))]
+            report.append(f"   collected  {exp.env_steps} env steps")
+            if exp.val_envs is not None:
+                exp.interact(exp.val_envs, FEW_STEPS)
+                report.append(f"   evaluated  {FEW_STEPS} steps in each validation environment")
+            assert exp.collector is not None
+            exp.collector.flush()
+            report += exp.trainer.try_once()
             if unused:
                 report.append(f"        note  {unused}")
         finally:
@@ -50,15 +58,3 @@ def _redirect(config: LoadedConfig, folder: str) -> None:
         gin.bind_parameter(name, None)
     gin.bind_parameter("PPOLearner.random_timesteps", 0)  # the only rollout is learned from
     config.redirect("dset_root", folder)
-
-
-def _try_everything(exp: Experiment) -> list[str]:
-    """One line per part that worked."""
-    exp.collect_new_training_data()
-    lines = [f"   collected  {exp.env_steps} env steps"]
-    if exp.val_envs is not None:
-        exp.interact(exp.val_envs, FEW_STEPS)
-        lines.append(f"   evaluated  {FEW_STEPS} steps in each validation environment")
-    assert exp.collector is not None
-    exp.collector.flush()
-    return [*lines, *exp.trainer.try_once()]

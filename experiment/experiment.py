@@ -49,15 +49,15 @@ from .distributed import (
     make_accelerator,
     merge_episodes,
 )
-from .evaluator import Evaluator
+from .evaluation import Evaluator
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
 from .logs import MetricLogger
-from .onpolicy.ppo_learner import check_for_on_policy
 from .plots import draw_if_possible
+from .ppo.trainer import check_for_on_policy
 from .rng import GlobalGenerators, derive_seed, seed_global_generators
 from .settings import Settings, check_hooks, check_settings, shrink
 from .threads import choose_threads

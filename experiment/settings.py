@@ -19,7 +19,7 @@ from .artifacts.stores import is_run_name
 from .callbacks import Callback
 from .collect.build import MakeEnv
 from .numbers import check_number
-from .onpolicy import PPOLearner
+from .ppo import PPOLearner
 
 
 def _from_environment(name: str) -> Callable[[], str | None]:

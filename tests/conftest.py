@@ -31,7 +31,7 @@ STARTING_PROCESSES = tuple(
     for place in (
         "distributed/",
         "experiment/fleet/",
-        "experiment/onpolicy/test_ppo_resume.py",
+        "experiment/ppo/test_ppo_resume.py",
         "experiment/test_exact_resume.py",
         "experiment/test_fleet_processes.py",
         "experiment/test_collector_failures.py",

@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...agents import BaseAgent, LossTerms, OnPolicyAgent, masked_mean
 from ...data import Batch, RolloutBatch
+from ...nets import RunningStatistics
 from ..collect import StageTimer
 from ..contracts import Progress
 from ..distributed import merge_metrics
 from ..rng import isolated_rng
-from .gradient_guard import GradientGuard, forget_pending
 from .optimizer import check_same_groups, warmup_factor
 
 AnyBatch = Batch | RolloutBatch
@@ -33,6 +33,7 @@ BeforeStep = Callable[[Sequence[Mapping[str, Any]]], bool]
 _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
 _MASKS = ("Actor Mask", "Critic Mask")
+_BAD_GRAD = (None, "skip", "raise")
 _COUNTS = ("batch_timesteps", "batch_places")
 
 
@@ -408,3 +409,57 @@ def _sum(scalars: Sequence[Tensor]) -> Tensor:
 def _mask_sizes(batch: AnyBatch, found: Mapping[str, Any]) -> Tensor:
     """(2,) int64, of actor and critic; those of the batch's mask where compute_loss does not tell."""
     return torch.stack([found.get(name, batch.mask).sum() for name in _MASKS])
+
+
+class GradientGuard:
+    """Judges the gradient of an update.
+
+    Gradients are judged after those of all processes were averaged, so that all processes decide alike. The
+    loss scaler of fp16 overflows as a matter of course and skips such steps itself: with it, nothing is
+    judged here.
+
+    Args:
+        agent: whose parameters are named.
+        choice: "skip" leaves the update out, "raise" stops; None looks at nothing.
+        has_scaler: whether there is a loss scaler.
+    """
+
+    def __init__(self, agent: nn.Module, choice: str | None, has_scaler: bool) -> None:
+        if choice not in _BAD_GRAD:
+            raise ValueError(
+                f"Learner.bad_grad is {choice!r}; allowed are None, 'skip' and 'raise'. Fix: set "
+                "Learner.bad_grad = 'skip'."
+            )
+        self._agent, self._choice = agent, None if has_scaler else choice
+
+    def before_clipping(self, params: list[nn.Parameter]) -> None:
+        """With "raise": stop here, since clipping by a norm that is NaN makes every gradient NaN.
+
+        Raises: FloatingPointError naming the first parameter with a gradient that is not finite.
+        """
+        if self._choice != "raise":
+            return
+        found = [(p, p.grad) for p in params if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm([gradient for _, gradient in found]))
+        if torch.isfinite(norms).all():
+            return
+        bad = {id(p) for (p, _), norm in zip(found, norms.tolist(), strict=True) if not math.isfinite(norm)}
+        names = [name for name, p in self._agent.named_parameters() if id(p) in bad]
+        raise FloatingPointError(
+            f"The gradient of {names[0]!r} is not finite, nor are those of {len(names) - 1} others of "
+            f"{len(found)} parameters; nothing was updated. Fix: lower Experiment.learning_rate, check "
+            "rewards and observations for extreme values, or set Learner.bad_grad = 'skip'."
+        )
+
+    def is_bad(self, grad_norm: Tensor | None) -> bool:
+        """With "skip": True for an update that must be left out; grad_norm is a scalar tensor."""
+        if self._choice != "skip" or grad_norm is None:
+            return False
+        return not bool(torch.isfinite(grad_norm))
+
+
+def forget_pending(agent: nn.Module) -> None:
+    """Drop what running statistics have gathered for an update that is left out."""
+    for module in agent.modules():
+        if isinstance(module, RunningStatistics):
+            module.set_pending_sums(torch.zeros_like(module.pending_sums()))

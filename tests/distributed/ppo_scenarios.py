@@ -20,10 +20,10 @@ from torch import Tensor, distributed
 from loxodon.agents import AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment.distributed import merge_metrics
-from loxodon.experiment.onpolicy import KLAdaptiveLR, PPOLearner
+from loxodon.experiment.ppo import KLAdaptiveLR, PPOLearner
 from loxodon.nets import Categorical, GRUTrajEncoder, IdentityTrajEncoder
 
-from ..experiment.onpolicy.rollouts import RandomLengths, make_agent, make_collector, make_learner
+from ..experiment.ppo.rollouts import RandomLengths, make_agent, make_collector, make_learner
 
 NUM_ENVS, NUM_STEPS, NUM_ROLLOUTS = 4, 8, 3
 GRU = partial(GRUTrajEncoder, d_hidden=8, d_output=8)

@@ -17,7 +17,7 @@ from loxodon.data import DoNothingDataset, MemoryTrajDataset, Trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.learn.pretraining import Pretraining
-from loxodon.experiment.onpolicy import PPOLearner
+from loxodon.experiment.ppo import PPOLearner
 from loxodon.nets import FFTstepEncoder, IdentityTrajEncoder
 
 from .fakes import make_experiment, run

@@ -18,7 +18,7 @@ from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.signals import StopRequest
 
 from .fakes import CountingEnv, make_experiment, run
-from .onpolicy.whole_runs import ppo_experiment
+from .ppo.whole_runs import ppo_experiment
 
 
 def contents(folder: Path) -> dict[str, bytes]:

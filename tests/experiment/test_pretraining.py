@@ -15,7 +15,7 @@ import torch
 
 from loxodon.agents import Agent, PPOAgent, RewardNormalizer
 from loxodon.data import DiskTrajDataset, MemoryTrajDataset
-from loxodon.experiment.onpolicy import PPOLearner
+from loxodon.experiment.ppo import PPOLearner
 from loxodon.nets import PolicyHead
 
 from .demonstrations import (

@@ -14,7 +14,7 @@ from loxodon.agents import Agent, PPOAgent
 from loxodon.data import load_trajectory
 from loxodon.envs import EnvSpec, MazeRunner, TMazePassive, generator_state, set_generator_state
 from loxodon.experiment import Experiment
-from loxodon.experiment.onpolicy import PPOLearner
+from loxodon.experiment.ppo import PPOLearner
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 
 from .fakes import CountingEnv, make_experiment, run

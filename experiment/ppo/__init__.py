@@ -2,6 +2,6 @@
 
 from .buffer import RolloutBuffer
 from .kl_adaptive import KLAdaptiveLR
-from .ppo_learner import PPOLearner
+from .trainer import PPOLearner
 
 __all__ = ["KLAdaptiveLR", "PPOLearner", "RolloutBuffer"]

@@ -24,7 +24,7 @@ from loxodon.experiment.contracts import Progress, Role, RunContext
 from loxodon.experiment.distributed import make_accelerator
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
-from loxodon.experiment.onpolicy import PPOLearner
+from loxodon.experiment.ppo import PPOLearner
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
 CPU = torch.device("cpu")

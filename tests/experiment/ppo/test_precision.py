@@ -17,8 +17,8 @@ from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss
 from loxodon.data import DoNothingDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
-from loxodon.experiment.onpolicy import sequences
-from loxodon.experiment.onpolicy.figures import UpdateFigures, mean_kl
+from loxodon.experiment.ppo import sequences
+from loxodon.experiment.ppo.trainer import UpdateFigures, mean_kl
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, TransformerTrajEncoder
 
 from ...rounding import assert_equal_but_for_rounding

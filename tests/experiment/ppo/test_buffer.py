@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment.onpolicy import RolloutBuffer, checks
-from loxodon.experiment.onpolicy.buffer import CollectedRollout
-from loxodon.experiment.onpolicy.sequences import Pieces, cut, shuffled_minibatches, single_steps
+from loxodon.experiment.ppo import RolloutBuffer
+from loxodon.experiment.ppo.buffer import CHECK_LEVELS, CollectedRollout
+from loxodon.experiment.ppo.sequences import Pieces, cut, shuffled_minibatches, single_steps
 from loxodon.nets import GRUTrajEncoder
 
 from .rollouts import RandomLengths, make_agent, make_collector, make_learner
@@ -356,4 +356,4 @@ def test_the_full_level_names_the_tensor_of_a_minibatch() -> None:
     learner._prepare = spoilt  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"minibatch's params holds NaN.*Fix:"):
         learner.learn_from_rollout(0)
-    assert set(checks.LEVELS) == {"off", "cheap", "full"}
+    assert set(CHECK_LEVELS) == {"off", "cheap", "full"}

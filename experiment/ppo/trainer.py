@@ -20,8 +20,8 @@ from ..contracts import RunContext
 from ..distributed import StopWatch, merge_metrics, sum_over_ranks
 from ..learn.learner import Learner, log_figures
 from ..rng import derive_seed
-from . import checks, sequences
-from .buffer import RolloutBuffer, join
+from . import sequences
+from .buffer import CHECK_LEVELS, RolloutBuffer, check_batch, check_rollout, join
 from .evaluation import (
     disagreement,
     evaluate_rollout,
@@ -30,7 +30,6 @@ from .evaluation import (
     rounding,
     spread,
 )
-from .figures import UpdateFigures, mean_kl
 from .kl_adaptive import KLAdaptiveLR
 from .sequences import Pieces, Places, Results, RolloutTensors
 
@@ -184,7 +183,7 @@ class PPOLearner:
         choices = (
             ("context_mode", self.context_mode, CONTEXT_MODES),
             ("stop_scope", self.stop_scope, STOP_SCOPES),
-            ("finite_checks", self.finite_checks, checks.LEVELS),
+            ("finite_checks", self.finite_checks, CHECK_LEVELS),
         )
         for name, value, allowed in choices:
             if value not in allowed:
@@ -287,7 +286,7 @@ class PPOLearner:
         """
         rollout = join([buffer.read() for buffer in self.buffers])
         if self.finite_checks != "off":
-            checks.check_rollout(rollout)
+            check_rollout(rollout)
         actions = sequences.policy_actions(rollout.steps, self.agent.action_dim, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         results, figures = self._prepare(tensors)
@@ -443,7 +442,7 @@ class PPOLearner:
             batches = self._normalized(batches)
         if self.finite_checks == "full":
             for batch in batches:
-                checks.check_batch(batch)
+                check_batch(batch)
         skipped_before = self.learner.skipped_updates
         counts = [float(batch.mask.sum()) for batch in batches]
         metrics = self.learner.update(batches, with_metrics, lambda found: self._may_step(found, counts))
@@ -540,3 +539,42 @@ def _switch_dropout_off(agent: OnPolicyAgent) -> None:
     for module in agent.modules():
         if isinstance(module, nn.RNNBase) and not module.dropout:
             module.train()  # the same, but cuDNN has gradients in this mode only
+
+
+class UpdateFigures:
+    """Scalar tensors by name, over however many updates reported them.
+
+    Names that end in `_min` or `_max` become the extreme, all others the mean. `effective_sample_size` is
+    that of weighting the steps of all updates and processes by their ratios, as a share of their number.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Tensor]] = {}
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Take in what an update reported."""
+        for name, value in metrics.items():
+            self._values.setdefault(name, []).append(value.detach().float())
+
+    def summary(self) -> dict[str, float]:
+        """One figure of each name."""
+        found = {}
+        for name, values in self._values.items():
+            numbers = torch.stack([value.to(values[0].device) for value in values])
+            if name.endswith("_min"):
+                found[name] = float(numbers.min())
+            elif name.endswith("_max"):
+                found[name] = float(numbers.max())
+            else:
+                found[name] = float(numbers.mean())
+        if "ratio_mean_square" in found:
+            mean, mean_square = found.pop("ratio_mean"), found.pop("ratio_mean_square")
+            found["effective_sample_size"] = mean**2 / max(mean_square, 1e-12)
+        return found
+
+
+def mean_kl(kls: Sequence[tuple[float, float]]) -> float:
+    """Of (divergence, timesteps) pairs, weighted; those that are not finite are left out."""
+    known = [(kl, n) for kl, n in kls if math.isfinite(kl)]
+    count = sum(n for _, n in known)
+    return sum(kl * n for kl, n in known) / count if count else 0.0

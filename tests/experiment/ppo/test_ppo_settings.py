@@ -14,8 +14,8 @@ import torch
 from loxodon.agents import LinearSchedule
 from loxodon.experiment import Experiment, ScaleRewards
 from loxodon.experiment.config.registry import find
-from loxodon.experiment.onpolicy import PPOLearner
-from loxodon.experiment.onpolicy.ppo_learner import UNREAD
+from loxodon.experiment.ppo import PPOLearner
+from loxodon.experiment.ppo.trainer import UNREAD
 
 from ..test_resume import metrics
 from .rollouts import make_agent, make_collector, make_learner

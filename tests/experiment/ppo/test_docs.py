@@ -18,8 +18,8 @@ from loxodon.data import load_trajectory
 from loxodon.experiment import Experiment
 from loxodon.experiment.cli import overrides, parse
 from loxodon.experiment.config import load_config
-from loxodon.experiment.onpolicy import KLAdaptiveLR, PPOLearner
 from loxodon.experiment.plots import PANELS
+from loxodon.experiment.ppo import KLAdaptiveLR, PPOLearner
 from loxodon.nets import RunningNorm
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "on_policy.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from loxodon.agents import PPOLoss, RewardNormalizer
 from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
-from loxodon.experiment.onpolicy import KLAdaptiveLR
+from loxodon.experiment.ppo import KLAdaptiveLR
 
 from ...rounding import rounding
 from ..test_resume import KilledError, metrics

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from loxodon.agents import GAE, PPOAgent
 from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment.onpolicy import RolloutBuffer
+from loxodon.experiment.ppo import RolloutBuffer
 from loxodon.nets import (
     FFTrajEncoder,
     GRUTrajEncoder,

@@ -18,7 +18,7 @@ from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Callback, EvaluateAfterLoad, Experiment, load_policy
 from loxodon.experiment.cli import main
-from loxodon.experiment.onpolicy import KLAdaptiveLR
+from loxodon.experiment.ppo import KLAdaptiveLR
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
 from ...rounding import rounding

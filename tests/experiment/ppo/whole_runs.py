@@ -12,7 +12,7 @@ from loxodon.agents import PPOAgent
 from loxodon.data import DoNothingDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
-from loxodon.experiment.onpolicy import PPOLearner
+from loxodon.experiment.ppo import PPOLearner
 from loxodon.nets import (
     FFTrajEncoder,
     FFTstepEncoder,
