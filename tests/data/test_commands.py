@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from loxodon.data import Trajectory, load_trajectory, save_trajectory
-from loxodon.data.commands import listing
-from loxodon.data.commands.command_line import main
-from loxodon.data.commands.convert import describe_difference
-from loxodon.data.commands.find import age_text, find_files, size_text
-from loxodon.data.commands.show import numbers_text, plot_trajectory
+from loxodon.data import cli
+from loxodon.data.cli import main, numbers_text, plot_trajectory
+from loxodon.data.convert import describe_difference
+from loxodon.data.find import age_text, find_files, size_text
 
 MakeTraj = Callable[..., Trajectory]
 Fill = Callable[[Path, list[int]], list[Path]]
@@ -90,7 +89,7 @@ def test_links_are_followed_and_circles_are_not(tmp_path: Path, fill: Fill) -> N
 
 
 def test_ls_quick_opens_nothing(buffer: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "open_trajectory", None)
+    monkeypatch.setattr(cli, "load_trajectory", None)
     status, out, _ = run(capsys, "ls", buffer, "--quick")
     assert status == 0
     assert "formats: npz 4" in out
@@ -101,7 +100,7 @@ def test_ls_samples_where_there_are_many(
     tmp_path: Path, fill: Fill, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, [5] * 8)
-    monkeypatch.setattr(listing, "MAX_OPENED", 4)
+    monkeypatch.setattr(cli, "MAX_OPENED", 4)
     _, out, _ = run(capsys, "ls", tmp_path)
     assert "from a random sample of 4 of 8 files" in out
     assert ["env", "~8", "~40"] in [line.split()[:3] for line in out.splitlines()]
@@ -255,7 +254,7 @@ def test_convert_keeps_everything(
     assert status == 0
     (path,) = (tmp_path / "b" / "fifo").iterdir()
     assert path.stem == next((tmp_path / "a" / "fifo").iterdir()).stem
-    assert listing.format_of(path) == after
+    assert cli.format_of(path) == after
     loaded = load_trajectory(path)
     assert describe_difference(traj, loaded) is None
     assert (loaded.env_name, loaded.policy_version) == ("deep_sea", 5)
@@ -267,7 +266,7 @@ def test_what_convert_compares(make_traj: MakeTraj) -> None:
     assert describe_difference(traj, one_hot) is None
     assert describe_difference(traj, dataclasses.replace(one_hot, actions=1 - one_hot.actions)) == "actions"
     assert describe_difference(traj, dataclasses.replace(traj, rews=traj.rews + 1)) == "rews"
-    assert describe_difference(traj, dataclasses.replace(traj, obs={})) == "set of observations"
+    assert describe_difference(traj, dataclasses.replace(traj, obs={})) == "set of arrays (_OBS_KEY_image, _OBS_KEY_position)"
 
 
 def test_convert_overwrites_only_when_told_and_leaves_no_twin(

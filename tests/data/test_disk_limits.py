@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from loxodon.data import DiskTrajDataset
-from loxodon.data.folder import BufferListing
+from loxodon.data.buffer import Buffer
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]

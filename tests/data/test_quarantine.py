@@ -15,7 +15,7 @@ import pytest
 
 from loxodon.data import BrokenTrajectoryError, DiskTrajDataset, Layout, Trajectory, npz, save_trajectory
 from loxodon.data.files import check_file, open_trajectory
-from loxodon.data.quarantine import Quarantine
+from loxodon.data.buffer import Quarantine
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]

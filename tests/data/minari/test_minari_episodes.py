@@ -11,8 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from loxodon.data import MinariDataset, Trajectory, load_trajectory, split_episodes
-from loxodon.data.minari import import_episodes, open_minari
-from loxodon.data.minari_episodes import EpisodeCodec, guess_spaces
+from loxodon.data.minari import EpisodeCodec, guess_spaces, import_episodes, open_minari
 from loxodon.data.spaces import ActionMap
 from loxodon.envs import SequenceEnv
 
