@@ -221,12 +221,12 @@ class _Block(NamedTuple):
         """Pad windows into a new block. Small ones go faster through a pipe, where none can be pinned."""
         specs = [specs_of(windows, layout) for windows in batches]
         size = sum(_room_bytes(*spec) for one in specs for spec in one.values())
-        block = cls(specs, torch.empty(size, dtype=torch.uint8))
+        is_shared = is_pinned_later or size > _BY_VALUE_BYTES
+        memory = torch.UntypedStorage._new_shared(size) if is_shared else torch.UntypedStorage(size)
+        block = cls(specs, torch.empty(0, dtype=torch.uint8).set_(memory))
         for windows, tensors in zip(batches, block._views(), strict=True):
             fill_batch({name: tensor.numpy() for name, tensor in tensors.items()}, windows, layout)
-        if is_pinned_later or size > _BY_VALUE_BYTES:
-            return block
-        return block._replace(data=np.asarray(block.data))
+        return block if is_shared else block._replace(data=np.asarray(block.data))
 
     def batches(self) -> Iterator[Batch]:
         """The batches, whose tensors are views of the block."""

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from loxodon.data import BrokenTrajectoryError, DiskTrajDataset, Layout, Trajectory, npz, save_trajectory
-from loxodon.data.files import check_file, open_trajectory
 from loxodon.data.buffer import Quarantine
+from loxodon.data.files import check_file, open_trajectory
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]
