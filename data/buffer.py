@@ -173,7 +173,7 @@ class Quarantine:
         moved_to = None
         if self._may_move:
             try:
-                moved_to = self._move(path, reason)
+                moved_to = self.move(path, reason)
             except FileNotFoundError:  # another process was faster, or has deleted it
                 self.refresh()
                 return
@@ -217,28 +217,18 @@ class Quarantine:
             return frozenset()
         return frozenset(name for name in names if not name.endswith(_REASON_SUFFIX))
 
-    def _move(self, path: Path, reason: str) -> Path:
-        """Move the file to a name of its own; whoever creates the text file of a name owns that name."""
+    def move(self, path: Path, reason: str) -> Path:
+        """Move a file here, under a name that is free, and write the reason beside it. Returns where to."""
         self.folder.mkdir(exist_ok=True)
-        for number in itertools.count(1):
-            target = self.folder / (path.name if number == 1 else f"{path.name}.{number}")
-            note = target.with_name(target.name + _REASON_SUFFIX)
-            try:
-                with note.open("x", encoding="utf-8") as file:
-                    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                    file.write(f"{reason}\nmoved from {path.parent} at {now} by process {os.getpid()}\n")
-            except FileExistsError:
-                continue
-            if target.exists():  # somebody removed its text file
-                note.unlink()
-                continue
-            try:
-                path.rename(target)
-            except OSError:
-                note.unlink(missing_ok=True)
-                raise
-            return target
-        raise AssertionError("the loop above has no end")
+        names = itertools.chain([path.name], (f"{path.name}.{number}" for number in itertools.count(2)))
+        target = next(place for name in names if not (place := self.folder / name).exists())
+        path.rename(target)
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        note = target.with_name(target.name + _REASON_SUFFIX)
+        note.write_text(
+            f"{reason}\nmoved from {path.parent} at {now} by process {os.getpid()}\n", encoding="utf-8"
+        )
+        return target
 
     def _read_a_reason(self) -> str:
         """Return the first line beside some file that another process has moved here."""

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import difflib
 import importlib.util
-import logging
 import os
 import random
 import sys
@@ -649,27 +648,13 @@ def _quarantine(console: Any, report: Report, odd: dict[Path, str], num_good: in
             f"{len(odd):,} files of another layout stay: they are too many to be a mistake. Fix: give each "
             "kind of environment a dataset of its own.",
         )
-    quarantines: dict[Path, Quarantine] = {}
     moved: Counter[Path] = Counter()
-    with _without_warnings():  # every reason was printed above
-        for path, reason in doomed.items():
-            buffer = path.parent.parent if path.parent.name in _FOLDERS else path.parent
-            quarantine = quarantines.setdefault(buffer, Quarantine(buffer, may_move=True))
-            quarantine.put(path, reason)
-            moved[quarantine.folder] += not path.exists()
+    for path, reason in doomed.items():
+        buffer = path.parent.parent if path.parent.name in _FOLDERS else path.parent
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
+            moved[Quarantine(buffer, may_move=True).move(path, reason).parent] += 1
     for folder, count in moved.items():
         say(console, f"{count:,} files moved to {folder}, each with its reason in a text file beside it")
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    logger = logging.getLogger("loxodon")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _without_path(reason: str, path: Path) -> str:
