@@ -74,7 +74,7 @@ def from_arrays(arrays: dict[str, Array], env_name: str) -> Trajectory:
     nvec, version = _read_counts(arrays, NVEC, 1), _read_counts(arrays, POLICY_VERSION)
     if version is not None and len(version) != 1:
         raise FormatError(f"{POLICY_VERSION} holds {len(version)} numbers, not one")
-    columns = {name: _convert(name, arrays[name], dtype) for name, dtype in _DTYPES.items()}
+    columns: dict[str, Any] = {name: _convert(name, arrays[name], dtype) for name, dtype in _DTYPES.items()}
     others: dict[str, dict[str, Array]] = {OBS_PREFIX: {}, EXTRA_PREFIX: {}}
     for name, array in arrays.items():
         for prefix, found in others.items():
@@ -181,7 +181,10 @@ def split_episodes(
     columns = _as_columns(obs)
     following = {} if next_obs is None else _as_columns(next_obs)
     nvec = tuple(num_actions) if isinstance(num_actions, Sequence) else None
-    actions = _rows_of(np.asarray(actions), nvec or num_actions)
+    if isinstance(num_actions, Sequence):
+        actions = action_rows(np.asarray(actions), sum(num_actions), tuple(num_actions))
+    else:
+        actions = _rows_of(np.asarray(actions), num_actions)
     rews = np.asarray(rews, np.float32).reshape(-1, 1)
     ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
     _check_columns(columns, following, actions=actions, rews=rews, terminated=ends, truncated=cuts)
@@ -257,10 +260,8 @@ def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
     return {key: np.asarray(value) for key, value in columns.items()}
 
 
-def _rows_of(actions: Array, num_actions: int | tuple[int, ...] | None) -> Array:
-    """Actions of flat arrays as rows (S, A)."""
-    if isinstance(num_actions, tuple):
-        return action_rows(actions, sum(num_actions), num_actions)
+def _rows_of(actions: Array, num_actions: int | None) -> Array:
+    """Actions of flat arrays, of one factor or continuous, as rows (S, A)."""
     if actions.dtype.kind in "iu":
         width = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
         return action_rows(actions.astype(np.int64), width)

@@ -222,8 +222,10 @@ class _Block(NamedTuple):
         specs = [specs_of(windows, layout) for windows in batches]
         size = sum(_room_bytes(*spec) for one in specs for spec in one.values())
         is_shared = is_pinned_later or size > _BY_VALUE_BYTES
-        memory = torch.UntypedStorage._new_shared(size) if is_shared else torch.UntypedStorage(size)
-        block = cls(specs, torch.empty(0, dtype=torch.uint8).set_(memory))
+        data = torch.empty(0 if is_shared else size, dtype=torch.uint8)
+        if is_shared:  # at once where it will be read, as torch's own collate function does
+            data.set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
+        block = cls(specs, data)
         for windows, tensors in zip(batches, block._views(), strict=True):
             fill_batch({name: tensor.numpy() for name, tensor in tensors.items()}, windows, layout)
         return block if is_shared else block._replace(data=np.asarray(block.data))

@@ -221,7 +221,8 @@ def _locate(buffer: Any, limit: int, name: str, offset: int) -> int:
     """Where the bytes of a member begin, behind a local header of variable length."""
     if offset + _LOCAL.size > limit or buffer[offset : offset + 4] != b"PK\x03\x04":
         raise FormatError(f"member {name!r} is not where the directory of the archive says")
-    return offset + _LOCAL.size + sum(_LOCAL_LENGTHS.unpack_from(buffer, offset + 26))
+    lengths: tuple[int, int] = _LOCAL_LENGTHS.unpack_from(buffer, offset + 26)
+    return offset + _LOCAL.size + sum(lengths)
 
 
 def _parse_env_name(comment: bytes) -> str | None:
