@@ -105,7 +105,7 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
         comment = b""
         if _safe_env_name(traj.env_name) != traj.env_name:
             comment = json.dumps({"env_name": traj.env_name[:_MAX_COMMENT_CHARS]}).encode()
-        parts = pack_npz(arrays, comment, is_compressed=save_as == "npz-compressed")
+        parts = pack_npz(arrays, comment, save_as == "npz-compressed")
     if sum(map(len, parts)) <= _JOINED_BYTES:
         parts = [b"".join(parts)]  # few system calls: on a background thread, each waits for the interpreter
     try:

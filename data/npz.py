@@ -49,7 +49,7 @@ def bytes_of(array: Array) -> Any:
     return array.tobytes() if array.nbytes <= _COPIED_BYTES else array.reshape(-1).view(np.uint8).data
 
 
-def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", *, is_compressed: bool = False) -> list[Any]:
+def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", is_compressed: bool = False) -> list[Any]:
     """The archive that numpy.savez or savez_compressed would write, in pieces to be written one by one.
 
     Args:

@@ -184,6 +184,27 @@ def test_a_missing_matplotlib_is_named(
     assert "pip install matplotlib" in refused(capsys, "show", path, "--plot", tmp_path / "a.png")
 
 
+def test_extras_and_factors_are_shown_and_kept(tmp_path: Path, make_traj: MakeTraj, capsys: Capture) -> None:
+    traj = make_traj(6, num_actions=5)
+    indices = np.array([[i % 2, i % 3] for i in range(6)])
+    extras = {"values": np.ones((6, 1), np.float32), "option": np.arange(6, dtype=np.int16)}
+    traj = dataclasses.replace(traj, actions=indices, nvec=(2, 3), extras=extras)
+    (tmp_path / "a").mkdir()
+    path = save_trajectory(tmp_path / "a", traj, save_as="npz", traj_id="00000001", unix_time=1e9)
+    status, out, _ = run(capsys, "show", path, "--plot", tmp_path / "a.png")
+    assert status == 0
+    assert "factors of 2, 3" in out
+    assert "extras values float32[1], option int16[]" in out
+    assert ["5", "7", "7", "7", "7", "5", "1", "2", "0.6", "yes"] in [
+        line.split() for line in out.splitlines()
+    ]
+    assert "extras: values 1, option 1" in run(capsys, "ls", path.parent)[1]
+    for save_as in FORMATS:
+        assert run(capsys, "convert", path.parent, tmp_path / save_as, "--to", save_as)[0] == 0
+        (copy,) = (tmp_path / save_as).iterdir()
+        assert describe_difference(traj, load_trajectory(copy)) is None
+
+
 # --- check ---------------------------------------------------------------------------------------------
 
 
