@@ -151,7 +151,8 @@ class _Background:
                 self._save(self.pieces[0])
                 self.pieces.popleft()
         except Exception as error:  # nobody is left to raise it to
-            _logger.error("%s", self._explain(error, len(self.pieces)))
+            if self._error is not None:  # else it was told before
+                _logger.error("%s", self._explain(error, len(self.pieces)))
 
 
 class TrajectoryWriter(Sink):
