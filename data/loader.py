@@ -76,14 +76,14 @@ class BatchLoader:
                 "Fix: set BatchLoader.pool_batches = 1 to switch sorting by length off."
             )
         self._dataset, self._num_workers = dataset, num_workers
-        self._source = _EpochSource(dataset, batch_size, seed, rank, pool_batches, pin_memory)
+        self._seed, self._source = seed, _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory)
         self._orders = _Orders()
         self._workers: DataLoader[Batch] | None = None
         self._num_timesteps = self._num_padded = 0
 
     def reseed(self, seed: int) -> None:
-        """Draw batches as a run of this seed does."""
-        self._source.seed = seed
+        """Draw batches as a run of this seed does, from the next epoch on."""
+        self._seed = seed
 
     def epoch(self, epoch: int, num_batches: int) -> Iterator[Batch]:
         """Yield the `num_batches` batches of one epoch. It ends early when another one begins.
@@ -93,12 +93,11 @@ class BatchLoader:
             RuntimeError: If a worker process died, or raised something else than a ValueError.
         """
         self._num_timesteps = self._num_padded = 0
-        order = _Order(
-            self._orders.order.number + 1, epoch, num_batches, self._batches_per_message(num_batches)
-        )
+        number, per_message = self._orders.order.number + 1, self._batches_per_message(num_batches)
+        order = _Order(number, epoch, num_batches, per_message, self._seed)
         self._orders.order = order
         if self._num_workers == 0:
-            windows = self._source.sample(epoch, num_batches)
+            windows = self._source.sample(order, num_batches)
             batches: Iterator[Batch] = (pad_batch(one, self._dataset.layout) for one in windows)
             if self._source.pin_memory:
                 batches = map(Batch.pin_memory, batches)
@@ -173,6 +172,7 @@ class _Order(NamedTuple):
     epoch: int
     num_batches: int
     per_message: int
+    seed: int
 
     @property
     def num_messages(self) -> int:
@@ -183,7 +183,7 @@ class _Orders:
     """What DataLoader takes for a sampler: it hands every worker the order that is under way."""
 
     def __init__(self) -> None:
-        self.order = _Order(0, 0, 0, 1)
+        self.order = _Order(0, 0, 0, 1, 0)
 
     def __len__(self) -> int:
         return self.order.num_messages
@@ -260,18 +260,18 @@ class _EpochSource(Dataset[Any]):
     """Samples the batches of an epoch, or one worker's share of them."""
 
     def __init__(
-        self, dataset: RLDataset, batch_size: int, seed: int, rank: int, pool_batches: int, pin_memory: bool
+        self, dataset: RLDataset, batch_size: int, rank: int, pool_batches: int, pin_memory: bool
     ) -> None:
         self._dataset, self.batch_size, self.pin_memory = dataset, batch_size, pin_memory
-        self.seed, self._rank, self.pool_batches = seed, rank, pool_batches
+        self._rank, self.pool_batches = rank, pool_batches
         self._order: _Order | None = None  # this and the next one: in workers only
         self._batches: Iterator[list[Trajectory]] = iter(())
 
-    def sample(self, epoch: int, num_batches: int, worker: int = 0) -> Iterator[list[Trajectory]]:
+    def sample(self, order: _Order, num_batches: int, worker: int = 0) -> Iterator[list[Trajectory]]:
         """Yield the windows of the batches of the epoch, or of one worker's share of them."""
-        self._dataset.on_new_epoch(epoch)
+        self._dataset.on_new_epoch(order.epoch)
         self._dataset.refresh()
-        rng = np.random.default_rng([self.seed, self._rank, epoch, worker])
+        rng = np.random.default_rng([order.seed, self._rank, order.epoch, worker])
         remaining = num_batches
         while remaining:
             pool = min(self.pool_batches, remaining)
@@ -288,7 +288,7 @@ class _EpochSource(Dataset[Any]):
                 self._order = order
                 begins = range(info.id, order.num_messages, info.num_workers)
                 sizes = (min(size, order.num_batches - i * size) for i in begins)
-                self._batches = self.sample(order.epoch, sum(sizes), info.id)
+                self._batches = self.sample(order, sum(sizes), info.id)
             batches = list(itertools.islice(self._batches, order.per_message))
             return _Block.of(batches, self._dataset.layout, is_pinned_later=self.pin_memory)
         except Exception as error:  # whatever a dataset raises is raised again in the parent
