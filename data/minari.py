@@ -1,7 +1,7 @@
 """Farama's Minari, the standard for offline reinforcement learning: to train on, to import and to export.
 
 Names, offsets and scalings are those of the library's environments, so a policy trained on a dataset acts
-in the environment that it comes from. The package `minari` is imported when a dataset is opened.
+in the environment that it comes from. `minari` and gymnasium are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
-import gymnasium
 import numpy as np
-from gymnasium import Space, spaces
 
 from .dataset import RLDataset
 from .files import TrajectoryReader, format_name, load_trajectory, parse_name, save_trajectory
 from .foreign import arrays_of, episode
 from .sampling import SAMPLE_BY, window_at
-from .spaces import SINGLE_KEY, ActionMap, ObsLayout, is_text
 from .trajectory import Array, Layout, Trajectory, action_indices, action_rows
+
+if TYPE_CHECKING:
+    from gymnasium import Space
 
 ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
 CACHE_FOLDER = "loxodon-cache"
@@ -105,6 +105,10 @@ class EpisodeCodec:
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        from gymnasium import spaces
+
+        from .spaces import ActionMap, ObsLayout, is_text
+
         self.leaves = ObsLayout(observation_space).leaves
         if texts := [leaf.key for leaf in self.leaves if is_text(leaf.space)]:
             raise TypeError(
@@ -182,14 +186,8 @@ class EpisodeCodec:
     def _nest(self, traj: Trajectory) -> Any:
         """Flat observations in the nesting of the space; parts of a tuple become a tuple."""
         if len(self.leaves) == 1 and not self.leaves[0].path:
-            return self.leaves[0].restore(traj.obs[SINGLE_KEY])
-        root: dict[str | int, Any] = {}
-        for leaf in self.leaves:
-            at = root
-            for part in leaf.path[:-1]:
-                at = at.setdefault(part, {})
-            at[leaf.path[-1]] = leaf.restore(traj.obs[leaf.key])
-        return _with_tuples(root)
+            return self.leaves[0].restore(traj.obs[self.leaves[0].key])
+        return _with_tuples(_nested({leaf.path: leaf.restore(traj.obs[leaf.key]) for leaf in self.leaves}))
 
 
 def _with_tuples(node: Any) -> Any:
@@ -204,40 +202,43 @@ def _with_tuples(node: Any) -> Any:
 
 def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
     """Spaces of a trajectory whose environment is not known: the widest that its dtypes allow."""
-    boxes = {key: _widest_box(value) for key, value in traj.obs.items()}
-    width = traj.rl2s.shape[1] - 1
+    from gymnasium import spaces
+
+    from .spaces import SINGLE_KEY
+
+    def widest_box(value: Array) -> spaces.Box:
+        low, high, dtype = -np.inf, np.inf, value.dtype.type
+        if value.dtype.kind == "b":
+            low, high, dtype = 0, 1, np.int8
+        elif value.dtype.kind != "f":
+            low, high = np.iinfo(value.dtype).min, np.iinfo(value.dtype).max
+        return spaces.Box(low, high, value.shape[1:], dtype)
+
+    def as_space(node: Any) -> Space[Any]:
+        if not isinstance(node, dict):
+            return widest_box(node)
+        return spaces.Dict({name: as_space(child) for name, child in node.items()})
+
+    width = traj.actions.shape[1]
     actions: Space[Any] = spaces.Box(-1.0, 1.0, (width,), np.float32)
     if traj.nvec is not None:
         actions = spaces.MultiDiscrete(np.array(traj.nvec))
     elif action_indices(traj) is not None:
         actions = spaces.Discrete(width)
-    if set(boxes) == {SINGLE_KEY}:
-        return boxes[SINGLE_KEY], actions
-    root: dict[str, Any] = {}
-    for key, box in boxes.items():
-        *parents, name = key.split("/")
+    if set(traj.obs) == {SINGLE_KEY}:
+        return widest_box(traj.obs[SINGLE_KEY]), actions
+    return as_space(_nested({tuple(key.split("/")): value for key, value in traj.obs.items()})), actions
+
+
+def _nested(flat: Mapping[tuple[str | int, ...], Array]) -> dict[str | int, Any]:
+    """Dicts in dicts of values by path."""
+    root: dict[str | int, Any] = {}
+    for path, value in flat.items():
         at = root
-        for part in parents:
+        for part in path[:-1]:
             at = at.setdefault(part, {})
-        at[name] = box
-    return _as_space(root), actions
-
-
-def _as_space(node: Any) -> Space[Any]:
-    return (
-        spaces.Dict({name: _as_space(child) for name, child in node.items()})
-        if isinstance(node, dict)
-        else node
-    )
-
-
-def _widest_box(value: Array) -> spaces.Box:
-    if value.dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, value.shape[1:], value.dtype.type)
-    if value.dtype.kind == "b":
-        return spaces.Box(0, 1, value.shape[1:], np.int8)
-    limits = np.iinfo(value.dtype)
-    return spaces.Box(limits.min, limits.max, value.shape[1:], value.dtype.type)
+        at[path[-1]] = value
+    return root
 
 
 # ---- from Minari ----
@@ -650,6 +651,8 @@ def _new_dataset_folder(dataset_id: str) -> Path:
 
 def _space_options(env_id: str | None, example: Trajectory) -> dict[str, Any]:
     """The environment, if known, and the two spaces, as minari takes them."""
+    import gymnasium
+
     if env_id is None:
         observation_space, action_space = guess_spaces(example)
         return {"observation_space": observation_space, "action_space": action_space}
