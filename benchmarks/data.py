@@ -89,6 +89,7 @@ def open_dataset(folder: Path) -> DiskTrajDataset:
         default_root=str(folder),
         default_name="noise",
     )
+    dataset.expect(make_trajectory(1, seed=0).layout)
     return dataset
 
 

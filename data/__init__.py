@@ -15,9 +15,8 @@ if __name__ == "data":
         "Fix: pip install -e ."
     )
 
-from .dataset import DoNothingDataset, RLDataset, random_window
+from .dataset import DoNothingDataset, RLDataset, dataset_fingerprint, random_window
 from .disk_dataset import DiskTrajDataset
-from .episodes import load_episodes, split_episodes
 from .errors import BrokenTrajectoryError
 from .files import (
     FILE_FORMATS,
@@ -27,27 +26,24 @@ from .files import (
     open_trajectory,
     save_trajectory,
 )
-from .fingerprint import dataset_fingerprint
-from .hindsight import HindsightRelabeler
-from .layout import Layout
+from .foreign import load_episodes, split_episodes
 from .memory import MemoryTrajDataset
 from .minari import MinariDataset
 from .mixture import MixtureOfDatasets
-from .relabeling import NoOpRelabeler, Relabeler
+from .relabeling import HindsightRelabeler, NoOpRelabeler, Relabeler
 from .sink import Sink
-from .trajectory import StoredTrajectory, Trajectory
+from .trajectory import Layout, StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
 
 if TYPE_CHECKING:
-    from .batch import Batch, pad_batch
+    from .batch import Batch, RolloutBatch, pad_batch
     from .loader import BatchLoader
-    from .rollout import RolloutBatch
 
 _NEEDS_TORCH = {
     "Batch": "batch",
     "pad_batch": "batch",
     "BatchLoader": "loader",
-    "RolloutBatch": "rollout",
+    "RolloutBatch": "batch",
 }
 
 __all__ = [

@@ -1,19 +1,33 @@
-"""A padded batch of trajectory windows as tensors, and the function that makes one."""
+"""What crosses from data to agents: padded batches of trajectory windows, and sequences of a rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .collate import Name, pad_windows
-from .trajectory import Trajectory
+from .trajectory import Array, Layout, Trajectory
 
-if TYPE_CHECKING:
-    from .layout import Layout
+Name: TypeAlias = tuple[str, str]  # field of a Batch, and the observation's key ("" for other fields)
+Specs: TypeAlias = dict[Name, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype by name
+Arrays: TypeAlias = dict[Name, Array]
+
+# Fields other than observations: dtype, and whether the field also describes the timestep after the last
+# transition. Widths are 1 except those of rl2s and actions.
+_FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
+    "rl2s": (np.dtype(np.float32), True),
+    "time_idxs": (np.dtype(np.int64), True),
+    "actions": (np.dtype(np.float32), False),
+    "rews": (np.dtype(np.float32), False),
+    "dones": (np.dtype(np.bool_), False),
+    "mask": (np.dtype(np.bool_), False),
+}
+_PER_WINDOW = ("sources", "policy_versions")  # (B,) int64
+_UNKNOWN = -1  # source or policy version
 
 
 @dataclass(frozen=True)
@@ -52,8 +66,8 @@ class Batch:
         num_rows, num_transitions = self.mask.shape[:2]
         per_transition = {"actions": self.actions, "rews": self.rews, "dones": self.dones}
         per_timestep = {"rl2s": self.rl2s, "time_idxs": self.time_idxs, **self.obs}
-        for fields, length in ((per_transition, num_transitions), (per_timestep, num_transitions + 1)):
-            for name, value in fields.items():
+        for group, length in ((per_transition, num_transitions), (per_timestep, num_transitions + 1)):
+            for name, value in group.items():
                 if value.shape[:2] != (num_rows, length):
                     raise ValueError(
                         f"Batch field {name!r} begins with {tuple(value.shape[:2])}, but the mask "
@@ -97,21 +111,19 @@ def pad_batch(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Batc
     """Copy windows into one zero-padded batch, as long as the longest of them.
 
     Args:
-        trajs: B windows of the same environment interface: equal observation keys, shapes and action width A
-            = rl2s.shape[-1] - 1. Their actions may be indices (T, 1) of any integer type, one-hot rows (T, A)
-            of uint8, or rows of floats, mixed at will.
+        trajs: B windows of the same environment interface: equal observation keys, shapes and action width A.
+            Discrete and float actions may be mixed.
         layout: observations (and their dtypes) and A that the batch has to have; None takes those of the
             first window. Dtypes of other windows are converted if that keeps the kind of number (float64 to
             float32, uint8 to int64 or float32).
 
-    Returns:
-        A batch that shares no memory with its windows. Action indices become one-hot rows; padded rows stay
-        all zeros.
+    Returns: a batch that shares no memory with its windows.
 
     Raises:
-        ValueError: If there is no window, one does not fit the layout, or a discrete action is out of range.
+        ValueError: If there is no window, or one does not fit the layout.
     """
-    arrays = pad_windows(trajs, layout)
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in specs_of(trajs, layout).items()}
+    fill_batch(arrays, trajs, layout)
     return as_batch({name: torch.from_numpy(value) for name, value in arrays.items()})
 
 
@@ -119,3 +131,137 @@ def as_batch(tensors: dict[Name, Tensor]) -> Batch:
     """Sort the tensors of a batch into its fields."""
     obs = {key: value for (field, key), value in tensors.items() if field == "obs"}
     return Batch(obs=obs, **{field: value for (field, _), value in tensors.items() if field != "obs"})
+
+
+def specs_of(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Specs:
+    """Shapes and dtypes of the arrays of the batch of these windows; see pad_batch."""
+    if not trajs:
+        raise ValueError(
+            "pad_batch received no trajectories, but a batch needs at least one. Fix: pass one or more "
+            "windows."
+        )
+    layout = layout or trajs[0].layout
+    num_rows, longest = len(trajs), max(map(len, trajs))
+    specs: Specs = {
+        ("obs", key): ((num_rows, longest + 1, *shape), dtype) for key, (shape, dtype) in layout.obs.items()
+    }
+    widths = {"rl2s": 1 + layout.action_width, "actions": layout.action_width}
+    for field, (dtype, has_last) in _FIELDS.items():
+        specs[field, ""] = ((num_rows, longest + has_last, widths.get(field, 1)), dtype)
+    for field in _PER_WINDOW:
+        specs[field, ""] = ((num_rows,), np.dtype(np.int64))
+    return specs
+
+
+def fill_batch(arrays: Arrays, trajs: Sequence[Trajectory], layout: Layout | None = None) -> None:
+    """Copy windows into the arrays of a batch, which need not be initialised; see pad_batch."""
+    wanted = layout or trajs[0].layout
+    try:
+        _fill(arrays, trajs, wanted)
+    except (KeyError, TypeError, ValueError) as error:
+        # Copying compares keys, shapes and dtypes anyway, so they are looked at here only if it failed.
+        whose = f"window 0 (environment {trajs[0].env_name!r}) has" if layout is None else "the run expects"
+        mismatch = _describe_mismatch(trajs, wanted, whose)
+        if mismatch is None:
+            raise
+        raise ValueError(mismatch) from error
+
+
+def _fill(arrays: Arrays, trajs: Sequence[Trajectory], layout: Layout) -> None:
+    longest = arrays["mask", ""].shape[1]
+    lengths = [len(traj) for traj in trajs]
+    pads = [longest - length for length in lengths]
+    num_keys = len(arrays) - len(_FIELDS) - len(_PER_WINDOW)
+    for (field, key), out in arrays.items():
+        if field == "obs":
+            _copy(out, [traj.obs[key] for traj in trajs], pads)
+        elif field == "mask":
+            out[..., 0] = np.arange(longest) < np.array(lengths)[:, None]
+        elif field == "sources":
+            out[:] = [traj.source for traj in trajs]
+        elif field == "policy_versions":
+            versions = (traj.policy_version for traj in trajs)
+            out[:] = [_UNKNOWN if version is None else version for version in versions]
+        else:
+            _copy(out, [getattr(traj, field) for traj in trajs], pads)
+    if any(len(traj.obs) != num_keys or traj.nvec != layout.nvec for traj in trajs):
+        raise KeyError("a window has observations or factors of actions that the batch lacks")
+
+
+def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:
+    """Write windows to the rows of out (B, L, ...), each followed by its number of rows of zeros."""
+    if any(pads):
+        zeros = np.zeros((max(pads), *out.shape[2:]), out.dtype)
+        windows = [part for window, pad in zip(windows, pads, strict=True) for part in (window, zeros[:pad])]
+    # One call for the whole field; it refuses other shapes and casts that lose the kind of number.
+    np.concatenate(windows, out=out.reshape(out.shape[0] * out.shape[1], *out.shape[2:]), casting="same_kind")
+
+
+def _describe_mismatch(trajs: Sequence[Trajectory], wanted: Layout, whose: str) -> str | None:
+    """Say which window does not fit, or return None if all do."""
+    for row, traj in enumerate(trajs):
+        problem = wanted.describe_mismatch(traj.layout)
+        if problem is not None:
+            return (
+                f"Window {row} of the batch (environment {traj.env_name!r}) has the layout [{traj.layout}], "
+                f"but {whose} [{wanted}]: {problem}. Fix: keep trajectories of different spaces in "
+                "different datasets, or give the environments one space."
+            )
+    return None
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """B sequences of at most L timesteps of a rollout, padded on the right with zeros.
+
+    Unlike in `Batch`, place i holds a timestep and the action taken *at* it. Some places are no steps of the
+    rollout: context that is only read, the final observation of a truncated episode, the timestep after the
+    last action, and padding. No loss counts there (`mask`).
+
+    Attributes:
+        obs: each (B, L, ...), in the environment's own dtype.
+        rl2s: (B, L, 1+A) float32, previous reward and previous action.
+        time_idxs: (B, L, 1) int64, index within the episode.
+        resets: (B, L) bool, True on the first timestep of an episode.
+        actions: (B, L, A) float32: one-hot if discrete, else the policy's own sample, before it is clipped.
+        mask: (B, L, 1) bool, True where the policy acted: here losses and statistics count.
+        start: the hidden state before place 0, as exported by the agent, each (B, ...); None to begin afresh.
+        log_probs: (B, L, 1) float32 of the policy that collected. This and all below: None before the
+            evaluation pass has found them.
+        values: (B, L, 1) float32, in units of the rewards.
+        params: (B, L, P) float32, parameters of the policy's distribution when it acted.
+        advantages: (B, L, 1) float32, normalised.
+        returns: (B, L, 1) float32, targets of the values, in units of the rewards.
+    """
+
+    obs: dict[str, Tensor]
+    rl2s: Tensor
+    time_idxs: Tensor
+    resets: Tensor
+    actions: Tensor
+    mask: Tensor
+    start: dict[str, Tensor] | None = None
+    log_probs: Tensor | None = None
+    values: Tensor | None = None
+    params: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> RolloutBatch:
+        """Return this batch on another device."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def rows(self, index: Tensor) -> RolloutBatch:
+        """Return the sequences that `index` (B',) int64 names, as copies."""
+        return self.map(lambda tensor: tensor[index])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
+        """Return this batch with `function` applied to every tensor."""
+        changed: dict[str, object] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, dict):
+                changed[field.name] = {key: function(part) for key, part in value.items()}
+            else:
+                changed[field.name] = None if value is None else function(value)
+        return RolloutBatch(**changed)  # type: ignore[arg-type]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gin
 import numpy as np
 import numpy.typing as npt
 
-from .layout import Layout
+from .relabeling import Relabeler
 from .sampling import window_at
-from .trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from .relabeling import Relabeler
+from .trajectory import Layout, Trajectory
 
 PADDED_SAMPLING_MODES = ("none", "left", "right", "both")
 
@@ -162,8 +159,20 @@ class RLDataset(ABC):
         """Hide what an earlier run of the same name left in this run's own folder. Returns how much."""
         return 0
 
+    def fingerprint(self) -> str | None:
+        """A text that changes with the data and with how they are drawn; None where that is not known."""
+        return None
+
     def close(self) -> None:  # noqa: B027 (optional hook)
         """Let go of locks and open files."""
+
+
+def dataset_fingerprint(dataset: RLDataset) -> str | None:
+    """What `dataset.fingerprint()` returns.
+
+    Files count by name and size, as of the last refresh; the folder does not, so a copy is the same.
+    """
+    return dataset.fingerprint()
 
 
 @gin.configurable

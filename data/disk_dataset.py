@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gin
 import numpy as np
 import numpy.typing as npt
 
+from .buffer import Buffer, TrajectoryFile
 from .dataset import RLDataset
-from .errors import BrokenTrajectoryError
-from .folder import TrajectoryFile
-from .layout import Layout
-from .manager import ManagerLock
+from .lock import ManagerLock
+from .relabeling import Relabeler
 from .sampling import FileSampler, PriorityTable, check_sampling, priority_slot, window_at
-from .store import TrajectoryStore
-from .trajectory import StoredTrajectory, Trajectory
-
-if TYPE_CHECKING:
-    from .relabeling import Relabeler
+from .trajectory import Layout, Trajectory
 
 _logger = logging.getLogger("loxodon")
 
@@ -78,59 +74,47 @@ class DiskTrajDataset(RLDataset):
         self.sample_by, self.recent_fraction, self.relabeler = sample_by, recent_fraction, relabeler
         self.takes_new_trajs, self.priority_exponent = takes_new_trajs, priority_exponent
         self.priorities = None if priority_exponent is None else PriorityTable(priority_exponent)
-        self._buffer: Path | None = None
+        self._opened: Buffer | None = None
         self._lock: ManagerLock | None = None
 
-    def configure(
-        self,
-        *,
-        max_seq_len: int,
-        padded_sampling: str,
-        has_edit_rights: bool,
-        default_root: str,
-        default_name: str,
-    ) -> None:
+    def configure(self, **settings: Any) -> None:
         """Receive the settings of the run, make the folders and list them. See RLDataset.configure.
 
         Raises:
             ValueError: If a setting is not allowed, or another process manages this folder.
             OSError: If the folders cannot be made.
         """
-        super().configure(
-            max_seq_len=max_seq_len,
-            padded_sampling=padded_sampling,
-            has_edit_rights=has_edit_rights,
-            default_root=default_root,
-            default_name=default_name,
-        )
-        root = Path(default_root if self.dset_root is None else self.dset_root).expanduser()
-        self._run_name = default_name
-        buffer = root / (default_name if self.dset_name is None else self.dset_name) / "buffer"
+        super().configure(**settings)
         self.close()
         self._sampler = FileSampler(recent_fraction=self.recent_fraction, priorities=self.priorities)
-        self._store = TrajectoryStore(
-            buffer,
-            may_move=has_edit_rights,
+        self._opened = Buffer(
+            self.folder(settings["default_root"], settings["default_name"]) / "buffer",
+            may_move=self.has_edit_rights,
             with_lengths=self.sample_by == "timestep" or self.dset_max_timesteps is not None,
             on_change=self._take_notice,
         )
-        self._buffer = buffer
+        self._run_name = settings["default_name"]
         if self.layout is not None:
-            self._store.expect(self.layout)
-        if has_edit_rights:
+            self._opened.expect(self.layout)
+        if self.has_edit_rights:
             self._take_lock()
         self.refresh()
+
+    def folder(self, default_root: str, default_name: str) -> Path:
+        """Where this dataset lies, given the run's folder and name."""
+        root = Path(default_root if self.dset_root is None else self.dset_root).expanduser()
+        return root / (default_name if self.dset_name is None else self.dset_name)
 
     def expect(self, layout: Layout) -> None:
         """Learn what trajectories of this run look like; files that differ are moved to the quarantine."""
         super().expect(layout)
-        if self._buffer is not None:
-            self._store.expect(layout)
+        if self._opened is not None:
+            self._opened.expect(layout)
 
     @property
     def save_new_trajs_to(self) -> Path | None:
         """The fifo folder, or None if this dataset is only read."""
-        fifo = self._require_buffer() / "fifo"
+        fifo = self._buffer.fifo.path
         return fifo if self.takes_new_trajs else None
 
     @property
@@ -141,17 +125,15 @@ class DiskTrajDataset(RLDataset):
     @property
     def num_files(self) -> int:
         """Number of files in both folders, as of the last refresh."""
-        self._require_buffer()
-        return len(self._store.files)
+        return len(self._buffer.files)
 
     @property
     def newest_time_s(self) -> float | None:
-        return max((file.unix_time for file in self._store.fifo.files.values()), default=None)
+        return max((file.unix_time for file in self._buffer.fifo.files.values()), default=None)
 
     def refresh(self) -> None:
         """List the folders again; files that were opened and are gone are let go of."""
-        self._require_buffer()
-        self._store.refresh()
+        self._buffer.refresh()
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
         """Return a random window of a random file. See sample_windows."""
@@ -202,30 +184,29 @@ class DiskTrajDataset(RLDataset):
             ValueError: If more than 5 % of the files are broken.
         """
         self.refresh()
-        store = self._store
-        store.measure_sizes()
+        buffer = self._buffer
+        buffer.measure_sizes()
         doomed: list[TrajectoryFile] = []
         if self.has_edit_rights:
             self._take_lock()
             doomed = self._beyond_limits()
-            store.delete(doomed)
-            store.fifo.remove_stale_temporaries()
-        store.check_broken_share()
+            buffer.delete(doomed)
+            buffer.fifo.remove_stale_temporaries()
+        buffer.check_broken_share()
         return {
-            "fifo_files": float(len(store.fifo.files)),
-            "protected_files": float(len(store.protected.files)),
+            "fifo_files": float(len(buffer.fifo.files)),
+            "protected_files": float(len(buffer.protected.files)),
             "total_files": float(self.num_files),
             "deleted_files": float(len(doomed)),
-            "disk_gb": store.sizes.total / 1e9,
+            "disk_gb": sum(buffer.sizes.values()) / 1e9,
             **self.metrics(),
         }
 
     def metrics(self) -> dict[str, float]:
         """Count files found to be broken since the start, and files in quarantine."""
-        self._require_buffer()
         return {
-            "broken_files": float(self._store.quarantine.num_broken),
-            "quarantined_files": float(self._store.quarantine.num_quarantined),
+            "broken_files": float(self._buffer.quarantine.num_broken),
+            "quarantined_files": float(self._buffer.quarantine.num_quarantined),
         }
 
     def delete(self) -> None:
@@ -234,21 +215,20 @@ class DiskTrajDataset(RLDataset):
         Raises:
             ValueError: Without edit rights.
         """
-        self._require_buffer()
         self._require_edit_rights("deleting the collected trajectories")
         self.refresh()
-        self._store.delete(list(self._store.fifo.files.values()))
+        self._buffer.delete(list(self._buffer.fifo.files.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return time and id of the newest file in `fifo`, how many there are, and priorities if kept."""
-        fifo = self._store.fifo.files
+        fifo = self._buffer.fifo.files
         newest = max(fifo.values(), default=None)
         state: dict[str, Any] = {
             "newest": None if newest is None else [newest.unix_time, newest.traj_id],
             "num_fifo_files": len(fifo),
         }
         if self.priorities is not None:
-            state["priorities"] = self.priorities.state_dict([file.traj_id for file in self._store.files])
+            state["priorities"] = self.priorities.state_dict([file.traj_id for file in self._buffer.files])
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -266,17 +246,16 @@ class DiskTrajDataset(RLDataset):
         Raises:
             ValueError: Without edit rights.
         """
-        buffer = self._require_buffer()
         self._require_edit_rights("setting newer trajectories aside")
         self.refresh()
         newest = (-1.0, "") if state["newest"] is None else tuple(state["newest"])
-        newer = [file for file in self._store.fifo.files.values() if file[:2] > newest]
-        superseded = buffer / "superseded"
+        newer = [file for file in self._buffer.fifo.files.values() if file[:2] > newest]
+        superseded = self._buffer.path / "superseded"
         superseded.mkdir(exist_ok=True)
         for file in newer:
             os.replace(file.path, superseded / file.name)  # noqa: PTH105 (as in files.py)
         self.refresh()
-        num_lost = int(state["num_fifo_files"]) - len(self._store.fifo.files)
+        num_lost = int(state["num_fifo_files"]) - len(self._buffer.fifo.files)
         if num_lost > 0:
             _logger.warning(
                 "%d trajectories that the checkpoint was trained on are gone, so the resumed run "
@@ -297,10 +276,17 @@ class DiskTrajDataset(RLDataset):
             return 0
         return self.set_aside_newer({"newest": None, "num_fifo_files": 0})
 
+    def fingerprint(self) -> str | None:
+        """Names and sizes of the files as of the last refresh; None with priorities or a relabeler."""
+        if self.priorities is not None or self.relabeler is not None:
+            return None
+        files = sorted([file.name, Path(file.path).stat().st_size] for file in self._buffer.files)
+        return json.dumps([type(self).__name__, self.sample_by, self.recent_fraction, files])
+
     def close(self) -> None:
         """Let another process manage the folder, and let go of opened files. Using it again is possible."""
-        if self._buffer is not None:
-            self._store.let_go()
+        if self._opened is not None:
+            self._opened.let_go()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -310,11 +296,10 @@ class DiskTrajDataset(RLDataset):
         return {**self.__dict__, "_lock": None}
 
     def _files_to_draw(self) -> list[TrajectoryFile]:
-        buffer = self._require_buffer()
-        if self._store.files:
-            return self._store.files
+        if self._buffer.files:
+            return self._buffer.files
         raise ValueError(
-            f"{buffer} holds no trajectories to sample from.{self._store.quarantine.describe()} "
+            f"{self._buffer.path} holds no trajectories to sample from.{self._buffer.quarantine.describe()} "
             "Fix: collect first (Experiment.mode 'both' or 'collect'), or put files into its folder "
             "'protected'."
         )
@@ -323,68 +308,61 @@ class DiskTrajDataset(RLDataset):
         self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
     ) -> Trajectory | None:
         """Return a window of a file, or None if the file cannot be used; then it is not drawn again."""
-        stored = self._store.open(file)
-        if stored is None:
-            return None
-        try:
-            window = self._slice(stored, fraction) if self.relabeler is None else stored.slice(0, len(stored))
-        except BrokenTrajectoryError as error:  # what is compressed shows only now whether it is intact
-            self._store.report_broken(file, str(error))
+        traj = self._buffer.open(file)
+        if traj is None:
             return None
         if self.relabeler is not None:
-            window = self._slice(self.relabeler.apply(window, rng), fraction)
-        if self.priorities is not None:
-            window = window.with_source(priority_slot(file.traj_id))
-        return window
-
-    def _slice(self, stored: StoredTrajectory, fraction: float) -> Trajectory:
-        return stored.slice(*window_at(len(stored), self.max_seq_len, self.padded_sampling, fraction))
+            traj = self.relabeler.apply(traj, rng)
+        window = traj.slice(*window_at(len(traj), self.max_seq_len, self.padded_sampling, fraction))
+        return window if self.priorities is None else window.with_source(priority_slot(file.traj_id))
 
     def _take_notice(self, gone: list[TrajectoryFile]) -> None:
         """Draw from the files as they are now."""
         by_length = self.sample_by == "timestep"
-        self._sampler.set_files(self._store.files, self._store.lengths.values if by_length else None)
+        self._sampler.set_files(self._buffer.files, self._buffer.lengths if by_length else None)
         if gone and self.priorities is not None:
             self.priorities.reset(np.array([priority_slot(file.traj_id) for file in gone]))
 
     def _beyond_limits(self) -> list[TrajectoryFile]:
         """The oldest files of `fifo` that have to go so that all limits hold."""
-        store, max_bytes, max_timesteps = self._store, self.dset_max_bytes, self.dset_max_timesteps
-        num_files = len(store.fifo.files)
-        num_bytes, num_timesteps = store.sizes.fifo_total, store.lengths.fifo_total
+        buffer, max_bytes, max_timesteps = self._buffer, self.dset_max_bytes, self.dset_max_timesteps
+        fifo = [file for file in buffer.files if not file.is_protected]
+        num_files = len(fifo)
+        num_bytes = sum(buffer.sizes[file.path] for file in fifo)
+        num_timesteps = sum(buffer.lengths.get(file.path, 0) for file in fifo)
         found: list[TrajectoryFile] = []
-        for file in store.files:
+        for file in fifo:
             is_too_much = (max_bytes is not None and num_bytes > max_bytes) or (
                 max_timesteps is not None and num_timesteps > max_timesteps
             )
             if num_files <= self.dset_max_size and not (is_too_much and num_files > self.dset_min_size):
                 break
-            if not file.is_protected:
-                found.append(file)
-                num_files -= 1
-                num_bytes -= store.sizes.values[file.path]
-                num_timesteps -= store.lengths.values.get(file.path, 0)
+            found.append(file)
+            num_files -= 1
+            num_bytes -= buffer.sizes[file.path]
+            num_timesteps -= buffer.lengths.get(file.path, 0)
         return found
 
-    def _require_buffer(self) -> Path:
-        if self._buffer is None:
+    @property
+    def _buffer(self) -> Buffer:
+        if self._opened is None:
             raise ValueError(
                 "This DiskTrajDataset does not know its folder yet. Fix: call configure() before using it; "
                 "Experiment.start() does."
             )
-        return self._buffer
+        return self._opened
 
     def _require_edit_rights(self, what: str) -> None:
         if not self.has_edit_rights:
             raise ValueError(
-                f"This process has no edit rights on {self._buffer}, and {what} needs them. "
+                f"This process has no edit rights on {self._buffer.path}, and {what} needs them. "
                 "Fix: set Experiment.has_dset_edit_rights = True in one process per dataset."
             )
         self._take_lock()
 
     def _take_lock(self) -> None:
         if self._lock is None:
-            self._lock = ManagerLock(self._require_buffer(), self._run_name)
+            self._lock = ManagerLock(self._buffer.path, self._run_name)
 
 
 def _check_limits(min_size: int, max_size: int, max_timesteps: int | None, max_bytes: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import math
 import signal
 import traceback
@@ -16,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from .batch import Batch, as_batch, pad_batch
-from .collate import Arrays, Name, Specs, pad_windows
+from .batch import Batch, Name, Specs, as_batch, fill_batch, pad_batch, specs_of
 from .dataset import RLDataset
-from .layout import Layout
-from .trajectory import Trajectory
+from .trajectory import Layout, Trajectory
 
+_MESSAGE_BYTES = 4 << 20  # of the batches that a worker sends together, about
 _BY_VALUE_BYTES = 1 << 20
 _GRACE_S = 15  # of a worker after SIGTERM
 
@@ -32,7 +32,8 @@ class BatchLoader:
 
     The batches of an epoch depend only on seed, rank, epoch number, the number of workers and the data.
     Workers start with the first epoch and stay; each of them lists the dataset again when an epoch begins,
-    and prepares its next batches while the learner is busy.
+    and prepares its next batches while the learner is busy. It sends small ones several at a time, since a
+    message costs more than making such a batch.
 
     Windows of similar length share a batch: those of `pool_batches` batches are drawn together, sorted by
     length and cut into batches, which come in random order. Each window that was drawn is used once, so a
@@ -75,14 +76,14 @@ class BatchLoader:
                 "Fix: set BatchLoader.pool_batches = 1 to switch sorting by length off."
             )
         self._dataset, self._num_workers = dataset, num_workers
-        self._source = _EpochSource(dataset, batch_size, seed, rank, pool_batches, pin_memory)
+        self._seed, self._source = seed, _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory)
         self._orders = _Orders()
         self._workers: DataLoader[Batch] | None = None
         self._num_timesteps = self._num_padded = 0
 
     def reseed(self, seed: int) -> None:
-        """Draw batches as a run of this seed does."""
-        self._source.seed = seed
+        """Draw batches as a run of this seed does, from the next epoch on."""
+        self._seed = seed
 
     def epoch(self, epoch: int, num_batches: int) -> Iterator[Batch]:
         """Yield the `num_batches` batches of one epoch. It ends early when another one begins.
@@ -92,9 +93,11 @@ class BatchLoader:
             RuntimeError: If a worker process died, or raised something else than a ValueError.
         """
         self._num_timesteps = self._num_padded = 0
-        order = self._orders.order = _Order(self._orders.order.number + 1, epoch, num_batches)
+        number, per_message = self._orders.order.number + 1, self._batches_per_message(num_batches)
+        order = _Order(number, epoch, num_batches, per_message, self._seed)
+        self._orders.order = order
         if self._num_workers == 0:
-            windows = self._source.sample(epoch, num_batches, 0, 1)
+            windows = self._source.sample(order, num_batches)
             batches: Iterator[Batch] = (pad_batch(one, self._dataset.layout) for one in windows)
             if self._source.pin_memory:
                 batches = map(Batch.pin_memory, batches)
@@ -122,6 +125,15 @@ class BatchLoader:
             running._shutdown_workers()  # else they would go on as long as anybody holds an unfinished epoch
         atexit.unregister(self.close)
 
+    def _batches_per_message(self, num_batches: int) -> int:
+        """As many as have some size together, at most a pool of them, and a message for each worker."""
+        layout = self._dataset.layout
+        if self._num_workers == 0 or layout is None:
+            return 1
+        timesteps = self._source.batch_size * (self._dataset.max_seq_len + 1)
+        by_size = int(_MESSAGE_BYTES // (timesteps * _timestep_bytes(layout)))
+        return max(1, min(by_size, self._source.pool_batches, num_batches // self._num_workers))
+
     def _of_workers(self) -> Iterator[Batch]:
         """The batches of the order that was given last."""
         if self._workers is None:
@@ -142,7 +154,7 @@ class BatchLoader:
             for item in self._workers:
                 if isinstance(item, _Failure):
                     item.raise_again()
-                yield item.batch()
+                yield from item.batches()
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
@@ -159,19 +171,25 @@ class _Order(NamedTuple):
     number: int  # tells apart two orders for one epoch
     epoch: int
     num_batches: int
+    per_message: int
+    seed: int
+
+    @property
+    def num_messages(self) -> int:
+        return -(-self.num_batches // self.per_message)
 
 
 class _Orders:
     """What DataLoader takes for a sampler: it hands every worker the order that is under way."""
 
     def __init__(self) -> None:
-        self.order = _Order(0, 0, 0)
+        self.order = _Order(0, 0, 0, 1, 0)
 
     def __len__(self) -> int:
-        return self.order.num_batches
+        return self.order.num_messages
 
     def __iter__(self) -> Iterator[_Order]:
-        return iter([self.order] * self.order.num_batches)
+        return iter([self.order] * self.order.num_messages)
 
 
 class _Failure(NamedTuple):
@@ -193,80 +211,86 @@ class _Failure(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A batch in one piece of memory: every tensor that crosses processes costs as much as a small batch."""
+    """Batches in one piece of memory: every tensor that crosses processes costs as much as a small batch."""
 
-    specs: Specs
+    specs: list[Specs]
     data: Tensor | npt.NDArray[np.uint8]  # shared memory, or bytes for the pipe
 
     @classmethod
-    def of(cls, windows: list[Trajectory], layout: Layout | None, *, is_pinned_later: bool) -> _Block:
+    def of(cls, batches: list[list[Trajectory]], layout: Layout | None, *, is_pinned_later: bool) -> _Block:
         """Pad windows into a new block. Small ones go faster through a pipe, where none can be pinned."""
-        blocks: list[_Block] = []
+        specs = [specs_of(windows, layout) for windows in batches]
+        size = sum(_room_bytes(*spec) for one in specs for spec in one.values())
+        is_shared = is_pinned_later or size > _BY_VALUE_BYTES
+        data = torch.empty(0 if is_shared else size, dtype=torch.uint8)
+        if is_shared:  # at once where it will be read, as torch's own collate function does
+            data.set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
+        block = cls(specs, data)
+        for windows, tensors in zip(batches, block._views(), strict=True):
+            fill_batch({name: tensor.numpy() for name, tensor in tensors.items()}, windows, layout)
+        return block if is_shared else block._replace(data=np.asarray(block.data))
 
-        def allocate(specs: Specs) -> Arrays:
-            sizes = [_room_bytes(*spec) for spec in specs.values()]
-            blocks.append(cls(specs, torch.empty(sum(sizes), dtype=torch.uint8)))
-            return {name: tensor.numpy() for name, tensor in blocks[0]._tensors().items()}
+    def batches(self) -> Iterator[Batch]:
+        """The batches, whose tensors are views of the block."""
+        return map(as_batch, self._views())
 
-        pad_windows(windows, layout, allocate)
-        block = blocks[0]
-        if is_pinned_later or len(block.data) > _BY_VALUE_BYTES:
-            return block
-        return block._replace(data=np.asarray(block.data))
-
-    def batch(self) -> Batch:
-        """The batch, whose tensors are views of the block."""
-        return as_batch(self._tensors())
-
-    def _tensors(self) -> dict[Name, Tensor]:
-        data, views, start = torch.as_tensor(self.data), {}, 0
-        for name, (shape, dtype) in self.specs.items():
-            num_bytes = math.prod(shape) * dtype.itemsize
-            flat = data[start : start + num_bytes]
-            views[name] = flat.view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
-            start += _room_bytes(shape, dtype)
-        return views
+    def _views(self) -> Iterator[dict[Name, Tensor]]:
+        data, start = torch.as_tensor(self.data), 0
+        for specs in self.specs:
+            views = {}
+            for name, (shape, dtype) in specs.items():
+                num_bytes = math.prod(shape) * dtype.itemsize
+                flat = data[start : start + num_bytes]
+                views[name] = flat.view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
+                start += _room_bytes(shape, dtype)
+            yield views
 
 
 def _room_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return -(-math.prod(shape) * dtype.itemsize // 64) * 64  # every array begins at a cache line
 
 
+def _timestep_bytes(layout: Layout) -> int:
+    """Of one timestep in a batch."""
+    obs = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.obs.values())
+    return obs + 8 * layout.action_width + 32
+
+
 class _EpochSource(Dataset[Any]):
     """Samples the batches of an epoch, or one worker's share of them."""
 
     def __init__(
-        self, dataset: RLDataset, batch_size: int, seed: int, rank: int, pool_batches: int, pin_memory: bool
+        self, dataset: RLDataset, batch_size: int, rank: int, pool_batches: int, pin_memory: bool
     ) -> None:
-        self._dataset, self._batch_size, self.pin_memory = dataset, batch_size, pin_memory
-        self.seed, self._rank, self._pool_batches = seed, rank, pool_batches
+        self._dataset, self.batch_size, self.pin_memory = dataset, batch_size, pin_memory
+        self._rank, self.pool_batches = rank, pool_batches
         self._order: _Order | None = None  # this and the next one: in workers only
         self._batches: Iterator[list[Trajectory]] = iter(())
 
-    def sample(
-        self, epoch: int, num_batches: int, worker: int, num_workers: int
-    ) -> Iterator[list[Trajectory]]:
-        """Yield the windows of batches w, w + W, w + 2W, ... of the epoch, for worker w of W."""
-        self._dataset.on_new_epoch(epoch)
+    def sample(self, order: _Order, num_batches: int, worker: int = 0) -> Iterator[list[Trajectory]]:
+        """Yield the windows of the batches of the epoch, or of one worker's share of them."""
+        self._dataset.on_new_epoch(order.epoch)
         self._dataset.refresh()
-        rng = np.random.default_rng([self.seed, self._rank, epoch, worker])
-        remaining = len(range(worker, num_batches, num_workers))
+        rng = np.random.default_rng([order.seed, self._rank, order.epoch, worker])
+        remaining = num_batches
         while remaining:
-            pool = min(self._pool_batches, remaining)
+            pool = min(self.pool_batches, remaining)
             remaining -= pool
-            windows = self._dataset.sample_windows(pool * self._batch_size, rng)
-            yield from cut_by_length(windows, self._batch_size, rng)
+            windows = self._dataset.sample_windows(pool * self.batch_size, rng)
+            yield from cut_by_length(windows, self.batch_size, rng)
 
     def __getitem__(self, order: _Order) -> _Block | _Failure:
-        """The next batch of this worker; DataLoader asks its workers in turns, in a fixed order."""
+        """The next batches of this worker; DataLoader asks its workers in turns, in a fixed order."""
         try:
             if order != self._order:
-                info = get_worker_info()
+                info, size = get_worker_info(), order.per_message
                 assert info is not None
                 self._order = order
-                self._batches = self.sample(order.epoch, order.num_batches, info.id, info.num_workers)
-            windows = next(self._batches)
-            return _Block.of(windows, self._dataset.layout, is_pinned_later=self.pin_memory)
+                begins = range(info.id, order.num_messages, info.num_workers)
+                sizes = (min(size, order.num_batches - i * size) for i in begins)
+                self._batches = self.sample(order, sum(sizes), info.id)
+            batches = list(itertools.islice(self._batches, order.per_message))
+            return _Block.of(batches, self._dataset.layout, is_pinned_later=self.pin_memory)
         except Exception as error:  # whatever a dataset raises is raised again in the parent
             self._order = None
             text, trace = str(error), traceback.format_exc()

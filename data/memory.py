@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gin
 import numpy as np
 import numpy.typing as npt
 
 from .dataset import RLDataset, random_window
-from .episodes import load_episodes, split_episodes
+from .foreign import arrays_of, load_episodes, split_episodes
+from .relabeling import Relabeler
 from .sampling import SAMPLE_BY
 from .trajectory import Array, Trajectory
-
-if TYPE_CHECKING:
-    from .relabeling import Relabeler
 
 
 @gin.configurable(denylist=["trajs"])
@@ -155,6 +155,17 @@ class MemoryTrajDataset(RLDataset):
     def on_end_of_collection(self) -> dict[str, float]:
         """Return how much is held."""
         return {"total_trajs": float(self.num_trajs), "total_timesteps": float(self.num_timesteps)}
+
+    def fingerprint(self) -> str | None:
+        """A digest of all arrays; None with a relabeler."""
+        if self.relabeler is not None:
+            return None
+        digest = hashlib.sha256()
+        for traj in self._trajs:
+            digest.update(f"{traj.layout} {len(traj)}".encode())
+            for array in arrays_of(traj):
+                digest.update(array.tobytes())
+        return json.dumps([type(self).__name__, self.sample_by, digest.hexdigest()])
 
     def _draw(self, rng: np.random.Generator) -> int:
         if self.sample_by == "trajectory":

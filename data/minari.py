@@ -1,6 +1,7 @@
-"""Farama's Minari, the standard for offline reinforcement learning, as a dataset to train on.
+"""Farama's Minari, the standard for offline reinforcement learning: to train on, to import and to export.
 
-The package `minari` is imported when a Minari dataset is opened and not before.
+Names, offsets and scalings are those of the library's environments, so a policy trained on a dataset acts
+in the environment that it comes from. `minari` and gymnasium are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -8,31 +9,39 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import numpy as np
 
 from .dataset import RLDataset
-from .files import TrajectoryReader, format_name, parse_name, save_trajectory
-from .layout import Layout
+from .files import TrajectoryReader, format_name, load_trajectory, parse_name, save_trajectory
+from .foreign import arrays_of, episode
 from .sampling import SAMPLE_BY, window_at
-from .trajectory import StoredTrajectory, Trajectory
+from .trajectory import Array, Layout, Trajectory, action_indices, action_rows
+
+if TYPE_CHECKING:
+    from gymnasium import Space
 
 ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
 CACHE_FOLDER = "loxodon-cache"
-_CONVERSION = 1  # raise it when the same episode would become another file
+_CONVERSION = 2  # raise it when the same episode would become another file
 _CACHE_FORMAT = "traj"
 _INDEX = "index.json"
 _STALE_S = 86_400.0
+_CHUNK_BYTES = 256 << 20
 _logger = logging.getLogger("loxodon")
 Report = Callable[[int, int], object]
 
@@ -86,6 +95,155 @@ def open_minari(dataset_id: str, *, download: bool = False) -> Any:
         ) from error
 
 
+# ---- episodes as trajectories, and back ----
+
+
+class EpisodeCodec:
+    """Turns whole episodes of one pair of spaces into trajectories and back.
+
+    Raises: TypeError or ValueError for spaces that trajectories cannot hold.
+    """
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        from gymnasium import spaces
+
+        from .spaces import ActionMap, ObsLayout, is_text
+
+        self.leaves = ObsLayout(observation_space).leaves
+        if texts := [leaf.key for leaf in self.leaves if is_text(leaf.space)]:
+            raise TypeError(
+                f"Observations {texts} are texts, which trajectories cannot hold. Fix: make a Minari dataset "
+                "without them (minari.create_dataset_from_buffers)."
+            )
+        self._map = ActionMap(action_space)
+        policy_space = self._map.policy_space
+        self._is_discrete = not isinstance(policy_space, spaces.Box)
+        self._nvec = (
+            tuple(policy_space.nvec.tolist()) if isinstance(policy_space, spaces.MultiDiscrete) else None
+        )
+        self._width = sum(self._nvec) if self._nvec else int(spaces.flatdim(policy_space))
+
+    def to_trajectory(self, source: Any, env_name: str, policy_version: int | None = None) -> Trajectory:
+        """A trajectory of an episode with `observations` (T+1) and `actions`, `rewards`, `terminations` (T).
+
+        Truncation is not stored: a trajectory that ends without `dones` was cut off.
+
+        Raises:
+            ValueError: If the lengths or shapes contradict each other or the spaces.
+        """
+        rews = np.asarray(source.rewards, np.float32).reshape(-1, 1)
+        obs = {
+            leaf.key: np.asarray(leaf.read(source.observations)).astype(leaf.space.dtype, copy=False)
+            for leaf in self.leaves
+        }
+        for leaf in self.leaves:
+            expected = (len(rews) + 1, *(leaf.space.shape or ()))
+            if obs[leaf.key].shape != expected:
+                raise ValueError(
+                    f"Observation {leaf.key!r} of episode {source.id} has the shape {obs[leaf.key].shape}, "
+                    f"but {len(rews)} rewards and the space {leaf.space} ask for {expected}. Fix: repair or "
+                    "leave out this episode."
+                )
+        actions = action_rows(self._map.from_env(source.actions), self._width, self._nvec)
+        dones = np.asarray(source.terminations, np.bool_).reshape(-1, 1)
+        return episode(obs, actions, rews, dones, env_name, policy_version=policy_version, nvec=self._nvec)
+
+    def to_columns(self, traj: Trajectory) -> dict[str, Any]:
+        """Observations and actions as the environment would have them, and rewards and flags of an episode.
+
+        Raises:
+            ValueError: If the trajectory is not of these spaces.
+        """
+        missing = [leaf.key for leaf in self.leaves if leaf.key not in traj.obs]
+        if missing or len(traj.obs) != len(self.leaves):
+            raise ValueError(
+                f"The trajectory observes {sorted(traj.obs)}, but the environment "
+                f"{[leaf.key for leaf in self.leaves]}. Fix: name the environment that the trajectories come "
+                "from."
+            )
+        terminations = traj.dones[:, 0].copy()
+        truncations = np.zeros_like(terminations)
+        truncations[-1] = not terminations[-1]
+        return {
+            "observations": self._nest(traj),
+            "actions": self._actions_of(traj),
+            "rewards": traj.rews[:, 0].astype(np.float32),
+            "terminations": terminations,
+            "truncations": truncations,
+        }
+
+    def _actions_of(self, traj: Trajectory) -> Array:
+        """(T,) integers or (T, *shape) in the bounds, numbering and dtype of the environment."""
+        found = action_indices(traj) if self._is_discrete else traj.actions
+        fits = traj.nvec == self._nvec and traj.actions.shape[1] == self._width
+        if found is None or not fits or (not self._is_discrete and found.dtype.kind != "f"):
+            raise ValueError(
+                f"Actions of shape {traj.actions.shape} and dtype {traj.actions.dtype} are not of the "
+                "environment's action space. Fix: name the environment that the trajectories come from."
+            )
+        return np.asarray(self._map.to_env(found[:, 0] if self._is_discrete and not self._nvec else found))
+
+    def _nest(self, traj: Trajectory) -> Any:
+        """Flat observations in the nesting of the space; parts of a tuple become a tuple."""
+        if len(self.leaves) == 1 and not self.leaves[0].path:
+            return self.leaves[0].restore(traj.obs[self.leaves[0].key])
+        return _with_tuples(_nested({leaf.path: leaf.restore(traj.obs[leaf.key]) for leaf in self.leaves}))
+
+
+def _with_tuples(node: Any) -> Any:
+    """Dicts with integer keys become tuples."""
+    if not isinstance(node, dict):
+        return node
+    children = {part: _with_tuples(child) for part, child in node.items()}
+    if all(isinstance(part, int) for part in children):
+        return tuple(children[index] for index in sorted(children))
+    return children
+
+
+def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
+    """Spaces of a trajectory whose environment is not known: the widest that its dtypes allow."""
+    from gymnasium import spaces
+
+    from .spaces import SINGLE_KEY
+
+    def widest_box(value: Array) -> spaces.Box:
+        low, high, dtype = -np.inf, np.inf, value.dtype.type
+        if value.dtype.kind == "b":
+            low, high, dtype = 0, 1, np.int8
+        elif value.dtype.kind != "f":
+            low, high = np.iinfo(value.dtype).min, np.iinfo(value.dtype).max
+        return spaces.Box(low, high, value.shape[1:], dtype)
+
+    def as_space(node: Any) -> Space[Any]:
+        if not isinstance(node, dict):
+            return widest_box(node)
+        return spaces.Dict({name: as_space(child) for name, child in node.items()})
+
+    width = traj.actions.shape[1]
+    actions: Space[Any] = spaces.Box(-1.0, 1.0, (width,), np.float32)
+    if traj.nvec is not None:
+        actions = spaces.MultiDiscrete(np.array(traj.nvec))
+    elif action_indices(traj) is not None:
+        actions = spaces.Discrete(width)
+    if set(traj.obs) == {SINGLE_KEY}:
+        return widest_box(traj.obs[SINGLE_KEY]), actions
+    return as_space(_nested({tuple(key.split("/")): value for key, value in traj.obs.items()})), actions
+
+
+def _nested(flat: Mapping[tuple[str | int, ...], Array]) -> dict[str | int, Any]:
+    """Dicts in dicts of values by path."""
+    root: dict[str | int, Any] = {}
+    for path, value in flat.items():
+        at = root
+        for part in path[:-1]:
+            at = at.setdefault(part, {})
+        at[path[-1]] = value
+    return root
+
+
+# ---- from Minari ----
+
+
 def import_episodes(
     dataset: Any, folder: Path, save_as: str, report: Report = lambda done, total: None
 ) -> tuple[list[tuple[str, int]], int]:
@@ -103,8 +261,6 @@ def import_episodes(
         TypeError: If the spaces have no form as trajectories.
         ValueError: If an episode contradicts the spaces, or itself.
     """
-    from .minari_episodes import EpisodeCodec
-
     codec = EpisodeCodec(dataset.observation_space, dataset.action_space)
     folder.mkdir(parents=True, exist_ok=True)
     names = [parse_name(name) for name in os.listdir(folder)]  # noqa: PTH208 (only names are needed)
@@ -112,14 +268,14 @@ def import_episodes(
     begin_us, total, num_present = time.time_ns() // 1000, len(dataset), 0  # whole, as in file names
     written: list[tuple[str, int]] = []
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
-    for number, (episode, extra) in enumerate(zip(dataset.iterate_episodes(), metadata, strict=True)):
-        traj_id = hashlib.blake2b(f"{dataset.id} {episode.id}".encode(), digest_size=4).hexdigest()
+    for number, (source, extra) in enumerate(zip(dataset.iterate_episodes(), metadata, strict=True)):
+        traj_id = hashlib.blake2b(f"{dataset.id} {source.id}".encode(), digest_size=4).hexdigest()
         if traj_id in present:
             num_present += 1
-        elif len(episode.rewards):  # an episode without a step is no trajectory
+        elif len(source.rewards):  # an episode without a step is no trajectory
             version = extra.get(POLICY_KEY)
             name = str(extra.get(ENV_NAME_KEY, _env_name(dataset)))
-            traj = codec.to_trajectory(episode, name, None if version is None else int(version))
+            traj = codec.to_trajectory(source, name, None if version is None else int(version))
             path = save_trajectory(
                 folder, traj, save_as=save_as, traj_id=traj_id, unix_time=(begin_us + number) / 1e6
             )
@@ -174,15 +330,7 @@ class MinariDataset(RLDataset):
         self._starts = np.zeros(1, np.int64)  # timestep at which each episode begins, and the total
         self._reader = TrajectoryReader()
 
-    def configure(
-        self,
-        *,
-        max_seq_len: int,
-        padded_sampling: str,
-        has_edit_rights: bool,
-        default_root: str,
-        default_name: str,
-    ) -> None:
+    def configure(self, **settings: Any) -> None:
         """Receive the settings of the run and open the dataset. See RLDataset.configure.
 
         Raises:
@@ -192,13 +340,7 @@ class MinariDataset(RLDataset):
             ValueError: If it holds nothing, or cannot be read.
             OSError: If the cache cannot be written.
         """
-        super().configure(
-            max_seq_len=max_seq_len,
-            padded_sampling=padded_sampling,
-            has_edit_rights=has_edit_rights,
-            default_root=default_root,
-            default_name=default_name,
-        )
+        super().configure(**settings)
         folder = _converted(open_minari(self.dataset_id, download=self.download), self.cache_root)
         entries = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
         if not entries:
@@ -253,11 +395,14 @@ class MinariDataset(RLDataset):
             indices = np.searchsorted(self._starts, timesteps, side="right") - 1
         windows = []
         for index, place in zip(indices.tolist(), places.tolist(), strict=True):
-            stored = self._open(paths[index])
-            windows.append(
-                stored.slice(*window_at(len(stored), self.max_seq_len, self.padded_sampling, place))
-            )
+            traj = self._open(paths[index])
+            windows.append(traj.slice(*window_at(len(traj), self.max_seq_len, self.padded_sampling, place)))
         return windows
+
+    def fingerprint(self) -> str | None:
+        """Names and sizes of the converted episodes."""
+        files = [[Path(path).name, Path(path).stat().st_size] for path in self._paths]
+        return json.dumps([type(self).__name__, self.dataset_id, self.sample_by, files])
 
     def close(self) -> None:
         """Let go of open files."""
@@ -267,7 +412,7 @@ class MinariDataset(RLDataset):
         """Leave opened files behind when this goes to another process."""
         return {**self.__dict__, "_reader": TrajectoryReader()}
 
-    def _open(self, path: str) -> StoredTrajectory:
+    def _open(self, path: str) -> Trajectory:
         try:
             return self._reader.load(path)
         except FileNotFoundError as error:
@@ -334,3 +479,216 @@ def _remove_stale(root: Path) -> None:
     for path in root.glob("converting-*"):
         if time.time() - path.stat().st_mtime > _STALE_S:
             shutil.rmtree(path, ignore_errors=True)
+
+
+# ---- from trajectory files to a Minari dataset: pieces are joined to whole episodes ----
+
+
+@dataclass
+class Episode:
+    """Files that follow each other in one episode, in order; usually one."""
+
+    paths: list[Path]
+    is_terminated: bool = False
+    begins_at_reset: bool = True
+
+
+@dataclass
+class ExportReport:
+    """What an export found.
+
+    Attributes:
+        num_episodes: episodes written.
+        num_timesteps: transitions written.
+        num_joined: files that were joined to the one before.
+        num_headless: episodes whose beginning is not among the files.
+        num_truncated: episodes that do not end with termination, and are marked as truncated at their last
+            step.
+    """
+
+    num_episodes: int = 0
+    num_timesteps: int = 0
+    num_joined: int = 0
+    num_headless: int = 0
+    num_truncated: int = 0
+
+
+def join_pieces(paths: Sequence[Path], report: Report = lambda done, total: None) -> list[Episode]:
+    """Group files into episodes.
+
+    A piece follows another if it begins in mid-episode with exactly the timestep that the other ends with:
+    the same environment name, time index, observation, previous reward and previous action. If several would
+    fit, the oldest.
+
+    Args:
+        paths: trajectory files, oldest first.
+        report: called with the number of files read and of all.
+    """
+    episodes: list[Episode] = []
+    # Episodes without termination or, so far, a following piece, by their last timestep; the oldest first.
+    open_ends: dict[bytes, deque[Episode]] = {}
+    for number, path in enumerate(paths):
+        traj = load_trajectory(path)
+        starts_late = int(traj.time_idxs[0, 0]) > 0
+        waiting = open_ends.get(_boundary(traj, 0)) if starts_late else None
+        if waiting:
+            found = waiting.popleft()
+            found.paths.append(path)
+        else:
+            found = Episode([path], begins_at_reset=not starts_late)
+            episodes.append(found)
+        found.is_terminated = bool(traj.dones[-1, 0])
+        if not found.is_terminated:
+            open_ends.setdefault(_boundary(traj, len(traj)), deque()).append(found)
+        report(number + 1, len(paths))
+    return episodes
+
+
+def _boundary(traj: Trajectory, timestep: int) -> bytes:
+    """Everything that is known of one timestep, as a key."""
+    digest = hashlib.blake2b(traj.env_name.encode(), digest_size=16)
+    for array in (traj.time_idxs, traj.rl2s, *(traj.obs[key] for key in sorted(traj.obs))):
+        digest.update(np.ascontiguousarray(array[timestep]).tobytes())
+    return digest.digest()
+
+
+def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
+    """One trajectory of pieces that share their boundary timesteps."""
+    if len(pieces) == 1:
+        return pieces[0]
+
+    def timesteps(read: Callable[[Trajectory], Array]) -> Array:
+        return np.concatenate([*(read(piece)[:-1] for piece in pieces[:-1]), read(pieces[-1])])
+
+    def transitions(read: Callable[[Trajectory], Array]) -> Array:
+        return np.concatenate([read(piece) for piece in pieces])
+
+    return Trajectory(
+        obs={key: timesteps(lambda piece, key=key: piece.obs[key]) for key in pieces[0].obs},  # type: ignore[misc]
+        rl2s=timesteps(lambda piece: piece.rl2s),
+        time_idxs=timesteps(lambda piece: piece.time_idxs),
+        actions=transitions(lambda piece: piece.actions),
+        rews=transitions(lambda piece: piece.rews),
+        dones=transitions(lambda piece: piece.dones),
+        env_name=pieces[0].env_name,
+        policy_version=pieces[-1].policy_version,
+        nvec=pieces[0].nvec,
+    )
+
+
+def export_minari(
+    paths: Sequence[Path],
+    dataset_id: str,
+    env_id: str | None = None,
+    report: Report = lambda done, total: None,
+) -> ExportReport:
+    """Make a new Minari dataset of trajectory files.
+
+    Images are stored without loss. An episode remembers its environment name and policy version.
+
+    Args:
+        paths: trajectory files of one pair of spaces, oldest first.
+        dataset_id: such as "maze/collected-v0"; it must not exist yet.
+        env_id: registered gymnasium environment whose spaces and actions the dataset gets; without it,
+            observations are unbounded and actions stay as the policy gave them: indices from 0, or numbers in
+            [-1, 1].
+        report: called with the number of finished files and of all; every file is read twice.
+
+    Raises:
+        ImportError: If `minari` is not installed.
+        ValueError: If the id is wrong or taken, or a trajectory does not fit the spaces.
+        FileExistsError: If the dataset exists.
+    """
+    minari = require_minari()
+    folder = _new_dataset_folder(dataset_id)
+    episodes = join_pieces(paths, lambda done, total: report(done, 2 * total))
+    options = _space_options(env_id, load_trajectory(paths[0]))
+    if "jpeg_encoding" in inspect.signature(minari.create_dataset_from_buffers).parameters:
+        options["jpeg_encoding"] = False
+    done, dataset = len(paths), None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
+            for buffers, metadata, num_files in _chunks(episodes, options):
+                if dataset is None:
+                    dataset = minari.create_dataset_from_buffers(dataset_id, buffers, **options)
+                else:
+                    dataset.update_dataset_from_buffer(buffers)
+                first = int(dataset.storage.total_episodes) - len(buffers)
+                dataset.storage.update_episode_metadata(metadata, range(first, first + len(buffers)))
+                done += num_files
+                report(done, 2 * len(paths))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return ExportReport(
+        num_episodes=len(episodes),
+        num_timesteps=int(dataset.total_steps) if dataset is not None else 0,
+        num_joined=len(paths) - len(episodes),
+        num_headless=sum(not one.begins_at_reset for one in episodes),
+        num_truncated=sum(not one.is_terminated for one in episodes),
+    )
+
+
+def _new_dataset_folder(dataset_id: str) -> Path:
+    parse = importlib.import_module("minari.dataset.minari_dataset").parse_dataset_id
+    try:
+        parse(dataset_id)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{dataset_id!r} is not the id of a Minari dataset; allowed are name-v0, env/name-v0, "
+            "group/env/name-v0. Fix: end it with -v and a number."
+        ) from error
+    root = importlib.import_module("minari.storage.datasets_root_dir").get_dataset_path()
+    folder = Path(root) / dataset_id
+    if folder.exists():
+        raise FileExistsError(
+            f"Minari dataset {dataset_id!r} exists in {folder}. Fix: raise its version number, or delete it "
+            f"with `minari delete {dataset_id}`."
+        )
+    return folder
+
+
+def _space_options(env_id: str | None, example: Trajectory) -> dict[str, Any]:
+    """The environment, if known, and the two spaces, as minari takes them."""
+    import gymnasium
+
+    if env_id is None:
+        observation_space, action_space = guess_spaces(example)
+        return {"observation_space": observation_space, "action_space": action_space}
+    try:
+        env = gymnasium.make(env_id)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ValueError(
+            f"The environment {env_id!r} cannot be made: {error}. Fix: give a registered id, or module:id, "
+            "or leave --env out."
+        ) from error
+    env.close()
+    return {
+        "env": env.spec,
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
+    }
+
+
+def _chunks(
+    episodes: Sequence[Episode], options: dict[str, Any]
+) -> Iterator[tuple[list[Any], list[dict[str, Any]], int]]:
+    """Episode buffers and their metadata, some at a time, so that memory stays bounded, and their files."""
+    make_buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
+    codec = EpisodeCodec(options["observation_space"], options["action_space"])
+    buffers: list[Any] = []
+    metadata: list[dict[str, Any]] = []
+    num_files = num_bytes = 0
+    for one in episodes:
+        traj = concatenate([load_trajectory(path) for path in one.paths])
+        buffers.append(make_buffer(**codec.to_columns(traj), infos={}))
+        version = {} if traj.policy_version is None else {POLICY_KEY: traj.policy_version}
+        metadata.append({ENV_NAME_KEY: traj.env_name, **version})
+        num_files += len(one.paths)
+        num_bytes += sum(array.nbytes for array in arrays_of(traj))
+        if num_bytes > _CHUNK_BYTES:
+            yield buffers, metadata, num_files
+            buffers, metadata, num_files, num_bytes = [], [], 0, 0
+    if buffers:
+        yield buffers, metadata, num_files

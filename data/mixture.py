@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ import numpy.typing as npt
 
 from .dataset import RLDataset
 from .disk_dataset import DiskTrajDataset
-from .layout import Layout
-from .trajectory import Trajectory
+from .trajectory import Layout, Trajectory
 
 
 @gin.configurable
@@ -63,36 +63,16 @@ class MixtureOfDatasets(RLDataset):
         self._epoch = 0
         self._ready_epochs = [-1] * len(datasets)
 
-    def configure(
-        self,
-        *,
-        max_seq_len: int,
-        padded_sampling: str,
-        has_edit_rights: bool,
-        default_root: str,
-        default_name: str,
-    ) -> None:
+    def configure(self, **settings: Any) -> None:
         """Receive the settings of the run and pass them on. See RLDataset.configure.
 
         Raises:
             ValueError: If two datasets share a folder, or two take new trajectories.
         """
-        super().configure(
-            max_seq_len=max_seq_len,
-            padded_sampling=padded_sampling,
-            has_edit_rights=has_edit_rights,
-            default_root=default_root,
-            default_name=default_name,
-        )
-        self._check_folders(default_root, default_name)
+        super().configure(**settings)
+        self._check_folders(settings["default_root"], settings["default_name"])
         for dataset in self.datasets:
-            dataset.configure(
-                max_seq_len=max_seq_len,
-                padded_sampling=padded_sampling,
-                has_edit_rights=has_edit_rights,
-                default_root=default_root,
-                default_name=default_name,
-            )
+            dataset.configure(**settings)
         self._check_takers()
 
     def expect(self, layout: Layout) -> None:
@@ -177,6 +157,12 @@ class MixtureOfDatasets(RLDataset):
         for dataset in self._takers():
             dataset.delete()
 
+    def fingerprint(self) -> str | None:
+        """Those of the datasets, and the weights; None if one of them has none."""
+        parts = [dataset.fingerprint() for dataset in self.datasets]
+        weights = self._final.tolist(), self._initial.tolist(), self.smooth_sudden_starts
+        return None if None in parts else json.dumps([type(self).__name__, parts, weights])
+
     def close(self) -> None:
         """Let go of locks and open files."""
         for dataset in self.datasets:
@@ -232,8 +218,7 @@ class MixtureOfDatasets(RLDataset):
         for label, dataset in zip(self._labels, self.datasets, strict=True):
             if not isinstance(dataset, DiskTrajDataset):
                 continue
-            root = Path(default_root if dataset.dset_root is None else dataset.dset_root).expanduser()
-            folder = (root / (default_name if dataset.dset_name is None else dataset.dset_name)).resolve()
+            folder = dataset.folder(default_root, default_name).resolve()
             if folder in found:
                 raise ValueError(
                     f"The datasets {found[folder]} and {label} of the mixture both lie in {folder}, where "

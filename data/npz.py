@@ -1,7 +1,7 @@
-"""Reading `.npz` archives without copying them: uncompressed members are views into the file itself.
+"""The `.npz` format: archives of arrays as numpy writes them, read without copying what is not compressed.
 
-The archive's directory is parsed here, since zipfile takes many times longer for files as small as most
-trajectories; it takes over where an archive is so large that it needs 64-bit records.
+The archive's directory is parsed and written here, since zipfile takes many times longer for files as small
+as most trajectories.
 """
 
 from __future__ import annotations
@@ -12,34 +12,90 @@ import json
 import os
 import struct
 import tokenize
-import zipfile
 import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compressed import BlockStore, PackedColumn, parse_block_index
-from .content import NVEC, FileContent
 from .errors import FormatError
-from .extras import EXTRA_PREFIX
 from .trajectory import Array
 
-POLICY_VERSION = "policy_version"
+MAX_BYTES = 1 << 31  # of an archive that is written; far beyond, zip needs 64-bit records
 MAX_DECODED_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # half of the memory
 _SUSPICIOUS_BYTES = 64 << 20  # compressed members that announce more are looked at before they are decoded
 _MAX_HEADER_BYTES = 16 << 10  # of an array; numpy reads 10,000
-# PKWARE, APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16
-_LOCAL_BYTES, _LOCAL_LENGTHS = 30, struct.Struct("<HH")  # fixed part; at byte 26: lengths of name and extra
+_COPIED_BYTES = 64 << 10  # up to here, a copy costs less than a view
+_LEVEL = 6  # of compression
+# PKWARE, APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16; what is written is dated 1980-01-01.
+_LOCAL = struct.Struct("<4s5H3L2H")
+_LOCAL_LENGTHS = struct.Struct("<HH")  # at byte 26 of it: lengths of name and extra field
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
-_MAX_COMMENT_BYTES = (1 << 16) - 1
+_VERSION, _NO_FLAGS, _TIME, _DATE = 20, 0, 0, (1 << 5) | 1
 _STORED, _DEFLATED = 0, 8
 _ENCRYPTED = 1  # bit of the flags
+_MAX_COMMENT_BYTES = (1 << 16) - 1
 _LARGE = 0xFFFFFFFF, 0xFFFF  # stand for "see the 64-bit record"
+_TOO_LARGE = "it is an archive with 64-bit records (of over 4 GiB), which is not read here"
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTHS = {b"\1\0": struct.Struct("<H"), b"\2\0": struct.Struct("<I")}  # by version
 # what numpy's parser of array headers lets through, beside its own ValueError, when it meets nonsense
 _UNREADABLE = ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError
+
+
+def bytes_of(array: Array) -> Any:
+    """The bytes of an array in C order; a view if it is large and contiguous."""
+    return array.tobytes() if array.nbytes <= _COPIED_BYTES else array.reshape(-1).view(np.uint8).data
+
+
+def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", is_compressed: bool = False) -> list[Any]:
+    """The archive that numpy.savez or savez_compressed would write, in pieces to be written one by one.
+
+    Args:
+        arrays: arrays of plain numbers by name.
+        comment: of the archive, which numpy does not look at.
+        is_compressed: whether to deflate them.
+
+    Raises:
+        ValueError: If the arrays are larger than MAX_BYTES together.
+    """
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    if num_bytes > MAX_BYTES:
+        raise ValueError(
+            f"A trajectory of {num_bytes:,} bytes is too large for an npz file, which takes {MAX_BYTES:,}. "
+            "Fix: set Experiment.save_trajs_as = 'traj', or Experiment.traj_save_len lower."
+        )
+    method = _DEFLATED if is_compressed else _STORED
+    parts: list[Any] = []
+    directory: list[bytes] = []
+    offset = 0
+    for key, array in arrays.items():
+        name, header, crc = _member_head(key, array.shape, array.dtype)
+        data = bytes_of(array)
+        crc, size = zlib.crc32(data, crc), len(header) + len(data)
+        content = [header, data]
+        if is_compressed:
+            compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+            content = [compressor.compress(header), compressor.compress(data), compressor.flush()]
+        packed_bytes = sum(map(len, content))
+        fixed = (_VERSION, _NO_FLAGS, method, _TIME, _DATE, crc, packed_bytes, size, len(name))
+        parts += (_LOCAL.pack(b"PK\x03\x04", *fixed, 0), name, *content)
+        directory += (_CENTRAL.pack(b"PK\x01\x02", _VERSION, *fixed, 0, 0, 0, 0, 0, offset), name)
+        offset += _LOCAL.size + len(name) + packed_bytes
+    listing, count = b"".join(directory), len(arrays)
+    end = _END.pack(b"PK\x05\x06", 0, 0, count, count, len(listing), offset, len(comment))
+    return [*parts, listing, end, comment]
+
+
+@functools.lru_cache(maxsize=4096)
+def _member_head(key: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, bytes, int]:
+    """Name of the member, header of the .npy format and its checksum, shared by members of equal shape."""
+    buffer = io.BytesIO()
+    description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, description)
+    header = buffer.getvalue()
+    return f"{key}.npy".encode(), header, zlib.crc32(header)
 
 
 class _Member(NamedTuple):
@@ -49,75 +105,31 @@ class _Member(NamedTuple):
     begin: int  # of its (compressed) bytes
     end: int
     size: int  # of its bytes when decoded
-    extra: bytes
 
 
-def read_npz(buffer: Any, path: str) -> FileContent:
-    """Return the arrays in the bytes (or memory map) of an archive.
+def read_npz(buffer: Any) -> tuple[dict[str, Array], str | None]:
+    """The arrays in the bytes (or memory map) of an archive, and the environment's name if it is there.
 
-    Uncompressed ones are views; those with an index of their blocks are decoded later, where they are needed;
-    other compressed ones are decoded now.
-
-    Args:
-        buffer: all bytes of the file.
-        path: where they come from.
+    Uncompressed ones are views, compressed ones are decoded.
 
     Raises:
         FormatError: If they are not one complete archive of plain arrays. Pickled objects are refused, never
             loaded.
     """
-    members, comment = _list_members(buffer, path)
+    members, comment = _list_members(buffer)
     announced = _check_sizes(buffer, members)
-    content = FileContent({}, env_name=_parse_env_name(comment))
-    store = BlockStore(buffer, path)
+    arrays: dict[str, Array] = {}
     try:
         for member in members:
-            _read_member(buffer, path, member, content, store)
+            source, begin, end = buffer, member.begin, member.end
+            if member.method == _DEFLATED:
+                source, begin, end = _decode(buffer, member), 0, member.size
+            arrays[member.name.removesuffix(".npy")] = _view_array(source, begin, end, member.name)
     except MemoryError:
         if announced <= _SUSPICIOUS_BYTES:  # then it is not the file that takes too much
             raise
         raise FormatError(f"there is no memory for the {announced:,} bytes that it announces") from None
-    if not store.is_empty:
-        content.blocks = store
-    version = content.arrays.pop(POLICY_VERSION, None)
-    if version is not None:
-        if version.dtype.kind not in "iu" or version.size != 1:
-            raise FormatError(
-                f"{POLICY_VERSION} is {version.dtype}{list(version.shape)}, not one whole number"
-            )
-        content.policy_version = int(version.item())
-    return content
-
-
-def _read_member(buffer: Any, path: str, member: _Member, content: FileContent, store: BlockStore) -> None:
-    """Add one array to the content, and to the store if it can be decoded in part."""
-    name = member.name.removesuffix(".npy")
-    is_extra = name.startswith(EXTRA_PREFIX)
-    index = parse_block_index(member.extra) if member.method == _DEFLATED else None
-    if name in (POLICY_VERSION, NVEC):
-        index = None
-    content.is_buffer_used |= member.method == _STORED or index is not None
-    if index is not None:
-        begin, header_end = index.locate_header(buffer, member.begin)
-        shape, is_fortran, dtype = _parse_npy_header(bytes(buffer[begin:header_end]), member.name)
-        if is_fortran or member.size != header_end - begin + _count(shape) * dtype.itemsize:
-            raise FormatError(f"member {member.name!r} does not have the size that its header announces")
-        if is_extra:
-            place = (index, shape, dtype, header_end, member.end, member.name)
-            content.extras[name.removeprefix(EXTRA_PREFIX)] = PackedColumn(buffer, path, *place)
-            return
-        array = store.add(index, shape, dtype, header_end, member.end, member.name)
-        content.ram_bytes += array.nbytes + 64 * len(index.lengths)
-    elif member.method == _STORED:
-        array = _view_array(buffer, member.begin, member.end, member.name)
-    else:
-        data = _decode(buffer, member)
-        array = _view_array(data, 0, len(data), member.name)
-        content.ram_bytes += len(data)
-    if is_extra:
-        content.extras[name.removeprefix(EXTRA_PREFIX)] = array
-    else:
-        content.arrays[name] = array
+    return arrays, _parse_env_name(comment)
 
 
 def _check_sizes(buffer: Any, members: list[_Member]) -> int:
@@ -149,9 +161,9 @@ def _check_sizes(buffer: Any, members: list[_Member]) -> int:
     return announced
 
 
-def verify_npz(buffer: Any, path: str) -> None:
+def verify_npz(buffer: Any) -> None:
     """Decode everything and compare it with the archive's checksums. Raises FormatError if one differs."""
-    for member in _list_members(buffer, path)[0]:
+    for member in _list_members(buffer)[0]:
         if member.method == _DEFLATED:
             _decode(buffer, member)  # compares
             continue
@@ -159,7 +171,7 @@ def verify_npz(buffer: Any, path: str) -> None:
             _check_crc(member, zlib.crc32(data))
 
 
-def _list_members(buffer: Any, path: str) -> tuple[list[_Member], bytes]:
+def _list_members(buffer: Any) -> tuple[list[_Member], bytes]:
     """Return the members of an archive and its comment."""
     size = len(buffer)
     end = size - _END.size
@@ -169,7 +181,7 @@ def _list_members(buffer: Any, path: str) -> tuple[list[_Member], bytes]:
             raise FormatError("its end is not that of an archive, so it is cut off or no .npz file")
     _, disk, _, num_here, num_members, listing_bytes, listing, comment_bytes = _END.unpack_from(buffer, end)
     if num_members == _LARGE[1] or listing == _LARGE[0] or listing_bytes == _LARGE[0]:
-        return _list_large(buffer, path)
+        raise FormatError(_TOO_LARGE)
     if disk or num_here != num_members or listing + listing_bytes != end:
         raise FormatError("the directory of the archive is not where its end says")
     if end + _END.size + comment_bytes != size:
@@ -177,67 +189,40 @@ def _list_members(buffer: Any, path: str) -> tuple[list[_Member], bytes]:
     members: list[_Member] = []
     position = listing
     for _ in range(num_members):
-        if position + _CENTRAL.size > end:
-            raise FormatError("the directory of the archive is too short")
-        entry = _CENTRAL.unpack_from(buffer, position)
-        signature, _, _, flags, method, _, _, crc, packed, unpacked = entry[:10]
-        name_bytes, extra_bytes, comment_length, _, _, _, offset = entry[10:]
-        if signature != b"PK\x01\x02":
-            raise FormatError("the directory of the archive is damaged")
-        if _LARGE[0] in (packed, unpacked, offset):
-            return _list_large(buffer, path)
-        name_end = position + _CENTRAL.size + name_bytes
-        name = bytes(buffer[name_end - name_bytes : name_end]).decode("utf-8", "replace")
-        extra = bytes(buffer[name_end : name_end + extra_bytes]) if extra_bytes else b""
-        members.append(_locate(buffer, listing, name, flags, method, crc, packed, unpacked, offset, extra))
-        position = name_end + extra_bytes + comment_length
+        member, position = _read_entry(buffer, position, listing, end)
+        members.append(member)
     return members, bytes(buffer[end + _END.size :])
 
 
-def _locate(
-    buffer: Any,
-    limit: int,
-    name: str,
-    flags: int,
-    method: int,
-    crc: int,
-    packed: int,
-    unpacked: int,
-    offset: int,
-    extra: bytes,
-) -> _Member:
-    """Find where the bytes of a member begin, behind a local header of variable length."""
+def _read_entry(buffer: Any, position: int, listing: int, end: int) -> tuple[_Member, int]:
+    """The member that an entry of the directory describes, and where the next entry is."""
+    if position + _CENTRAL.size > end:
+        raise FormatError("the directory of the archive is too short")
+    entry = _CENTRAL.unpack_from(buffer, position)
+    signature, _, _, flags, method, _, _, crc, packed, unpacked = entry[:10]
+    name_bytes, extra_bytes, comment_length, _, _, _, offset = entry[10:]
+    if signature != b"PK\x01\x02":
+        raise FormatError("the directory of the archive is damaged")
+    if _LARGE[0] in (packed, unpacked, offset):
+        raise FormatError(_TOO_LARGE)
+    name_end = position + _CENTRAL.size + name_bytes
+    name = bytes(buffer[name_end - name_bytes : name_end]).decode("utf-8", "replace")
     if method not in (_STORED, _DEFLATED) or flags & _ENCRYPTED:
         raise FormatError(f"member {name!r} is encrypted or compressed by an unknown method ({method})")
-    if offset + _LOCAL_BYTES > limit or buffer[offset : offset + 4] != b"PK\x03\x04":
-        raise FormatError(f"member {name!r} is not where the directory of the archive says")
-    begin = offset + _LOCAL_BYTES + sum(_LOCAL_LENGTHS.unpack_from(buffer, offset + 26))
-    if begin + packed > limit or (method == _STORED and packed != unpacked):
+    begin = _locate(buffer, listing, name, offset)
+    if begin + packed > listing or (method == _STORED and packed != unpacked):
         raise FormatError(f"member {name!r} is cut off")
-    return _Member(name, method, crc, begin, begin + packed, unpacked, extra)
+    return _Member(
+        name, method, crc, begin, begin + packed, unpacked
+    ), name_end + extra_bytes + comment_length
 
 
-def _list_large(buffer: Any, path: str) -> tuple[list[_Member], bytes]:
-    """Do the same for an archive with 64-bit records, which has gigabytes, so that time does not matter."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [
-                _locate(
-                    buffer,
-                    archive.start_dir,
-                    info.filename,
-                    info.flag_bits,
-                    info.compress_type,
-                    info.CRC,
-                    info.compress_size,
-                    info.file_size,
-                    info.header_offset,
-                    b"",
-                )
-                for info in archive.infolist()
-            ], archive.comment
-    except (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError) as error:
-        raise FormatError(str(error)) from error
+def _locate(buffer: Any, limit: int, name: str, offset: int) -> int:
+    """Where the bytes of a member begin, behind a local header of variable length."""
+    if offset + _LOCAL.size > limit or buffer[offset : offset + 4] != b"PK\x03\x04":
+        raise FormatError(f"member {name!r} is not where the directory of the archive says")
+    lengths: tuple[int, int] = _LOCAL_LENGTHS.unpack_from(buffer, offset + 26)
+    return offset + _LOCAL.size + sum(lengths)
 
 
 def _parse_env_name(comment: bytes) -> str | None:

@@ -1,19 +1,21 @@
-"""Changing whole stored trajectories before a window is cut out of them."""
+"""Changing whole stored trajectories before a window is cut out of them; hindsight above all."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import gin
 import numpy as np
+import numpy.typing as npt
 
-from .extras import without
 from .trajectory import Array, Trajectory
 
 # Extras that say something else, or nothing, once goals or rewards are others than those that the policy saw.
 STALE_WHEN_RELABELED = ("log_probs", "values", "raw_rewards")
+STRATEGIES = ("final", "future", "all", "some", "none")  # of HindsightRelabeler
 
 
 class Relabeler(ABC):
@@ -66,7 +68,8 @@ class Relabeler(ABC):
         relabeled = self.relabel(traj, rng)
         if relabeled is traj or not relabeled.extras:
             return relabeled
-        return dataclasses.replace(relabeled, extras=without(relabeled.extras, STALE_WHEN_RELABELED))
+        extras = {name: value for name, value in relabeled.extras.items() if name not in STALE_WHEN_RELABELED}
+        return dataclasses.replace(relabeled, extras=extras)
 
 
 @gin.configurable
@@ -76,3 +79,231 @@ class NoOpRelabeler(Relabeler):
     def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
         """Return `traj` itself."""
         return traj
+
+
+@gin.configurable
+class HindsightRelabeler(Relabeler):
+    """Learn from a failure as if the goals had been places that it reached.
+
+    Replaces goals that were missed by positions that were achieved, and everything that follows from it.
+
+    For tasks with a sequence of k goals (k = 1 is a single goal) that count in order, at most one per env
+    step and none at reset. If the trajectory reached n of them, `strategy` says what becomes of the k - n
+    others; it always is as many as there are timesteps to take positions from:
+        "none": nothing.
+        "some": h of them, h uniform in {0, ..., k - n}, are replaced by positions of timesteps drawn
+            uniformly from the whole trajectory.
+        "all": as "some" with h = k - n.
+        "future": all of them, by positions of timesteps drawn uniformly after the n-th goal was reached.
+        "final": as "future", but the last one is the position of the last timestep.
+    Goals that were reached are kept, the sequence is in the order of reaching, and what is still missing (of
+    "some") comes last. Then observed goals, rewards (also in rl2s) and dones are computed anew, and the
+    trajectory is cut where the last goal is reached. It equals what the environment would have produced, had
+    these been the goals from the start; actions are the same, and so is everything on disk.
+
+    It needs trajectories that begin at reset, so files must hold whole episodes: set
+    `Experiment.traj_save_len` to at least the length of an episode (it is by default) and
+    `Experiment.stagger_traj_file_lengths = False`.
+
+    Defaults fit `MazeRunner`. For other environments derive from this class and override `goals_of`,
+    `is_reached`, `show_goals` or `edit_rewards`; each is a few lines.
+
+    Args:
+        strategy: one of the above.
+        achieved_key: observation (D,), the position that is compared with goals.
+        goals_key: observation (k, D), or (D,) for one goal; at reset it shows all goals in their order.
+        tolerance: Euclidean distance up to which a position is a goal reached.
+        goal_reward: what the environment pays for one goal.
+        share: probability with which a trajectory is relabelled at all.
+
+    Raises:
+        ValueError: For an unknown strategy and impossible numbers; by `relabel`, if a trajectory does not fit
+            the settings or does not begin at reset.
+
+    Source: Andrychowicz et al. 2017, arXiv:1707.01495, section 3.3, for sequences of goals.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: str = "some",
+        achieved_key: str = "achieved",
+        goals_key: str = "goals",
+        tolerance: float = 1e-3,
+        goal_reward: float = 1.0,
+        share: float = 1.0,
+    ) -> None:
+        if strategy not in STRATEGIES:
+            near = difflib.get_close_matches(str(strategy), STRATEGIES, n=1)
+            raise ValueError(
+                f"HindsightRelabeler.strategy is {strategy!r}; allowed are "
+                f"{', '.join(map(repr, STRATEGIES))}. "
+                f"Fix: set HindsightRelabeler.strategy = {near[0] if near else 'some'!r}."
+            )
+        if tolerance < 0 or not 0 <= share <= 1:
+            raise ValueError(
+                f"HindsightRelabeler.tolerance is {tolerance} and share {share}, but they must be at least 0 "
+                "and within [0, 1]. Fix: e.g. HindsightRelabeler.tolerance = 1e-3 and "
+                "HindsightRelabeler.share = 0.8."
+            )
+        self.strategy, self.share = strategy, share
+        self.achieved_key, self.goals_key = achieved_key, goals_key
+        self.tolerance, self.goal_reward = tolerance, goal_reward
+
+    # ---- what depends on the environment ----
+
+    def goals_of(self, traj: Trajectory) -> Array:
+        """All goals of a trajectory that begins at reset, in order, (k, D)."""
+        first = traj.obs[self.goals_key][:1]
+        return first.reshape(-1, first.shape[-1])
+
+    def is_reached(self, achieved: Array, goal: Array) -> npt.NDArray[np.bool_]:
+        """Whether each of the positions achieved (T, D) counts as the goal (D,); (T,) bool."""
+        offset = achieved - goal
+        return np.asarray(np.einsum("td,td->t", offset, offset) <= self.tolerance**2)
+
+    def show_goals(self, goals: Array, num_reached: npt.NDArray[np.int64]) -> Array:
+        """What the environment shows of the goals (k, D) at timesteps with num_reached (T+1,) of them done.
+
+        Returns: (T+1, k, D): the goals still to be reached, the next one first, then rows of -1.
+        """
+        padded = np.concatenate([goals, np.full_like(goals, -1)])
+        rows = num_reached[:, None] + np.arange(len(goals))
+        shown: Array = padded[rows]
+        return shown
+
+    def edit_rewards(
+        self, traj: Trajectory, was_reached: npt.NDArray[np.bool_], is_reached: npt.NDArray[np.bool_]
+    ) -> Array:
+        """The rewards with new goals, (T, 1) in the dtype of `traj.rews`.
+
+        Args:
+            traj: the trajectory, cut to its new length T and with the rewards that were paid.
+            was_reached: (T,) bool, True for steps that ended on the old next goal.
+            is_reached: (T,) bool, the same for the new goals.
+
+        Returns: here `goal_reward` moved from the former steps to the latter; other rewards stay.
+        """
+        rews = traj.rews.copy()
+        rews[was_reached & ~is_reached] -= self.goal_reward
+        rews[is_reached & ~was_reached] += self.goal_reward
+        return rews
+
+    # ---- the same for all ----
+
+    def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
+        """Return the trajectory with other goals, or itself if there is nothing to replace."""
+        if self.strategy == "none" or (self.share < 1 and rng.random() >= self.share):
+            return traj
+        self._check(traj)
+        goals, achieved = self.goals_of(traj), traj.obs[self.achieved_key]
+        reach_times = self._reach_times(achieved, goals)
+        self._check_shown(traj, goals, reach_times)
+        new_goals = self._draw_goals(achieved, goals, reach_times, rng)
+        return traj if new_goals is None else self.with_goals(traj, new_goals)
+
+    def with_goals(self, traj: Trajectory, goals: Array) -> Trajectory:
+        """Return the trajectory that the same actions give under other goals, (k, D).
+
+        One that had reached all its goals, and now does not, looks like cut off by a time limit.
+        """
+        achieved, old_goals = traj.obs[self.achieved_key], self.goals_of(traj)
+        old_times, new_times = self._reach_times(achieved, old_goals), self._reach_times(achieved, goals)
+        was_complete, is_complete = len(old_times) == len(old_goals), len(new_times) == len(goals)
+        num_steps = new_times[-1] if is_complete else len(traj)
+        cut = traj.slice(0, num_steps)
+        was_reached, is_reached = _mark(old_times, num_steps), _mark(new_times, num_steps)
+        paid = dataclasses.replace(cut, rews=cut.extras.get("raw_rewards", cut.rews))  # before any shaping
+        rews = self.edit_rewards(paid, was_reached, is_reached)
+        rl2s, dones = cut.rl2s.copy(), cut.dones.copy()
+        rl2s[1:, :1] = rews
+        rews = self.stored_rewards(cut, rews)
+        if was_complete or is_complete:
+            dones[-1] = is_complete
+        shown = self.show_goals(goals, _count(is_reached)).reshape(cut.obs[self.goals_key].shape)
+        obs = {**cut.obs, self.goals_key: shown.astype(traj.obs[self.goals_key].dtype, copy=False)}
+        return dataclasses.replace(cut, obs=obs, rl2s=rl2s, rews=rews, dones=dones)
+
+    def _reach_times(self, achieved: Array, goals: Array) -> list[int]:
+        """Timesteps at which the goals are reached one after the other; shorter than goals if some never are.
+
+        The first time is taken for each, as it happens in the environment.
+        """
+        times: list[int] = []
+        now = 0
+        for goal in goals:
+            hits = np.flatnonzero(self.is_reached(achieved[now + 1 :], goal))
+            if not len(hits):
+                break
+            now += 1 + int(hits[0])
+            times.append(now)
+        return times
+
+    def _draw_goals(
+        self, achieved: Array, goals: Array, reach_times: list[int], rng: np.random.Generator
+    ) -> Array | None:
+        """The new sequence, (k, D), or None for the old one."""
+        num_steps, num_missing = len(achieved) - 1, len(goals) - len(reach_times)
+        if self.strategy == "some":
+            num_missing = int(rng.integers(num_missing, endpoint=True))
+        if self.strategy in ("some", "all"):
+            candidates = 1 + np.flatnonzero(~_mark(reach_times, num_steps))
+        else:
+            candidates = np.arange((reach_times[-1] if reach_times else 0) + 1, num_steps + 1)
+        num_new = min(num_missing, len(candidates))
+        if not num_new:
+            return None
+        if self.strategy == "final":
+            times = [*rng.permutation(candidates[:-1])[: num_new - 1].tolist(), num_steps]
+        else:
+            times = rng.permutation(candidates)[:num_new].tolist()
+        taken = achieved[sorted(reach_times + times)]
+        still_missing = goals[len(reach_times) : len(goals) - num_new]
+        return np.concatenate([taken, still_missing]).astype(goals.dtype, copy=False)
+
+    def _check(self, traj: Trajectory) -> None:
+        """Raise ValueError for a trajectory without the observations, or one that begins in mid-episode."""
+        missing = [key for key in (self.achieved_key, self.goals_key) if key not in traj.obs]
+        if missing:
+            raise ValueError(
+                f"HindsightRelabeler looks for the observations {missing}, but environment "
+                f"{traj.env_name!r} has {sorted(traj.obs)}. Fix: set HindsightRelabeler.achieved_key and "
+                "HindsightRelabeler.goals_key, or leave the relabeler out."
+            )
+        start = int(traj.time_idxs[0, 0])
+        if start:
+            raise ValueError(
+                f"A trajectory of environment {traj.env_name!r} begins at time index {start}, but hindsight "
+                "needs it from its reset (0) on, or the goals that were reached before are unknown. "
+                "Fix: store whole episodes: set Experiment.stagger_traj_file_lengths = False and leave "
+                "Experiment.traj_save_len away (or at least at the length of an episode); then collect anew, "
+                "for instance under another Experiment.run_name."
+            )
+
+    def _check_shown(self, traj: Trajectory, goals: Array, reach_times: list[int]) -> None:
+        """Raise ValueError if the environment's own goals do not behave as these settings say."""
+        shown = traj.obs[self.goals_key]
+        expected = self.show_goals(goals, _count(_mark(reach_times, len(traj)))).reshape(shown.shape)
+        if not np.array_equal(shown, expected):
+            timestep = int(np.flatnonzero((shown != expected).reshape(len(shown), -1).any(axis=1))[0])
+            raise ValueError(
+                f"At timestep {timestep} of a trajectory of environment {traj.env_name!r} the observation "
+                f"{self.goals_key!r} is {shown[timestep].tolist()}, but with tolerance {self.tolerance} "
+                f"HindsightRelabeler expects {expected[timestep].tolist()}, so relabelled trajectories would "
+                "be wrong. Fix: set HindsightRelabeler.tolerance to that of the environment, or derive a "
+                "class and override goals_of, is_reached or show_goals."
+            )
+
+
+def _mark(times: list[int], num_steps: int) -> npt.NDArray[np.bool_]:
+    """(num_steps,) bool, True for the steps that arrive at one of `times`; later times are left out."""
+    marks = np.zeros(num_steps + 1, np.bool_)
+    marks[[time for time in times if time <= num_steps]] = True
+    return marks[1:]
+
+
+def _count(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """(T+1,) how many of the steps (T,) that arrive at a timestep or before it are marked."""
+    counts = np.zeros(len(marks) + 1, np.int64)
+    np.cumsum(marks, out=counts[1:])
+    return counts

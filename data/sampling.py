@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .folder import TrajectoryFile
+from .buffer import TrajectoryFile
 
 SAMPLE_BY = ("trajectory", "timestep")
 NUM_PRIORITY_SLOTS = 2**20

@@ -1,40 +1,67 @@
-"""One trajectory, or a window of one, as time-major numpy arrays."""
+"""One trajectory, or a window of one, as time-major numpy arrays; and what its timesteps look like."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from .extras import shapes_of, window_of
-from .layout import Layout
-
 Array = npt.NDArray[Any]
-ARRAY_NAMES = ("rl2s", "time_idxs", "rews", "dones", "actions")
+_MATRIX = 2  # axes: rows and columns
 
 
-class StoredTrajectory(Protocol):
-    """What can be done with a trajectory without having all of it in memory. A Trajectory is one itself."""
+@dataclass(frozen=True)
+class Layout:
+    """Observation keys, shapes and dtypes, and the number of action columns.
 
-    @property
-    def env_name(self) -> str:
-        """Name of the environment that produced it."""
+    Attributes:
+        obs: shape of one timestep and dtype, by observation key.
+        action_width: A, the number of discrete actions or of elements of a continuous one; with several
+            factors the sum of their numbers of actions.
+        nvec: number of actions of each of K factors (MultiDiscrete); None for other actions.
+    """
 
-    @property
-    def policy_version(self) -> int | None:
-        """Number of the policy that acted last in it, None if unknown."""
+    obs: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    action_width: int
+    nvec: tuple[int, ...] | None = None
 
-    @property
-    def layout(self) -> Layout:
-        """What its timesteps look like."""
+    def describe_mismatch(self, other: Layout) -> str | None:
+        """Say why data of layout `other` cannot be trained on where this one is expected; None if it can.
 
-    def __len__(self) -> int:
-        """Return the number of transitions, T."""
+        Keys, shapes, A and nvec must be equal; dtypes may differ if numpy casts them "same_kind" to the
+        expected one, such as float64 to float32, or uint8 to float32, but not float32 to uint8.
+        """
+        if other == self:
+            return None
+        problems: list[str] = []
+        for key in sorted(self.obs.keys() | other.obs.keys()):
+            expected, found = self.obs.get(key), other.obs.get(key)
+            if found is None:
+                problems.append(f"observation {key!r} is missing")
+            elif expected is None:
+                problems.append(f"observation {key!r} is not expected")
+            elif found[0] != expected[0] or not np.can_cast(found[1], expected[1], "same_kind"):
+                problems.append(
+                    f"observation {key!r} is {found[1]}{list(found[0])}, expected "
+                    f"{expected[1]}{list(expected[0])}"
+                )
+        if other.action_width != self.action_width:
+            problems.append(f"actions have {other.action_width} columns, expected {self.action_width}")
+        elif other.nvec != self.nvec:
+            problems.append(f"actions have {_factors(other.nvec)}, expected {_factors(self.nvec)}")
+        return "; ".join(problems) or None
 
-    def slice(self, start: int, stop: int) -> Trajectory:
-        """Return transitions start (inclusive) to stop (exclusive); the result must not be written to."""
+    def __str__(self) -> str:
+        """Return for example `position float32[2], image uint8[64, 64, 3]; 4 action columns`."""
+        obs = ", ".join(f"{key} {dtype}{list(shape)}" for key, (shape, dtype) in self.obs.items())
+        factors = "" if self.nvec is None else f" ({_factors(self.nvec)})"
+        return f"{obs}; {self.action_width} action columns{factors}"
+
+
+def _factors(nvec: tuple[int, ...] | None) -> str:
+    return "one factor" if nvec is None else f"factors of {', '.join(map(str, nvec))}"
 
 
 @dataclass(frozen=True)
@@ -50,9 +77,9 @@ class Trajectory:
         rl2s: (T+1, 1+A) float32, the previous reward and then the previous action (one-hot if discrete, else
             scaled to [-1, 1]); zeros at the first timestep of an episode.
         time_idxs: (T+1, 1) int64, index within the episode, also in a window that starts in mid-episode.
-        actions: one of three forms: (T, 1) int64 indices of discrete actions; (T, A) uint8 one-hot rows of
-            discrete actions; (T, A) float32, continuous in [-1, 1] or one-hot rows. With `nvec`, (T, K) int64
-            indices of all factors, or (T, A) rows of their one-hots side by side.
+        actions: (T, A): uint8 one-hot rows of discrete actions, with `nvec` the one-hots of all factors side
+            by side; or float32, continuous in [-1, 1]. Indices become rows when a trajectory is made, see
+            action_rows.
         rews: (T, 1) float32, environment units.
         dones: (T, 1) bool, True where the environment terminated on arriving at timestep i+1 (not where it
             was cut off by a time limit).
@@ -63,11 +90,11 @@ class Trajectory:
         nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
             None for other actions.
         extras: what the agent said about its steps, such as `log_probs` (T, 1), each (T, ...) in its own
-            dtype; mostly empty. Windows read one when it is asked for, so batches, which ask for none, cost
-            the same with and without.
+            dtype; mostly empty. Batches have none of them.
 
     Raises:
-        ValueError: If there is no transition, or the lengths of the arrays contradict each other.
+        ValueError: If there is no transition, the lengths of the arrays contradict each other, or an action
+            is out of range.
     """
 
     obs: dict[str, Array]
@@ -80,10 +107,10 @@ class Trajectory:
     policy_version: int | None = None
     source: int = -1
     nvec: tuple[int, ...] | None = None
-    extras: Mapping[str, Array] = field(default_factory=dict)
+    extras: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Compare the lengths of all arrays with that of the rewards."""
+        """Compare the lengths of all arrays with that of the rewards, and make rows of the actions."""
         num_transitions = len(self.rews)
         num_timesteps = num_transitions + 1
         fits = (
@@ -91,16 +118,17 @@ class Trajectory:
             and len(self.actions) == len(self.dones) == num_transitions
             and len(self.rl2s) == len(self.time_idxs) == num_timesteps
             and all(len(array) == num_timesteps for array in self.obs.values())
-            and all(shape[:1] == (num_transitions,) for shape in shapes_of(self.extras).values())
+            and all(array.shape[:1] == (num_transitions,) for array in self.extras.values())
         )
         if not fits:
             raise ValueError(self._describe_mismatch())
+        object.__setattr__(self, "actions", action_rows(self.actions, self.rl2s.shape[1] - 1, self.nvec))
 
     def _describe_mismatch(self) -> str:
         found = {f"obs[{key!r}]": value.shape for key, value in self.obs.items()}
         for name in ("rl2s", "time_idxs", "actions", "rews", "dones"):
             found[name] = getattr(self, name).shape
-        found |= {f"extras[{key!r}]": shape for key, shape in shapes_of(self.extras).items()}
+        found |= {f"extras[{key!r}]": value.shape for key, value in self.extras.items()}
         shapes = ", ".join(f"{name} {shape}" for name, shape in found.items())
         return (
             f"These arrays do not form a trajectory: {shapes}. With T >= 1 transitions, actions, rews, "
@@ -144,7 +172,7 @@ class Trajectory:
             policy_version=self.policy_version,
             source=self.source,
             nvec=self.nvec,
-            extras=window_of(self.extras, start, stop) if self.extras else self.extras,
+            extras={key: value[start:stop] for key, value in self.extras.items()},
         )
         return window
 
@@ -153,3 +181,67 @@ class Trajectory:
         same = object.__new__(Trajectory)
         same.__dict__.update(self.__dict__, source=source)
         return same
+
+
+StoredTrajectory = Trajectory  # the name of what open_trajectory returned when files were decoded in part
+
+
+def action_rows(actions: Array, width: int, nvec: tuple[int, ...] | None = None) -> Array:
+    """Actions in the one form in which trajectories hold them.
+
+    Args:
+        actions: (T, A) rows, or indices of discrete actions from 0: integers (T,) or (T, 1), with factors
+            (T, K). Where K is A, bytes are rows and other integers are indices.
+        width: A.
+        nvec: number of actions of each of K factors; None for one factor, or continuous actions.
+
+    Returns: (T, A), uint8 for integers and bool, else float32; the same array if it is that already.
+
+    Raises:
+        ValueError: If they have another shape, an index is out of range, or a row of integers is not one-hot.
+    """
+    kind, factors = actions.dtype.kind, nvec or (width,)
+    fits = sum(factors) == width
+    if kind == "f" and actions.shape[1:] == (width,) and fits:
+        return actions.astype(np.float32, copy=False)
+    found = actions[:, None] if actions.ndim == 1 else actions
+    if kind in "iub" and found.ndim == _MATRIX and fits:
+        is_byte = found.dtype.itemsize == 1 and kind != "i"
+        if found.shape[1] == width and (is_byte or width > len(factors)):
+            rows = found.view(np.uint8) if is_byte else found.astype(np.uint8)
+            if found.dtype == np.uint8 or (np.array_equal(rows, found) and is_one_hot(rows, nvec)):
+                return rows
+        elif found.shape[1] == len(factors):
+            indices = found.astype(np.int64)
+            if ((indices >= 0) & (indices < np.array(factors))).all():
+                rows = np.zeros((len(found), width), np.uint8)
+                rows[np.arange(len(found))[:, None], indices + np.cumsum((0, *factors[:-1]))] = 1
+                return rows
+    lowest, highest = (actions.min(), actions.max()) if actions.size and kind in "iubf" else (0, 0)
+    raise ValueError(
+        f"Actions {actions.dtype}{list(actions.shape)} that range from {lowest} to {highest} do not fit rl2s "
+        f"of width {1 + width}, which has room for {' + '.join(map(str, factors))} actions (or numbers, if "
+        f"they are continuous). Fix: store (T, {width}) rows, or indices (T, {len(factors)}) from 0, and "
+        "one-hot rl2s of width 1 + number of actions."
+    )
+
+
+def is_one_hot(actions: Array, nvec: tuple[int, ...] | None = None) -> bool:
+    """Whether each row (T, A), or each factor's part of it, holds a single one among zeros."""
+    starts = np.cumsum((0, *nvec[:-1])) if nvec else [0]
+    is_one = actions == 1
+    is_single = np.add.reduceat(is_one, starts, axis=1, dtype=np.int64) == 1
+    return bool(is_single.all() and (is_one | (actions == 0)).all())
+
+
+def action_indices(traj: Trajectory) -> npt.NDArray[np.int64] | None:
+    """Indices of discrete actions, (T, 1), with factors (T, K); None if the actions are continuous.
+
+    Rows of two or more floats count as discrete if every one is one-hot, as AMAGO 3.x may store them.
+    """
+    actions, nvec = traj.actions, traj.nvec
+    is_discrete = actions.dtype == np.uint8 or nvec is not None
+    if not is_discrete and (actions.shape[1] == 1 or not is_one_hot(actions)):
+        return None
+    parts = np.split(actions, np.cumsum(nvec)[:-1], axis=1) if nvec else [actions]
+    return np.stack([part.argmax(axis=1) for part in parts], axis=1)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import logging
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .background import BackgroundQueue
 from .files import check_file_format, parse_name, save_trajectory
 from .sink import Sink
 from .trajectory import Array, Trajectory
@@ -21,6 +25,8 @@ _NO_LIMIT = 2**62  # transitions
 _FIRST_CAPACITY = 128  # timesteps
 _PER_TRANSITION = ("actions", "rews", "dones")
 _OBS, _EXTRA = "obs/", "extra/"  # before the names of their columns
+_GATHER_S = 0.05  # the thread lets pieces come together for this long
+_logger = logging.getLogger("loxodon")
 
 
 class WritingClock:
@@ -54,6 +60,99 @@ class _Piece(NamedTuple):
     policy_version: int | None
     number: int
     unix_time: float
+
+
+class _Background:
+    """Saves pieces in order on one thread.
+
+    A piece leaves the queue only after `save` returned. If that raises, the piece stays first, and the next
+    call raises `explain(error, number of pieces)`. A call after that makes it try again.
+
+    The thread waits a moment for pieces to come together: each time it runs, it takes the interpreter from
+    whoever collects, which for small pieces costs more than saving them.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[_Piece], object],
+        explain: Callable[[Exception, int], Exception],
+        max_pending: int,
+    ) -> None:
+        self._save, self._explain, self._max_pending = save, explain, max_pending
+        self.pieces: deque[_Piece] = deque()
+        self._changed = threading.Condition()
+        self._executor: ThreadPoolExecutor | None = None
+        self._owner_pid = os.getpid()
+        self._is_saving = self._is_awaited = False
+        self._error: Exception | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if the next call will raise, or try once more what failed."""
+        return bool(self.pieces) and not self._is_saving
+
+    def add(self, pieces: Sequence[_Piece]) -> None:
+        """Take pieces, even if this raises, and wait while there are more than max_pending."""
+        with self._changed:
+            self.pieces.extend(pieces)
+        self.wait(self._max_pending)
+
+    def wait(self, num_left: int = 0) -> None:
+        """Wait until at most so many pieces are left."""
+        with self._changed:
+            if self.pieces and not self._is_saving and self._error is None:
+                self._begin()
+            if len(self.pieces) > min(num_left, self._max_pending // 2):
+                self._is_awaited = True
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self.pieces) <= num_left or self._error is not None)
+            error, self._error = self._error, None
+            if error is not None:
+                explained = self._explain(error, len(self.pieces))
+                raise explained from (None if explained is error else error)
+
+    def close(self) -> None:
+        """Save all pieces and end the thread. If one fails, this raises and may be called again."""
+        self.wait()
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+            atexit.unregister(self._finish_at_exit)
+
+    def _begin(self) -> None:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "trajectory-writer")
+            atexit.register(self._finish_at_exit)
+        self._is_saving, self._is_awaited = True, False
+        self._executor.submit(self._save_all)
+
+    def _save_all(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_awaited, _GATHER_S)
+        while True:
+            with self._changed:
+                self._changed.notify_all()
+                if not self.pieces:
+                    self._is_saving = False
+                    return
+            try:
+                self._save(self.pieces[0])
+            except Exception as error:  # carried to the caller's next call, never swallowed
+                with self._changed:
+                    self._error, self._is_saving = error, False
+                    self._changed.notify_all()
+                    return
+            self.pieces.popleft()
+
+    def _finish_at_exit(self) -> None:
+        """Try what failed once more when the program ends without close(); the thread has ended by then."""
+        try:
+            while self.pieces and os.getpid() == self._owner_pid:
+                self._save(self.pieces[0])
+                self.pieces.popleft()
+        except Exception as error:  # nobody is left to raise it to
+            if self._error is not None:  # else it was told before
+                _logger.error("%s", self._explain(error, len(self.pieces)))
 
 
 class TrajectoryWriter(Sink):
@@ -128,17 +227,12 @@ class TrajectoryWriter(Sink):
         self._is_running = np.zeros(num_envs, np.bool_)
         self._left_over: list[_Piece] = []  # of another process, to be written with the next flush
         self._env_names = ["env"] * num_envs
-        self._queue = BackgroundQueue(
-            self._save,
-            self._explain,
-            max_pending=max_pending or max(64, 2 * num_envs),
-            name="trajectory-writer",
-        )
+        self._background = _Background(self._save, self._explain, max_pending or max(64, 2 * num_envs))
 
     @property
     def num_pending(self) -> int:
         """Number of finished pieces that are not on disk yet."""
-        return self._queue.num_pending
+        return len(self._background.pieces)
 
     def begin(
         self,
@@ -240,11 +334,11 @@ class TrajectoryWriter(Sink):
 
     def wait(self) -> None:
         """Block until all finished pieces are on disk. Raises OSError if one cannot be written."""
-        self._queue.wait()
+        self._background.wait()
 
     def close(self) -> None:
         """Write all finished pieces and end the thread. Call flush_partial first to keep running ones."""
-        self._queue.close()
+        self._background.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what exact resumption needs, in plain values and arrays.
@@ -402,8 +496,8 @@ class TrajectoryWriter(Sink):
         return _Piece(arrays, env_name, self.policy_version, number, time_us / 1e6)
 
     def _submit(self, pieces: list[_Piece]) -> None:
-        if pieces or self._queue.has_failed:
-            self._queue.submit(pieces)
+        if pieces or self._background.is_stuck:
+            self._background.add(pieces)
 
     def _save(self, piece: _Piece) -> None:
         arrays = piece.arrays

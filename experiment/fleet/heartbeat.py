@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from ...data.manager import FolderLock, Office
+from ...data.lock import FolderLock, Office
 from ..files import write_text
 
 STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stopped", "failed", "finished")

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loxodon.data import Trajectory, load_trajectory, save_trajectory
-from loxodon.data.commands import listing
-from loxodon.data.commands.command_line import main
-from loxodon.data.commands.convert import describe_difference
-from loxodon.data.commands.find import age_text, find_files, size_text
-from loxodon.data.commands.show import numbers_text, plot_trajectory
+from loxodon.data import Trajectory, cli, load_trajectory, save_trajectory
+from loxodon.data.cli import main, numbers_text, plot_trajectory
+from loxodon.data.convert import describe_difference
+from loxodon.data.find import age_text, find_files, size_text
 
 MakeTraj = Callable[..., Trajectory]
 Fill = Callable[[Path, list[int]], list[Path]]
@@ -90,7 +88,7 @@ def test_links_are_followed_and_circles_are_not(tmp_path: Path, fill: Fill) -> N
 
 
 def test_ls_quick_opens_nothing(buffer: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "open_trajectory", None)
+    monkeypatch.setattr(cli, "load_trajectory", None)
     status, out, _ = run(capsys, "ls", buffer, "--quick")
     assert status == 0
     assert "formats: npz 4" in out
@@ -101,7 +99,7 @@ def test_ls_samples_where_there_are_many(
     tmp_path: Path, fill: Fill, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, [5] * 8)
-    monkeypatch.setattr(listing, "MAX_OPENED", 4)
+    monkeypatch.setattr(cli, "MAX_OPENED", 4)
     _, out, _ = run(capsys, "ls", tmp_path)
     assert "from a random sample of 4 of 8 files" in out
     assert ["env", "~8", "~40"] in [line.split()[:3] for line in out.splitlines()]
@@ -186,6 +184,27 @@ def test_a_missing_matplotlib_is_named(
     assert "pip install matplotlib" in refused(capsys, "show", path, "--plot", tmp_path / "a.png")
 
 
+def test_extras_and_factors_are_shown_and_kept(tmp_path: Path, make_traj: MakeTraj, capsys: Capture) -> None:
+    traj = make_traj(6, num_actions=5)
+    indices = np.array([[i % 2, i % 3] for i in range(6)])
+    extras = {"values": np.ones((6, 1), np.float32), "option": np.arange(6, dtype=np.int16)}
+    traj = dataclasses.replace(traj, actions=indices, nvec=(2, 3), extras=extras)
+    (tmp_path / "a").mkdir()
+    path = save_trajectory(tmp_path / "a", traj, save_as="npz", traj_id="00000001", unix_time=1e9)
+    status, out, _ = run(capsys, "show", path, "--plot", tmp_path / "a.png")
+    assert status == 0
+    assert "factors of 2, 3" in out
+    assert "extras values float32[1], option int16[]" in out
+    assert ["5", "7", "7", "7", "7", "5", "1", "2", "0.6", "yes"] in [
+        line.split() for line in out.splitlines()
+    ]
+    assert "extras: values 1, option 1" in run(capsys, "ls", path.parent)[1]
+    for save_as in FORMATS:
+        assert run(capsys, "convert", path.parent, tmp_path / save_as, "--to", save_as)[0] == 0
+        (copy,) = (tmp_path / save_as).iterdir()
+        assert describe_difference(traj, load_trajectory(copy)) is None
+
+
 # --- check ---------------------------------------------------------------------------------------------
 
 
@@ -255,7 +274,7 @@ def test_convert_keeps_everything(
     assert status == 0
     (path,) = (tmp_path / "b" / "fifo").iterdir()
     assert path.stem == next((tmp_path / "a" / "fifo").iterdir()).stem
-    assert listing.format_of(path) == after
+    assert cli.format_of(path) == after
     loaded = load_trajectory(path)
     assert describe_difference(traj, loaded) is None
     assert (loaded.env_name, loaded.policy_version) == ("deep_sea", 5)
@@ -263,11 +282,15 @@ def test_convert_keeps_everything(
 
 def test_what_convert_compares(make_traj: MakeTraj) -> None:
     traj = make_traj(4)
-    one_hot = dataclasses.replace(traj, actions=np.eye(3, dtype=np.uint8)[traj.actions[:, 0]])
-    assert describe_difference(traj, one_hot) is None
-    assert describe_difference(traj, dataclasses.replace(one_hot, actions=1 - one_hot.actions)) == "actions"
+    floats = dataclasses.replace(traj, actions=traj.actions.astype(np.float32))
+    assert describe_difference(traj, floats) is None
+    other = dataclasses.replace(traj, actions=(traj.actions.argmax(1) + 1) % 3)
+    assert describe_difference(traj, other) == "actions"
     assert describe_difference(traj, dataclasses.replace(traj, rews=traj.rews + 1)) == "rews"
-    assert describe_difference(traj, dataclasses.replace(traj, obs={})) == "set of observations"
+    assert "_OBS_KEY_image, _OBS_KEY_position" in str(
+        describe_difference(traj, dataclasses.replace(traj, obs={}))
+    )
+    assert describe_difference(traj, dataclasses.replace(traj, policy_version=3)) is not None
 
 
 def test_convert_overwrites_only_when_told_and_leaves_no_twin(

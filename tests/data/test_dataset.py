@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import pickle
+import subprocess
+import sys
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loxodon.data import DiskTrajDataset, DoNothingDataset, RLDataset, Trajectory, random_window
+from loxodon.data.buffer import Buffer
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def all_windows(traj_len: int, max_seq_len: int, mode: str) -> Counter[tuple[int, int]]:
@@ -64,9 +70,15 @@ def test_windows_lie_inside_the_trajectory(traj_len: int, max_seq_len: int, mode
         assert stop - start == max_seq_len
 
 
-def test_unknown_mode_suggests_one(make_dataset: MakeDataset) -> None:
+def test_impossible_settings_are_refused(make_dataset: MakeDataset) -> None:
     with pytest.raises(ValueError, match=r"padded_sampling is 'rigth'.*Fix: set .* = 'right'"):
         make_dataset(mode="rigth")
+    with pytest.raises(ValueError, match=r"max_seq_len is 0.*Fix:"):
+        make_dataset(max_seq_len=0)
+    with pytest.raises(ValueError, match=r"dset_min_size is 5 and dset_max_size 4.*Fix:"):
+        DiskTrajDataset(dset_min_size=5, dset_max_size=4)
+    with pytest.raises(ValueError, match=r"Fix: call configure"):
+        DiskTrajDataset().refresh()
 
 
 def test_files_are_sampled_uniformly_whatever_their_length(make_dataset: MakeDataset, fill: Fill) -> None:
@@ -203,14 +215,6 @@ def test_sampling_from_nothing_says_where_it_looked(make_dataset: MakeDataset) -
         make_dataset().sample_random_trajectory(np.random.default_rng(0))
 
 
-def test_broken_file_is_named(make_dataset: MakeDataset, tmp_path: Path) -> None:
-    dataset = make_dataset()
-    (tmp_path / "set/buffer/fifo/env_0123abcd_1700000000.0.npz").write_bytes(b"broken")
-    dataset.refresh()
-    with pytest.raises(ValueError, match=r"env_0123abcd_1700000000.0.npz \(6 bytes\).*Fix:"):
-        dataset.sample_random_trajectory(np.random.default_rng(0))
-
-
 def test_newer_files_are_set_aside(make_dataset: MakeDataset, fill: Fill, tmp_path: Path) -> None:
     dataset, fifo = make_dataset(), tmp_path / "set/buffer/fifo"
     paths = fill(fifo, [2] * 3)
@@ -268,21 +272,6 @@ def test_files_lost_since_the_checkpoint_are_told(
     assert "1 trajectories that the checkpoint was trained on" in caplog.text
 
 
-def test_contradicting_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"dset_min_size is 5 and dset_max_size 4.*Fix:"):
-        DiskTrajDataset(dset_min_size=5, dset_max_size=4)
-
-
-def test_using_a_dataset_before_configuring_it() -> None:
-    with pytest.raises(ValueError, match=r"Fix: call configure"):
-        DiskTrajDataset().refresh()
-
-
-def test_too_short_windows_are_refused(make_dataset: MakeDataset) -> None:
-    with pytest.raises(ValueError, match=r"max_seq_len is 0.*Fix:"):
-        make_dataset(max_seq_len=0)
-
-
 def test_dataset_travels_without_its_open_files(
     make_dataset: MakeDataset, fill: Fill, tmp_path: Path
 ) -> None:
@@ -316,3 +305,123 @@ def test_one_method_makes_a_dataset(make_traj: Callable[..., Trajectory]) -> Non
     assert dataset.set_aside_newer({}) == 0
     dataset.refresh()
     dataset.delete()
+
+
+# --- limits, listings, and what is killed ---------------------------------------------------------------
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    return tmp_path / "set/buffer/fifo"
+
+
+def test_timesteps_are_limited(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+    dataset = make_dataset(dset_max_timesteps=25)
+    paths = fill(fifo, [10, 10, 10, 4, 10])
+    fill(fifo.with_name("protected"), [100])
+    assert dataset.on_end_of_collection()["deleted_files"] == 2
+    assert sorted(fifo.iterdir()) == paths[2:]
+    assert dataset.on_end_of_collection()["deleted_files"] == 0
+    fill(fifo.with_name("more"), [9] * 6)[5].rename(fifo / "env_00000005_1000000009.0.npz")
+    assert dataset.on_end_of_collection()["deleted_files"] == 1
+    assert not paths[2].exists()
+
+
+def test_bytes_are_limited(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+    paths = fill(fifo, [10, 10, 10])
+    size = paths[0].stat().st_size
+    dataset = make_dataset(dset_max_bytes=2 * size)
+    assert dataset.on_end_of_collection()["deleted_files"] == 1
+    assert sorted(fifo.iterdir()) == paths[1:]
+
+
+def test_limits_leave_what_training_needs(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+    paths = fill(fifo, [10] * 4)
+    dataset = make_dataset(dset_max_bytes=1, dset_max_timesteps=1, dset_min_size=2)
+    dataset.on_end_of_collection()
+    assert sorted(fifo.iterdir()) == paths[2:]
+    assert dataset.ready_for_training
+
+
+def test_unchanged_folder_is_not_listed_again(
+    fill: Fill, fifo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(fifo, [2] * 3)
+    listed: list[str] = []
+    listing = Buffer(fifo.parent, may_move=False, with_lengths=False, on_change=lambda gone: None)
+    listdir = os.listdir
+
+    def count(path: Path) -> list[str]:
+        listed.append(path.name)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", count)
+    listing.refresh()
+    listing.refresh()  # the folder has only just changed: its time of change may be too coarse to trust
+    assert listed.count("fifo") == 2
+    os.utime(fifo, (time.time() - 10, time.time() - 10))
+    listing.refresh()
+    listing.refresh()
+    assert listed.count("fifo") == 3
+    fill(fifo, [2] * 4)
+    listing.refresh()
+    assert len(listing.files) == 4
+    os.utime(fifo, (time.time() - 10, time.time() - 10))
+    listing.refresh()
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 31)  # some file systems keep no time of change
+    listing.refresh()
+    assert listed.count("fifo") == 6
+
+
+def test_order_stays_by_age_whatever_arrives_when(fill: Fill, tmp_path: Path) -> None:
+    paths = fill(tmp_path / "all", [2] * 6)
+    listing = Buffer(tmp_path / "buffer", may_move=False, with_lengths=False, on_change=lambda gone: None)
+    for order in ([3], [5, 0], [1, 4, 2]):
+        for i in order:
+            paths[i].rename(listing.fifo.path / paths[i].name)
+        before = listing.files
+        listing.refresh()
+        assert listing.files == sorted(listing.files)
+        assert listing.files is not before
+    assert [Path(file.path).name for file in listing.files] == [path.name for path in paths]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kwargs", [{}, {"sample_by": "timestep", "priority_exponent": 1.0}])
+def test_memory_stays_flat(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, kwargs: dict[str, object]
+) -> None:
+    """200 epochs in which files come and go; an array or a few paths kept per epoch would be too much."""
+    data = fill(fifo, [40] * 30)[0].read_bytes()
+    rng, used = np.random.default_rng(0), []
+    tracemalloc.start()
+    try:
+        dataset = make_dataset(dset_max_size=30, **kwargs)
+        for epoch in range(200):
+            for i in range(10):
+                (fifo / f"env_{10 * epoch + i:08x}_{2e9 + epoch + i / 100:.6f}.npz").write_bytes(data)
+            assert dataset.on_end_of_collection()["fifo_files"] == 30
+            dataset.refresh()
+            dataset.sample_windows(60, rng)
+            if epoch in (10, 199):
+                gc.collect()
+                snapshot = tracemalloc.take_snapshot()  # pathlib interns names in a table of the interpreter
+                snapshot = snapshot.filter_traces([tracemalloc.Filter(False, "*pathlib.py")])
+                used.append(sum(trace.size for trace in snapshot.traces))
+    finally:
+        tracemalloc.stop()
+    assert used[1] < 1.05 * used[0] + 64_000  # what numpy keeps for small arrays fills up within that
+
+
+@pytest.mark.slow
+def test_killed_writers_leave_nothing_half(tmp_path: Path) -> None:
+    """Three rounds of the benchmark, one for each file format."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "data_chaos.py"), "--rounds", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["faults"] == []
+    assert result["rounds"] == 3
+    assert result["broken_files"] == 0
+    assert min(result["windows"], result["finished_files"], result["reported_files"]) > 0

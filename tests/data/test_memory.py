@@ -117,7 +117,7 @@ def test_flat_arrays_with_next_observations_keep_every_step() -> None:
     assert second.time_idxs[:, 0].tolist() == [0, 1, 2]
     np.testing.assert_allclose(second.rews[:, 0], [0.4, 0.5])
     np.testing.assert_allclose(second.rl2s, [[0, 0, 0, 0], [0.4, 1, 0, 0], [0.5, 0, 1, 0]])
-    assert second.actions.tolist() == [[0], [1]]
+    assert second.actions.tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
 def test_flat_arrays_alone_lose_the_steps_whose_outcome_is_unknown() -> None:
@@ -148,7 +148,7 @@ def test_contradicting_arrays_are_refused() -> None:
         split_episodes(**{**steps, "rews": steps["rews"][:6]})
     with pytest.raises(ValueError, match=r"range from -5.0 to -5.0.*\[-1, 1\].*Fix:"):
         split_episodes(**{**steps, "actions": np.full((7, 2), -5.0)})
-    with pytest.raises(ValueError, match=r"range from 0 to 2.*0 to 1.*Fix:"):
+    with pytest.raises(ValueError, match=r"range from 0 to 2.*room for 2 actions.*Fix:"):
         split_episodes(**steps, num_actions=2)
     with pytest.raises(ValueError, match=r"next_obs has the keys \['x'\].*Fix:"):
         split_episodes(**steps, next_obs={"x": steps["obs"]})

@@ -8,14 +8,13 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from loxodon.data import BrokenTrajectoryError, DiskTrajDataset, Layout, Trajectory, npz, save_trajectory
-from loxodon.data.files import check_file, open_trajectory
-from loxodon.data.quarantine import Quarantine
+from loxodon.data import BrokenTrajectoryError, DiskTrajDataset, Layout, Trajectory, save_trajectory
+from loxodon.data.buffer import Quarantine
+from loxodon.data.files import check_file
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]
@@ -117,29 +116,6 @@ def test_what_is_no_file_of_numbers_is_told_without_memory_or_waiting(
     assert peak_bytes < 4 << 20
 
 
-def test_a_file_that_announces_more_than_there_is_memory_for_is_broken(
-    tmp_path: Path, fill: Fill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    np.savez_compressed(tmp_path / NAME, **np.load(fill(tmp_path, [5])[0]))
-    open_trajectory(tmp_path / NAME)
-    with monkeypatch.context() as patch:
-        patch.setattr(npz, "MAX_DECODED_BYTES", 1000)
-        with pytest.raises(BrokenTrajectoryError, match=r"at most 1,000 are decoded, half of this.*Fix:"):
-            open_trajectory(tmp_path / NAME)
-
-    def no_memory(*_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(npz, "_decode", no_memory)
-    with pytest.raises(MemoryError):  # so small a file is not the reason, and stays where it is
-        open_trajectory(tmp_path / NAME)
-    monkeypatch.setattr(npz, "_SUSPICIOUS_BYTES", 0)
-    with pytest.raises(
-        BrokenTrajectoryError, match=r"no memory for the [\d,]+ bytes that it announces.*Fix:"
-    ):
-        open_trajectory(tmp_path / NAME)
-
-
 def test_damage_inside_a_compressed_file_shows_when_it_is_read(
     make_dataset: MakeDataset, make_traj: MakeTraj, fill: Fill, buffer: Path
 ) -> None:
@@ -232,11 +208,6 @@ def test_equal_names_do_not_overwrite_each_other(tmp_path: Path) -> None:
     moved = [path for path in (tmp_path / "quarantine").iterdir() if path.suffix != ".txt"]
     assert sorted(path.read_text() for path in moved) == ["a", "b", "c"]
     assert quarantine.num_quarantined == 3
-    (tmp_path / "quarantine" / f"{NAME}.txt").unlink()  # by hand
-    (tmp_path / NAME).write_text("d")
-    quarantine.put(tmp_path / NAME, "It is broken.")
-    assert (tmp_path / "quarantine" / NAME).read_text() == "a"
-    assert quarantine.num_quarantined == 4
 
 
 def _put_all(quarantine: Quarantine, paths: list[Path]) -> None:

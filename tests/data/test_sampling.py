@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import pickle
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loxodon.data import DiskTrajDataset, Relabeler, RLDataset, Trajectory
+from loxodon.data import DiskTrajDataset, NoOpRelabeler, Relabeler, Trajectory, save_trajectory
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]
@@ -229,29 +229,14 @@ def test_relabeler_sees_whole_trajectories(make_dataset: MakeDataset, fill: Fill
     assert {(len(window), float(window.rews[0, 0]), window.source) for window in windows} == {(1, 30.0, 0)}
 
 
-def test_a_simple_dataset_needs_one_method(make_traj: Callable[..., Trajectory]) -> None:
-    class Simple(RLDataset):
-        def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-            return make_traj(int(rng.integers(1, 5)))
-
-    dataset = Simple()
-    dataset.expect(make_traj(1).layout)
-    assert dataset.layout == make_traj(3).layout
-    dataset.on_new_epoch(0)
-    dataset.refresh()
-    assert len(dataset.sample_windows(7, np.random.default_rng(0))) == 7
-    assert dataset.metrics() == {}
-    dataset.close()
-
-
-def test_drawing_a_batch_is_quick(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    """A loose limit, many times what was measured: it is for a change in kind."""
-    fill(fifo, [200] * 20)
-    dataset, rng = make_dataset(max_seq_len=128), np.random.default_rng(0)
-    dataset.sample_windows(200, rng)
-    times_s = []
-    for _ in range(50):
-        start_s = time.process_time()
-        dataset.sample_windows(24, rng)
-        times_s.append(time.process_time() - start_s)
-    assert min(times_s) < 1e-3
+def test_a_relabelled_trajectory_drops_what_no_policy_saw(
+    make_dataset: MakeDataset, make_traj: Callable[..., Trajectory], fifo: Path
+) -> None:
+    extras = {name: np.zeros((4, 1)) for name in ("log_probs", "values", "raw_rewards", "option")}
+    traj = dataclasses.replace(make_traj(4), extras=extras)
+    fifo.mkdir(parents=True)
+    save_trajectory(fifo, traj, save_as="npz", traj_id="0", unix_time=1e9)
+    for relabeler, kept in ((NoOpRelabeler(), set(extras)), (LastTwo(), {"option"})):
+        dataset = make_dataset(relabeler=relabeler)
+        assert dataset.sample_random_trajectory(np.random.default_rng(0)).extras.keys() == kept
+        dataset.close()

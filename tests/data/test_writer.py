@@ -1,8 +1,11 @@
+"""What the writer makes of steps: pieces, their order and content, and that nothing finished is lost."""
+
 from __future__ import annotations
 
 import copy
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loxodon.data import FILE_FORMATS, Trajectory, TrajectoryWriter, load_trajectory, save_trajectory
+from loxodon.data import (
+    FILE_FORMATS,
+    DiskTrajDataset,
+    Trajectory,
+    TrajectoryWriter,
+    WritingClock,
+    load_trajectory,
+    save_trajectory,
+)
 from loxodon.data import writer as writer_module
 from loxodon.data.files import parse_name
+from loxodon.data.trajectory import action_indices
 from loxodon.experiment.checkpoint.store import read_values, write_values
 
 
@@ -38,7 +50,19 @@ class FakeRollout:
         names = [f"env{i}" for i in range(self.num_envs)]
         self.writer.begin(rows, self.obs(), self.rl2s, self.times, names)
 
-    def add(self, *, terminated: tuple[int, ...] = (), truncated: tuple[int, ...] = ()) -> None:
+    def extras(self) -> dict[str, Any]:
+        """What the agent says about the step that begins now: 1000 * env + the running count."""
+        log_probs = self.obs()["x"]
+        return {"log_probs": log_probs, "samples": np.repeat(log_probs[:, None], 3, 2)}
+
+    def add(
+        self,
+        *,
+        terminated: tuple[int, ...] = (),
+        truncated: tuple[int, ...] = (),
+        ignored: Any = None,
+        extras: Any = None,
+    ) -> None:
         self.count += 1
         self.times += 1
         actions = np.full(self.num_envs, self.count % 3)
@@ -48,18 +72,23 @@ class FakeRollout:
         flags[0, list(terminated)], flags[1, list(truncated)] = True, True
         if not self.is_discrete:
             actions = np.full((self.num_envs, 3), self.count / 100, np.float32)
-        self.writer.add(
-            actions, rewards, flags[0], flags[0] | flags[1], self.obs(), self.rl2s, self.times[:, None]
-        )
-        ended = np.flatnonzero(flags.any(axis=0))
+        ended = flags[0] | flags[1]
+        steps: Any = (actions, rewards, flags[0], ended, self.obs(), self.rl2s, self.times[:, None])
+        self.writer.add(*steps, ignored=ignored, extras=extras)
+        ended = np.flatnonzero(ended if ignored is None else ended | ignored)
         if len(ended):
             self.begin(ended)
 
 
 def read_all(folder: Path) -> list[Trajectory]:
     """All files, in the order in which they were written."""
-    paths = sorted(folder.glob("*.npz"), key=lambda path: float(path.stem.rsplit("_", 1)[1]))
-    return [load_trajectory(path) for path in paths]
+    paths = [path for path in folder.iterdir() if parse_name(path.name)]
+    return [
+        load_trajectory(path) for path in sorted(paths, key=lambda path: float(path.stem.rsplit("_", 1)[1]))
+    ]
+
+
+# --- pieces --------------------------------------------------------------------------------------------
 
 
 def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: Path) -> None:
@@ -83,20 +112,26 @@ def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: P
     np.testing.assert_array_equal(traj.rl2s[1:, 1:], traj.actions)
 
 
-def test_truncated_episode_is_not_done(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 1)
-    FakeRollout(writer, 1).add(truncated=(0,))
-    writer.close()
-    assert not read_all(tmp_path)[0].dones.any()
-
-
-def test_continuous_actions_are_float32(tmp_path: Path) -> None:
+def test_truncated_episodes_are_not_done_and_continuous_actions_float32(tmp_path: Path) -> None:
     writer = TrajectoryWriter(tmp_path, 2)
     FakeRollout(writer, 2, is_discrete=False).add(truncated=(1,))
     writer.close()
     [traj] = read_all(tmp_path)
+    assert not traj.dones.any()
     assert traj.actions.dtype == np.float32
     np.testing.assert_allclose(traj.actions, [[0.01, 0.01, 0.01]])
+
+
+@pytest.mark.parametrize("save_as", FILE_FORMATS)
+def test_all_factors_of_an_action_are_stored(tmp_path: Path, save_as: str) -> None:
+    writer = TrajectoryWriter(tmp_path, 2, save_as=save_as, nvec=(2, 3))
+    obs, rl2s, times = {"x": np.zeros((2, 1))}, np.zeros((2, 6), np.float32), np.zeros((2, 1), np.int64)
+    writer.begin([0, 1], obs, rl2s, times, ["env", "env"])
+    no = np.zeros(2, np.bool_)
+    writer.add(np.array([[1, 2], [0, 1]]), np.zeros(2, np.float32), no, ~no, obs, rl2s, times + 1)
+    writer.close()
+    stored = [action_indices(traj) for traj in read_all(tmp_path)]
+    assert sorted(indices.tolist() for indices in stored if indices is not None) == [[[0, 1]], [[1, 2]]]
 
 
 def test_environments_end_independently_and_keep_their_own_numbers(tmp_path: Path) -> None:
@@ -152,16 +187,20 @@ def test_episode_end_at_the_length_limit_makes_one_piece(tmp_path: Path) -> None
     assert traj.dones[-1]
 
 
-def test_columns_grow_beyond_their_first_size(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 2)
+@pytest.mark.parametrize(("save_every", "capacity"), [(None, 1024), ((5, 9), 128)])
+def test_columns_grow_only_as_far_as_a_piece_needs(tmp_path: Path, save_every: Any, capacity: int) -> None:
+    writer = TrajectoryWriter(tmp_path, 2, save_every=save_every)
     rollout = FakeRollout(writer, 2)
     for _ in range(700):
         rollout.add()
     rollout.add(terminated=(1,))
+    writer.flush_partial()
     writer.close()
-    [traj] = read_all(tmp_path)
-    np.testing.assert_array_equal(traj.obs["x"][:, 0], 1000 + np.arange(702))
-    np.testing.assert_array_equal(traj.rews[:, 0], np.arange(1, 702))
+    assert writer._capacity == capacity
+    for row in range(2):
+        pieces = [traj for traj in read_all(tmp_path) if traj.env_name == f"env{row}"]
+        np.testing.assert_array_equal(np.concatenate([p.rews[:, 0] for p in pieces]), np.arange(1, 702))
+        np.testing.assert_array_equal(pieces[-1].obs["x"][-1], [1000 * row + 701])
 
 
 def test_flushing_writes_running_pieces_and_goes_on_from_there(tmp_path: Path) -> None:
@@ -205,6 +244,19 @@ def test_arrays_may_be_reused_by_the_caller(tmp_path: Path) -> None:
     assert read_all(tmp_path)[0].obs["x"].tolist() == [[0], [5]]
 
 
+def test_rows_that_took_no_step_leave_no_trace(tmp_path: Path) -> None:
+    rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
+    rollout.add(extras=rollout.extras())
+    rollout.add(extras=rollout.extras(), ignored=np.array([False, True]))  # env 1 was only reset
+    rollout.add(extras=rollout.extras())
+    rollout.writer.flush_partial()
+    rollout.writer.close()
+    found: dict[str, list[float]] = {}
+    for traj in read_all(tmp_path):
+        found.setdefault(traj.env_name, []).extend(traj.extras["log_probs"][:, 0].tolist())
+    assert found == {"env0": [0, 1, 2], "env1": [1000, 1002]}
+
+
 def test_adding_without_begin_names_the_environment(tmp_path: Path) -> None:
     writer = TrajectoryWriter(tmp_path, 2)
     rollout = FakeRollout(writer, 2)
@@ -214,15 +266,89 @@ def test_adding_without_begin_names_the_environment(tmp_path: Path) -> None:
         rollout.add()
 
 
-@pytest.mark.parametrize("save_every", [(0, 5), (6, 5)])
-def test_impossible_lengths_are_refused(tmp_path: Path, save_every: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=r"save_every is .*Fix:"):
-        TrajectoryWriter(tmp_path, 1, save_every=save_every)
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"save_every": (0, 5)}, "save_every is"),
+        ({"save_every": (6, 5)}, "save_every is"),
+        ({"save_as": "zip"}, "'zip'"),
+    ],
+)
+def test_impossible_settings_are_refused(tmp_path: Path, settings: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=rf"{problem}.*Fix:"):
+        TrajectoryWriter(tmp_path, 1, **settings)
 
 
-def test_unknown_format_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'zip'.*Fix:"):
-        TrajectoryWriter(tmp_path, 1, save_as="zip")
+@pytest.mark.parametrize("save_as", FILE_FORMATS)
+def test_pieces_carry_the_version_of_the_policy_that_acted_last(tmp_path: Path, save_as: str) -> None:
+    writer = TrajectoryWriter(tmp_path, 1, save_as=save_as)
+    rollout = FakeRollout(writer, 1)
+    for version in (None, 4, 5):
+        writer.policy_version = version
+        rollout.add()
+        writer.flush_partial()
+    writer.close()
+    stored = [load_trajectory(path) for path in tmp_path.iterdir()]
+    assert {traj.policy_version for traj in stored} == {None, 4, 5}
+
+
+# --- extras --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("save_as", FILE_FORMATS)
+def test_extras_reach_the_files_with_the_steps_they_belong_to(tmp_path: Path, save_as: str) -> None:
+    rollout = FakeRollout(TrajectoryWriter(tmp_path, 2, save_every=(7, 30), save_as=save_as), 2)
+    for t in range(300):  # more than the first columns hold
+        rollout.add(terminated=(t % 2,) if t % 11 == 0 else (), extras=rollout.extras())
+    rollout.writer.flush_partial()
+    rollout.writer.close()
+    trajs = read_all(tmp_path)
+    assert sum(len(traj) for traj in trajs) == 600
+    for traj in trajs:
+        assert list(traj.extras) == ["log_probs", "samples"]
+        np.testing.assert_array_equal(traj.extras["log_probs"], traj.obs["x"][:-1])
+        np.testing.assert_array_equal(traj.extras["samples"], traj.obs["x"][:-1, :, None].repeat(3, 2))
+
+
+def test_pieces_end_where_extras_begin_and_no_transition_is_lost(tmp_path: Path) -> None:
+    rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
+    rollout.add(extras={})
+    rollout.add(terminated=(0,))  # env 0 has no transition when they begin
+    for _ in range(2):
+        rollout.add(extras=rollout.extras())
+    rollout.writer.flush_partial()
+    rollout.writer.close()
+    before, other, *after = read_all(tmp_path)
+    assert [len(before), len(other), *(len(traj) for traj in after)] == [2, 2, 2, 2]
+    assert before.extras == other.extras == {}
+    for traj in after:
+        np.testing.assert_array_equal(traj.extras["log_probs"], traj.obs["x"][:-1])
+    rest = next(traj for traj in after if traj.env_name == "env1")
+    np.testing.assert_array_equal(rest.obs["x"][0], other.obs["x"][-1])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        {"log_probs": np.zeros((2, 1), np.float32)},
+        {"log_probs": np.zeros((2, 1)), "samples": np.zeros((2, 1, 3)), "values": np.zeros((2, 1))},
+        {"log_probs": np.zeros((1, 1)), "samples": np.zeros((2, 1, 3))},
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_extras_stay_the_same(tmp_path: Path, wrong: Any, is_first: bool) -> None:
+    rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
+    rollout.add(extras=None if is_first else rollout.extras())
+    wrong = {"values": np.zeros((3, 1))} if is_first else wrong
+    with pytest.raises(ValueError, match=r"This step has the extras .* expected are .*Fix: let the agent"):
+        rollout.add(extras=wrong)
+    rollout.writer.flush_partial()
+    rollout.writer.close()
+    assert [len(traj) for traj in read_all(tmp_path)] == [1, 1]
+
+
+# --- names and times -----------------------------------------------------------------------------------
 
 
 def run(folder: Path, seed: int, *, num_updates: int = 40, state: dict[str, Any] | None = None) -> Any:
@@ -245,6 +371,87 @@ def test_one_seed_gives_one_sequence_of_ids_and_lengths(tmp_path: Path) -> None:
     assert len(set(first[0])) == len(first[0])
     assert first[0] != other[0]
     assert first[1] != other[1]
+
+
+HOUR_NS = 3600 * 10**9
+
+
+class Clock:
+    """Stands for time.time_ns; jumps when told to."""
+
+    def __init__(self) -> None:
+        self.now_ns, self.tick_ns = 1_800_000_000 * 10**9, 1000
+
+    def __call__(self) -> int:
+        self.now_ns += self.tick_ns
+        return self.now_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(time, "time_ns", fake)
+    return fake
+
+
+def write_episode(writer: TrajectoryWriter) -> str:
+    """Name of the file of one episode."""
+    before = {path.name for path in writer.folder.iterdir()}
+    FakeRollout(writer, 1).add(terminated=(0,))
+    writer.wait()
+    ((name),) = {path.name for path in writer.folder.iterdir()} - before
+    return str(name)
+
+
+def in_order(folder: Path) -> list[str]:
+    return sorted((p.name for p in folder.iterdir()), key=lambda name: parse_name(name).unix_time)  # type: ignore[union-attr]
+
+
+def test_a_clock_that_jumps_during_a_run_makes_no_file_older(tmp_path: Path, clock: Clock) -> None:
+    writer = TrajectoryWriter(tmp_path, 1)
+    names = [write_episode(writer)]
+    for hours in (-1, 0, 2):
+        clock.now_ns += hours * HOUR_NS
+        names.append(write_episode(writer))
+    writer.close()
+    assert in_order(tmp_path) == names
+
+
+def test_a_clock_that_jumps_between_runs_does_not_make_the_newest_go_first(
+    tmp_path: Path, clock: Clock
+) -> None:
+    dataset = DiskTrajDataset(dset_max_size=2)
+    common: Any = {
+        "max_seq_len": 8,
+        "padded_sampling": "none",
+        "default_root": str(tmp_path),
+        "default_name": "d",
+    }
+    dataset.configure(has_edit_rights=True, **common)
+    assert dataset.save_new_trajs_to is not None
+    names = []
+    for seed in range(4):
+        writer = TrajectoryWriter(dataset.save_new_trajs_to, 1, seed=seed)
+        names.append(write_episode(writer))
+        writer.close()
+        clock.now_ns -= HOUR_NS
+    assert in_order(dataset.save_new_trajs_to) == names
+    dataset.on_end_of_collection()
+    assert in_order(dataset.save_new_trajs_to) == names[2:]
+    dataset.close()
+
+
+def test_writers_with_one_clock_never_share_a_time(tmp_path: Path, clock: Clock) -> None:
+    shared, clock.tick_ns = WritingClock(), 0
+    rollouts = [FakeRollout(TrajectoryWriter(tmp_path, 1, seed=i, clock=shared), 1) for i in range(2)]
+    for rollout in rollouts * 2:
+        rollout.add(terminated=(0,))
+    for rollout in rollouts:
+        rollout.writer.close()
+    assert len({path.stem.rsplit("_", 1)[1] for path in tmp_path.glob("*.npz")}) == 4
+
+
+# --- resumption ----------------------------------------------------------------------------------------
 
 
 def test_restored_writer_goes_on_with_ids_lengths_and_later_times(tmp_path: Path) -> None:
@@ -305,6 +512,9 @@ def test_running_pieces_that_nobody_goes_on_with_are_stored_once(tmp_path: Path)
 def save(state: Any, path: Path) -> Path:
     write_values(path, state)
     return path
+
+
+# --- what cannot be written ----------------------------------------------------------------------------
 
 
 def end_episode_and_close(rollout: FakeRollout) -> None:
@@ -423,16 +633,3 @@ def test_program_that_ends_early_still_writes_what_was_finished(
 ) -> None:
     assert run_python(_ABANDONED, str(tmp_path)) == 3
     assert len(read_all(tmp_path)) == 30
-
-
-@pytest.mark.parametrize("save_as", FILE_FORMATS)
-def test_pieces_carry_the_version_of_the_policy_that_acted_last(tmp_path: Path, save_as: str) -> None:
-    writer = TrajectoryWriter(tmp_path, 1, save_as=save_as)
-    rollout = FakeRollout(writer, 1)
-    for version in (None, 4, 5):
-        writer.policy_version = version
-        rollout.add()
-        writer.flush_partial()
-    writer.close()
-    stored = [load_trajectory(path) for path in tmp_path.iterdir()]
-    assert {traj.policy_version for traj in stored} == {None, 4, 5}

@@ -11,8 +11,7 @@ import gymnasium as gym
 import pytest
 
 from loxodon.data import MinariDataset, Trajectory, save_trajectory
-from loxodon.data.minari import require_minari
-from loxodon.data.minari_export import export_minari
+from loxodon.data.minari import export_minari, require_minari
 
 MakeTraj = Callable[..., Trajectory]
 

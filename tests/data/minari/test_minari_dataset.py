@@ -116,7 +116,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_minari_is_imported_on_use_only(tmp_path: Path) -> None:
     code = (
-        "import json, sys, loxodon.data, loxodon.data.commands.command_line;"
+        "import json, sys, loxodon.data, loxodon.data.cli;"
         "loxodon.data.MinariDataset('a/b-v0'); print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run(

@@ -11,8 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from loxodon.data import MinariDataset, Trajectory, load_trajectory, split_episodes
-from loxodon.data.minari import import_episodes, open_minari
-from loxodon.data.minari_episodes import EpisodeCodec, guess_spaces
+from loxodon.data.minari import EpisodeCodec, guess_spaces, import_episodes, open_minari
 from loxodon.data.spaces import ActionMap
 from loxodon.envs import SequenceEnv
 
@@ -114,7 +113,7 @@ def test_episodes_look_as_the_environment_shows_them_to_a_policy(
                 continue
             row = np.eye(3)[action] if is_discrete else action
             np.testing.assert_allclose(traj.rl2s[t], [np.float32(reward), *row], atol=1e-6)
-            np.testing.assert_allclose(traj.actions[t - 1], action, atol=1e-6)
+            np.testing.assert_allclose(traj.actions[t - 1], row, atol=1e-6)
             assert traj.rews[t - 1, 0] == np.float32(reward)
             assert traj.dones[t - 1, 0] == terminated
     assert trajs[0].dones[-1, 0]

@@ -10,9 +10,8 @@ import pytest
 from gymnasium import spaces
 
 from loxodon.data import Trajectory, load_trajectory, save_trajectory
-from loxodon.data.commands.command_line import main
-from loxodon.data.minari import import_episodes, open_minari
-from loxodon.data.minari_export import export_minari, join_pieces
+from loxodon.data.cli import main
+from loxodon.data.minari import export_minari, import_episodes, join_pieces, open_minari
 from loxodon.envs import SequenceEnv
 
 MakeTraj = Callable[..., Trajectory]

@@ -16,7 +16,7 @@ import pytest
 
 from loxodon.data import DiskTrajDataset
 from loxodon.data import manager as manager_module
-from loxodon.data.manager import ManagerLock
+from loxodon.data.lock import ManagerLock
 
 MakeDataset = Callable[..., DiskTrajDataset]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..files import TEMPORARY_SUFFIX, TrajectoryName, parse_name
+from .files import TEMPORARY_SUFFIX, TrajectoryName, parse_name
 
 SET_ASIDE = ("quarantine", "superseded")  # folders whose files are counted, but are not part of the data
 _NO_DATA = {"ckpts", "logs", "wandb_logs", "loxodon-cache"}

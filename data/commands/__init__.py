@@ -1,1 +1,0 @@
-"""What `python -m loxodon.data` can do: one file per command."""

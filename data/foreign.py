@@ -1,0 +1,300 @@
+"""Arrays of files (whoever wrote them) and of offline data sets into trajectories, in our own dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import FormatError
+from .trajectory import Array, Trajectory, action_rows, is_one_hot
+
+OBS_PREFIX, EXTRA_PREFIX = "_OBS_KEY_", "_EXTRA_"  # of names in a file
+NVEC, POLICY_VERSION = "action_nvec", "policy_version"  # (1, K), of actions with several factors; (1,)
+_MATRIX = 2  # axes: rows and columns
+_MIN_RL2_WIDTH = 2  # the reward and one action column
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "rl2s": np.dtype(np.float32),
+    "time_idxs": np.dtype(np.int64),
+    "rews": np.dtype(np.float32),
+    "dones": np.dtype(np.bool_),
+}
+_NAMES = (*_DTYPES, "actions")
+
+# ---- files ----
+
+
+def to_arrays(traj: Trajectory) -> dict[str, Array]:
+    """What a file holds of a trajectory, beside the environment's name, by name in the file.
+
+    Raises:
+        ValueError: If an array holds Python objects, or rows of discrete actions are not one-hot.
+    """
+    arrays: dict[str, Array] = {f"{OBS_PREFIX}{key}": value for key, value in traj.obs.items()}
+    arrays |= {name: getattr(traj, name) for name in _NAMES}
+    arrays |= {f"{EXTRA_PREFIX}{name}": value for name, value in traj.extras.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind in "OV":
+            raise ValueError(
+                f"{name} of a trajectory of {traj.env_name!r} holds Python objects or records (dtype "
+                f"{array.dtype}), but only plain arrays are written, since reading objects means unpickling. "
+                "Fix: encode it as numbers in the environment."
+            )
+    if traj.nvec is not None:
+        arrays[NVEC] = np.array([traj.nvec], np.int64)
+    if traj.policy_version is not None:
+        arrays[POLICY_VERSION] = np.array([traj.policy_version], np.int64)
+    if traj.actions.dtype == np.uint8 and not is_one_hot(traj.actions, traj.nvec):
+        raise ValueError(
+            f"Discrete actions {list(traj.actions.shape)} of a trajectory of {traj.env_name!r} are no "
+            "one-hot rows. Fix: give Trajectory indices (T, 1) that start at 0, or one-hot rows."
+        )
+    return arrays
+
+
+def from_arrays(arrays: dict[str, Array], env_name: str) -> Trajectory:
+    """Make a Trajectory of a file's arrays, converting only what is not in our dtype and shape.
+
+    Args:
+        arrays: by name in the file.
+        env_name: of the environment.
+
+    Returns: the trajectory, whose arrays are read-only.
+
+    Raises:
+        FormatError: If an array is missing or has an impossible shape or dtype.
+    """
+    missing = [name for name in _NAMES if name not in arrays]
+    if not any(name.startswith(OBS_PREFIX) for name in arrays):
+        missing.append(f"{OBS_PREFIX}*")
+    if missing:
+        raise FormatError(f"it lacks {', '.join(missing)}; it holds {', '.join(sorted(arrays)) or 'nothing'}")
+    nvec, version = _read_counts(arrays, NVEC, 1), _read_counts(arrays, POLICY_VERSION)
+    if version is not None and len(version) != 1:
+        raise FormatError(f"{POLICY_VERSION} holds {len(version)} numbers, not one")
+    columns: dict[str, Any] = {name: _convert(name, arrays[name], dtype) for name, dtype in _DTYPES.items()}
+    others: dict[str, dict[str, Array]] = {OBS_PREFIX: {}, EXTRA_PREFIX: {}}
+    for name, array in arrays.items():
+        for prefix, found in others.items():
+            if name.startswith(prefix):
+                found[name.removeprefix(prefix)] = _native(name, array)
+    try:
+        traj = Trajectory(
+            obs=others[OBS_PREFIX],
+            actions=_native("actions", arrays["actions"]),
+            env_name=env_name,
+            policy_version=None if version is None else version[0],
+            nvec=nvec,
+            extras=others[EXTRA_PREFIX],
+            **columns,
+        )
+    except ValueError as error:  # lengths that contradict each other, or actions out of range
+        raise FormatError(str(error)) from error
+    for array in arrays_of(traj):
+        array.flags.writeable = False
+    return traj
+
+
+def arrays_of(traj: Trajectory) -> list[Array]:
+    """All arrays of a trajectory."""
+    return [*traj.obs.values(), *(getattr(traj, name) for name in _NAMES), *traj.extras.values()]
+
+
+def _convert(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+    """Numbers as `dtype`; a column that was stored as (T,) becomes (T, 1)."""
+    if array.dtype != dtype or array.ndim != _MATRIX:
+        if array.dtype.kind not in "fiub" or array.ndim not in (1, _MATRIX):
+            raise FormatError(f"{name} is {array.dtype}{list(array.shape)}, but must be rows of numbers")
+        array = (array[:, None] if array.ndim == 1 else array).astype(dtype, copy=False)
+    width = array.shape[-1]
+    if width < _MIN_RL2_WIDTH if name == "rl2s" else width != 1:
+        raise FormatError(
+            f"{name} is {array.dtype}{list(array.shape)}, but must have "
+            f"{'a reward and at least one action column' if name == 'rl2s' else '1 column'}"
+        )
+    return array
+
+
+def _native(name: str, array: Array) -> Array:
+    """An array in the byte order of this machine."""
+    if array.ndim == 0:
+        raise FormatError(f"{name} is a single number, not one row per timestep")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _read_counts(arrays: dict[str, Array], name: str, lowest: int | None = None) -> tuple[int, ...] | None:
+    """The whole numbers of a small array, None if the file has none of this name."""
+    stored = arrays.get(name)
+    if stored is None:
+        return None
+    is_low = stored.dtype.kind in "iu" and lowest is not None and (stored < lowest).any()
+    if stored.dtype.kind not in "iu" or not stored.size or is_low:
+        raise FormatError(
+            f"{name} is {stored.dtype}{list(stored.shape)}, but must hold whole numbers, counts"
+        )
+    return tuple(stored.reshape(-1).tolist())
+
+
+# ---- flat arrays of consecutive steps ----
+
+
+def split_episodes(
+    obs: Array | Mapping[str, Array],
+    actions: Array,
+    rews: Array,
+    terminated: Array,
+    truncated: Array,
+    *,
+    next_obs: Array | Mapping[str, Array] | None = None,
+    num_actions: int | Sequence[int] | None = None,
+    env_name: str = "offline",
+) -> list[Trajectory]:
+    """Cut flat arrays of consecutive steps, as offline data sets hold them, into one trajectory per episode.
+
+    Row i says: obs[i] was seen, actions[i] taken, rews[i] paid for it, and the episode terminated or was
+    truncated on arriving at the next observation. rl2s are rewards and actions shifted by one timestep, time
+    indices count from 0 in each episode, and only termination becomes `dones`.
+
+    The observation after an episode's last action is the last row of the episode in `next_obs`. Without it,
+    that observation is unknown, as the next row of `obs` belongs to another episode: after a termination,
+    where nothing is learned from it, the last one is repeated; after a truncation, and at the end of the
+    arrays, the last transition is dropped.
+
+    Args:
+        obs: (S, ...) or a dict of such arrays; alone, its key is "observation".
+        actions: (S,) or (S, 1) integers if discrete, (S, K) if MultiDiscrete, else (S, A) floats in [-1, 1].
+        rews: (S,) or (S, 1), environment units.
+        terminated: (S,) or (S, 1), True where the environment reached an end ("terminals").
+        truncated: (S,) or (S, 1), True where a time limit cut the episode ("timeouts").
+        next_obs: like obs, what followed each action, before any reset.
+        num_actions: number of discrete actions; None takes the largest index plus one. K numbers in a
+            sequence mean MultiDiscrete actions.
+        env_name: name of the environment.
+
+    Returns: the trajectories in order; episodes without a transition are left out.
+
+    Raises:
+        ValueError: If the lengths differ, or the actions are out of range.
+    """
+    columns = _as_columns(obs)
+    following = {} if next_obs is None else _as_columns(next_obs)
+    nvec = tuple(num_actions) if isinstance(num_actions, Sequence) else None
+    if isinstance(num_actions, Sequence):
+        actions = action_rows(np.asarray(actions), sum(num_actions), tuple(num_actions))
+    else:
+        actions = _rows_of(np.asarray(actions), num_actions)
+    rews = np.asarray(rews, np.float32).reshape(-1, 1)
+    ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
+    _check_columns(columns, following, actions=actions, rews=rews, terminated=ends, truncated=cuts)
+    last_steps = np.flatnonzero(ends | cuts)
+    trajs, start = [], 0
+    for stop in sorted({*(last_steps + 1).tolist(), len(rews)}):
+        repeats = not following and bool(ends[stop - 1 : stop].any())
+        span = slice(start, stop if repeats or following else stop - 1)
+        start = stop
+        if span.start < span.stop:
+            seen = {k: _with_last(v, following.get(k), span, repeats) for k, v in columns.items()}
+            trajs.append(episode(seen, actions[span], rews[span], ends[span, None], env_name, nvec=nvec))
+    return trajs
+
+
+def episode(
+    obs: dict[str, Array],
+    actions: Array,
+    rews: Array,
+    dones: Array,
+    env_name: str,
+    *,
+    policy_version: int | None = None,
+    nvec: tuple[int, ...] | None = None,
+) -> Trajectory:
+    """A trajectory that begins at reset: rl2s and time indices follow from the rest.
+
+    Args:
+        obs: each (T+1, ...).
+        actions: (T, A) rows.
+        rews: (T, 1) float32.
+        dones: (T, 1) bool.
+        env_name: as in Trajectory, and so are the others.
+        policy_version: of the policy that acted last.
+        nvec: of actions with several factors.
+    """
+    rl2s = np.zeros((len(rews) + 1, 1 + actions.shape[1]), np.float32)
+    rl2s[1:, :1], rl2s[1:, 1:] = rews, actions
+    times = np.arange(len(rews) + 1)[:, None]
+    return Trajectory(obs, rl2s, times, actions, rews, dones, env_name, policy_version, nvec=nvec)
+
+
+def load_episodes(path: str | Path) -> list[Trajectory]:
+    """Read flat arrays from an .npz file and cut them into episodes; see split_episodes.
+
+    The arrays are named as in D4RL: observations, actions, rewards, terminals, timeouts, and
+    next_observations if there are any.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If an array is missing, or they contradict each other.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"There is no file {path} with offline data. Fix: set MemoryTrajDataset.npz_path to an .npz file."
+        )
+    names = ("observations", "actions", "rewards", "terminals", "timeouts")
+    with np.load(path, allow_pickle=False) as file:
+        missing = [name for name in names if name not in file]
+        if missing:
+            raise ValueError(
+                f"{path} has the arrays {sorted(file)}, but lacks {missing}. Fix: name the columns as in "
+                f"D4RL: {', '.join(names)}, and next_observations if you have them."
+            )
+        columns = dict(file.items())
+    following = columns.get("next_observations")
+    return split_episodes(*(columns[name] for name in names), next_obs=following, env_name=path.stem)
+
+
+def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
+    columns = obs if isinstance(obs, Mapping) else {"observation": obs}
+    return {key: np.asarray(value) for key, value in columns.items()}
+
+
+def _rows_of(actions: Array, num_actions: int | None) -> Array:
+    """Actions of flat arrays, of one factor or continuous, as rows (S, A)."""
+    if actions.dtype.kind in "iu":
+        width = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
+        return action_rows(actions.astype(np.int64), width)
+    rows = actions.reshape(len(actions), -1).astype(np.float32)
+    if not np.abs(rows).max(initial=0.0) <= 1.0:
+        raise ValueError(
+            f"Continuous actions range from {rows.min()} to {rows.max()}, but must lie in [-1, 1]. "
+            "Fix: scale them from the bounds of the action space to [-1, 1] first."
+        )
+    return rows
+
+
+def _check_columns(columns: dict[str, Array], following: dict[str, Array], **others: Array) -> None:
+    """Raise ValueError unless all have one row per step, and both kinds of observations the same keys."""
+    if following and following.keys() != columns.keys():
+        raise ValueError(
+            f"next_obs has the keys {sorted(following)}, obs has {sorted(columns)}; they must be equal. "
+            "Fix: pass the same observations in both."
+        )
+    named = {f"obs[{key!r}]": value for key, value in columns.items()}
+    named |= {f"next_obs[{key!r}]": value for key, value in following.items()} | others
+    if len({len(value) for value in named.values()}) > 1:
+        found = ", ".join(f"{name} {len(value)}" for name, value in named.items())
+        raise ValueError(
+            f"These arrays have different numbers of rows: {found}. Each needs one row per step. "
+            "Fix: pass all columns of the same steps."
+        )
+
+
+def _with_last(columns: Array, following: Array | None, span: slice, repeats: bool) -> Array:
+    """The observations of the steps `span` and the one after them."""
+    if following is not None:
+        return np.concatenate([columns[span], following[span.stop - 1 : span.stop].astype(columns.dtype)])
+    if repeats:
+        return np.concatenate([columns[span], columns[span.stop - 1 : span.stop]])
+    return columns[span.start : span.stop + 1]

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loxodon.data import Batch, Layout, Trajectory, pad_batch, split_episodes
+from loxodon.data.trajectory import action_indices
+
+MakeTraj = Callable[..., Trajectory]
+
+
+def layout(action_width: int = 3, **obs: tuple[tuple[int, ...], Any]) -> Layout:
+    return Layout({key: (shape, np.dtype(dtype)) for key, (shape, dtype) in obs.items()}, action_width)
+
+
+# --- trajectories --------------------------------------------------------------------------------------
+
+
+def test_worked_example_of_alignment(make_traj: MakeTraj) -> None:
+    """o0 -a0-> r1,o1 -a1-> r2,o2 -a2-> r3,o3(terminal)."""
+    batch = pad_batch([make_traj(3)])
+    assert batch.obs["position"][0, :, 0].tolist() == [0, 1, 2, 3]
+    assert batch.time_idxs[0, :, 0].tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(batch.rl2s[0, :, 0], torch.tensor([0, 0.1, 0.2, 0.3]))
+    assert batch.rl2s[0, 0].tolist() == [0, 0, 0, 0]
+    torch.testing.assert_close(batch.rl2s[0, 1:, 1:], torch.eye(3))  # a0, a1, a2
+    torch.testing.assert_close(batch.actions[0], torch.eye(3))
+    torch.testing.assert_close(batch.rews[0, :, 0], torch.tensor([0.1, 0.2, 0.3]))
+    assert batch.dones[0, :, 0].tolist() == [False, False, True]
+    assert batch.mask[0, :, 0].tolist() == [True, True, True]
+
+
+def test_windows_keep_their_previous_pair_and_time_and_copy_nothing(make_traj: MakeTraj) -> None:
+    whole = dataclasses.replace(make_traj(6), extras={"values": np.arange(6.0)})
+    window = whole.slice(2, 4)
+    assert (len(window), len(whole)) == (2, 6)
+    assert window.time_idxs[:, 0].tolist() == [2, 3, 4]
+    np.testing.assert_array_equal(window.rl2s[0], whole.rl2s[2])
+    assert window.rl2s[0, 0] == whole.rews[1, 0]
+    np.testing.assert_array_equal(window.actions, whole.actions[2:4])
+    assert window.slice(1, 2).extras["values"].tolist() == [3.0]
+    for name in ("rl2s", "actions", "rews", "dones", "time_idxs"):
+        assert np.shares_memory(getattr(window, name), getattr(whole, name))
+    assert np.shares_memory(window.obs["image"], whole.obs["image"])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 2), (3, 2), (0, 6)])
+def test_slices_outside_are_refused(make_traj: MakeTraj, start: int, stop: int) -> None:
+    with pytest.raises(ValueError, match=rf"from {start} to {stop} of a trajectory of 5 .*T >= 1.*Fix:"):
+        make_traj(5).slice(start, stop)
+
+
+@pytest.mark.parametrize("field", ["rl2s", "time_idxs", "actions", "dones", "extras"])
+def test_contradicting_lengths_are_refused(make_traj: MakeTraj, field: str) -> None:
+    traj = make_traj(4)
+    for bad in (
+        [{"x": np.zeros(3)}, {"x": np.zeros(())}] if field == "extras" else [getattr(traj, field)[:-1]]
+    ):
+        with pytest.raises(ValueError, match=r"do not form a trajectory: .*rews \(4, 1\).*Fix:"):
+            dataclasses.replace(traj, **{field: bad})
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (layout(x=((2,), np.float32)), None),
+        (layout(x=((2,), np.float64)), None),  # rounding is fine
+        (layout(x=((2,), np.uint8)), None),
+        (layout(x=((2,), np.complex64)), "observation 'x' is complex64[2], expected float32[2]"),
+        (layout(x=((3,), np.float32)), "observation 'x' is float32[3], expected float32[2]"),
+        (layout(x=((2,), "<U4")), "observation 'x' is <U4[2], expected float32[2]"),
+        (layout(y=((2,), np.float32)), "observation 'x' is missing; observation 'y' is not expected"),
+        (layout(5, x=((2,), np.float32)), "actions have 5 columns, expected 3"),
+        (
+            Layout({"x": ((2,), np.dtype("f4"))}, 3, (1, 2)),
+            "actions have factors of 1, 2, expected one factor",
+        ),
+    ],
+)
+def test_layouts_that_can_be_trained_on(found: Layout, problem: str | None) -> None:
+    assert layout(x=((2,), np.float32)).describe_mismatch(found) == problem
+
+
+def test_layouts_of_trajectories(make_traj: MakeTraj) -> None:
+    expected = layout(position=((1,), np.float32), image=((2, 2), np.uint8))
+    assert make_traj(4).layout == make_traj(9).slice(2, 4).layout == expected
+    assert str(expected) == "position float32[1], image uint8[2, 2]; 3 action columns"
+    assert str(Layout({}, 5, (2, 3))).endswith("5 action columns (factors of 2, 3)")
+
+
+# --- actions -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nvec", "given", "rows"),
+    [
+        (None, [[2], [0]], [[0, 0, 1], [1, 0, 0]]),
+        (None, [2, 0], [[0, 0, 1], [1, 0, 0]]),
+        (None, [[0, 0, 1], [1, 0, 0]], [[0, 0, 1], [1, 0, 0]]),
+        ((2, 1), [[1, 0], [0, 0]], [[0, 1, 1], [1, 0, 1]]),
+        ((2, 1), [[0, 1, 1], [1, 0, 1]], [[0, 1, 1], [1, 0, 1]]),
+        ((1, 1, 1), [[0, 0, 0], [0, 0, 0]], [[1, 1, 1], [1, 1, 1]]),
+    ],
+)
+def test_actions_have_one_form_whatever_is_given(
+    make_traj: MakeTraj, nvec: Any, given: Any, rows: Any
+) -> None:
+    for dtype in (np.int64, np.int8, np.uint16, *([np.uint8, np.bool_] if np.shape(given) == (2, 3) else [])):
+        if nvec == (1, 1, 1) and dtype in (np.uint8, np.bool_):
+            continue  # bytes as wide as A are rows
+        traj = dataclasses.replace(make_traj(2), actions=np.array(given).astype(dtype), nvec=nvec)
+        assert traj.actions.dtype == np.uint8
+        np.testing.assert_array_equal(traj.actions, rows)
+        factors = np.split(np.array(rows), np.cumsum(nvec)[:-1] if nvec else [], axis=1)
+        indices = action_indices(traj)
+        assert indices is not None
+        np.testing.assert_array_equal(indices, np.stack([part.argmax(1) for part in factors], 1))
+        np.testing.assert_array_equal(pad_batch([traj]).actions[0], rows)
+
+
+def test_floats_stay_and_count_as_discrete_where_every_row_is_one_hot(make_traj: MakeTraj) -> None:
+    rows = np.array([[0.5, -1, 0.25], [1, 0, 0]], np.float32)
+    continuous = dataclasses.replace(make_traj(2), actions=rows)
+    assert continuous.actions is rows
+    assert action_indices(continuous) is None
+    one_hot = dataclasses.replace(make_traj(2), actions=np.eye(3)[[2, 1]])
+    assert one_hot.actions.dtype == np.float32
+    indices = action_indices(one_hot)
+    assert indices is not None
+    assert indices.tolist() == [[2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("nvec", "actions", "problem"),
+    [
+        (None, [[3], [0]], "range from 0 to 3"),
+        (None, [[-1], [0]], "range from -1 to 0"),
+        (None, [[0, 1], [1, 0]], r"int64\[2, 2\]"),
+        (None, [[1, 1, 0], [1, 0, 0]], r"room for 3 actions"),
+        (None, [[0.5, 0.5], [0.5, 0.5]], r"float64\[2, 2\]"),
+        ((2, 1), [[1, 1], [0, 0]], r"room for 2 \+ 1 actions"),
+        ((2, 1), [[1, 1, 1], [0, 1, 1]], r"int64\[2, 3\]"),
+        ((2, 2), [[1, 1], [0, 0]], r"width 4"),
+    ],
+)
+def test_actions_out_of_range_are_named(make_traj: MakeTraj, nvec: Any, actions: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=rf"Actions.*{problem}.*Fix: store \(T,"):
+        dataclasses.replace(make_traj(2), actions=np.array(actions), nvec=nvec)
+
+
+def test_flat_arrays_with_a_count_for_each_factor() -> None:
+    actions = np.array([[0, 2], [1, 1], [1, 0]])
+    ends = np.array([0, 0, 1])
+    (traj,) = split_episodes(np.zeros((3, 1)), actions, np.ones(3), ends, 0 * ends, num_actions=[2, 3])
+    assert traj.nvec == (2, 3)
+    assert traj.rl2s[1:, 1:].tolist() == [[1, 0, 0, 0, 1], [0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]
+    np.testing.assert_array_equal(traj.actions, traj.rl2s[1:, 1:])
+
+
+# --- batches -------------------------------------------------------------------------------------------
+
+
+def test_padding_is_zero_and_outside_the_mask(make_traj: MakeTraj) -> None:
+    batch = pad_batch([make_traj(2), make_traj(4, first=10)])
+    assert batch.mask[..., 0].tolist() == [[True, True, False, False], [True] * 4]
+    assert batch.timestep_mask[..., 0].tolist() == [[True, True, True, False, False], [True] * 5]
+    assert batch.lengths.tolist() == [2, 4]
+    for name in ("actions", "rews", "dones"):
+        assert not getattr(batch, name)[0, 2:].any(), name
+    for value in (batch.rl2s, batch.time_idxs, *batch.obs.values()):
+        assert not value[0, 3:].any()
+    assert batch.obs["position"][1, :, 0].tolist() == [10, 11, 12, 13, 14]
+
+
+def test_a_batch_has_its_own_memory_and_fixed_dtypes(make_traj: MakeTraj) -> None:
+    traj = make_traj(3)
+    traj = dataclasses.replace(traj, obs={**traj.obs, "none": np.zeros((4, 0), np.float32)})
+    batch = pad_batch([traj, traj.slice(0, 1)])
+    assert batch.obs["none"].shape == (2, 4, 0)
+    assert batch.obs["image"].dtype == torch.uint8
+    assert batch.dones.dtype == batch.mask.dtype == batch.timestep_mask.dtype == torch.bool
+    assert batch.time_idxs.dtype == torch.int64
+    assert batch.actions.dtype == batch.rews.dtype == batch.rl2s.dtype == torch.float32
+    batch.rl2s.fill_(1)
+    batch.obs["image"].fill_(1)
+    assert traj.rl2s[0, 0] == 0
+    assert traj.obs["image"].max() == 7
+
+
+def test_discrete_and_float_rows_mix_in_one_batch(make_traj: MakeTraj) -> None:
+    bytes_, floats = make_traj(3), dataclasses.replace(make_traj(2), actions=np.eye(3, dtype=np.float32)[:2])
+    batch = pad_batch([bytes_, floats])
+    assert torch.equal(batch.actions[0], torch.eye(3))
+    assert torch.equal(batch.actions[1], torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 0]]))
+
+
+def test_windows_of_different_layout_do_not_mix(make_traj: MakeTraj) -> None:
+    with pytest.raises(ValueError, match=r"Window 1 .*'other'.*window 0.*actions have 5 columns.*Fix:"):
+        pad_batch([make_traj(2), make_traj(2, num_actions=5, env_name="other")])
+    traj = make_traj(2)
+    fewer = dataclasses.replace(traj, obs={"position": traj.obs["position"]})
+    with pytest.raises(ValueError, match=r"Window 1 .*observation 'image' is missing.*Fix:"):
+        pad_batch([traj, fewer])
+    with pytest.raises(ValueError, match=r"Window 1 .*observation 'image' is not expected.*Fix:"):
+        pad_batch([fewer, traj])
+    wide = dataclasses.replace(traj, obs={**traj.obs, "position": np.zeros((3, 2), np.float32)})
+    with pytest.raises(ValueError, match=r"Window 2 .*'position' is float32\[2\], expected float32\[1\]"):
+        pad_batch([traj, traj, wide])
+    factors = dataclasses.replace(traj, actions=np.zeros((2, 2), np.int64), nvec=(2, 1))
+    with pytest.raises(ValueError, match=r"Window 1 .*actions have factors of 2, 1.*Fix:"):
+        pad_batch([traj, factors])
+
+
+def test_a_layout_decides_over_the_first_window_and_dtypes_convert_within_their_kind(
+    make_traj: MakeTraj,
+) -> None:
+    traj = make_traj(2)
+    double = dataclasses.replace(traj, obs={**traj.obs, "position": traj.obs["position"].astype(np.float64)})
+    batch = pad_batch([traj, double])
+    assert batch.obs["position"].dtype == torch.float32
+    assert torch.equal(batch.obs["position"][0], batch.obs["position"][1])
+    floats = Layout({**traj.layout.obs, "image": ((2, 2), np.dtype(np.float32))}, 3)
+    assert pad_batch([traj], floats).obs["image"].dtype == torch.float32
+    image = dataclasses.replace(traj, obs={**traj.obs, "image": traj.obs["image"].astype(np.float32)})
+    with pytest.raises(ValueError, match=r"'image' is float32\[2, 2\], expected uint8\[2, 2\]"):
+        pad_batch([traj, image])
+    with pytest.raises(ValueError, match=r"Window 0 .*the run expects .*3 columns, expected 5"):
+        pad_batch([traj], Layout(traj.layout.obs, 5))
+    with pytest.raises(ValueError, match=r"no trajectories.*Fix:"):
+        pad_batch([])
+
+
+def test_batch_checks_its_fields_and_moves_them_all(make_traj: MakeTraj) -> None:
+    batch = pad_batch([make_traj(3)])
+    with pytest.raises(ValueError, match=r"'rews' begins with \(1, 2\).*\(1, 3\).*pad_batch"):
+        dataclasses.replace(batch, rews=batch.rews[:, :2])
+    with pytest.raises(ValueError, match=r"'position' begins with \(1, 3\).*\(1, 4\)"):
+        dataclasses.replace(batch, obs={"position": batch.obs["position"][:, 1:]})
+    moved = batch.to("meta")
+    assert isinstance(moved, Batch)
+    tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
+    assert {value.device.type for value in (*moved.obs.values(), *tensors)} == {"meta"}
+    assert moved.actions.shape == batch.actions.shape
+
+
+# --- the package ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, loxodon.data, loxodon.data.trajectory; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
+
+
+def test_unknown_name_of_the_package() -> None:
+    with pytest.raises(ImportError, match="cannot import name"):
+        from loxodon.data import no_such_name  # noqa: F401
