@@ -30,11 +30,11 @@ def test_the_page_has_samples() -> None:
 @pytest.mark.parametrize("number", range(3))
 def test_the_configs_of_the_page_are_sound(number: int, tmp_path: Path) -> None:
     text = samples("gin")[number]
-    if "artifact_store" not in text:
+    if "Artifacts.store" not in text:
         text += samples("gin")[0]
     path = tmp_path / "sample.gin"
     path.write_text(f"include 'tmaze.gin'\n{text}")
-    assert "artifact_store" in load_config([str(path)]).text()
+    assert "Artifacts.store" in load_config([str(path)]).text()
     gin.clear_config()
 
 

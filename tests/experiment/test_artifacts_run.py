@@ -43,7 +43,8 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 def test_checkpoints_and_the_best_policy_become_artifacts_and_change_nothing(tmp_path: Path) -> None:
     exp = run(with_store(tmp_path, epochs=3, **{"CheckpointManager.keep": 1}))
-    assert_equal(weights(exp), weights(run(make_experiment(tmp_path / "plain", epochs=3, ckpt_interval=1))))
+    plain = make_experiment(tmp_path / "plain", epochs=3, ckpt_interval=1, **{"Artifacts.store": None})
+    assert_equal(weights(exp), weights(run(plain)))
     store = store_of(tmp_path)
     state = store.get("tiny/state:latest", tmp_path / "state")
     assert sorted(path.name for path in state.iterdir()) == ["config.txt", "training_state"]
@@ -112,7 +113,9 @@ class Sender:
 
     def __init__(self, tmp_path: Path, store: SlowStore) -> None:
         self.source, self.pending, self.i = tmp_path / "source", tmp_path / "pending", 0
-        self.uploads = Uploads(store, self.pending, "run", lambda: {"i": self.i})
+        self.uploads = Uploads(
+            lambda _: None, self.pending, "run", lambda: {"i": self.i}, store=lambda: store
+        )
         self.source.mkdir(exist_ok=True)
 
     def send(self, i: int, *, policy: bool = False) -> None:
@@ -283,7 +286,7 @@ def test_settings_that_cannot_work_are_refused_at_once(
     tmp_path: Path, changes: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        make_experiment(tmp_path, **changes)
+        make_experiment(tmp_path, **changes).start()
 
 
 def test_a_collecting_process_has_no_store_and_restores_nothing(tmp_path: Path) -> None:

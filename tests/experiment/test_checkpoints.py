@@ -73,8 +73,8 @@ def test_every_nth_and_the_newest_checkpoints_stay_and_all_policies(tmp_path: Pa
     assert exp.checkpoints.complete_epochs() == [2, 5, 6, 7]  # after 3 and 6 epochs, and the last two
     assert exp.checkpoints.best_path.exists()
     assert len(list(exp.checkpoints.weights_dir.iterdir())) == 8
-    with pytest.raises(ValueError, match=r"keep_every_epochs is 0.*Fix:"):
-        make_experiment(tmp_path, **{"CheckpointManager.keep_every": 0})
+    with pytest.raises(ValueError, match=r"keep_every is 0.*Fix:"):
+        make_experiment(tmp_path, **{"CheckpointManager.keep_every": 0}).start()
 
 
 def test_published_weights_carry_rising_versions_and_are_loaded_once(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_the_gin_of_the_page_is_understood(tmp_path: Path, callback_type: Any) -
     assert issubclass(callback_type, Callback)
     with gin.unlock_config():
         gin.parse_config("\n".join(samples("gin")))
-    makers, shaper = (gin.query_parameter(f"Experiment.{name}") for name in ("callbacks", "reward_shaper"))
+    makers, shaper = map(gin.query_parameter, ("Experiment.callbacks", "RewardShaping.shaper"))
     exp = make_experiment(tmp_path)
     stop, curriculum = CallbackList(exp, [maker.scoped_configurable_fn for maker in makers]).callbacks
     assert isinstance(exp, Experiment)

@@ -533,7 +533,7 @@ def test_what_the_caller_trusts_is_imported(policy_file: Path, unheard_of: Path)
 
 @pytest.mark.parametrize(
     ("way", "how"),
-    [("resume", "popen"), ("restore_from", "huge"), ("warm_start", "popen"), ("collect", "huge")],
+    [("resume", "popen"), ("restore_from", "huge"), ("WarmStart.source", "popen"), ("collect", "huge")],
 )
 def test_no_other_way_of_loading_a_policy_runs_anything(
     tmp_path: Path, unheard_of: Path, way: str, how: str
@@ -560,9 +560,11 @@ def test_no_other_way_of_loading_a_policy_runs_anything(
     begin = {
         "resume": {},
         "restore_from": {"restore_from": str(state)},
-        "WarmStart.source": {"WarmStart.source": latest},
+        "WarmStart.source": {},
         "collect": {"mode": "collect"},
     }[way]
+    if way == "WarmStart.source":
+        gin.bind_parameter(way, latest)
     again = Experiment(**begin, **({} if way in ("resume", "collect") else {"run_name": "other"}))
 
     def load() -> None:

@@ -115,14 +115,14 @@ def test_what_a_shaper_may_not_return(
 ) -> None:
     exp = make_experiment(tmp_path, **{"RewardShaping.shaper": shaper}, val_timesteps_per_epoch=0)
     exp.start()
-    with pytest.raises(error, match=rf"reward_shaper \(<lambda>\).*{re.escape(words)}.*Fix"):
+    with pytest.raises(error, match=rf"RewardShaping.shaper \(<lambda>\).*{re.escape(words)}.*Fix"):
         exp.learn()
     exp.close()
 
 
 def test_mistakes_before_the_start(tmp_path: Path) -> None:
     for wrong in (ScaleRewards, 3):
-        with pytest.raises(TypeError, match=r"reward_shaper is .*parentheses"):
-            make_experiment(tmp_path, **{"RewardShaping.shaper": wrong})
+        with pytest.raises(TypeError, match=r"RewardShaping.shaper is .*parentheses"):
+            make_experiment(tmp_path, **{"RewardShaping.shaper": wrong}).start()
     with pytest.raises(ValueError, match=r"ScaleRewards.low is 2.*high = 1.*Fix"):
         ScaleRewards(low=2.0, high=1.0)

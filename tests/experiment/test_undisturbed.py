@@ -174,7 +174,8 @@ def test_where_states_do_not_fit_new_episodes_begin(
     required.start()
     with pytest.raises(ValueError, match=f"{words}.*Fix:"):
         required.load_checkpoint()
-    second = long_run(tmp_path, "off-policy", LongEnv, **{**tmaze, **changes})
+    own = {**tmaze, **changes, "Collector.save_env_state": None}
+    second = long_run(tmp_path, "off-policy", LongEnv, **own)
     second.start()
     with caplog.at_level(logging.WARNING, logger="loxodon"):
         second.load_checkpoint()

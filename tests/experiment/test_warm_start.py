@@ -84,15 +84,15 @@ def test_a_warm_start_that_nothing_fits_names_both_sets(tmp_path: Path) -> None:
 def test_a_warm_start_from_another_environment_is_refused(tmp_path: Path) -> None:
     base = off_policy_run(tmp_path, epochs=0)
     path = str(base.checkpoints.root / "latest" / "policy.safetensors")
-    with pytest.raises(ValueError, match=r"warm_start: .* is of another environment: .*action.*Fix:"):
+    with pytest.raises(ValueError, match=r"WarmStart.source: .* is of another environment: .*action.*Fix:"):
         make_ppo(tmp_path, "box", **{"WarmStart.source": path}).start()
 
 
 def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"restore_from and warm_start are both set.*Fix:"):
-        make_ppo(tmp_path, **{"WarmStart.source": "./x"}, restore_from="./y")
+    with pytest.raises(ValueError, match=r"restore_from and WarmStart.source are both set.*Fix:"):
+        make_ppo(tmp_path, **{"WarmStart.source": "./x"}, restore_from="./y").start()
     with pytest.raises(ValueError, match=r"WarmStart.source = 'other:best' names an artifact"):
-        make_ppo(tmp_path, **{"WarmStart.source": "other:best"})
+        make_ppo(tmp_path, **{"WarmStart.source": "other:best"}).start()
     with pytest.raises(FileNotFoundError, match=r"WarmStart.source: .*does not exist"):
         make_ppo(tmp_path, **{"WarmStart.source": str(tmp_path / "none")}).start()
 

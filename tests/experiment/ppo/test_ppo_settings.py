@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loxodon.agents import LinearSchedule
-from loxodon.experiment import Experiment, ScaleRewards
+from loxodon.experiment import Experiment
 from loxodon.experiment.config.registry import find
 from loxodon.experiment.ppo import PPOLearner
 from loxodon.experiment.ppo.trainer import UNREAD
@@ -88,7 +88,7 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("Experiment.grad_clip", 0.0, {"AdamW.eps": 1e-3, "Experiment.grad_clip": 1e-3}),
     ("Experiment.start_learning_at_epoch", 1, {}),
     ("Experiment.critic_loss_weight", 2.5, {}),
-    ("RewardShaping.shaper", ScaleRewards(0.1), {}),
+    ("RewardShaping.shaper", "@ScaleRewards()", {"ScaleRewards.scale": 0.1}),
     ("Experiment.mixed_precision", "bf16", {}),
     ("Experiment.max_seq_len", 4, {}),
     ("Experiment.seed", 8, {}),
