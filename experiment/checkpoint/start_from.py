@@ -137,6 +137,15 @@ class WarmStart(Callback):
             )
         self.source = source
 
+    def on_model_init_start(self, run: Run) -> None:
+        """Raise ValueError if the run begins from something else too."""
+        if self.source is not None and run.restore_from is not None:
+            raise ValueError(
+                "Experiment.restore_from and WarmStart.source are both set, but a run begins from one of "
+                "them. Fix: leave out WarmStart.source to take all weights, or restore_from to take those "
+                "that fit."
+            )
+
     def on_start(self, run: Run) -> None:
         """Take the weights over; says which fit and which do not.
 
@@ -144,12 +153,6 @@ class WarmStart(Callback):
         """
         if self.source is None or not run.begins_anew or run.ctx.role.is_actor or run.test_run:
             return
-        if run.restore_from is not None:
-            raise ValueError(
-                "Experiment.restore_from and WarmStart.source are both set, but a run begins from one of "
-                "them. Fix: leave out WarmStart.source to take all weights, or restore_from to take those "
-                "that fit."
-            )
         with run.fetched(self.source, "WarmStart.source") as (path, _):
             logger.info("Warm start from %s: %s.", self.source, warm_start(run.policy, path, run.env_spaces))
 
