@@ -75,10 +75,10 @@ def test_hidden_state_survives_export_and_import() -> None:
 def test_context_is_the_longest_of_both_encoders() -> None:
     assert make_agent(encoder="ff", **SEPARATE).context_len == 0
     assert make_agent(encoder="gru", **SEPARATE).context_len is None
-    agent = make_agent(encoder="ff", **SEPARATE)
-    agent.critic_traj_encoder = make_agent(encoder="transformer").traj_encoder
-    assert agent.context_len == agent.critic_traj_encoder.context_len > 0  # type: ignore[operator]
-    agent.critic_traj_encoder = make_agent(encoder="gru").traj_encoder
+    agent, longer = make_agent(encoder="ff", **SEPARATE), make_agent(encoder="transformer")
+    agent.sequence_models["critic."] = longer.sequence_models[""]
+    assert agent.context_len == longer.context_len > 0  # type: ignore[operator]
+    agent.sequence_models["critic."] = make_agent(encoder="gru").sequence_models[""]
     assert agent.context_len is None
 
 
