@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from ..data import Batch
@@ -89,5 +90,5 @@ def imitation_loss(agent: Imitator, demos: Demonstrations, with_metrics: bool = 
 def _returns(batch: Batch, values: Tensor, estimate: EstimateReturns) -> Tensor:
     """(B, L, 1) float32 from values (B, L+1, 1)."""
     steps = (batch.rews, values[:, :-1], values[:, 1:], batch.dones, batch.dones, batch.mask)
-    _, returns = estimate(*(step.squeeze(-1).T for step in steps))
-    return returns.T[..., None]
+    _, returns = estimate(*(rearrange(step, "b l 1 -> l b") for step in steps))
+    return rearrange(returns, "l b -> b l 1")
