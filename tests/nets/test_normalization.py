@@ -55,13 +55,6 @@ def test_popart_first_statistics_are_those_of_the_first_targets() -> None:
     torch.testing.assert_close(popart.normalize(torch.full((1, 1), 3.0)), torch.ones(1, 1))
 
 
-def test_popart_does_not_blow_up_targets_that_hardly_vary() -> None:
-    popart = PopArt(1, beta=0.5)
-    gathered(popart, 99.5, 100.5)
-    spread = popart.normalize(torch.tensor([[99.5], [100.5]])).diff(dim=0).item()
-    assert spread == pytest.approx(0.1, rel=1e-3)  # a tenth of the root mean square is one
-
-
 def test_popart_keeps_predicted_values_when_statistics_move() -> None:
     torch.manual_seed(0)
     popart, raw = PopArt(2, beta=0.3), torch.randn(4, 2, 1)
