@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import gin
 import torch
+from einops import rearrange, reduce
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -153,11 +154,11 @@ class Agent(BaseAgent):
         if isinstance(policy, Categorical):
             exact: Tensor = (critics(state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
             return exact
-        k, g = self.num_actions_for_value, len(self.discounts)
-        actions = torch.stack([policy.sample() for _ in range(k)], dim=2)  # (B, L, K, G, A)
-        values = critics(state, actions.flatten(2, 3)).unflatten(2, (k, g))  # (B, L, K, G', C, G, 1)
-        # the critic of g judges the action of g
-        sampled: Tensor = values.diagonal(dim1=3, dim2=5).mean(2).movedim(-1, 3)
+        actions = torch.stack([policy.sample() for _ in range(self.num_actions_for_value)])
+        values = critics(state, rearrange(actions, "k b l g a -> b l (k g) a"))
+        # g2 counts the actions' discounts, g those of the outputs: the critic of g judges the action of g
+        values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
+        sampled: Tensor = reduce(values.diagonal(dim1=-2, dim2=-1), "b l k c g -> b l c g 1", "mean")
         return sampled
 
     def _action_values(

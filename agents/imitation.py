@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from ..data import Batch
-from ..nets import PolicyDistribution, TrajEncoder, TstepEncoder, ValueNorm
+from ..nets import PolicyDistribution, ValueNorm
 from .base import LossTerms
 from .objectives import masked_mean
 from .ppo_loss import PPOLoss
+from .sequence_model import SequenceModel
 
 EstimateReturns = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Imitator(Protocol):
-    """What imitation needs of an agent: encoders, policy, values; the critic's encoders may be its own."""
+    """What imitation needs of an agent; of its sequence models the policy's is first, the critic's last."""
 
     training: bool
-    actor_obs_keys: list[str]
-    critic_obs_keys: list[str]
-    tstep_encoder: TstepEncoder
-    traj_encoder: TrajEncoder
-    critic_tstep_encoder: TstepEncoder | None
-    critic_traj_encoder: TrajEncoder | None
+    sequence_models: dict[str, SequenceModel]
     value_head: nn.Module
     value_norm: ValueNorm
     loss: PPOLoss
@@ -68,15 +65,11 @@ def imitation_loss(agent: Imitator, demos: Demonstrations, with_metrics: bool = 
     Returns: actor (B, L, 1, 1), critic (B, L, 1, 1, 1).
     """
     batch = demos.batch
-    states = _states(agent.tstep_encoder, agent.traj_encoder, agent.actor_obs_keys, batch)
-    critic_states = states
-    if agent.critic_tstep_encoder is not None and agent.critic_traj_encoder is not None:
-        critic_states = _states(
-            agent.critic_tstep_encoder, agent.critic_traj_encoder, agent.critic_obs_keys, batch
-        )
-    policy = agent.policy(states[:, :-1])
+    models = agent.sequence_models.values()
+    states = [model.encode(batch, mask=batch.timestep_mask) for model in models]
+    policy = agent.policy(states[0][:, :-1])
     log_probs = policy.log_prob(batch.actions).float()
-    outputs: Tensor = agent.value_head(critic_states).float()
+    outputs: Tensor = agent.value_head(states[-1]).float()
     values = agent.value_norm.value(outputs.detach())
     returns = _returns(batch, values, demos.estimate)
     if agent.training and agent.value_norm.enabled:
@@ -93,18 +86,9 @@ def imitation_loss(agent: Imitator, demos: Demonstrations, with_metrics: bool = 
     return LossTerms(-log_probs[:, :, None], critic[:, :, None, None], metrics)
 
 
-def _states(
-    tstep_encoder: TstepEncoder, traj_encoder: TrajEncoder, keys: Sequence[str], batch: Batch
-) -> Tensor:
-    """(B, L+1, D); the mask lets input statistics gather."""
-    embedded = tstep_encoder({key: batch.obs[key] for key in keys}, batch.rl2s, batch.timestep_mask)
-    states: Tensor = traj_encoder(embedded, batch.time_idxs)[0]
-    return states
-
-
 @torch.no_grad()
 def _returns(batch: Batch, values: Tensor, estimate: EstimateReturns) -> Tensor:
     """(B, L, 1) float32 from values (B, L+1, 1)."""
     steps = (batch.rews, values[:, :-1], values[:, 1:], batch.dones, batch.dones, batch.mask)
-    _, returns = estimate(*(step.squeeze(-1).T for step in steps))
-    return returns.T[..., None]
+    _, returns = estimate(*(rearrange(step, "b l 1 -> l b") for step in steps))
+    return rearrange(returns, "l b -> b l 1")

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from ..data import RolloutBatch
 from ..nets import (
+    Gaussian,
     PolicyDistribution,
     PolicyHead,
     TanhGaussian,
@@ -23,9 +25,11 @@ from ..nets import (
 from .base import ActOutput, LossTerms
 from .imitation import Demonstrations, imitation_loss
 from .on_policy import Evaluation, OnPolicyAgent
-from .ppo_loss import PPOLoss
-from .ppo_metrics import kl_estimate, policy_metrics, value_metrics
-from .ppo_settings import check_sharing, chosen_distribution, is_normed, numeric_keys, output_layer, part_of
+from .ppo_loss import PPOLoss, kl_estimate, policy_metrics, value_metrics
+from .sequence_model import SequenceModel
+
+_DISTRIBUTIONS: dict[str, type[PolicyDistribution]] = {"Gaussian": Gaussian, "TanhGaussian": TanhGaussian}
+_VALUE_NORMS = ("none", "running", "popart")
 
 
 @gin.configurable(
@@ -58,9 +62,6 @@ class PPOAgent(OnPolicyAgent):
     Raises: ValueError for settings that do not fit together.
     """
 
-    critic_tstep_encoder: TstepEncoder | None
-    critic_traj_encoder: TrajEncoder | None
-
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         obs_space: spaces.Dict,
@@ -79,32 +80,34 @@ class PPOAgent(OnPolicyAgent):
         value_head_type: Callable[..., nn.Module] = ValueHead,
         loss_type: Callable[..., PPOLoss] = PPOLoss,
     ) -> None:
-        check_sharing(share_encoder, actor_obs_keys, critic_obs_keys)
-        actor_space = part_of(obs_space, actor_obs_keys, "actor_obs_keys")
-        critic_space = part_of(obs_space, critic_obs_keys, "critic_obs_keys")
+        _check_sharing(share_encoder, actor_obs_keys, critic_obs_keys)
+        actor_space = _part_of(obs_space, actor_obs_keys, "actor_obs_keys")
+        critic_space = _part_of(obs_space, critic_obs_keys, "critic_obs_keys")
         super().__init__(actor_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len)
         self.obs_space = obs_space
-        self.actor_obs_keys, self.critic_obs_keys = numeric_keys(actor_space), numeric_keys(critic_space)
-        if (chosen := chosen_distribution(distribution_type, action_space)) is not None:
+        if (chosen := _chosen_distribution(distribution_type, action_space)) is not None:
             self.distribution = chosen
         self.factor_sizes: list[int] = []
         if isinstance(action_space, spaces.MultiDiscrete):
             self.factor_sizes = action_space.nvec.tolist()
-        self.critic_tstep_encoder = self.critic_traj_encoder = None
+        actor = SequenceModel(self.tstep_encoder, self.traj_encoder, _numeric_keys(actor_space))
+        critic = actor
         if not share_encoder:
             self.critic_tstep_encoder = tstep_encoder_type(critic_space, 1 + self.action_dim)
             self.critic_traj_encoder = traj_encoder_type(self.critic_tstep_encoder.emb_dim, max_seq_len)
-        width, critic_width = (
-            self.traj_encoder.emb_dim,
-            (self.critic_traj_encoder or self.traj_encoder).emb_dim,
-        )
-        self.policy_head = policy_head_type(width, self.action_dim, self.distribution)
-        self.value_head = value_head_type(critic_width)
+            critic = SequenceModel(
+                self.critic_tstep_encoder, self.critic_traj_encoder, _numeric_keys(critic_space)
+            )
+        # By the prefix of their exported hidden states. The first one is the policy's, the last one that of
+        # the value function; a hidden state of the agent is a tuple with one of each.
+        self.sequence_models = {"": actor} if share_encoder else {"actor.": actor, "critic.": critic}
+        self.policy_head = policy_head_type(actor.traj_encoder.emb_dim, self.action_dim, self.distribution)
+        self.value_head = value_head_type(critic.traj_encoder.emb_dim)
         self.loss = loss_type()
-        self.value_norm = ValueNorm(window=value_norm_window, enabled=is_normed(value_norm))
+        self.value_norm = ValueNorm(window=value_norm_window, enabled=_is_normed(value_norm))
         self.rescales_output = value_norm == "popart"
         if self.rescales_output:
-            output_layer(self.value_head)  # may say that there is none
+            _output_layer(self.value_head)  # may say that there is none
 
     # --- acting --------------------------------------------------------------------------------------------
 
@@ -113,47 +116,39 @@ class PPOAgent(OnPolicyAgent):
         return distribution
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
-        actor = self.traj_encoder.init_hidden_state(num_envs, device)
-        if self.critic_traj_encoder is None:
-            return actor
-        return actor, self.critic_traj_encoder.init_hidden_state(num_envs, device)
+        return tuple(model.traj_encoder.init_hidden_state(num_envs, device) for model in self._models)
 
     def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
-        if self.critic_traj_encoder is None:
-            return self.traj_encoder.reset_hidden_state(hidden_state, ended)
-        actor, critic = hidden_state
-        actor = self.traj_encoder.reset_hidden_state(actor, ended)
-        return actor, self.critic_traj_encoder.reset_hidden_state(critic, ended)
+        pairs = zip(self._models, hidden_state, strict=True)
+        return tuple(model.traj_encoder.reset_hidden_state(memory, ended) for model, memory in pairs)
 
     @property
     def context_len(self) -> int | None:
-        lengths = [self.traj_encoder.context_len]
-        if self.critic_traj_encoder is not None:
-            lengths.append(self.critic_traj_encoder.context_len)
+        lengths = [model.traj_encoder.context_len for model in self._models]
         known = [length for length in lengths if length is not None]
         return max(known) if len(known) == len(lengths) else None
 
     def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
-        if self.critic_traj_encoder is None:
-            return self.traj_encoder.export_hidden_state(state)
-        actor = self.traj_encoder.export_hidden_state(state[0])
-        critic = self.critic_traj_encoder.export_hidden_state(state[1])
-        return _with_prefixes(actor, critic)
+        pairs = zip(self._models, state, strict=True)
+        return self._joined([model.traj_encoder.export_hidden_state(memory) for model, memory in pairs])
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
-        if self.critic_traj_encoder is None:
-            return self.traj_encoder.import_hidden_state(rows)
-        actor = self.traj_encoder.import_hidden_state(_under("actor.", rows))
-        return actor, self.critic_traj_encoder.import_hidden_state(_under("critic.", rows))
+        return tuple(
+            model.traj_encoder.import_hidden_state(_under(prefix, rows))
+            for prefix, model in self.sequence_models.items()
+        )
 
     def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        embedded = self.tstep_encoder({key: batch.obs[key] for key in self.actor_obs_keys}, batch.rl2s)
-        rows = self.traj_encoder.remember(embedded, batch.time_idxs, batch.resets)
-        if self.critic_tstep_encoder is None or self.critic_traj_encoder is None:
-            return rows
-        embedded = self.critic_tstep_encoder({k: batch.obs[k] for k in self.critic_obs_keys}, batch.rl2s)
-        critic = self.critic_traj_encoder.remember(embedded, batch.time_idxs, batch.resets)
-        return _with_prefixes(rows, critic)
+        return self._joined([model.remember(batch) for model in self._models])
+
+    @property
+    def _models(self) -> list[SequenceModel]:
+        return list(self.sequence_models.values())
+
+    def _joined(self, exports: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Exported states of all sequence models as one."""
+        pairs = zip(self.sequence_models, exports, strict=True)
+        return {prefix + name: row for prefix, rows in pairs for name, row in rows.items()}
 
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
@@ -162,51 +157,35 @@ class PPOAgent(OnPolicyAgent):
 
     def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
         super().compile_acting(backend)
-        if self.critic_traj_encoder is not None:
-            self.critic_traj_encoder.use_static_shapes()
+        for model in self._models:
+            model.traj_encoder.use_static_shapes()
 
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any]:
         """The policy's part alone: the value function's memory stays as it is."""
-        is_shared = self.critic_traj_encoder is None
-        state, hidden = self._actor_step(obs, rl2s, time_idxs, hidden_state if is_shared else hidden_state[0])
+        actor_memory, *others = hidden_state
+        state, actor_memory = self._models[0].encode_timestep(obs, rl2s, time_idxs, actor_memory)
         policy = self.policy(state)
-        actions = self._env_actions(policy.sample() if sample else policy.mode())
-        return actions, hidden if is_shared else (hidden, hidden_state[1])
+        return self._env_actions(policy.sample() if sample else policy.mode()), (actor_memory, *others)
 
     def _act_and_judge(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        critic_state: Tensor | None = None
-        if self.critic_tstep_encoder is None or self.critic_traj_encoder is None:
-            state, hidden_state = self._actor_step(obs, rl2s, time_idxs, hidden_state)
-            critic_state = state
-        else:
-            state, actor_hidden = self._actor_step(obs, rl2s, time_idxs, hidden_state[0])
-            critic_hidden = hidden_state[1]
-            if self.values_when_acting or self.critic_traj_encoder.context_len != 0:
-                seen = {key: obs[key][:, None] for key in self.critic_obs_keys}
-                embedded = self.critic_tstep_encoder(seen, rl2s[:, None])
-                encoded, critic_hidden = self.critic_traj_encoder(embedded, time_idxs[:, None], critic_hidden)
-                critic_state = encoded[:, 0]
-            hidden_state = actor_hidden, critic_hidden
-        policy = self.policy(state)
+        models, memories, states = self._models, list(hidden_state), []
+        if not self.values_when_acting and models[-1].traj_encoder.context_len == 0:
+            models = models[:1]  # nobody reads the values, and nothing has to be remembered for them
+        for i, model in enumerate(models):
+            state, memories[i] = model.encode_timestep(obs, rl2s, time_idxs, memories[i])
+            states.append(state)
+        policy = self.policy(states[0])
         samples = policy.sample() if sample else policy.mode()
         extras = {"log_probs": policy.log_prob(samples).float()}
-        if critic_state is not None:
-            extras["values"] = self.value_norm.value(self.value_head(critic_state))
+        if len(models) == len(memories):
+            extras["values"] = self.value_norm.value(self.value_head(states[-1]))
         if not (self.is_discrete or isinstance(policy, TanhGaussian)):
             extras["samples"] = samples
-        return self._env_actions(samples), hidden_state, extras
-
-    def _actor_step(
-        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any
-    ) -> tuple[Tensor, Any]:
-        """The policy's state (N, D) after one timestep, and its memory."""
-        embedded = self.tstep_encoder({key: obs[key][:, None] for key in self.actor_obs_keys}, rl2s[:, None])
-        state, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
-        return state[:, 0], hidden_state
+        return self._env_actions(samples), tuple(memories), extras
 
     def _env_actions(self, samples: Tensor) -> Tensor:
         """(N, A) one-hot or real samples -> what the envs take."""
@@ -254,18 +233,15 @@ class PPOAgent(OnPolicyAgent):
         return LossTerms(actor[:, :, None], critic[:, :, None, None], metrics)
 
     def gather_statistics(self, batch: RolloutBatch) -> None:
-        seen = {key: batch.obs[key] for key in self.actor_obs_keys}
-        self.tstep_encoder.gather_statistics(seen, batch.rl2s, batch.mask)
-        if self.critic_tstep_encoder is not None:
-            seen = {key: batch.obs[key] for key in self.critic_obs_keys}
-            self.critic_tstep_encoder.gather_statistics(seen, batch.rl2s, batch.mask)
+        for model in self._models:
+            model.tstep_encoder.gather_statistics(model.seen(batch.obs), batch.rl2s, batch.mask)
 
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         self.value_norm.gather(returns, mask)
-        self.value_norm.move(output_layer(self.value_head) if self.rescales_output else None)
+        self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
 
     def after_imitation(self) -> None:
-        self.value_norm.move(output_layer(self.value_head) if self.rescales_output else None)
+        self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
         super().after_imitation()
 
     def after_rollout(self, kl: float) -> None:
@@ -277,17 +253,16 @@ class PPOAgent(OnPolicyAgent):
 
     def _judge(self, batch: RolloutBatch) -> tuple[PolicyDistribution, Tensor]:
         """The policy over (B, L, A), and values (B, L, 1) in units of the value head."""
-        is_shared = self.critic_traj_encoder is None
-        rows = batch.start if is_shared else _under("actor.", batch.start)
-        state = _encode(self.tstep_encoder, self.traj_encoder, self.actor_obs_keys, batch, rows)
-        critic_state = state
-        if self.critic_tstep_encoder is not None and self.critic_traj_encoder is not None:
-            rows = _under("critic.", batch.start)
-            critic_state = _encode(
-                self.critic_tstep_encoder, self.critic_traj_encoder, self.critic_obs_keys, batch, rows
+        states = [  # without a mask, which would move the input statistics with every minibatch
+            model.encode(
+                batch,
+                resets=batch.resets,
+                start=None if batch.start is None else _under(prefix, batch.start),
             )
-        outputs: Tensor = self.value_head(critic_state)
-        return self.policy(state), outputs.float()
+            for prefix, model in self.sequence_models.items()
+        ]
+        outputs: Tensor = self.value_head(states[-1])
+        return self.policy(states[0]), outputs.float()
 
 
 class _Evaluated:
@@ -311,28 +286,76 @@ class _Evaluated:
         self.advantages, self.returns = found["advantages"], found["returns"]
 
 
-def _encode(
-    tstep_encoder: TstepEncoder,
-    traj_encoder: TrajEncoder,
-    keys: Sequence[str],
-    batch: RolloutBatch,
-    rows: dict[str, Tensor] | None,
-) -> Tensor:
-    """States (B, L, D). No mask: that would move the input statistics with every minibatch."""
-    embedded = tstep_encoder({key: batch.obs[key] for key in keys}, batch.rl2s)
-    if rows is not None:
-        return traj_encoder.encode_from(embedded, batch.time_idxs, rows, batch.resets)
-    state: Tensor = traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0]
-    return state
-
-
-def _with_prefixes(actor: dict[str, Tensor], critic: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Exported states of both encoders as one."""
-    return {f"actor.{k}": v for k, v in actor.items()} | {f"critic.{k}": v for k, v in critic.items()}
-
-
-def _under(prefix: str, rows: dict[str, Tensor] | None) -> Any:
-    """The entries whose names begin with `prefix`, without it; None for None."""
-    if rows is None:
-        return None
+def _under(prefix: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The entries whose names begin with `prefix`, without it."""
     return {name[len(prefix) :]: row for name, row in rows.items() if name.startswith(prefix)}
+
+
+def _check_sharing(share_encoder: bool, *keys: Sequence[str] | None) -> None:
+    """Raise ValueError if observations are told apart that one encoder for both cannot tell apart."""
+    if share_encoder and any(part is not None for part in keys):
+        raise ValueError(
+            "actor_obs_keys and critic_obs_keys show policy and value function different observations, but "
+            "PPOAgent.share_encoder is True. Fix: bind PPOAgent.share_encoder = False."
+        )
+
+
+def _part_of(obs_space: spaces.Dict, keys: Sequence[str] | None, setting: str) -> spaces.Dict:
+    """The observations under `keys`."""
+    if keys is None:
+        return obs_space
+    unknown = [key for key in keys if key not in obs_space.spaces]
+    if unknown or not keys:
+        raise ValueError(
+            f"PPOAgent.{setting} names {unknown or 'nothing'}, but the environment offers "
+            f"{sorted(obs_space.spaces)}. Fix: bind PPOAgent.{setting} to some of these names."
+        )
+    return spaces.Dict({key: obs_space[key] for key in keys})
+
+
+def _numeric_keys(obs_space: spaces.Dict) -> list[str]:
+    """Names of the observations that tensors can hold: all but texts, which rollouts leave out."""
+    return [key for key, space in obs_space.spaces.items() if np.dtype(space.dtype).kind != "U"]
+
+
+def _chosen_distribution(
+    chosen: type[PolicyDistribution] | str | None, action_space: Any
+) -> type[PolicyDistribution] | None:
+    """The policy's distribution; None for that of BaseAgent, which knows the discrete ones."""
+    is_box = isinstance(action_space, spaces.Box)
+    if chosen is None:
+        return Gaussian if is_box else None
+    if isinstance(chosen, str):
+        if chosen not in _DISTRIBUTIONS:
+            raise ValueError(
+                f"PPOAgent.distribution_type is {chosen!r}, but the names are {sorted(_DISTRIBUTIONS)}. "
+                "Fix: bind one of these, or leave it out."
+            )
+        chosen = _DISTRIBUTIONS[chosen]
+    if chosen.is_discrete is is_box:
+        raise ValueError(
+            f"PPOAgent.distribution_type is {chosen.__name__}, which does not fit actions in {action_space}. "
+            "Fix: leave it out; TanhGaussian and Gaussian are for Box spaces."
+        )
+    return chosen
+
+
+def _is_normed(value_norm: str) -> bool:
+    """True if values are learned at unit scale. Raises: ValueError for an unknown name."""
+    if value_norm not in _VALUE_NORMS:
+        raise ValueError(
+            f"PPOAgent.value_norm is {value_norm!r}, but must be one of "
+            f"{', '.join(map(repr, _VALUE_NORMS))}. Fix: bind PPOAgent.value_norm to one of these."
+        )
+    return value_norm != "none"
+
+
+def _output_layer(head: nn.Module) -> nn.Linear:
+    """The layer that the values come from: the last linear one with a single output."""
+    layers = [m for m in head.modules() if isinstance(m, nn.Linear) and m.out_features == 1]
+    if not layers or layers[-1].bias is None:
+        raise ValueError(
+            f"{type(head).__name__} does not end in a linear layer with bias and a single output, which "
+            "PPOAgent.value_norm = 'popart' has to rescale. Fix: bind PPOAgent.value_norm = 'running'."
+        )
+    return layers[-1]

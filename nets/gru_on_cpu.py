@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -38,11 +39,11 @@ def run_gru(seq: Tensor, state: Tensor, layers: Sequence[Sequence[Tensor]]) -> t
         layers: the weights of each layer, in the order of torch.nn.GRU.all_weights.
     Returns: (B, L, H) and the state after the last timestep.
     """
-    x, last = seq.transpose(0, 1).contiguous(), []
+    x, last = rearrange(seq, "b l d -> l b d").contiguous(), []
     for weights, before in zip(layers, state, strict=True):
         x = _GRULayer.apply(x, before, *weights)  # type: ignore[no-untyped-call]
         last.append(x[-1])
-    return x.transpose(0, 1), torch.stack(last)
+    return rearrange(x, "l b h -> b l h"), torch.stack(last)
 
 
 class _GRULayer(torch.autograd.Function):
@@ -74,7 +75,7 @@ class _GRULayer(torch.autograd.Function):
             torch.add(own, carried, out=total)
             torch.mul(factor, total[:, None], out=gates)
             carried = torch.addmm(total * keep, gates.flatten(1), w_state)
-        from_state = per_gate.flatten(0, 1).flatten(1)
+        from_state = rearrange(per_gate, "l b gate h -> (l b) (gate h)")
         from_in = torch.cat([from_state[:, : -n.shape[-1]], (grads * by_n).flatten(0, 1)], dim=1)
         flat_x, flat_before = x.flatten(0, 1), before.flatten(0, 1)
         return (

@@ -6,6 +6,7 @@ import math
 
 import gin
 import torch
+from einops import pack, rearrange, unpack
 from torch import Tensor, nn
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
@@ -102,13 +103,13 @@ class CriticEnsemble(nn.Module):
         x = self.from_state(state)
         if self.from_action is not None:
             x = x.unsqueeze(-2) + self.from_action(actions)
-        lead = x.shape[:-1]
-        x = x.reshape(-1, self.num_critics, self.d_hidden).transpose(0, 1)
+        x, lead = pack([x], "* d")
+        x = rearrange(x, "n (c h) -> c n h", c=self.num_critics)
         for layer in self.hidden:
             x = layer(self.activation(x))
-        x = self.out(self.activation(x)).transpose(0, 1)
-        y: Tensor = x.reshape(*lead, self.num_critics, self.num_discounts, self.num_outputs)
-        return y
+        x = self.out(self.activation(x))
+        y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
+        return unpack(y, lead, "* c g a")[0]
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "distribution"])

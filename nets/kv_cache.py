@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypedDict
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -51,9 +52,15 @@ def exported(keys: Tensor, values: Tensor, visible: Tensor, size: int, place: Te
     missing, hidden = size - visible.shape[1], ~visible[:, None, None, :, None]
     rows = {"visible": F.pad(visible, (missing, 0)), "place": place.repeat(len(visible))}
     for name, buffer in (("keys", keys), ("values", values)):
-        copy = buffer.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        by_env = rearrange(buffer.detach(), "layer n h s e -> n layer h s e")
+        copy = by_env.clone(memory_format=torch.contiguous_format)
         rows[name] = F.pad(copy.masked_fill_(hidden, 0.0), (0, 0, missing, 0))
     return rows
+
+
+def by_layer(row: Tensor) -> Tensor:
+    """Keys or values of `Rows` as caches hold them: (N, layers, H, S, E) -> (layers, N, H, S, E)."""
+    return rearrange(row.detach(), "n layer h s e -> layer n h s e")
 
 
 def common_place(rows: Rows) -> int | None:
@@ -160,8 +167,8 @@ class KeyValueCache:
         size = rows["visible"].shape[1]
         cache.end = max(place or 0, size)
         recent = slice(cache.end - size, cache.end)
-        cache.keys[:, :, :, recent] = rows["keys"].detach().transpose(0, 1)
-        cache.values[:, :, :, recent] = rows["values"].detach().transpose(0, 1)
+        cache.keys[:, :, :, recent] = by_layer(rows["keys"])
+        cache.values[:, :, :, recent] = by_layer(rows["values"])
         cache.bias[:, recent].masked_fill_(~rows["visible"], -torch.inf)
         cache.starts = cache.end - rows["visible"].sum(1).cpu()
         cache._note_extremes()
@@ -248,8 +255,8 @@ class RingKeyValueCache:
         cache, place = cls.create(**sizes(rows)), common_place(rows)
         cache.slot.fill_(rows["visible"].shape[1] - 1 if place is None else place)
         recent = cache._recent()
-        cache.keys[:, :, :, recent] = rows["keys"].detach().transpose(0, 1)
-        cache.values[:, :, :, recent] = rows["values"].detach().transpose(0, 1)
+        cache.keys[:, :, :, recent] = by_layer(rows["keys"])
+        cache.values[:, :, :, recent] = by_layer(rows["values"])
         cache.bias[:, recent] = torch.where(rows["visible"], 0.0, -torch.inf)
         return cache
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import gin
 import torch
+from einops import rearrange
 from torch import Tensor, distributed, nn
 
 
@@ -119,9 +120,9 @@ class RunningNorm(RunningStatistics):
     @torch.no_grad()
     def gather(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Add the rows of x (..., D) where mask (..., 1) bool is True to the pending statistics."""
-        rows = x.detach().float().reshape(-1, x.shape[-1])
+        rows = rearrange(x.detach().float(), "... d -> (...) d")
         if mask is not None:
-            rows = rows[mask.reshape(-1)]
+            rows = rows[rearrange(mask, "... 1 -> (...)")]
         if rows.shape[0] == 0:
             return
         mean = rows.mean(0)
@@ -264,7 +265,7 @@ class PopArt(RunningStatistics):
         """Add targets (B, L, G, 1) where mask (B, L, 1) bool is True to the pending sums."""
         if not self.enabled:
             return
-        rows = targets[mask.squeeze(-1)]
+        rows = targets[rearrange(mask, "b l 1 -> b l")]
         self.pending[0] += rows.shape[0]
         self.pending[1] += rows.sum(0)
         self.pending[2] += rows.square().sum(0)

@@ -9,6 +9,7 @@ from typing import ClassVar, TypeAlias
 
 import gin
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from .gru_on_cpu import is_faster_for, run_gru
@@ -135,8 +136,8 @@ def _whole(parts: Sequence[Tensor]) -> State:
 
 
 def _env_and_layer_swapped(x: Tensor) -> Tensor:
-    """A copy (b, a, ...) of x (a, b, ...) without gradient."""
-    return x.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
+    """A copy (b, a, d) of x (a, b, d) without gradient."""
+    return rearrange(x.detach(), "a b d -> b a d").clone(memory_format=torch.contiguous_format)
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])

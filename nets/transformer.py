@@ -7,6 +7,7 @@ from typing import cast
 
 import gin
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,7 +54,7 @@ class TransformerLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Each (B, H, L, E), positions applied."""
         qkv = self.qkv(self.norm_attn(x))
-        q, k, v = qkv.unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = rearrange(qkv, "b l (qkv h e) -> qkv b h l e", qkv=3, h=self.n_heads)
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = RotaryPositions.rotate(q, *rotary), RotaryPositions.rotate(k, *rotary)
@@ -79,7 +80,7 @@ class TransformerLayer(nn.Module):
                 torch.cat([old.to(new.dtype), new], dim=2) for old, new in zip(memory, (k, v), strict=True)
             )
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        return self.finish(x, attended.transpose(1, 2).flatten(2))
+        return self.finish(x, rearrange(attended, "b h l e -> b l (h e)"))
 
     def forward_timestep(
         self,

@@ -14,7 +14,13 @@ from torch.nn import functional as F
 
 from loxodon.agents import ActOutput, PPOAgent
 from loxodon.data import RolloutBatch
-from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
+from loxodon.nets import (
+    FFTrajEncoder,
+    FFTstepEncoder,
+    GRUTrajEncoder,
+    LSTMTrajEncoder,
+    TransformerTrajEncoder,
+)
 
 OBS = spaces.Dict(
     {
@@ -29,6 +35,7 @@ tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
 ENCODERS: dict[str, Any] = {
     "ff": partial(FFTrajEncoder, d_model=16),
     "gru": partial(GRUTrajEncoder, n_layers=1, d_hidden=16, d_output=16),
+    "lstm": partial(LSTMTrajEncoder, n_layers=1, d_hidden=16, d_output=16),
     "transformer": partial(TransformerTrajEncoder, d_model=16, n_heads=2, n_layers=2, d_ff=16),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -108,28 +109,25 @@ def test_beta_follows_the_divergence(kl: float, expected: float) -> None:
 
 
 def test_beta_moves_by_the_bound_factors_and_not_when_clipping() -> None:
-    loss = PPOLoss(kind="kl_penalty", kl_increase=3.0, kl_decrease=0.25)
-    loss.after_rollout(1.0)
-    assert loss.beta.item() == 3.0
-    loss.after_rollout(0.0)
-    assert loss.beta.item() == 0.75
-    clip = PPOLoss()
-    clip.after_rollout(1.0)
-    assert clip.beta.item() == 1.0
+    for kind, expected in (("kl_penalty", [3.0, 0.75]), ("clip", [1.0, 1.0])):
+        loss = PPOLoss(kind=kind, kl_increase=3.0, kl_decrease=0.25)
+        for kl, beta in zip((1.0, 0.0), expected, strict=True):
+            loss.after_rollout(kl)
+            assert loss.beta.item() == beta
 
 
-@pytest.mark.parametrize("setting", ["kind", "value_clip_mode", "value_loss"])
-def test_unknown_names_are_refused(setting: str) -> None:
-    with pytest.raises(ValueError, match=rf"PPOLoss\.{setting} is 'x'.*Fix"):
-        PPOLoss(**{setting: "x"})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("setting", ["kl_target", "kl_beta", "log_ratio_limit", "clip_eps", "value_clip"])
-def test_numbers_out_of_range_are_refused(setting: str) -> None:
-    with pytest.raises(ValueError, match=rf"PPOLoss\.{setting} is -1\.0.*Fix"):
-        PPOLoss(**{setting: -1.0})  # type: ignore[arg-type]
-
-
-def test_factors_of_beta_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"kl_decrease=2\.0.*Fix"):
-        PPOLoss(kl_decrease=2.0)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        *(({name: "x"}, rf"PPOLoss\.{name} is 'x'") for name in ("kind", "value_clip_mode", "value_loss")),
+        *(
+            ({name: -1.0}, rf"PPOLoss\.{name} is -1\.0")
+            for name in ("kl_target", "kl_beta", "log_ratio_limit", "clip_eps", "value_clip")
+        ),
+        ({"kl_decrease": 2.0}, r"kl_decrease=2\.0"),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words + ".*Fix"):
+        PPOLoss(**settings)

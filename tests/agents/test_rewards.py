@@ -17,19 +17,20 @@ def column(*numbers: float) -> torch.Tensor:
     return torch.tensor(numbers)[:, None]
 
 
-def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum() -> None:
+@pytest.mark.parametrize(
+    ("ended", "sums"),
+    [
+        ([False, False, False, False], [1.0, 2.5, 1.25, -0.375]),
+        ([False, True, False, False], [1.0, 2.5, 0.0, -1.0]),  # begins anew after every end
+    ],
+)
+def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum(
+    ended: list[bool], sums: list[float]
+) -> None:
     rewards = column(1.0, 2.0, 0.0, -1.0)
-    found = RewardNormalizer(gamma=0.5)(rewards, NEVER, ALL)
-    sums = torch.tensor([1.0, 2.5, 1.25, -0.375])
-    assert torch.allclose(found, rewards / sums.std(unbiased=False))
+    found = RewardNormalizer(gamma=0.5)(rewards, torch.tensor(ended)[:, None], ALL)
+    assert torch.allclose(found, rewards / torch.tensor(sums).std(unbiased=False))
     assert torch.equal(rewards, column(1.0, 2.0, 0.0, -1.0))  # the array of the caller is left alone
-
-
-def test_accumulators_begin_anew_after_every_end() -> None:
-    ended = torch.tensor([False, True, False, False])[:, None]
-    found = RewardNormalizer(gamma=0.5)(column(1.0, 2.0, 0.0, -1.0), ended, ALL)
-    sums = torch.tensor([1.0, 2.5, 0.0, -1.0])
-    assert torch.allclose(found, column(1.0, 2.0, 0.0, -1.0) / sums.std(unbiased=False))
 
 
 def test_accumulators_go_on_in_the_next_rollout_and_statistics_merge() -> None:

@@ -14,7 +14,6 @@ from loxodon.envs import (
     ClassicControlState,
     EnvSpec,
     KShotWrapper,
-    MaxEpisodeLength,
     MazeRunner,
     TMazePassive,
 )
@@ -190,10 +189,3 @@ def test_classic_control_without_its_attributes_is_refused() -> None:
         ClassicControlState("CartPole-v1", attributes=("position",))
     with pytest.raises(ValueError, match=r"cannot store NormalizeReward.*Fix:"):
         ClassicControlState(wrappers.NormalizeReward(gym.make("CartPole-v1")))
-
-
-def test_a_limit_counts_on_from_its_state() -> None:
-    env = MaxEpisodeLength(TMazePassive(horizon=6), 4)
-    env.reset(seed=0)
-    env.num_steps = 3
-    assert env.step(0)[3]

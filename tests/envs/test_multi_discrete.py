@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from scripted_envs import FactorsEnv, SpacesEnv
-from vector_builders import KINDS, PROCESS_KINDS
 
 from loxodon.envs import ActionCode, ActionMap, EnvSpec, EpsilonGreedy, SequenceEnv
 
@@ -48,8 +47,10 @@ def test_environments_get_arrays_of_their_own() -> None:
     assert inner.received[0].tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("kind", ["sync", *PROCESS_KINDS])
-@pytest.mark.parametrize(("nvec", "start"), [((2, 3), (0, 5)), (((2, 2), (3, 3)), ((0, 1), (2, 3)))])
+@pytest.mark.parametrize(
+    ("kind", "nvec", "start"),
+    [("sync", (2, 3), (0, 5)), ("fork", ((2, 2), (3, 3)), ((0, 1), (2, 3)))],
+)
 def test_vector_environments_carry_all_factors(kind: str, nvec: Any, start: Any, opened: Any) -> None:
     env = opened(kind, [EnvSpec(FactorsEnv, {"nvec": nvec, "start": start})] * 3)
     flat, first = np.array(nvec).reshape(-1), np.array(start).reshape(-1)
@@ -65,7 +66,6 @@ def test_vector_environments_carry_all_factors(kind: str, nvec: Any, start: Any,
 def test_already_vectorized_environments_too(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import vector_builders
 
-    assert "already_vectorized" in KINDS
     monkeypatch.setattr(vector_builders, "ScriptedEnv", FactorsEnv)
     env = opened("already_vectorized", [EnvSpec(FactorsEnv)] * 2)
     assert env.single_action_space == spaces.MultiDiscrete([2, 3])
@@ -73,25 +73,20 @@ def test_already_vectorized_environments_too(opened: Any, monkeypatch: pytest.Mo
     assert env.step(np.array([[1, 2], [0, 1]]))[1].tolist() == [17.0, 6.0]
 
 
-def test_codes_are_the_one_hots_side_by_side() -> None:
-    code = ActionCode(spaces.MultiDiscrete([2, 3]))
-    assert (code.width, code.nvec, code.has_integers) == (5, (2, 3), True)
-    rows = np.zeros((2, 1 + 5), np.float32)
-    code.write(np.array([[1, 0], [0, 2]]), rows[:, 1:])
-    assert rows.tolist() == [[0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 1]]
-
-
 @pytest.mark.parametrize(
-    ("space", "action", "expected"),
+    ("space", "actions", "nvec", "expected"),
     [
-        (spaces.Discrete(3), np.array([2]), [0, 0, 1]),
-        (spaces.Box(-1, 1, (2,)), np.array([[0.5, -1]]), [0.5, -1]),
+        (spaces.MultiDiscrete([2, 3]), [[1, 0], [0, 2]], (2, 3), [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]),
+        (spaces.Discrete(3), [2], None, [[0, 0, 1]]),
+        (spaces.Box(-1, 1, (2,)), [[0.5, -1]], None, [[0.5, -1]]),
     ],
 )
-def test_codes_of_other_spaces(space: Any, action: Any, expected: list[float]) -> None:
-    code, row = ActionCode(space), np.zeros((1, len(expected)), np.float32)
-    code.write(action, row)
-    assert (code.width, code.nvec, row[0].tolist()) == (len(expected), None, expected)
+def test_codes_are_the_one_hots_side_by_side(space: Any, actions: Any, nvec: Any, expected: Any) -> None:
+    code, rows = ActionCode(space), np.zeros((len(expected), 1 + len(expected[0])), np.float32)
+    code.write(np.array(actions), rows[:, 1:])
+    assert (code.width, code.nvec) == (len(expected[0]), nvec)
+    assert rows[:, 1:].tolist() == expected
+    assert not rows[:, 0].any()
 
 
 def test_exploration_replaces_whole_actions_by_uniform_ones() -> None:

@@ -59,26 +59,21 @@ def test_without_memory_it_is_a_coin_toss() -> None:
     assert 0.42 < np.mean(results) < 0.58
 
 
-def test_standing_still_costs_and_ends() -> None:
-    total, length, success, _ = run(TMazePassive(horizon=4), lambda _: LEFT, seed=0)
-    assert (length, success) == (5, 0.0)
-    assert total == pytest.approx(-5 / 4)
-    assert run(TMazePassive(horizon=4, penalty=-2.0), lambda _: UP, seed=0)[0] == -10.0
-
-
-def test_one_wrong_step_is_paid_once_and_misses_the_goal() -> None:
-    actions = iter([RIGHT, LEFT, RIGHT, RIGHT])
-    total, length, success, seen = run(
-        TMazePassive(horizon=3, goal_reward=5.0), lambda _: next(actions), seed=1
-    )
-    assert total == pytest.approx(-1 / 3)
-    assert (length, success, seen[-1][2]) == (4, 0.0, 0.0)
-
-
-def test_the_cue_does_not_come_back_at_the_start_cell() -> None:
-    env = TMazePassive(horizon=5)
-    env.reset(seed=0)
-    assert env.step(LEFT)[0].tolist() == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("settings", "actions", "expected"),
+    [
+        ({"horizon": 4}, [LEFT] * 5, (-5 / 4, 5, 0.0)),  # standing still costs and ends
+        ({"horizon": 4, "penalty": -2.0}, [UP] * 5, (-10.0, 5, 0.0)),
+        # one wrong step is paid once and misses the goal
+        ({"horizon": 3, "goal_reward": 5.0}, [RIGHT, LEFT, RIGHT, RIGHT], (-1 / 3, 4, 0.0)),
+    ],
+)
+def test_wrong_steps_cost(
+    settings: dict[str, Any], actions: list[int], expected: tuple[float, int, float]
+) -> None:
+    *figures, seen = run(TMazePassive(**settings), lambda seen: actions[len(seen) - 1], seed=1)
+    assert figures == pytest.approx(expected)
+    assert not np.stack(seen)[1:].any()  # nor does the cue come back at the start cell
 
 
 def test_same_seed_same_cues() -> None:

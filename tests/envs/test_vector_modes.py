@@ -50,18 +50,14 @@ def test_auto_measures_the_real_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "words"),
+    ("num_envs", "kwargs", "words"),
     [
-        ({"mode": "asink"}, r"env_mode is 'asink'.*'async'.*Fix"),
-        ({"mode": "async", "context": "forc"}, r"async_env_mp_context is 'forc'.*'fork'.*Fix"),
-        ({"mode": "async", "num_workers": 0}, r"num_workers is 0.*Fix"),
+        (1, {"mode": "asink"}, r"env_mode is 'asink'.*'async'.*Fix"),
+        (1, {"mode": "async", "context": "forc"}, r"async_env_mp_context is 'forc'.*'fork'.*Fix"),
+        (1, {"mode": "async", "num_workers": 0}, r"num_workers is 0.*Fix"),
+        (0, {"mode": "sync"}, r"no environments.*parallel_actors"),
     ],
 )
-def test_wrong_choices(kwargs: dict[str, Any], words: str) -> None:
+def test_wrong_choices(num_envs: int, kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        make_vector_env([EnvSpec(ScriptedEnv)], **kwargs)
-
-
-def test_no_environments() -> None:
-    with pytest.raises(ValueError, match=r"no environments.*parallel_actors"):
-        make_vector_env([], "sync")
+        make_vector_env([EnvSpec(ScriptedEnv)] * num_envs, **kwargs)

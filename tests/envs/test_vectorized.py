@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
@@ -94,29 +93,34 @@ def test_next_step_marks_the_row_that_only_resets() -> None:
     *_, infos = env.step([1, 1])
     assert infos["_ignore"].tolist() == [False, True]
     env.step([1, 1])
+    _, _, terminated, truncated, infos = env.step([1, 1])
+    assert "_ignore" not in infos
+    assert (terminated | truncated).any()
+    env.reset(seed=0)  # forgets which rows were about to be reset
     *_, infos = env.step([1, 1])
     assert "_ignore" not in infos
 
 
-def test_reset_forgets_which_rows_were_about_to_be_reset() -> None:
-    env = adapted(gymnasium_vector_env, num_envs=1, mode="NextStep")
-    env.reset(seed=0)
-    env.step([0])
-    assert env.step([0])[2].all()
-    env.reset(seed=0)
-    _, rewards, *_, infos = env.step([1])
-    assert rewards.tolist() == [11]
-    assert "_ignore" not in infos
+def envpool_cartpole() -> Any:
+    envpool = pytest.importorskip("envpool", reason="envpool is not installed")
+    return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=4)
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"vectorization_mode": "sync"}, {"vectorization_mode": "async"}])
-def test_plain_make_vec(kwargs: dict[str, Any]) -> None:
-    def target() -> gym.vector.VectorEnv:
-        return gym.make_vec("CartPole-v1", num_envs=3, **kwargs)
-
+@pytest.mark.filterwarnings("ignore:.*precision lowered")  # by EnvPool's own spaces
+@pytest.mark.parametrize(
+    ("target", "seed"),
+    [
+        (lambda: gym.make_vec("CartPole-v1", num_envs=3), 1),
+        (lambda: gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"), 1),
+        (lambda: gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="async"), 1),
+        (envpool_cartpole, None),
+    ],
+    ids=["default", "sync", "async", "envpool"],
+)
+def test_what_others_make(target: Any, seed: int | None) -> None:
     env = adapted(target)
     assert env.env_names == ["CartPole"] * 3
-    episodes = recorded_episodes(env, seed=1, num_steps=120)
+    episodes = recorded_episodes(env, seed=seed, num_steps=120)
     env.close()
     assert_whole(episodes)
     for of_row in episodes:
@@ -185,23 +189,6 @@ def test_rows_that_come_in_parts_are_refused() -> None:
     env.reset()
     with pytest.raises(ValueError, match=r"shape \(2, 3\), but .* say \(3, 3\).*Fix.*batch_size"):
         env.step([0, 0, 0])
-
-
-@pytest.mark.filterwarnings("ignore:.*precision lowered")  # by EnvPool's own spaces
-def test_envpool_itself() -> None:
-    envpool = pytest.importorskip("envpool", reason="envpool is not installed")
-
-    def target() -> Any:
-        return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=4)
-
-    env = adapted(target)
-    assert env.env_names == ["CartPole"] * 3
-    episodes = recorded_episodes(env, seed=None, num_steps=120)
-    assert_whole(episodes)
-    for of_row in episodes:
-        assert len(of_row) > 2
-        assert all(np.abs(episode[0][0]).max() <= 0.05 for episode in of_row)
-        assert all(step[2] == 1.0 for episode in of_row for step in episode)
 
 
 def test_dict_observations_survive_same_step_and_disabled() -> None:
@@ -303,39 +290,32 @@ def test_an_env_that_does_not_say_its_mode(
     assert [f"looks like {looks_like}" in record.message for record in caplog.records] == [True]
 
 
-def test_nan_is_refused() -> None:
+def test_numbers_and_shapes_that_cannot_be_are_refused() -> None:
     env: Any = adapted(lambda: gym.vector.SyncVectorEnv([ScriptedEnv, lambda: FailingEnv("nan")]))
     env.reset(seed=0)
     env.step([0, 0])
     with pytest.raises(ValueError, match=r"returned NaN as observation.*Fix"):
         env.step([0, 0])
-    env = adapted(BatchedFinalEnv, has_final=True)
-    env.reset()
-    env.env.reward[1] = np.nan
-    with pytest.raises(ValueError, match=r"returned NaN as reward.*Fix"):
-        env.step([0, 0])
-
-
-def test_wrong_shapes_are_refused() -> None:
-    env: Any = adapted(BatchedFinalEnv, has_final=True)
-    env.reset()
-    env.env.reward = 1.0  # would silently be spread over all rows
-    with pytest.raises(
-        ValueError, match=r"BatchedFinalEnv returned rewards with shape \(\).*say \(2,\).*Fix"
+    for reward, words in (
+        (np.array([1.0, np.nan]), r"returned NaN as reward.*Fix"),
+        # would silently be spread over all rows
+        (1.0, r"BatchedFinalEnv returned rewards with shape \(\).*say \(2,\).*Fix"),
     ):
-        env.step([0, 0])
+        env = adapted(BatchedFinalEnv, has_final=True)
+        env.reset()
+        env.env.reward = reward
+        with pytest.raises(ValueError, match=words):
+            env.step([0, 0])
 
 
-def test_metrics_in_every_mode() -> None:
-    counts = defaultdict(list)
-    for mode in ("NextStep", "SameStep", "Disabled"):
-        env = adapted(gymnasium_vector_env, num_envs=2, mode=mode)
-        env.reset(seed=0)
-        for _ in range(4):
-            *_, infos = env.step([0, 0])
-            counts[mode] += [tuple(map(float, m[::2])) for m in infos.get("metrics", [])]
-    assert counts["NextStep"] == [(0, 2), (1, 3)]
-    assert counts["SameStep"] == counts["Disabled"] == [(0, 2), (1, 3)]
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_metrics_in_every_mode(mode: str) -> None:
+    env, found = adapted(gymnasium_vector_env, num_envs=2, mode=mode), []
+    env.reset(seed=0)
+    for _ in range(4):
+        *_, infos = env.step([0, 0])
+        found += [tuple(map(float, m[::2])) for m in infos.get("metrics", [])]
+    assert found == [(0, 2), (1, 3)]
 
 
 def test_what_cannot_be_mapped_is_refused() -> None:

@@ -12,7 +12,6 @@ from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.envs.vector_base import SequenceVectorEnv
 
 KINDS = ["sync", "fork", "forkserver", "spawn", "already_vectorized", "autoreset disabled"]
-PROCESS_KINDS = ["fork", "spawn"]
 VECTORIZED_MODES = {
     "already_vectorized": "SameStep",
     "autoreset disabled": "Disabled",

@@ -36,9 +36,6 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "lstm": lambda: LSTMTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "transformer_rope": transformer,
     "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
-    "transformer_learned_static_shapes": lambda: with_static_shapes(
-        transformer(pos_emb="learned", max_time_idx=200)
-    ),
     "transformer_static_shapes": lambda: with_static_shapes(transformer()),
     "transformer_plain": lambda: transformer(pos_emb=None, qk_norm=False, norm="rmsnorm"),
 }

@@ -1,11 +1,14 @@
-"""The contract every trajectory encoder keeps: causal, resettable, and step by step the same as at once."""
+"""The contract of every trajectory encoder: causal, resettable, step by step the same as at once, and able
+to go on from an exported state exactly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from loxodon.nets import (
     FFTrajEncoder,
@@ -18,6 +21,7 @@ from loxodon.nets import (
 from ..rounding import assert_equal_but_for_rounding
 from .encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_encoder, transformer
 
+CPU, NUM_ENVS = torch.device("cpu"), 4
 NUM_OPS = 32 * 3 * 90  # width and layers of the largest encoder, timesteps
 
 
@@ -26,69 +30,246 @@ def encoder(request: pytest.FixtureRequest) -> TrajEncoder:
     return make_encoder(request.param)
 
 
-@pytest.mark.parametrize("length", [3, WINDOW, 90])
-def test_step_by_step_equals_the_full_sequence(encoder: TrajEncoder, length: int) -> None:
-    batch = 4
-    seq, resets = torch.randn(batch, length, DIM), torch.rand(batch, length) < 0.1
-    resets[:, 0] = True
-    resets[3, 1:] = False  # one row keeps its memory to the end
-    times = episode_times(resets)
+@torch.no_grad()
+def act(encoder: TrajEncoder, seq: Tensor, times: Tensor, resets: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Outputs (N, L, D) of acting step by step from `state`, and the state after it."""
+    outputs = [torch.empty(len(seq), 0, encoder.emb_dim)]
+    for t in range(seq.shape[1]):
+        state = encoder.reset_hidden_state(state, resets[:, t])
+        out, state = encoder(seq[:, t : t + 1], times[:, t : t + 1], state)
+        outputs.append(out)
+    return torch.cat(outputs, dim=1), state
+
+
+def act_from_the_start(
+    encoder: TrajEncoder, seq: Tensor, times: Tensor, resets: Tensor
+) -> tuple[Tensor, Any]:
+    return act(encoder, seq, times, resets, encoder.init_hidden_state(len(seq), CPU))
+
+
+def make_history(length: int, episodes: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Random timesteps of envs whose episodes have different ages: seq, times, resets.
+
+    Row 0 never resets after its start, row 1 and 2 do now and then, row 3 often.
+    """
+    resets = torch.zeros(NUM_ENVS, length, dtype=torch.bool)
+    resets[:, :1] = True
+    if episodes:
+        resets[1, 5::9] = resets[2, 2::7] = resets[3, 1::2] = True
+    return torch.randn(NUM_ENVS, length, DIM), episode_times(resets), resets
+
+
+def exported_after(encoder: TrajEncoder, length: int) -> dict[str, Tensor]:
+    return encoder.export_hidden_state(act_from_the_start(encoder, *make_history(length))[1])
+
+
+@pytest.mark.parametrize(("before", "length"), [(0, 3), (0, 90), (1, 3), (3, 1), (WINDOW, 24), (60, 24)])
+def test_acting_encoding_and_going_on_give_the_same(encoder: TrajEncoder, before: int, length: int) -> None:
+    history = make_history(before + length)
+    old, new = ([x[:, part] for x in history] for part in (slice(None, before), slice(before, None)))
+    seq, times, resets = new
+    _, state = act_from_the_start(encoder, *old)
+    rows = encoder.export_hidden_state(state)
     with torch.no_grad():
-        full, _ = encoder(seq, times, resets=resets)
-        state = encoder.init_hidden_state(batch, seq.device)
-        steps = []
-        for t in range(length):
-            state = encoder.reset_hidden_state(state, resets[:, t])
-            out, state = encoder(seq[:, t : t + 1], times[:, t : t + 1], state)
-            steps.append(out)
-        in_one_call, _ = encoder(seq, times, encoder.init_hidden_state(batch, seq.device), resets)
-    assert full.shape == (batch, length, encoder.emb_dim)
-    assert_equal_but_for_rounding(torch.cat(steps, dim=1), full, NUM_OPS)
-    assert_equal_but_for_rounding(in_one_call, full, NUM_OPS)
+        full, _ = encoder(*history[:2], resets=history[2])
+        encoded = encoder.encode_from(seq, times, rows, resets)
+        imported, _ = encoder(seq, times, encoder.import_hidden_state(rows), resets)
+    assert full.shape == (NUM_ENVS, before + length, encoder.emb_dim)
+    for found in (act(encoder, *new, state)[0], encoded, imported):
+        assert_equal_but_for_rounding(found, full[:, before:], NUM_OPS)
+
+
+def test_episodes_that_all_run_on_need_no_resets(encoder: TrajEncoder) -> None:
+    """Of different ages, so that what each env may see is known from its row alone."""
+    seq, times, resets = make_history(9)
+    _, state = act_from_the_start(encoder, seq, times, resets)
+    rows = encoder.export_hidden_state(state)
+    new, new_times = torch.randn(NUM_ENVS, 12, DIM), times[:, -1:] + torch.arange(1, 13)[:, None]
+    with torch.no_grad():
+        expected, _ = encoder(new, new_times, state)
+        imported, _ = encoder(new, new_times, encoder.import_hidden_state(rows))
+        encoded = encoder.encode_from(new, new_times, rows)
+    assert_equal_but_for_rounding(encoded, expected, NUM_OPS)
+    assert_equal_but_for_rounding(imported, expected, NUM_OPS)
+
+
+def test_rows_of_different_exports_can_be_mixed(encoder: TrajEncoder) -> None:
+    seq, times, resets = make_history(30)
+    state, at, exports = encoder.init_hidden_state(NUM_ENVS, CPU), [0, 2, 9, 23], []
+    for begin, end in zip([0, *at], at, strict=False):
+        _, state = act(encoder, seq[:, begin:end], times[:, begin:end], resets[:, begin:end], state)
+        exports.append(encoder.export_hidden_state(state))
+    full, _ = act_from_the_start(encoder, seq, times, resets)
+    stacked = {name: torch.stack([rows[name] for rows in exports]) for name in exports[0]}  # (time, N, ...)
+    which, env, length = torch.tensor([3, 0, 1, 2, 2]), torch.tensor([0, 0, 2, 1, 3]), 6
+    columns = torch.tensor(at)[which][:, None] + torch.arange(length)
+    pick = (env[:, None], columns)
+    with torch.no_grad():
+        rows = {name: part[which, env] for name, part in stacked.items()}
+        encoded = encoder.encode_from(seq[pick], times[pick], rows, resets[pick])
+        acted, _ = encoder(seq[pick], times[pick], encoder.import_hidden_state(rows), resets[pick])
+    assert_equal_but_for_rounding(encoded, full[pick], NUM_OPS)
+    assert_equal_but_for_rounding(acted, full[pick], NUM_OPS)
+
+
+@pytest.mark.parametrize("before", [0, 1, WINDOW, 60])
+def test_an_imported_state_acts_on_and_exports_the_same_to_the_last_bit(
+    encoder: TrajEncoder, before: int
+) -> None:
+    seq, times, resets = make_history(before + 30)
+    _, state = act_from_the_start(encoder, seq[:, :before], times[:, :before], resets[:, :before])
+    rows = encoder.export_hidden_state(state)
+    imported = encoder.import_hidden_state(rows)
+    again, fresh = encoder.export_hidden_state(imported), exported_after(encoder, 0)
+    for name, part in rows.items():
+        assert torch.equal(part, again[name]), name
+        assert (part.shape, part.dtype) == (fresh[name].shape, fresh[name].dtype), name  # at any time
+        assert part.shape[0] == NUM_ENVS
+    new = (seq[:, before:], times[:, before:], resets[:, before:])
+    assert torch.equal(*(act(encoder, *new, one)[0] for one in (state, imported)))
+
+
+@pytest.mark.parametrize("num_envs", [1, NUM_ENVS])  # of one env a copy may go unmade
+def test_exported_rows_and_states_are_copies(encoder: TrajEncoder, num_envs: int) -> None:
+    seq, times, resets = (x[:num_envs] for x in make_history(9))
+    _, state = act_from_the_start(encoder, seq, times, resets)
+    rows = encoder.export_hidden_state(state)
+    kept = {name: part.clone() for name, part in rows.items()}
+    for live in (state, encoder.import_hidden_state(rows)):
+        _, later = act(encoder, seq, times, resets, live)
+        encoder.reset_hidden_state(later, torch.ones(num_envs, dtype=torch.bool))
+        assert all(torch.equal(part, kept[name]) for name, part in rows.items())
+    imported = encoder.import_hidden_state(rows)
+    for part in rows.values():
+        part.zero_()
+    for name, part in encoder.export_hidden_state(imported).items():
+        assert torch.equal(part, kept[name]), name
+
+
+def test_no_gradient_flows_into_the_rows(encoder: TrajEncoder) -> None:
+    start, (seq, times, resets) = encoder.init_hidden_state(NUM_ENVS, CPU), make_history(3, episodes=False)
+    _, with_graph = encoder(seq, times, start, resets)
+    rows = encoder.export_hidden_state(with_graph)
+    assert not any(part.requires_grad for part in rows.values())
+    for part in rows.values():
+        part.requires_grad_(part.is_floating_point())
+    new = torch.randn(NUM_ENVS, 4, DIM, requires_grad=True)
+    encoded = encoder.encode_from(new, times[:, :1] + 3 + torch.arange(4)[:, None], rows)
+    encoded[:, -1].square().sum().backward()
+    assert all(part.grad is None for part in rows.values())
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
+    assert new.grad is not None
+    felt = new.grad.abs().sum((0, 2)) > 0
+    assert felt.all() if encoder.context_len != 0 else felt[-1]
+
+
+def test_autocast_follows_the_exact_result(encoder: TrajEncoder) -> None:
+    """In bfloat16: acting, encoding, and going on from a state; with a reset of one env in the middle."""
+    rows, (seq, times, resets) = exported_after(encoder, 8), make_history(12)
+    fresh = encoder.init_hidden_state(NUM_ENVS, CPU)
+    with torch.no_grad():
+        exact = [encoder(seq, times, resets=resets)[0], encoder.encode_from(seq, times + 8, rows)]
+        with torch.autocast("cpu", torch.bfloat16):
+            found = [encoder(seq, times, resets=resets)[0], encoder.encode_from(seq, times + 8, rows)]
+            steps, _ = encoder(seq, times, fresh, resets)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=0, atol=0.2)
+    torch.testing.assert_close(steps.float(), found[0].float(), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("name", sorted(ENCODERS))
+def test_nothing_is_carried_from_one_episode_to_the_next(name: str) -> None:
+    encoder, (seq, times, resets) = make_encoder(name), make_history(16, episodes=False)
+    changed = seq.clone()
+    changed[:, :3] += 1.0
+    new_at = torch.tensor([3, 4, 7, 40])  # rows 0 to 2 begin an episode there, row 3 none
+    resets[torch.arange(3), new_at[:3]] = True
+    times = episode_times(resets)
+    outputs = []
+    for x in (seq, changed):
+        rows = encoder.export_hidden_state(
+            act_from_the_start(encoder, x[:, :4], times[:, :4], resets[:, :4])[1]
+        )
+        with torch.no_grad():
+            outputs.append(encoder.encode_from(x[:, 4:], times[:, 4:], rows, resets[:, 4:]))
+    differs = (outputs[0] != outputs[1]).any(-1)
+    for row, begin in enumerate(new_at.tolist()):
+        assert not differs[row, max(begin - 4, 0) :].any()
+    assert differs[2, :2].all() == differs[3, :2].all() == (name not in MEMORYLESS)
+
+
+@pytest.mark.parametrize("static_shapes", [False, True])
+def test_a_window_of_one_timestep_has_no_history(static_shapes: bool) -> None:
+    encoder = TransformerTrajEncoder(DIM, 1, d_model=16, n_heads=2, d_ff=32).eval()
+    if static_shapes:
+        encoder.use_static_shapes()
+    assert encoder.context_len == 0
+    seq, times, resets = make_history(6)
+    rows = encoder.export_hidden_state(act_from_the_start(encoder, seq, times, resets)[1])
+    with torch.no_grad():
+        encoded = encoder.encode_from(seq, times, rows, resets)
+        acted, _ = encoder(seq, times, encoder.import_hidden_state(rows), resets)
+        alone, _ = encoder(seq.flatten(0, 1)[:, None], times.flatten(0, 1)[:, None])
+    assert_equal_but_for_rounding(encoded, acted, NUM_OPS)
+    assert_equal_but_for_rounding(encoded, alone.view(*encoded.shape), NUM_OPS)
 
 
 def test_no_output_depends_on_the_future(encoder: TrajEncoder) -> None:
-    x, cut = torch.randn(2, 12, DIM), 7
-    times = torch.arange(12).expand(2, 12)[..., None]
-    y = x.clone()
-    y[:, cut:] += 1.0
+    """Neither of a sequence alone nor of one that goes on from a state."""
+    rows, seq, cut = exported_after(encoder, 11), torch.randn(NUM_ENVS, 12, DIM), 7
+    times, changed = torch.arange(11, 23).expand(NUM_ENVS, 12)[..., None], seq.clone()
+    changed[:, cut:] += 1.0
     with torch.no_grad():
-        before, after = encoder(x, times)[0], encoder(y, times)[0]
-    assert_equal_but_for_rounding(before[:, :cut], after[:, :cut], NUM_OPS)
-    assert not torch.allclose(before[:, cut:], after[:, cut:])
+        pairs = [
+            [encoder(x, times)[0] for x in (seq, changed)],
+            [encoder.encode_from(x, times, rows) for x in (seq, changed)],
+        ]
+    for one, other in pairs:
+        assert_equal_but_for_rounding(one[:, :cut], other[:, :cut], NUM_OPS)
+        assert (one[:, cut:] != other[:, cut:]).any(-1).all()
 
 
-def test_memory_reaches_back_inside_an_episode_and_never_across_a_reset() -> None:
-    for name in ENCODERS:
-        encoder = make_encoder(name)
-        x = torch.randn(1, WINDOW, DIM)
-        y = x.clone()
-        y[:, 0] += 1.0
-        no_reset, reset = torch.zeros(1, WINDOW, dtype=torch.bool), torch.zeros(1, WINDOW, dtype=torch.bool)
-        reset[:, 2] = True
-        times = torch.arange(WINDOW).view(1, -1, 1)
-        with torch.no_grad():
-            without = encoder(x, times, resets=no_reset)[0] - encoder(y, times, resets=no_reset)[0]
-            across = encoder(x, times, resets=reset)[0] - encoder(y, times, resets=reset)[0]
-        moved, leaked = without[:, -1].abs().max(), across[:, 2:].abs().max()
-        assert leaked == 0, name
-        assert (moved > 1e-4) == (name not in MEMORYLESS), name
-
-
-def test_each_transformer_layer_sees_exactly_the_window() -> None:
-    torch.manual_seed(0)
-    encoder = transformer(n_layers=1).eval()
-    x = torch.randn(1, 12, DIM, requires_grad=True)
-    out, _ = encoder(x, torch.arange(12).view(1, -1, 1))
-    (grad,) = torch.autograd.grad(out[0, 9].square().sum(), x)
+def test_context_len_is_how_far_outputs_look_back(encoder: TrajEncoder) -> None:
+    length = 30
+    seq = torch.randn(1, length, DIM, requires_grad=True)
+    out, _ = encoder(seq, torch.arange(length).view(1, -1, 1))
+    (grad,) = torch.autograd.grad(out[0, -1].square().sum(), seq)
     felt = grad[0].abs().sum(-1) > 0
-    assert felt.tolist() == [9 - WINDOW < t <= 9 for t in range(12)]
+    reach = length - 1 if encoder.context_len is None else encoder.context_len
+    assert felt.tolist() == [length - 1 - t <= reach for t in range(length)]
+
+
+def test_encoders_without_the_on_policy_part_still_act_and_say_what_is_missing() -> None:
+    class Own(TrajEncoder):
+        emb_dim = DIM
+
+        def init_hidden_state(self, num_envs: int, device: torch.device) -> None: ...
+
+        def reset_hidden_state(self, hidden_state: None, ended: Tensor) -> None: ...
+
+        def forward(
+            self, seq: Tensor, time_idxs: Tensor, hidden_state: None = None, resets: Tensor | None = None
+        ) -> tuple[Tensor, None]:
+            return seq, None
+
+    encoder, seq, times = Own(DIM, WINDOW), torch.randn(2, 3, DIM), torch.arange(3).expand(2, 3)[..., None]
+    assert torch.equal(encoder(seq, times)[0], seq)
+    calls = {
+        "context_len": lambda: encoder.context_len,
+        "export_hidden_state": lambda: encoder.export_hidden_state(None),
+        "import_hidden_state": lambda: encoder.encode_from(seq, times, {}),
+    }
+    for name, call in calls.items():
+        with pytest.raises(NotImplementedError, match=rf"Own has no {name}, .* Fix: implement Own.{name}"):
+            call()
+
+
+# --- single encoders -----------------------------------------------------------------------------------
 
 
 def test_rotary_positions_depend_on_time_differences_only() -> None:
-    torch.manual_seed(0)
-    encoder = transformer().eval()
-    seq, times = torch.randn(1, 4, DIM), torch.arange(4).view(1, -1, 1)
+    encoder, seq = make_encoder("transformer_rope"), torch.randn(1, 4, DIM)
+    times = torch.arange(4).view(1, -1, 1)
     with torch.no_grad():
         assert_equal_but_for_rounding(encoder(seq, times)[0], encoder(seq, times + 70)[0], NUM_OPS)
 
@@ -97,51 +278,6 @@ def test_learned_positions_name_the_limit_they_hit() -> None:
     encoder = transformer(pos_emb="learned", max_time_idx=3)
     with pytest.raises(ValueError, match=r"timestep 4, but learned positions end at 3.*max_time_idx"):
         encoder(torch.randn(1, 1, DIM), torch.tensor([[[4]]]))
-
-
-def test_impossible_head_counts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"d_model 16 and n_heads 3.*Fix: choose"):
-        transformer(n_heads=3)
-    with pytest.raises(ValueError, match=r"pos_emb is 'sine'.*Fix"):
-        transformer(pos_emb="sine")
-
-
-@pytest.mark.parametrize(
-    ("build", "size"),
-    [
-        (GRUTrajEncoder, "d_hidden"),
-        (GRUTrajEncoder, "n_layers"),
-        (GRUTrajEncoder, "d_output"),
-        (LSTMTrajEncoder, "d_hidden"),
-        (LSTMTrajEncoder, "n_layers"),
-        (LSTMTrajEncoder, "d_output"),
-        (FFTrajEncoder, "d_model"),
-        (FFTrajEncoder, "d_ff"),
-        (FFTrajEncoder, "n_layers"),
-        (TransformerTrajEncoder, "d_model"),
-        (TransformerTrajEncoder, "n_heads"),
-        (TransformerTrajEncoder, "d_ff"),
-        (TransformerTrajEncoder, "n_layers"),
-    ],
-)
-@pytest.mark.parametrize("value", [0, -8])
-def test_sizes_below_one_are_refused(build: Callable[..., TrajEncoder], size: str, value: int) -> None:
-    setting = f"{build.__name__}.{size}"
-    expected = rf"{setting} is {value}, but must be at least 1. Fix: bind {setting}"
-    with pytest.raises(ValueError, match=expected):
-        build(DIM, WINDOW, **{size: value})
-
-
-def test_resetting_one_env_leaves_the_others_untouched(encoder: TrajEncoder) -> None:
-    seq, times = torch.randn(2, 4, DIM), torch.arange(4).expand(2, 4)[..., None]
-    with torch.no_grad():
-        full, _ = encoder(seq, times)
-        _, state = encoder(seq[:, :3], times[:, :3], encoder.init_hidden_state(2, seq.device))
-        state = encoder.reset_hidden_state(state, torch.tensor([True, False]))
-        last, _ = encoder(seq[:, 3:], times[:, 3:], state)
-        fresh, _ = encoder(seq[:1, 3:], times[:1, 3:])
-    assert_equal_but_for_rounding(last[1], full[1, 3:], NUM_OPS)
-    assert_equal_but_for_rounding(last[0], fresh[0], NUM_OPS)
 
 
 def test_query_gain_sharpens_attention_at_the_start() -> None:
@@ -155,13 +291,13 @@ def test_query_gain_sharpens_attention_at_the_start() -> None:
     assert abs(queries[3.0] / queries[1.0] - 3.0) < 0.01
 
 
-@pytest.mark.parametrize("resets_at", [{}, {0: [3, 9, 50], 1: [4, 51], 2: [52]}])
-def test_attention_reads_no_more_than_the_longest_running_episode(resets_at: dict[int, list[int]]) -> None:
+def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
+    resets_at = {0: [3, 9, 50], 1: [4, 51], 2: [52]}
     encoder = transformer(n_layers=1).eval()
-    state = encoder.init_hidden_state(3, torch.device("cpu"))
+    state = encoder.init_hidden_state(3, CPU)
     ages = torch.zeros(3, dtype=torch.int64)
     for t in range(200):
-        ended = torch.tensor([t in resets_at.get(row, []) for row in range(3)])
+        ended = torch.tensor([t in resets_at[row] for row in range(3)])
         if ended.any():
             state = encoder.reset_hidden_state(state, ended)
         ages = torch.where(ended, 0, ages) + 1
@@ -171,21 +307,6 @@ def test_attention_reads_no_more_than_the_longest_running_episode(resets_at: dic
         visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
         assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW).tolist()
         assert (bias is None) == (int(ages.min()) >= length)
-
-
-def test_acting_under_autocast_follows_the_full_sequence(encoder: TrajEncoder) -> None:
-    """In bfloat16, with a reset of one env in the middle, so that the envs' ages differ."""
-    seq, length = torch.randn(2, 12, DIM), 12
-    resets = torch.zeros(2, length, dtype=torch.bool)
-    resets[0, 0] = resets[1, 0] = resets[1, 5] = True
-    times = episode_times(resets)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        full, _ = encoder(seq, times, resets=resets)
-        steps, _ = encoder(seq, times, encoder.init_hidden_state(2, seq.device), resets)
-    with torch.no_grad():
-        exact, _ = encoder(seq, times, resets=resets)
-    torch.testing.assert_close(steps.float(), full.float(), rtol=0, atol=0.1)
-    torch.testing.assert_close(full.float(), exact, rtol=0, atol=0.2)
 
 
 def test_lstm_starts_with_open_forget_gates_and_an_orthogonal_recurrence() -> None:
@@ -199,8 +320,27 @@ def test_lstm_starts_with_open_forget_gates_and_an_orthogonal_recurrence() -> No
 
 
 def test_initial_weights_can_be_orthogonal() -> None:
-    encoder = FFTrajEncoder(DIM, WINDOW, d_model=8, init="orthogonal")
-    weight = encoder.ups[0].weight  # (32, 8): columns of squared length 2
-    assert_equal_but_for_rounding(weight.T @ weight, 2.0 * torch.eye(8), NUM_OPS)
+    weight = FFTrajEncoder(DIM, WINDOW, d_model=8, init="orthogonal").ups[0].weight
+    assert_equal_but_for_rounding(weight.T @ weight, 2.0 * torch.eye(8), NUM_OPS)  # (32, 8)
     with pytest.raises(ValueError, match=r"init is 'zeros', allowed are 'default', 'orthogonal'. Fix: bind"):
         FFTrajEncoder(DIM, WINDOW, init="zeros")
+
+
+@pytest.mark.parametrize(
+    ("build", "sizes"),
+    [
+        (GRUTrajEncoder, ["d_hidden", "n_layers", "d_output"]),
+        (LSTMTrajEncoder, ["d_hidden", "n_layers", "d_output"]),
+        (FFTrajEncoder, ["d_model", "d_ff", "n_layers"]),
+        (TransformerTrajEncoder, ["d_model", "n_heads", "d_ff", "n_layers"]),
+    ],
+)
+def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
+    for size in sizes:
+        setting = f"{build.__name__}.{size}"
+        with pytest.raises(ValueError, match=rf"{setting} is 0, but must be at least 1. Fix: bind {setting}"):
+            build(DIM, WINDOW, **{size: 0})
+    with pytest.raises(ValueError, match=r"d_model 16 and n_heads 3.*Fix: choose"):
+        transformer(n_heads=3)
+    with pytest.raises(ValueError, match=r"pos_emb is 'sine'.*Fix"):
+        transformer(pos_emb="sine")

@@ -71,6 +71,11 @@ def test_unknown_observation_names_are_listed() -> None:
         FFTstepEncoder(SPACE, 3, specify_obs_keys=["colour"])
 
 
+def test_encoders_can_start_orthogonal() -> None:
+    weight = FFTstepEncoder(SPACE, 3, d_hidden=16, d_output=8, init="orthogonal").mlp.out.weight
+    torch.testing.assert_close(weight @ weight.T, 2.0 * torch.eye(8), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", ["n_layers", "d_hidden", "d_output"])
 def test_sizes_below_one_are_refused(size: str) -> None:
     with pytest.raises(ValueError, match=rf"FFTstepEncoder.{size} is 0, but must be at least 1. Fix: bind"):

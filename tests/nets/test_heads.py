@@ -1,0 +1,121 @@
+"""Actor, critics, policy and value heads: shapes, independence, and how they start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loxodon.nets import (
+    Actor,
+    Categorical,
+    CriticEnsemble,
+    Gaussian,
+    MultiCategorical,
+    PolicyDistribution,
+    PolicyHead,
+    TanhGaussian,
+    ValueHead,
+)
+
+
+@pytest.mark.parametrize("kind", [Categorical, TanhGaussian, MultiCategorical.for_nvec((1, 2))])
+def test_actor_gives_one_policy_per_discount(kind: Any) -> None:
+    policy = Actor(8, 3, 2, kind, d_hidden=16)(torch.randn(4, 5, 8))
+    assert policy.params.shape == (4, 5, 2, kind.num_params(3))
+    assert policy.sample().shape == (4, 5, 2, 3)
+
+
+def test_critic_members_are_independent_networks() -> None:
+    torch.manual_seed(0)
+    critics = CriticEnsemble(8, 3, 2, True, num_critics=3, n_layers=2, d_hidden=16)
+    out = critics(torch.randn(4, 5, 8))
+    assert out.shape == (4, 5, 3, 2, 3)
+    out[:, :, 1].sum().backward()
+    for weight in (critics.out.weight, critics.hidden[0].weight):
+        felt = weight.grad.abs().flatten(1).sum(1) > 0
+        assert felt.tolist() == [False, True, False]
+
+
+def test_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:
+    torch.manual_seed(0)
+    critics = CriticEnsemble(8, 2, 3, False, num_critics=2, d_hidden=16)
+    state, actions = torch.randn(4, 5, 8), torch.randn(4, 5, 6, 2)
+    together = critics(state, actions)
+    assert together.shape == (4, 5, 6, 2, 3, 1)
+    for k in range(6):
+        torch.testing.assert_close(critics(state, actions[:, :, k : k + 1])[:, :, 0], together[:, :, k])
+
+
+@pytest.mark.parametrize("n_layers", [0, 3])
+@pytest.mark.parametrize("kind", [Categorical, Gaussian, TanhGaussian])
+def test_policies_start_nearly_the_same_in_all_states(n_layers: int, kind: type[PolicyDistribution]) -> None:
+    torch.manual_seed(0)
+    policy = PolicyHead(8, 3, kind, n_layers=n_layers, d_hidden=16)(torch.randn(4, 5, 8))
+    assert isinstance(policy, kind)
+    assert policy.params.shape == (4, 5, kind.num_params(3))
+    assert policy.params.abs().max() < 0.1
+
+
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_gaussian_heads_learn_their_standard_deviation(state_dependent_std: bool) -> None:
+    torch.manual_seed(0)
+    head = PolicyHead(8, 3, Gaussian, out_gain=1, init_log_std=-1, state_dependent_std=state_dependent_std)
+    policy = head(torch.randn(64, 8))
+    assert (policy.log_std.std(0) > 0.1).all() == state_dependent_std
+    torch.testing.assert_close(policy.log_std.mean(0), torch.full((3,), -1.0), rtol=0, atol=0.5)
+    assert (policy.log_std == -1.0).all() != state_dependent_std
+    policy.entropy().sum().backward()
+    learned = head.mlp.out.bias if state_dependent_std else head.log_std
+    assert learned.grad.tolist()[-3:] == [64.0] * 3
+
+
+def test_policy_heads_take_any_callable_that_makes_policies() -> None:
+    class Halved:
+        def num_params(self, action_dim: int) -> int:
+            return action_dim
+
+        def __call__(self, params: Tensor) -> PolicyDistribution:
+            return Categorical(params / 2)
+
+    head, state = PolicyHead(8, 3, Halved()), torch.randn(2, 8)
+    assert torch.equal(head(state).params, head.mlp(state) / 2)
+
+
+@pytest.mark.parametrize(("head", "gain"), [(PolicyHead(8, 3, Categorical), 0.01), (ValueHead(8), 1.0)])
+def test_heads_start_orthogonal_with_zero_biases(head: PolicyHead | ValueHead, gain: float) -> None:
+    out, hidden = head.mlp.out, head.mlp.hidden[0]
+    torch.testing.assert_close(out.weight @ out.weight.T, gain**2 * torch.eye(len(out.weight)))
+    torch.testing.assert_close(hidden.weight.T @ hidden.weight, 2.0 * torch.eye(8), rtol=0, atol=1e-5)
+    assert all((layer.bias == 0).all() for layer in head.modules() if isinstance(layer, nn.Linear))
+
+
+def test_value_heads_give_one_value_per_state() -> None:
+    assert ValueHead(8, d_hidden=16)(torch.randn(4, 5, 8)).shape == (4, 5, 1)
+    assert not list(ValueHead(8, n_layers=0).mlp.hidden)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (
+            lambda: Actor(8, 3, 2, Categorical, n_layers=0),
+            r"Actor.n_layers is 0, but must be at least 1. Fix",
+        ),
+        (
+            lambda: Actor(8, 3, 2, Categorical, d_hidden=0),
+            r"Actor.d_hidden is 0, but must be at least 1. Fix",
+        ),
+        (lambda: CriticEnsemble(8, 2, 3, False, n_layers=0), r"n_layers=0.*Fix"),
+        (
+            lambda: PolicyHead(8, 3, Categorical, n_layers=-1),
+            r"PolicyHead.n_layers is -1, .* at least 0. Fix",
+        ),
+        (lambda: ValueHead(8, d_hidden=0), r"ValueHead.d_hidden is 0, but must be at least 1. Fix: bind"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(build: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        build()
