@@ -172,6 +172,17 @@ def test_asymmetric_value_function_sees_what_the_policy_does_not() -> None:
     assert not torch.allclose(blind.evaluate(batch).params, blind.evaluate(changed).params, atol=1e-3)
 
 
+@pytest.mark.slow
+def test_compiled_acting_keeps_its_results() -> None:
+    agent = make_agent(encoder="transformer", **SEPARATE)
+    _, expected = collect(agent, length=3)
+    agent.compile_acting(backend="eager")
+    torch.manual_seed(0)
+    batch, steps = collect(agent, length=3)
+    assert_equal_but_for_rounding(stacked(steps, "values"), stacked(expected, "values"), NUM_OPS)
+    assert_equal_but_for_rounding(agent.evaluate(batch).log_probs, stacked(steps, "log_probs"), NUM_OPS)
+
+
 # --- settings ------------------------------------------------------------------------------------------
 
 
