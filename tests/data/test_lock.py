@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from loxodon.data import DiskTrajDataset
-from loxodon.data import manager as manager_module
+from loxodon.data import lock as lock_module
 from loxodon.data.lock import ManagerLock
 
 MakeDataset = Callable[..., DiskTrajDataset]
@@ -123,7 +123,7 @@ def test_file_systems_without_locks_get_one_warning(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "lockf", no_locks)
-    monkeypatch.setattr(manager_module, "_has_warned", False)
+    monkeypatch.setattr(lock_module, "_has_warned", False)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         ManagerLock(tmp_path / name, "run").release()
