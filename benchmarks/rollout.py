@@ -235,6 +235,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         rollout.restart(0)
         if args.prefill:
             for group in groups:
+                assert group.state is not None  # they have just begun
                 fill_memory(group.state.hidden_state, args.context)
         rollout.collect(WARM_UP_STEPS)
         watch = Stopwatch()
