@@ -180,7 +180,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     if has_actors:
         keep_pace_of_preset(exp)
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
-    if exp.mode == "collect":
+    if exp.ctx.role.is_actor:
         if resumes:
             _say(
                 "warning: --resume changes nothing here: --mode collect follows the newest policy.",
@@ -202,11 +202,11 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
         if (unused := config.check_unused()) and exp.accelerator.is_main_process:
             _say(f"note: {unused}", error=True)
     except ConfigError as error:
-        if exp.mode != "collect":
+        if exp.ctx.role.learns:
             raise
         # An actor has the learner's config and builds less of it: no environments to evaluate in, for one.
         _say(f"warning: {error}", error=True)
-    if resumes and exp.mode != "collect":
+    if resumes and exp.ctx.role.learns:
         exp.ctx.console.say(f"Resuming at epoch {exp.load_checkpoint()}.")
     return exp
 

@@ -97,10 +97,9 @@ def make_run(folder: Path, **changes: Any) -> Experiment:
         "batch_size": 16,
         "learning_rate": 3e-3,
         "lr_warmup_steps": 10,
-        "MetricLogger.tensorboard": False,
         "seed": 1,
     }
-    gin.parse_config(BINDINGS)
+    gin.parse_config(BINDINGS + "MetricLogger.tensorboard = False\n")
     return Experiment(**{**settings, **changes})
 
 
