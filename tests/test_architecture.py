@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,6 +177,15 @@ def test_the_circle_check_sees_every_form_of_import() -> None:
 def test_no_file_imports_itself_by_way_of_others() -> None:
     found = files_in_circles({named(path): path.read_text(encoding="utf-8") for path in CODE_FILES})
     assert sorted(found) == []
+
+
+def test_the_page_on_the_house_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = re.findall(r"`([\w/]+\.py)`", page)
+    assert len(names) > 30
+    assert [
+        name for name in names if not ((ROOT / name).exists() or (ROOT / "experiment" / name).exists())
+    ] == []
 
 
 # --- gin names -----------------------------------------------------------------------------------------
