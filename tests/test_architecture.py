@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import re
 from collections import Counter
@@ -177,6 +178,20 @@ def test_the_circle_check_sees_every_form_of_import() -> None:
 def test_no_file_imports_itself_by_way_of_others() -> None:
     found = files_in_circles({named(path): path.read_text(encoding="utf-8") for path in CODE_FILES})
     assert sorted(found) == []
+
+
+def test_the_rooms_of_experiment_stand_on_floors() -> None:
+    """A folder of `experiment/`, or a file beside them, imports only what does not import it, by any way."""
+    floors: dict[str, set[str]] = {}
+    for path in CODE_FILES:
+        parts = Path(named(path)).parts
+        if parts[0] == "experiment" and parts[1] != "__init__.py":
+            found = imported_names(path.read_text(encoding="utf-8"), ["loxodon", *parts[:-1]])
+            rooms = {full.split(".")[2] for full in found if full.startswith("loxodon.experiment.")}
+            floors.setdefault(Path(parts[1]).stem, set()).update(rooms)
+    floors = {room: others & floors.keys() - {room} for room, others in floors.items()}
+    order = list(graphlib.TopologicalSorter(floors).static_order())  # raises for a circle
+    assert order.index("contracts") < order.index("learn") < order.index("experiment") < order.index("cli")
 
 
 def test_the_page_on_the_house_names_files_that_exist() -> None:
