@@ -385,7 +385,9 @@ class Experiment(Settings):
         )
 
     def _overrides(self, *hooks: str) -> bool:
-        return any(getattr(type(self), hook) is not getattr(Experiment, hook) for hook in hooks)
+        """Whether a hook is a user's own, be it of a derived class or of this object alone."""
+        own = (getattr(getattr(self, hook), "__func__", None) is getattr(Experiment, hook) for hook in hooks)
+        return not all(own)
 
     def _forward_work(self) -> float:
         """About the multiply-adds of a forward pass: parameters times timesteps; on a GPU no limit."""
