@@ -21,10 +21,8 @@ from .experiment import Experiment
 from .fleet.actors import (
     Crew,
     MakePool,
-    is_bound,
     library_program,
     local_pool,
-    pace_of_preset,
     this_program,
     without,
 )
@@ -178,7 +176,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     """Build the experiment, after a look at its run folder: what to resume must be there."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
     if has_actors:
-        keep_pace_of_preset(exp)
+        exp.keep_pace_of_preset()
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.ctx.role.is_actor:
         if resumes:
@@ -211,23 +209,6 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     return exp
 
 
-def keep_pace_of_preset(exp: Experiment) -> None:
-    """Unless the config sets replay_ratio: as many updates per env step as an epoch of mode "both" has.
-
-    Without a phase of both in one epoch (start_collecting_at_epoch) there is nothing to compare.
-    """
-    env_steps = exp.parallel_actors * exp.train_timesteps_per_epoch * exp.accelerator.num_processes
-    updates = exp.train_batches_per_epoch // exp.batches_per_update
-    ratio = pace_of_preset(env_steps=env_steps, updates=0 if exp.start_collecting_at_epoch else updates)
-    exp.replay_ratio = exp.replay_ratio if ratio is None else ratio
-
-
-def crew_of(exp: Experiment, words: Sequence[str], num_actors: int) -> Crew:
-    """The actors of a learner that was started with these words."""
-    has_workers = is_bound("AsyncVectorEnv.num_workers")
-    return Crew(words, num_actors, exp.replay_ratio, has_workers, exp.start_collecting_at_epoch)
-
-
 def _run(
     config: LoadedConfig,
     args: argparse.Namespace,
@@ -238,7 +219,7 @@ def _run(
     """Build, resume if asked, train, and say what came out."""
     exp: Experiment = _built(lambda loaded: _start(loaded, args.resume, args.actors is not None), config)
     if args.actors is not None and exp.accelerator.is_main_process:
-        exp.actors = pool(exp.ctx, crew_of(exp, words, args.actors))
+        exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, exp.start_collecting_at_epoch))
     try:
         metrics = exp.learn()
     except SystemExit:  # stopped by a signal, or because no actor is left; everything is stored and closed

@@ -52,6 +52,7 @@ from .distributed import (
 from .evaluation import Evaluator
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
+from .fleet.actors import pace_of_preset
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
@@ -194,6 +195,16 @@ class Experiment(Settings):
             is_over=self._is_over,
         )
         return pace
+
+    def keep_pace_of_preset(self) -> None:
+        """Before `start` of a learner with actors: unless the config sets replay_ratio, that of "both".
+
+        Without a phase of both in one epoch (start_collecting_at_epoch) there is nothing to compare.
+        """
+        env_steps = self.parallel_actors * self.train_timesteps_per_epoch * self.accelerator.num_processes
+        updates = self.train_batches_per_epoch // self.batches_per_update
+        ratio = pace_of_preset(env_steps=env_steps, updates=0 if self.start_collecting_at_epoch else updates)
+        self.replay_ratio = self.replay_ratio if ratio is None else ratio
 
     def _is_over(self) -> bool:
         """True when a policy was published that says it is the last and is not loaded yet."""

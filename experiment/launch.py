@@ -20,6 +20,7 @@ import gin
 from . import cli
 from .config import ConfigError, load_config
 from .experiment import Experiment
+from .fleet.actors import Crew
 from .fleet.launchers import ray_pool, require, submit
 
 
@@ -88,13 +89,13 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
         return cli.CONFIG_ERROR
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
-    cli.keep_pace_of_preset(exp)
+    exp.keep_pace_of_preset()
     common = {"timeout_min": args.slurm_minutes, **dict(args.slurm_set)}
     if args.slurm_partition is not None:
         common["slurm_partition"] = args.slurm_partition
     jobs = submit(
         cli.main,
-        cli.crew_of(exp, words, args.actors),
+        Crew(words, args.actors, exp.replay_ratio, exp.start_collecting_at_epoch),
         exp.run_dir,
         cluster=args.slurm_cluster,
         common=common,

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gin
@@ -25,6 +25,15 @@ _RANK_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_USE_", "FSDP_")
 _KEPT = {"ACCELERATE_USE_CPU"}  # a choice of device, which holds for actors too
 
 
+def is_bound(name: str) -> bool:
+    """Whether the config sets this parameter, be it to None."""
+    try:
+        gin.query_parameter(name)
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Crew:
     """The actors that a learner asks for.
@@ -33,15 +42,15 @@ class Crew:
         learner_words: arguments of the learner's command line.
         num_actors: how many actors the run has.
         replay_ratio: that of the run, which all its processes keep.
-        has_env_workers: the config sets how many processes the environments get; else a share of the cores.
         first_epoch: of the learner, in which they begin.
+        has_env_workers: the config sets how many processes the environments get; else a share of the cores.
     """
 
     learner_words: Sequence[str]
     num_actors: int
     replay_ratio: float | None = None
-    has_env_workers: bool = False
     first_epoch: int = 0
+    has_env_workers: bool = field(default_factory=lambda: is_bound("AsyncVectorEnv.num_workers"))
 
     def words(self, num_per_machine: int = 1) -> list[str]:
         """The arguments of an actor; num_per_machine: how many share a machine.
@@ -116,15 +125,6 @@ def pace_of_preset(*, env_steps: int, updates: int) -> float | None:
             "Fix: set it to a positive number, or leave out --actors."
         )
     return updates / env_steps if updates and not is_bound("Experiment.replay_ratio") else None
-
-
-def is_bound(name: str) -> bool:
-    """Whether the config sets this parameter, be it to None."""
-    try:
-        gin.query_parameter(name)
-    except ValueError:
-        return False
-    return True
 
 
 def this_program() -> list[str]:

@@ -33,7 +33,7 @@ from ..checkpoint.policy_file import (
 from ..checkpoint.record import version_of
 from ..collect.build import layout_of
 from ..contracts import Run
-from ..distributed import StopWatch, any_process, merge_metrics
+from ..distributed import StopWatch, merge_metrics
 from ..rng import derive_seed, isolated_rng
 from .learner import Learner, log_figures, masked_losses
 from .optimizer import make_optimizer
@@ -215,12 +215,12 @@ class Pretraining(Callback):
         digest = None if self.run.test_run or self.cache_dir is None else self._digest()
         if digest is not None and self.cache_dir is not None:
             path = self.cache_dir / f"{digest}.safetensors"
-            if not any_process(not self._load_cached(path), self.run.ctx.accelerator):
+            if not self.run.ctx.any(not self._load_cached(path)):
                 self.run.ctx.console.say(f"Pre-trained weights come from {path}.")
                 return True
         before = plain_tensors(self.run.policy)
         figures = self._train()
-        is_stopped = any_process(self.run.ctx.stop.requested(), self.run.ctx.accelerator)
+        is_stopped = self.run.ctx.stop_agreed()
         if is_stopped or not math.isfinite(figures.get("loss", 0.0)):
             self.run.policy.load_state_dict(before)
         if is_stopped:
@@ -237,7 +237,7 @@ class Pretraining(Callback):
         return True
 
     def _train(self) -> dict[str, float]:
-        """Train, and hand over what an off-policy agent has learned; returns the figures of the self."""
+        """Train, and hand over what an off-policy agent has learned; returns the figures of the stage."""
         if self.method == "bc":
             assert isinstance(self.run.policy, OnPolicyAgent)
             demos = functools.partial(Demonstrations, estimate=self.run.trainer.advantage_estimator)
@@ -252,7 +252,7 @@ class Pretraining(Callback):
         with self._offline_agent(seed) as parts:
             learner = self._learner(*parts)
             figures = self._updates(learner, lambda batch: batch, lambda: None)
-            if not any_process(self.run.ctx.stop.requested(), self.run.ctx.accelerator):
+            if not self.run.ctx.stop_agreed():
                 hand_over(parts[0], self.run.policy)
             return figures
 

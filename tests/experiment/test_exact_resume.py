@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,7 @@ from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.config import load_config
 
+from .killing import run_and_kill
 from .test_resume import KilledError, metrics
 
 EPOCHS, CHECKPOINT_AFTER, KILLED_IN = 6, 3, 4
@@ -184,18 +180,6 @@ def test_resume_is_exact(tmp_path: Path, demos: Path, case: str) -> None:
         assert len(set(weights)) > 3, weights  # else the ramp was not seen
 
 
-def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
-    code = "import sys; from loxodon.experiment.cli import main; sys.exit(main(sys.argv[1:]))"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "--config", "exact.gin", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 @pytest.mark.slow
 def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path) -> None:
     folders = [tmp_path / "whole", tmp_path / "parts"]
@@ -204,20 +188,5 @@ def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path) -> None:
         (folder / "exact.gin").write_text(
             text.replace("train_batches_per_epoch = 4", "train_batches_per_epoch = 40")
         )
-    whole, victim = (launch(folder) for folder in folders)
-    marker = folders[1] / "exact/ckpts/training_states/exact_epoch_2/COMPLETE"
-    deadline = time.monotonic() + 300
-    while not marker.exists():
-        assert victim.poll() is None, victim.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    time.sleep(0.05)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    victim.stdout.close()  # type: ignore[union-attr]  # an orphaned loader worker keeps the other end for a while
-    resumed = launch(folders[1], "--resume")
-    text, _ = resumed.communicate(timeout=300)
-    assert resumed.returncode == 0, text
-    text, _ = whole.communicate(timeout=300)
-    assert whole.returncode == 0, text
+    run_and_kill(folders, after_epoch=2, last_epoch=EPOCHS - 1)
     assert_same(folders[0] / "exact", folders[1] / "exact")

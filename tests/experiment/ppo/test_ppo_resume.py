@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +19,7 @@ from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.ppo import KLAdaptiveLR
 
 from ...rounding import rounding
+from ..killing import run_and_kill
 from ..test_resume import KilledError, metrics
 from .whole_runs import differing, learned, ppo_experiment
 
@@ -166,37 +162,13 @@ Experiment.lr_schedule = None
 """
 
 
-def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
-    code = "import sys; from loxodon.experiment.cli import main; sys.exit(main(sys.argv[1:]))"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "--config", "exact.gin", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 @pytest.mark.slow
 def test_kill_9_of_a_preset_changes_no_bit(tmp_path: Path) -> None:
     folders = [tmp_path / "whole", tmp_path / "parts"]
     for folder in folders:
         folder.mkdir()
         (folder / "exact.gin").write_text(CONFIG.format(folder=folder))
-    whole, victim = (launch(folder) for folder in folders)
-    marker = folders[1] / "exact/ckpts/training_states/exact_epoch_3/COMPLETE"
-    deadline = time.monotonic() + 300
-    while not marker.exists():
-        assert victim.poll() is None, victim.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    victim.send_signal(signal.SIGKILL)
-    victim.communicate()
-    assert not (folders[1] / "exact/ckpts/training_states/exact_epoch_15/COMPLETE").exists()
-    for process in (launch(folders[1], "--resume"), whole):
-        text, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, text
+    run_and_kill(folders, after_epoch=3, last_epoch=15)
     names = [folder / "exact/ckpts/policy_weights/policy_epoch_15.safetensors" for folder in folders]
     first, second = (read_policy(path)[1] for path in names)
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
