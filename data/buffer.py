@@ -8,21 +8,18 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import math
 import os
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .errors import BrokenTrajectoryError, visible
-from .files import TEMPORARY_SUFFIX, TrajectoryReader, load_trajectory, parse_name
+from .files import TEMPORARY_SUFFIX, TrajectoryReader, parse_name
 from .trajectory import Layout, Trajectory
 
 _STALE_TEMPORARY_S = 3600.0
-_LIST_AT_LEAST_EVERY_S = 30.0
-_COARSEST_CLOCK_NS = 3_000_000_000  # FAT counts in steps of 2 s
 MAX_BROKEN_SHARE = 0.05  # of all files that this process has listed
 _REASON_SUFFIX = ".txt"
 _logger = logging.getLogger("loxodon")
@@ -42,98 +39,6 @@ class TrajectoryFile(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
-class TrajectoryFolder:
-    """What lies in one folder. Temporary files are ignored; other foreign files too, with one warning."""
-
-    def __init__(self, path: Path, *, is_protected: bool = False) -> None:
-        self.path, self.is_protected = path, is_protected
-        self.files: dict[str, TrajectoryFile] = {}
-        self._ignored: set[str] = set()
-        self._temporaries: set[str] = set()
-        self._has_warned = False
-        self._quiet_mtime_ns = -1  # of the folder, if nothing can have changed since without changing this
-        self._listed_s = -math.inf  # clock of time.monotonic
-
-    def refresh(self) -> tuple[list[TrajectoryFile], list[TrajectoryFile]]:
-        """List the folder again. Returns the files that are new and those that are gone.
-
-        A folder that does not exist is empty.
-        """
-        names = self._list_if_changed()
-        if names is None:
-            return [], []
-        files = self.files
-        unlisted = [name for name in names if name not in files]
-        gone: list[TrajectoryFile] = []
-        if len(names) - len(unlisted) < len(files):
-            gone = [files.pop(name) for name in files.keys() - set(names)]
-        self._ignored &= set(unlisted)
-        self._temporaries.clear()
-        added: list[TrajectoryFile] = []
-        for name in unlisted:
-            if name in self._ignored:
-                continue
-            if name.endswith(TEMPORARY_SUFFIX):
-                self._temporaries.add(name)
-            elif (parsed := parse_name(name)) is None:
-                self._warn_of(name)
-                self._ignored.add(name)
-            else:
-                path = f"{self.path}/{name}"
-                file = TrajectoryFile(parsed.unix_time, parsed.traj_id, path, self.is_protected)
-                files[name] = file
-                added.append(file)
-        return added, gone
-
-    def discard(self, file: TrajectoryFile, *, ignore: bool = False) -> None:
-        """Take a file off the listing; with `ignore` it does not come back while it lies in the folder."""
-        name = file.name
-        self.files.pop(name, None)
-        if ignore:
-            self._ignored.add(name)
-
-    def remove_stale_temporaries(self) -> None:
-        """Delete temporary files, as of the last listing, that a killed writer left over an hour ago."""
-        now_s = time.time()
-        for name in self._temporaries:
-            path = self.path / name
-            try:
-                if now_s - path.stat().st_mtime > _STALE_TEMPORARY_S:
-                    path.unlink()
-            except FileNotFoundError:  # its writer has just finished it
-                continue
-
-    def _list_if_changed(self) -> list[str] | None:
-        """Return the names in the folder, or None if its time of change shows that they are the known ones.
-
-        A time of change may be too coarse to tell two changes apart, so one is trusted only if it was old
-        when the folder was listed; and not for long, because some network file systems do not keep it.
-        """
-        now_s = time.monotonic()
-        try:
-            mtime_ns = self.path.stat().st_mtime_ns
-            if mtime_ns == self._quiet_mtime_ns and now_s - self._listed_s < _LIST_AT_LEAST_EVERY_S:
-                return None
-            is_quiet = time.time_ns() - mtime_ns > _COARSEST_CLOCK_NS
-            names = os.listdir(self.path)  # noqa: PTH208 (only names are needed)
-        except FileNotFoundError:
-            self._quiet_mtime_ns = -1
-            return []
-        self._quiet_mtime_ns = mtime_ns if is_quiet else -1
-        self._listed_s = now_s
-        return names
-
-    def _warn_of(self, name: str) -> None:
-        if not self._has_warned:
-            _logger.warning(
-                "%s contains %r, which is not named <env>_<id>_<unix time>.npz or .traj, so it is ignored. "
-                "Fix: rename it or move it away.",
-                self.path,
-                name,
-            )
-        self._has_warned = True
-
-
 class Quarantine:
     """The folder `buffer/quarantine` and the count of what is broken.
 
@@ -149,8 +54,7 @@ class Quarantine:
         self.folder = buffer / "quarantine"
         self._may_move = may_move
         self._left_in_place: set[str] = set()  # names
-        self._before = self._list()
-        self._now = self._before
+        self._before = self._now = self._list()
         self._last_reason = ""
 
     @property
@@ -170,52 +74,19 @@ class Quarantine:
     def put(self, path: Path, reason: str) -> None:
         """Move a broken file here, if this process may, and count it."""
         self._last_reason = reason
-        moved_to = None
-        if self._may_move:
-            try:
-                moved_to = self.move(path, reason)
-            except FileNotFoundError:  # another process was faster, or has deleted it
-                self.refresh()
-                return
-            except OSError as error:
-                _logger.warning("%s is broken, but cannot be moved to %s: %s", path, self.folder, error)
-        if moved_to is None:
+        done = "left in place"
+        try:
+            if self._may_move:
+                done = f"moved to {visible(str(self.move(path, reason)))}"
+        except FileNotFoundError:  # another process was faster, or has deleted it
+            self.refresh()
+            return
+        except OSError as error:
+            _logger.warning("%s is broken, but cannot be moved to %s: %s", path, self.folder, error)
+        if done == "left in place":
             self._left_in_place.add(path.name)
         self.refresh()
-        _logger.warning("A broken trajectory file was %s: %s", _what_was_done(moved_to), reason)
-
-    def check_share(self, num_seen: int) -> None:
-        """Stop the run if too much is broken.
-
-        Args:
-            num_seen: files that this process has listed since it started.
-
-        Raises:
-            ValueError: If more than one file and more than 5 % of all are broken.
-        """
-        if self.num_broken <= max(1, MAX_BROKEN_SHARE * num_seen):
-            return
-        raise ValueError(
-            f"{self.num_broken} of {num_seen} trajectory files in {self.folder.parent} are broken, more than "
-            f"{MAX_BROKEN_SHARE:.0%}. The last reason: {self._last_reason or self._read_a_reason()} "
-            f"Fix: read the reasons in {self.folder} (the files were moved there, if this process had edit "
-            "rights), repair what writes such files, and give each kind of environment a dataset of its own "
-            "(DiskTrajDataset.dset_name)."
-        )
-
-    def describe(self) -> str:
-        """Return a sentence on the broken files for an error text; nothing if there are none."""
-        if not self.num_broken:
-            return ""
-        reason = self._last_reason or self._read_a_reason()
-        return f" {self.num_broken} files were broken (see {self.folder}); the last reason: {reason}"
-
-    def _list(self) -> frozenset[str]:
-        try:
-            names = os.listdir(self.folder)  # noqa: PTH208 (only names are needed)
-        except (FileNotFoundError, NotADirectoryError):
-            return frozenset()
-        return frozenset(name for name in names if not name.endswith(_REASON_SUFFIX))
+        _logger.warning("A broken trajectory file was %s: %s", done, reason)
 
     def move(self, path: Path, reason: str) -> Path:
         """Move a file here, under a name that is free, and write the reason beside it. Returns where to."""
@@ -230,24 +101,52 @@ class Quarantine:
         )
         return target
 
-    def _read_a_reason(self) -> str:
-        """Return the first line beside some file that another process has moved here."""
-        for name in sorted(self._now - self._before):
-            note = self.folder / (name + _REASON_SUFFIX)
-            try:
-                if note.is_file():
-                    return note.read_text(encoding="utf-8").splitlines()[0]
-            except (OSError, IndexError):
-                continue
-        return "unknown."
+    def check_share(self, num_seen: int) -> None:
+        """Raise ValueError, which stops the run, if more than one file and more than 5 % are broken.
+
+        Args:
+            num_seen: files that this process has listed since it started.
+        """
+        if self.num_broken > max(1, MAX_BROKEN_SHARE * num_seen):
+            raise ValueError(
+                f"{self.num_broken} of {num_seen} trajectory files in {self.folder.parent} are broken, more "
+                f"than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} Fix: read the reasons "
+                f"in {self.folder} (the files were moved there, if this process had edit rights), repair "
+                "what writes such files, and give each kind of environment a dataset of its own "
+                "(DiskTrajDataset.dset_name)."
+            )
+
+    def describe(self) -> str:
+        """Return a sentence on the broken files for an error text; nothing if there are none."""
+        if not self.num_broken:
+            return ""
+        return (
+            f" {self.num_broken} files were broken (see {self.folder}); the last reason: "
+            f"{self._find_reason()}"
+        )
+
+    def _list(self) -> frozenset[str]:
+        return frozenset(name for name in _names_in(self.folder) if not name.endswith(_REASON_SUFFIX))
+
+    def _find_reason(self) -> str:
+        """The last reason of this process, else the first line beside what another one has moved here."""
+        notes = (self.folder / (name + _REASON_SUFFIX) for name in sorted(self._now - self._before))
+        lines = (note.read_text(encoding="utf-8").splitlines() for note in notes if note.is_file())
+        return self._last_reason or next((found[0] for found in lines if found), "unknown.")
 
 
-def _what_was_done(moved_to: Path | None) -> str:
-    return "left in place" if moved_to is None else f"moved to {visible(str(moved_to))}"
+def _names_in(folder: Path) -> list[str]:
+    """Names in a folder; none if there is no such folder."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 (only names are needed)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 class Buffer:
     """What one process knows about `buffer/{fifo,protected}`, the two folders that are sampled from.
+
+    Temporary files are ignored; other foreign files too, with one warning.
 
     Args:
         path: folder that contains the two.
@@ -273,15 +172,14 @@ class Buffer:
         with_lengths: bool,
         on_change: Callable[[list[TrajectoryFile]], None],
     ) -> None:
-        self.path = path
-        self.fifo = TrajectoryFolder(path / "fifo")
-        self.protected = TrajectoryFolder(path / "protected", is_protected=True)
-        for folder in (self.fifo, self.protected):
+        self.path, self.fifo = path, path / "fifo"
+        self._folders = {False: self.fifo, True: path / "protected"}  # by is_protected
+        for folder in self._folders.values():
             try:
-                folder.path.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise OSError(
-                    f"The dataset folder {folder.path} cannot be made: {error}. "
+                    f"The dataset folder {folder} cannot be made: {error}. "
                     "Fix: set DiskTrajDataset.dset_root to a folder that this process may write to."
                 ) from error
         self.quarantine = Quarantine(path, may_move=may_move)
@@ -289,10 +187,19 @@ class Buffer:
         self.sizes: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
         self._with_lengths, self._on_change = with_lengths, on_change
+        # By is_protected and name, all that lies there: None is what is not sampled from.
+        self._known: dict[bool, dict[str, TrajectoryFile | None]] = {False: {}, True: {}}
+        self._temporaries: list[Path] = []
+        self._has_warned = False
         self._num_seen = 0  # different files there have been in all
         self._reader = TrajectoryReader()
         self._layout: Layout | None = None
         self._checked: set[str] = set()  # paths of files whose layout is the expected one
+
+    @property
+    def fifo_files(self) -> list[TrajectoryFile]:
+        """Those files that may be deleted, the oldest first."""
+        return [file for file in self.files if not file.is_protected]
 
     def expect(self, layout: Layout) -> None:
         """Treat files of another layout as broken from now on."""
@@ -304,28 +211,28 @@ class Buffer:
         Raises:
             ValueError: If more than 5 % of the files are broken.
         """
-        added, gone = self.fifo.refresh()
-        more_added, more_gone = self.protected.refresh()
-        added += more_added
-        gone += more_gone
+        added: list[TrajectoryFile] = []
+        gone: list[TrajectoryFile] = []
+        self._temporaries = []
+        for is_protected, known in self._known.items():
+            names = _names_in(self._folders[is_protected])
+            new = [name for name in names if name not in known]
+            if len(names) - len(new) < len(known):
+                gone += [file for name in known.keys() - set(names) if (file := known.pop(name))]
+            added += [file for name in new if (file := self._take_in(name, is_protected))]
         self._num_seen += len(added)
-        broken: dict[TrajectoryFile, str] = {}
-        if self._with_lengths:
-            broken = self._measure_lengths(added)
         if added:
-            self.files = self.files + [file for file in added if self._is_listed(file)]
-            self.files.sort()  # takes advantage of the part that is sorted already
+            self.files = sorted(self.files + added)  # takes advantage of the part that is sorted already
         if added or gone:
-            self._forget([*gone, *broken])
-        if broken:
-            self._report(broken)
+            self._forget(gone)
+        if self._with_lengths:
+            for file in added:
+                if (traj := self.open(file)) is not None:
+                    self.lengths[file.path] = len(traj)
 
     def measure_sizes(self) -> None:
         """Look up the bytes of files whose size is not known yet."""
-        if len(self.sizes) < len(self.files):
-            for file in self.files:
-                if file.path not in self.sizes:
-                    self.sizes[file.path] = _size_bytes(file)
+        self.sizes |= {file.path: _size_bytes(file) for file in self.files if file.path not in self.sizes}
 
     def open(self, file: TrajectoryFile) -> Trajectory | None:
         """Return the trajectory of a file, or None if it is gone or broken; then it is off the list.
@@ -338,13 +245,18 @@ class Buffer:
             if file.path not in self._checked:
                 self._check_layout(file, traj)
         except BrokenTrajectoryError as error:
-            self._discard([file], ignore=True)
-            self._report({file: str(error)})
+            self._ignore(file)
+            self.quarantine.put(Path(file.path), str(error))
+            self.quarantine.check_share(self._num_seen)
             return None
         except OSError as error:
-            if not _means_gone(error):
+            if not isinstance(error, FileNotFoundError) and error.errno != errno.ESTALE:  # of a file server
                 raise
-            self._leave_out_gone(file)
+            # Whoever deleted it has mostly deleted others, too.
+            if self._is_listed(file):
+                self.refresh()
+            if self._is_listed(file):  # a dangling link, for example
+                self._ignore(file)
             return None
         return traj
 
@@ -357,16 +269,43 @@ class Buffer:
         """Delete files; those that are gone already do no harm."""
         for file in doomed:
             Path(file.path).unlink(missing_ok=True)
+            self._known[file.is_protected].pop(file.name, None)
         if doomed:
-            self._discard(doomed)
+            self._forget(doomed)
+
+    def remove_stale_temporaries(self) -> None:
+        """Delete temporary files, as of the last listing, that a killed writer left over an hour ago."""
+        for path in self._temporaries:
+            try:
+                if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
+                    path.unlink()
+            except FileNotFoundError:  # its writer has just finished it
+                continue
 
     def let_go(self) -> None:
         """Close all opened files; they are opened again when they are needed."""
         self._reader = TrajectoryReader()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave opened files behind when this goes to another process."""
-        return {**self.__dict__, "_reader": TrajectoryReader()}
+    def _take_in(self, name: str, is_protected: bool) -> TrajectoryFile | None:
+        """Note a name that is new in a folder; returns the file if it is a finished trajectory."""
+        folder = self._folders[is_protected]
+        if name.endswith(TEMPORARY_SUFFIX):
+            if not is_protected:
+                self._temporaries.append(folder / name)
+            return None
+        file, parsed = None, parse_name(name)
+        if parsed is not None:
+            file = TrajectoryFile(parsed.unix_time, parsed.traj_id, f"{folder}/{name}", is_protected)
+        elif not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "%s contains %r, which is not named <env>_<id>_<unix time>.npz or .traj, so it is ignored. "
+                "Fix: rename it or move it away.",
+                folder,
+                name,
+            )
+        self._known[is_protected][name] = file
+        return file
 
     def _check_layout(self, file: TrajectoryFile, traj: Trajectory) -> None:
         mismatch = None if self._layout is None else self._layout.describe_mismatch(traj.layout)
@@ -377,44 +316,13 @@ class Buffer:
             )
         self._checked.add(file.path)
 
-    def _measure_lengths(self, added: list[TrajectoryFile]) -> dict[TrajectoryFile, str]:
-        """Open new files for their lengths. Returns why some are broken; those and vanished ones are off."""
-        broken: dict[TrajectoryFile, str] = {}
-        for file in added:
-            try:
-                self.lengths[file.path] = len(load_trajectory(file.path))
-            except BrokenTrajectoryError as error:
-                broken[file] = str(error)
-                self._folder_of(file).discard(file, ignore=True)
-            except OSError as error:
-                if not _means_gone(error):
-                    raise
-                self._folder_of(file).discard(file)  # should it lie there still, the next listing tries again
-        return broken
-
-    def _leave_out_gone(self, file: TrajectoryFile) -> None:
-        """List again after a file was not found: whoever deleted it has mostly deleted others, too."""
-        if self._is_listed(file):
-            self.refresh()
-        if self._is_listed(file):  # a dangling link, for example
-            self._discard([file], ignore=True)
-
-    def _report(self, broken: dict[TrajectoryFile, str]) -> None:
-        for file, reason in broken.items():
-            self.quarantine.put(Path(file.path), reason)
-        self.quarantine.check_share(self._num_seen)
-
-    def _folder_of(self, file: TrajectoryFile) -> TrajectoryFolder:
-        return self.protected if file.is_protected else self.fifo
-
     def _is_listed(self, file: TrajectoryFile) -> bool:
-        return file.name in self._folder_of(file).files
+        return self._known[file.is_protected].get(file.name) is not None
 
-    def _discard(self, files: list[TrajectoryFile], *, ignore: bool = False) -> None:
-        """Take files off the listing; with `ignore` they do not come back while they lie there."""
-        for file in files:
-            self._folder_of(file).discard(file, ignore=ignore)
-        self._forget(files)
+    def _ignore(self, file: TrajectoryFile) -> None:
+        """Take a file off the list; it does not come back while it lies there."""
+        self._known[file.is_protected][file.name] = None
+        self._forget([file])
 
     def _forget(self, gone: list[TrajectoryFile]) -> None:
         if gone:
@@ -426,11 +334,6 @@ class Buffer:
                 self.sizes.pop(path, None)
                 self.lengths.pop(path, None)
         self._on_change(gone)
-
-
-def _means_gone(error: OSError) -> bool:
-    """True if a file was deleted, here or on the server of a network file system."""
-    return isinstance(error, FileNotFoundError) or error.errno == errno.ESTALE
 
 
 def _size_bytes(file: TrajectoryFile) -> int:

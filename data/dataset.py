@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import gin
 import numpy as np
 import numpy.typing as npt
 
+from .errors import check_choice
 from .relabeling import Relabeler
-from .sampling import window_at
 from .trajectory import Layout, Trajectory
 
 PADDED_SAMPLING_MODES = ("none", "left", "right", "both")
@@ -32,14 +31,22 @@ def random_window(traj_len: int, max_seq_len: int, mode: str, rng: np.random.Gen
     Raises:
         ValueError: If the mode is unknown.
     """
-    if mode not in PADDED_SAMPLING_MODES:
-        near = difflib.get_close_matches(str(mode), PADDED_SAMPLING_MODES, n=1)
-        raise ValueError(
-            f"padded_sampling is {mode!r}; allowed are {', '.join(map(repr, PADDED_SAMPLING_MODES))}. "
-            f"Fix: set Experiment.padded_sampling = {near[0] if near else 'none'!r}."
-        )
+    check_choice("Experiment.padded_sampling", mode, PADDED_SAMPLING_MODES)
     fraction = rng.random() if traj_len > max_seq_len else 0.0
     return window_at(traj_len, max_seq_len, mode, fraction)
+
+
+def window_at(traj_len: int, max_seq_len: int, mode: str, fraction: float) -> tuple[int, int]:
+    """Return the window that lies at a fraction, in [0, 1), of the way from the first to the last.
+
+    Uniform fractions give uniform window starts. All else is as in random_window.
+    """
+    if traj_len <= max_seq_len:
+        return 0, traj_len
+    lowest = 1 - max_seq_len if mode in ("left", "both") else 0
+    highest = traj_len - 2 if mode in ("right", "both") else traj_len - max_seq_len
+    start = lowest + int(fraction * (highest + 1 - lowest))
+    return max(start, 0), min(start + max_seq_len, traj_len)
 
 
 class RLDataset(ABC):
@@ -85,7 +92,7 @@ class RLDataset(ABC):
                 f"max_seq_len is {max_seq_len}, but a window needs at least 1 transition. "
                 "Fix: set Experiment.max_seq_len."
             )
-        random_window(1, 1, padded_sampling, np.random.default_rng(0))  # refuses an unknown mode
+        check_choice("Experiment.padded_sampling", padded_sampling, PADDED_SAMPLING_MODES)
         self.max_seq_len, self.padded_sampling = max_seq_len, padded_sampling
         self.has_edit_rights = has_edit_rights
 

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .buffer import Buffer, TrajectoryFile
-from .dataset import RLDataset
-from .lock import ManagerLock
+from .dataset import RLDataset, window_at
+from .errors import check_choice
+from .lock import MANAGER, FolderLock
 from .relabeling import Relabeler
-from .sampling import FileSampler, PriorityTable, check_sampling, priority_slot, window_at
+from .sampling import SAMPLE_BY, FileSampler, PriorityTable, priority_slot
 from .trajectory import Layout, Trajectory
 
 _logger = logging.getLogger("loxodon")
@@ -66,8 +67,24 @@ class DiskTrajDataset(RLDataset):
         relabeler: Relabeler | None = None,
         takes_new_trajs: bool = True,
     ) -> None:
-        _check_limits(dset_min_size, dset_max_size, dset_max_timesteps, dset_max_bytes)
-        check_sampling(sample_by, recent_fraction, priority_exponent)
+        check_choice("DiskTrajDataset.sample_by", sample_by, SAMPLE_BY)
+        if not 1 <= dset_min_size <= dset_max_size:
+            raise ValueError(
+                f"dset_min_size is {dset_min_size} and dset_max_size {dset_max_size}, but 1 <= dset_min_size "
+                "<= dset_max_size must hold (both count files). Fix: set DiskTrajDataset.dset_max_size and "
+                "dset_min_size."
+            )
+        for name, value, fits, allowed in (
+            ("dset_max_timesteps", dset_max_timesteps, lambda x: x >= 1, "at least 1"),
+            ("dset_max_bytes", dset_max_bytes, lambda x: x >= 1, "at least 1"),
+            ("recent_fraction", recent_fraction, lambda x: 0 < x <= 1, "above 0 and at most 1"),
+            ("priority_exponent", priority_exponent, lambda x: x > 0, "above 0"),
+        ):
+            if value is not None and not fits(value):
+                raise ValueError(
+                    f"{name} is {value}, but must be {allowed}, or None for no such rule. "
+                    f"Fix: set DiskTrajDataset.{name}."
+                )
         self.dset_root, self.dset_name = dset_root, dset_name
         self.dset_max_size, self.dset_min_size = dset_max_size, dset_min_size
         self.dset_max_timesteps, self.dset_max_bytes = dset_max_timesteps, dset_max_bytes
@@ -75,7 +92,7 @@ class DiskTrajDataset(RLDataset):
         self.takes_new_trajs, self.priority_exponent = takes_new_trajs, priority_exponent
         self.priorities = None if priority_exponent is None else PriorityTable(priority_exponent)
         self._opened: Buffer | None = None
-        self._lock: ManagerLock | None = None
+        self._lock: FolderLock | None = None
 
     def configure(self, **settings: Any) -> None:
         """Receive the settings of the run, make the folders and list them. See RLDataset.configure.
@@ -114,8 +131,7 @@ class DiskTrajDataset(RLDataset):
     @property
     def save_new_trajs_to(self) -> Path | None:
         """The fifo folder, or None if this dataset is only read."""
-        fifo = self._buffer.fifo.path
-        return fifo if self.takes_new_trajs else None
+        return self._buffer.fifo if self.takes_new_trajs else None
 
     @property
     def ready_for_training(self) -> bool:
@@ -129,7 +145,7 @@ class DiskTrajDataset(RLDataset):
 
     @property
     def newest_time_s(self) -> float | None:
-        return max((file.unix_time for file in self._buffer.fifo.files.values()), default=None)
+        return max((file.unix_time for file in self._buffer.fifo_files), default=None)
 
     def refresh(self) -> None:
         """List the folders again; files that were opened and are gone are let go of."""
@@ -147,7 +163,13 @@ class DiskTrajDataset(RLDataset):
         """
         windows: list[Trajectory] = []
         while (num_missing := count - len(windows)) > 0:
-            files = self._files_to_draw()
+            files = self._buffer.files
+            if not files:
+                raise ValueError(
+                    f"{self._buffer.path} holds no trajectories to sample from."
+                    f"{self._buffer.quarantine.describe()} Fix: collect first (Experiment.mode 'both' or "
+                    "'collect'), or put files into its folder 'protected'."
+                )
             positions = self._sampler.draw(num_missing, rng)
             for position, fraction in zip(positions, rng.random(num_missing).tolist(), strict=True):
                 window = self._cut_window(files[position], fraction, rng)
@@ -191,11 +213,12 @@ class DiskTrajDataset(RLDataset):
             self._take_lock()
             doomed = self._beyond_limits()
             buffer.delete(doomed)
-            buffer.fifo.remove_stale_temporaries()
+            buffer.remove_stale_temporaries()
         buffer.check_broken_share()
+        num_fifo = len(buffer.fifo_files)
         return {
-            "fifo_files": float(len(buffer.fifo.files)),
-            "protected_files": float(len(buffer.protected.files)),
+            "fifo_files": float(num_fifo),
+            "protected_files": float(self.num_files - num_fifo),
             "total_files": float(self.num_files),
             "deleted_files": float(len(doomed)),
             "disk_gb": sum(buffer.sizes.values()) / 1e9,
@@ -217,14 +240,13 @@ class DiskTrajDataset(RLDataset):
         """
         self._require_edit_rights("deleting the collected trajectories")
         self.refresh()
-        self._buffer.delete(list(self._buffer.fifo.files.values()))
+        self._buffer.delete(self._buffer.fifo_files)
 
     def state_dict(self) -> dict[str, Any]:
         """Return time and id of the newest file in `fifo`, how many there are, and priorities if kept."""
-        fifo = self._buffer.fifo.files
-        newest = max(fifo.values(), default=None)
+        fifo = self._buffer.fifo_files
         state: dict[str, Any] = {
-            "newest": None if newest is None else [newest.unix_time, newest.traj_id],
+            "newest": [fifo[-1].unix_time, fifo[-1].traj_id] if fifo else None,
             "num_fifo_files": len(fifo),
         }
         if self.priorities is not None:
@@ -249,13 +271,13 @@ class DiskTrajDataset(RLDataset):
         self._require_edit_rights("setting newer trajectories aside")
         self.refresh()
         newest = (-1.0, "") if state["newest"] is None else tuple(state["newest"])
-        newer = [file for file in self._buffer.fifo.files.values() if file[:2] > newest]
+        newer = [file for file in self._buffer.fifo_files if file[:2] > newest]
         superseded = self._buffer.path / "superseded"
         superseded.mkdir(exist_ok=True)
         for file in newer:
             os.replace(file.path, superseded / file.name)  # noqa: PTH105 (as in files.py)
         self.refresh()
-        num_lost = int(state["num_fifo_files"]) - len(self._buffer.fifo.files)
+        num_lost = int(state["num_fifo_files"]) - len(self._buffer.fifo_files)
         if num_lost > 0:
             _logger.warning(
                 "%d trajectories that the checkpoint was trained on are gone, so the resumed run "
@@ -295,15 +317,6 @@ class DiskTrajDataset(RLDataset):
         """Leave the lock behind when this goes to another process."""
         return {**self.__dict__, "_lock": None}
 
-    def _files_to_draw(self) -> list[TrajectoryFile]:
-        if self._buffer.files:
-            return self._buffer.files
-        raise ValueError(
-            f"{self._buffer.path} holds no trajectories to sample from.{self._buffer.quarantine.describe()} "
-            "Fix: collect first (Experiment.mode 'both' or 'collect'), or put files into its folder "
-            "'protected'."
-        )
-
     def _cut_window(
         self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
     ) -> Trajectory | None:
@@ -326,7 +339,7 @@ class DiskTrajDataset(RLDataset):
     def _beyond_limits(self) -> list[TrajectoryFile]:
         """The oldest files of `fifo` that have to go so that all limits hold."""
         buffer, max_bytes, max_timesteps = self._buffer, self.dset_max_bytes, self.dset_max_timesteps
-        fifo = [file for file in buffer.files if not file.is_protected]
+        fifo = buffer.fifo_files
         num_files = len(fifo)
         num_bytes = sum(buffer.sizes[file.path] for file in fifo)
         num_timesteps = sum(buffer.lengths.get(file.path, 0) for file in fifo)
@@ -362,19 +375,4 @@ class DiskTrajDataset(RLDataset):
 
     def _take_lock(self) -> None:
         if self._lock is None:
-            self._lock = ManagerLock(self._buffer.path, self._run_name)
-
-
-def _check_limits(min_size: int, max_size: int, max_timesteps: int | None, max_bytes: int | None) -> None:
-    if not 1 <= min_size <= max_size:
-        raise ValueError(
-            f"dset_min_size is {min_size} and dset_max_size {max_size}, but 1 <= dset_min_size <= "
-            "dset_max_size must hold (both count files). Fix: set DiskTrajDataset.dset_max_size and "
-            "dset_min_size."
-        )
-    for name, limit in (("dset_max_timesteps", max_timesteps), ("dset_max_bytes", max_bytes)):
-        if limit is not None and limit < 1:
-            raise ValueError(
-                f"{name} is {limit}, but must be at least 1, or None for no limit. "
-                f"Fix: set DiskTrajDataset.{name}."
-            )
+            self._lock = FolderLock(self._buffer.path, self._run_name, MANAGER)

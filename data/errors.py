@@ -1,11 +1,24 @@
-"""What can be wrong with a trajectory file."""
+"""What can be wrong with a trajectory file or with a setting."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
 
 
 def visible(text: str) -> str:
     r"""Text of a file, or its name, for a terminal: what is not printable becomes `\x1b` and the like."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def check_choice(setting: str, value: object, allowed: Sequence[str]) -> None:
+    """Raise ValueError unless `value`, that of a setting such as "Experiment.env_mode", is allowed."""
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        raise ValueError(
+            f"{setting} is {value!r}; allowed are {', '.join(map(repr, allowed))}. "
+            f"Fix: set {setting} = {near[0] if near else allowed[0]!r}."
+        )
 
 
 class BrokenTrajectoryError(ValueError):

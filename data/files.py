@@ -12,7 +12,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -265,6 +265,10 @@ class TrajectoryReader:
         for path in paths:
             if path in self._opened:
                 self._forget(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the opened files behind when this goes to another process."""
+        return {**vars(self), "_opened": OrderedDict(), "_mapped": OrderedDict(), "ram_bytes": 0}
 
     def _forget(self, path: str) -> None:
         self.ram_bytes -= self._opened.pop(path).ram_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -12,11 +13,6 @@ import weakref
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
 
 _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _logger = logging.getLogger("loxodon")
@@ -73,74 +69,62 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, run_name: str, office: Office) -> None:
-        key = folder.resolve() / f"{office.name}.lock"
-        held = _held.get(key)
+        path = folder.resolve() / f"{office.name}.lock"
+        held = _held.get(path)
         if held is None or held.pid != os.getpid():
-            held = _held[key] = _Held(_acquire(folder, office), os.getpid())
+            held = _held[path] = _Held(_acquire(path, office), os.getpid())
             if held.descriptor is not None:
-                _write_note(folder / f"{office.name}.json", run_name)
+                since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                note = {"pid": held.pid, "host": socket.gethostname(), "run_name": run_name, "since": since}
+                path.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
         held.num_users += 1
-        self._finalizer = weakref.finalize(self, _let_go, key, held)
+        self._finalizer = weakref.finalize(self, _let_go, path, held)
 
     def release(self) -> None:
         """Give it back; calling this again does nothing."""
         self._finalizer()
 
 
-class ManagerLock(FolderLock):
-    """The right to delete and move the trajectories of one folder; see FolderLock."""
-
-    def __init__(self, folder: Path, run_name: str) -> None:
-        super().__init__(folder, run_name, MANAGER)
-
-
-def _acquire(folder: Path, office: Office) -> int | None:
-    """Lock the folder and return the descriptor that holds the lock, or None if there are no locks."""
-    if fcntl is None:
-        _warn_without_locks(folder, office)
-        return None
-    descriptor = os.open(folder / f"{office.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def _acquire(path: Path, office: Office) -> int | None:
+    """Lock a file and return the descriptor that holds the lock, or None if the file system has no locks."""
+    global _has_warned  # noqa: PLW0603 - once per process, whatever the number of datasets
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        if error.errno in _NOT_SUPPORTED:
-            _warn_without_locks(folder, office)
-            return None
         if error.errno in (errno.EACCES, errno.EAGAIN):
-            holder = _describe_holder(folder / f"{office.name}.json")
+            holder = _describe_holder(path.with_suffix(".json"))
             raise ValueError(
-                f"{holder} {office.does} {folder} already: {office.why}. Fix: {office.mend}"
+                f"{holder} {office.does} {path.parent} already: {office.why}. Fix: {office.mend}"
             ) from None
-        raise
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+        if not _has_warned:
+            _logger.warning(
+                "The file system of %s has no locks, so nothing stops a second process that %s the same. "
+                "Fix: start one such process only (Experiment.has_dset_edit_rights, Experiment.mode).",
+                path.parent,
+                office.does,
+            )
+        _has_warned = True
+        return None
     return descriptor
 
 
-def _let_go(key: Path, held: _Held) -> None:
+def _let_go(path: Path, held: _Held) -> None:
     """Release the lock if its last user is gone; a forked child has nothing to release."""
     if held.pid != os.getpid():
         return
     held.num_users -= 1
     if held.num_users:
         return
-    if _held.get(key) is held:
-        del _held[key]
+    if _held.get(path) is held:
+        del _held[path]
     if held.descriptor is not None:
         with contextlib.suppress(OSError):  # the folder may be gone
-            key.with_suffix(".json").unlink()
+            path.with_suffix(".json").unlink()
         os.close(held.descriptor)
-
-
-def _write_note(path: Path, run_name: str) -> None:
-    note = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "run_name": run_name,
-        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def _describe_holder(path: Path) -> str:
@@ -150,15 +134,3 @@ def _describe_holder(path: Path) -> str:
         return f"Process {note['pid']} on {note['host']} (run {note['run_name']!r}, since {note['since']})"
     except (OSError, ValueError, KeyError, TypeError):  # being written at this moment, or removed by somebody
         return "Another process"
-
-
-def _warn_without_locks(folder: Path, office: Office) -> None:
-    global _has_warned  # noqa: PLW0603 - once per process, whatever the number of datasets
-    if not _has_warned:
-        _logger.warning(
-            "The file system of %s has no locks, so nothing stops a second process that %s the same. "
-            "Fix: start one such process only (Experiment.has_dset_edit_rights, Experiment.mode).",
-            folder,
-            office.does,
-        )
-    _has_warned = True

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .dataset import RLDataset, random_window
+from .errors import check_choice
 from .foreign import arrays_of, load_episodes, split_episodes
 from .relabeling import Relabeler
 from .sampling import SAMPLE_BY
@@ -48,11 +49,7 @@ class MemoryTrajDataset(RLDataset):
         relabeler: Relabeler | None = None,
         npz_path: str | None = None,
     ) -> None:
-        if sample_by not in SAMPLE_BY:
-            raise ValueError(
-                f"sample_by is {sample_by!r}; allowed are 'trajectory' and 'timestep'. "
-                "Fix: set MemoryTrajDataset.sample_by = 'trajectory'."
-            )
+        check_choice("MemoryTrajDataset.sample_by", sample_by, SAMPLE_BY)
         if min_trajs < 1 or (max_timesteps is not None and max_timesteps < 1):
             raise ValueError(
                 f"max_timesteps is {max_timesteps} and min_trajs {min_trajs}, but both must be at least 1. "
@@ -81,16 +78,8 @@ class MemoryTrajDataset(RLDataset):
         **kwargs: Any,
     ) -> MemoryTrajDataset:
         """Make a dataset of flat arrays of steps; see split_episodes. kwargs go to the constructor."""
-        trajs = split_episodes(
-            obs,
-            actions,
-            rews,
-            terminated,
-            truncated,
-            next_obs=next_obs,
-            num_actions=num_actions,
-            env_name=env_name,
-        )
+        steps = obs, actions, rews, terminated, truncated
+        trajs = split_episodes(*steps, next_obs=next_obs, num_actions=num_actions, env_name=env_name)
         return cls(trajs, **kwargs)
 
     def add(self, traj: Trajectory) -> None:

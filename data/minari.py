@@ -6,6 +6,7 @@ in the environment that it comes from. `minari` and gymnasium are imported when 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -18,18 +19,18 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gin
 import numpy as np
 
-from .dataset import RLDataset
+from .dataset import RLDataset, window_at
+from .errors import check_choice
 from .files import TrajectoryReader, format_name, load_trajectory, parse_name, save_trajectory
 from .foreign import arrays_of, episode
-from .sampling import SAMPLE_BY, window_at
+from .sampling import SAMPLE_BY
 from .trajectory import Array, Layout, Trajectory, action_indices, action_rows
 
 if TYPE_CHECKING:
@@ -105,10 +106,9 @@ class EpisodeCodec:
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        from gymnasium import spaces
+        from .spaces import ActionCode, ActionMap, ObsLayout, is_text
 
-        from .spaces import ActionMap, ObsLayout, is_text
-
+        self._space = observation_space
         self.leaves = ObsLayout(observation_space).leaves
         if texts := [leaf.key for leaf in self.leaves if is_text(leaf.space)]:
             raise TypeError(
@@ -116,12 +116,7 @@ class EpisodeCodec:
                 "without them (minari.create_dataset_from_buffers)."
             )
         self._map = ActionMap(action_space)
-        policy_space = self._map.policy_space
-        self._is_discrete = not isinstance(policy_space, spaces.Box)
-        self._nvec = (
-            tuple(policy_space.nvec.tolist()) if isinstance(policy_space, spaces.MultiDiscrete) else None
-        )
-        self._width = sum(self._nvec) if self._nvec else int(spaces.flatdim(policy_space))
+        self._code = ActionCode(self._map.policy_space)
 
     def to_trajectory(self, source: Any, env_name: str, policy_version: int | None = None) -> Trajectory:
         """A trajectory of an episode with `observations` (T+1) and `actions`, `rewards`, `terminations` (T).
@@ -144,9 +139,10 @@ class EpisodeCodec:
                     f"but {len(rews)} rewards and the space {leaf.space} ask for {expected}. Fix: repair or "
                     "leave out this episode."
                 )
-        actions = action_rows(self._map.from_env(source.actions), self._width, self._nvec)
+        nvec = self._code.nvec
+        actions = action_rows(self._map.from_env(source.actions), self._code.width, nvec)
         dones = np.asarray(source.terminations, np.bool_).reshape(-1, 1)
-        return episode(obs, actions, rews, dones, env_name, policy_version=policy_version, nvec=self._nvec)
+        return episode(obs, actions, rews, dones, env_name, policy_version=policy_version, nvec=nvec)
 
     def to_columns(self, traj: Trajectory) -> dict[str, Any]:
         """Observations and actions as the environment would have them, and rewards and flags of an episode.
@@ -165,7 +161,7 @@ class EpisodeCodec:
         truncations = np.zeros_like(terminations)
         truncations[-1] = not terminations[-1]
         return {
-            "observations": self._nest(traj),
+            "observations": self._nest(traj, self._space, ()),
             "actions": self._actions_of(traj),
             "rewards": traj.rews[:, 0].astype(np.float32),
             "terminations": terminations,
@@ -174,30 +170,23 @@ class EpisodeCodec:
 
     def _actions_of(self, traj: Trajectory) -> Array:
         """(T,) integers or (T, *shape) in the bounds, numbering and dtype of the environment."""
-        found = action_indices(traj) if self._is_discrete else traj.actions
-        fits = traj.nvec == self._nvec and traj.actions.shape[1] == self._width
-        if found is None or not fits or (not self._is_discrete and found.dtype.kind != "f"):
+        code = self._code
+        found = action_indices(traj) if code.has_integers else traj.actions
+        fits = traj.nvec == code.nvec and traj.actions.shape[1] == code.width
+        if found is None or not fits or (not code.has_integers and found.dtype.kind != "f"):
             raise ValueError(
                 f"Actions of shape {traj.actions.shape} and dtype {traj.actions.dtype} are not of the "
                 "environment's action space. Fix: name the environment that the trajectories come from."
             )
-        return np.asarray(self._map.to_env(found[:, 0] if self._is_discrete and not self._nvec else found))
+        return np.asarray(self._map.to_env(found[:, 0] if code.has_integers and not code.nvec else found))
 
-    def _nest(self, traj: Trajectory) -> Any:
-        """Flat observations in the nesting of the space; parts of a tuple become a tuple."""
-        if len(self.leaves) == 1 and not self.leaves[0].path:
-            return self.leaves[0].restore(traj.obs[self.leaves[0].key])
-        return _with_tuples(_nested({leaf.path: leaf.restore(traj.obs[leaf.key]) for leaf in self.leaves}))
-
-
-def _with_tuples(node: Any) -> Any:
-    """Dicts with integer keys become tuples."""
-    if not isinstance(node, dict):
-        return node
-    children = {part: _with_tuples(child) for part, child in node.items()}
-    if all(isinstance(part, int) for part in children):
-        return tuple(children[index] for index in sorted(children))
-    return children
+    def _nest(self, traj: Trajectory, space: Any, path: tuple[str | int, ...]) -> Any:
+        """Flat observations in the nesting of the space below a path."""
+        if leaf := next((leaf for leaf in self.leaves if leaf.path == path), None):
+            return leaf.restore(traj.obs[leaf.key])
+        if isinstance(space.spaces, tuple):
+            return tuple(self._nest(traj, child, (*path, i)) for i, child in enumerate(space.spaces))
+        return {name: self._nest(traj, child, (*path, name)) for name, child in space.spaces.items()}
 
 
 def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
@@ -214,10 +203,14 @@ def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
             low, high = np.iinfo(value.dtype).min, np.iinfo(value.dtype).max
         return spaces.Box(low, high, value.shape[1:], dtype)
 
-    def as_space(node: Any) -> Space[Any]:
-        if not isinstance(node, dict):
-            return widest_box(node)
-        return spaces.Dict({name: as_space(child) for name, child in node.items()})
+    def as_space(columns: dict[str, Array]) -> Space[Any]:
+        if "" in columns:
+            return widest_box(columns[""])
+        groups: dict[str, dict[str, Array]] = {}
+        for key, value in columns.items():
+            name, _, rest = key.partition("/")
+            groups.setdefault(name, {})[rest] = value
+        return spaces.Dict({name: as_space(group) for name, group in groups.items()})
 
     width = traj.actions.shape[1]
     actions: Space[Any] = spaces.Box(-1.0, 1.0, (width,), np.float32)
@@ -227,18 +220,7 @@ def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
         actions = spaces.Discrete(width)
     if set(traj.obs) == {SINGLE_KEY}:
         return widest_box(traj.obs[SINGLE_KEY]), actions
-    return as_space(_nested({tuple(key.split("/")): value for key, value in traj.obs.items()})), actions
-
-
-def _nested(flat: Mapping[tuple[str | int, ...], Array]) -> dict[str | int, Any]:
-    """Dicts in dicts of values by path."""
-    root: dict[str | int, Any] = {}
-    for path, value in flat.items():
-        at = root
-        for part in path[:-1]:
-            at = at.setdefault(part, {})
-        at[path[-1]] = value
-    return root
+    return as_space(traj.obs), actions
 
 
 # ---- from Minari ----
@@ -265,6 +247,8 @@ def import_episodes(
     folder.mkdir(parents=True, exist_ok=True)
     names = [parse_name(name) for name in os.listdir(folder)]  # noqa: PTH208 (only names are needed)
     present = {name.traj_id for name in names if name is not None}
+    # What the environments of this library would call it: the registered name without version.
+    default_name = str(dataset.id).replace("/", "-") if dataset.env_spec is None else dataset.env_spec.name
     begin_us, total, num_present = time.time_ns() // 1000, len(dataset), 0  # whole, as in file names
     written: list[tuple[str, int]] = []
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
@@ -274,7 +258,7 @@ def import_episodes(
             num_present += 1
         elif len(source.rewards):  # an episode without a step is no trajectory
             version = extra.get(POLICY_KEY)
-            name = str(extra.get(ENV_NAME_KEY, _env_name(dataset)))
+            name = str(extra.get(ENV_NAME_KEY, default_name))
             traj = codec.to_trajectory(source, name, None if version is None else int(version))
             path = save_trajectory(
                 folder, traj, save_as=save_as, traj_id=traj_id, unix_time=(begin_us + number) / 1e6
@@ -282,13 +266,6 @@ def import_episodes(
             written.append((path.name, len(traj)))
         report(number + 1, total)
     return written, num_present
-
-
-def _env_name(dataset: Any) -> str:
-    """What the environments of this library would call it: the registered name without version."""
-    if dataset.env_spec is not None:
-        return str(dataset.env_spec.name)
-    return str(dataset.id).replace("/", "-")
 
 
 @gin.configurable
@@ -319,11 +296,7 @@ class MinariDataset(RLDataset):
         sample_by: str = "trajectory",
         cache_root: str | None = None,
     ) -> None:
-        if sample_by not in SAMPLE_BY:
-            raise ValueError(
-                f"sample_by is {sample_by!r}; allowed are {', '.join(map(repr, SAMPLE_BY))}. "
-                "Fix: set MinariDataset.sample_by = 'trajectory'."
-            )
+        check_choice("MinariDataset.sample_by", sample_by, SAMPLE_BY)
         self.dataset_id, self.download, self.sample_by = dataset_id, download, sample_by
         self.cache_root = cache_root
         self._paths: list[str] = []
@@ -395,7 +368,13 @@ class MinariDataset(RLDataset):
             indices = np.searchsorted(self._starts, timesteps, side="right") - 1
         windows = []
         for index, place in zip(indices.tolist(), places.tolist(), strict=True):
-            traj = self._open(paths[index])
+            try:
+                traj = self._reader.load(paths[index])
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"{paths[index]} is gone: the converted episodes of {self.dataset_id!r} were deleted "
+                    "while in use. Fix: start again, they are then converted anew."
+                ) from error
             windows.append(traj.slice(*window_at(len(traj), self.max_seq_len, self.padded_sampling, place)))
         return windows
 
@@ -407,19 +386,6 @@ class MinariDataset(RLDataset):
     def close(self) -> None:
         """Let go of open files."""
         self._reader = TrajectoryReader()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave opened files behind when this goes to another process."""
-        return {**self.__dict__, "_reader": TrajectoryReader()}
-
-    def _open(self, path: str) -> Trajectory:
-        try:
-            return self._reader.load(path)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{path} is gone: the converted episodes of {self.dataset_id!r} were deleted while in use. "
-                "Fix: start again, they are then converted anew."
-            ) from error
 
     def _require_paths(self) -> list[str]:
         if not self._paths:
@@ -453,7 +419,9 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _remove_stale(root)
+        for path in root.glob("converting-*"):  # which a killed conversion left behind
+            if time.time() - path.stat().st_mtime > _STALE_S:
+                shutil.rmtree(path, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix="converting-", dir=root))
     except OSError as error:
         raise OSError(
@@ -474,17 +442,10 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     return target
 
 
-def _remove_stale(root: Path) -> None:
-    """Delete what a killed conversion left behind."""
-    for path in root.glob("converting-*"):
-        if time.time() - path.stat().st_mtime > _STALE_S:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 # ---- from trajectory files to a Minari dataset: pieces are joined to whole episodes ----
 
 
-@dataclass
+@dataclasses.dataclass
 class Episode:
     """Files that follow each other in one episode, in order; usually one."""
 
@@ -493,24 +454,14 @@ class Episode:
     begins_at_reset: bool = True
 
 
-@dataclass
-class ExportReport:
-    """What an export found.
+class ExportReport(NamedTuple):
+    """What an export wrote."""
 
-    Attributes:
-        num_episodes: episodes written.
-        num_timesteps: transitions written.
-        num_joined: files that were joined to the one before.
-        num_headless: episodes whose beginning is not among the files.
-        num_truncated: episodes that do not end with termination, and are marked as truncated at their last
-            step.
-    """
-
-    num_episodes: int = 0
-    num_timesteps: int = 0
-    num_joined: int = 0
-    num_headless: int = 0
-    num_truncated: int = 0
+    num_episodes: int
+    num_timesteps: int  # transitions
+    num_joined: int  # files that were joined to the one before
+    num_headless: int  # episodes whose beginning is not among the files
+    num_truncated: int  # episodes without termination, which are marked as truncated at their last step
 
 
 def join_pieces(paths: Sequence[Path], report: Report = lambda done, total: None) -> list[Episode]:
@@ -557,22 +508,18 @@ def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
     if len(pieces) == 1:
         return pieces[0]
 
-    def timesteps(read: Callable[[Trajectory], Array]) -> Array:
-        return np.concatenate([*(read(piece)[:-1] for piece in pieces[:-1]), read(pieces[-1])])
+    def timesteps(parts: list[Array]) -> Array:
+        return np.concatenate([*(part[:-1] for part in parts[:-1]), parts[-1]])
 
-    def transitions(read: Callable[[Trajectory], Array]) -> Array:
-        return np.concatenate([read(piece) for piece in pieces])
-
-    return Trajectory(
-        obs={key: timesteps(lambda piece, key=key: piece.obs[key]) for key in pieces[0].obs},  # type: ignore[misc]
-        rl2s=timesteps(lambda piece: piece.rl2s),
-        time_idxs=timesteps(lambda piece: piece.time_idxs),
-        actions=transitions(lambda piece: piece.actions),
-        rews=transitions(lambda piece: piece.rews),
-        dones=transitions(lambda piece: piece.dones),
-        env_name=pieces[0].env_name,
-        policy_version=pieces[-1].policy_version,
-        nvec=pieces[0].nvec,
+    per_transition = ("actions", "rews", "dones")
+    transitions = {name: np.concatenate([getattr(p, name) for p in pieces]) for name in per_transition}
+    return dataclasses.replace(
+        pieces[-1],
+        obs={key: timesteps([piece.obs[key] for piece in pieces]) for key in pieces[0].obs},
+        rl2s=timesteps([piece.rl2s for piece in pieces]),
+        time_idxs=timesteps([piece.time_idxs for piece in pieces]),
+        extras={},
+        **transitions,
     )
 
 

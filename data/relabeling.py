@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ import gin
 import numpy as np
 import numpy.typing as npt
 
+from .errors import check_choice
 from .trajectory import Array, Trajectory
 
 # Extras that say something else, or nothing, once goals or rewards are others than those that the policy saw.
@@ -133,13 +133,7 @@ class HindsightRelabeler(Relabeler):
         goal_reward: float = 1.0,
         share: float = 1.0,
     ) -> None:
-        if strategy not in STRATEGIES:
-            near = difflib.get_close_matches(str(strategy), STRATEGIES, n=1)
-            raise ValueError(
-                f"HindsightRelabeler.strategy is {strategy!r}; allowed are "
-                f"{', '.join(map(repr, STRATEGIES))}. "
-                f"Fix: set HindsightRelabeler.strategy = {near[0] if near else 'some'!r}."
-            )
+        check_choice("HindsightRelabeler.strategy", strategy, STRATEGIES)
         if tolerance < 0 or not 0 <= share <= 1:
             raise ValueError(
                 f"HindsightRelabeler.tolerance is {tolerance} and share {share}, but they must be at least 0 "

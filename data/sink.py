@@ -37,7 +37,10 @@ class Sink:
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]
     ) -> None:
-        """New trajectories start in the envs `rows` (k,) int; all other arrays have all N rows."""
+        """New trajectories start in the envs `rows` (k,) int; of the other arrays only these rows count.
+
+        obs: each (N, ...), the first observations; rl2s: (N, 1+A) float32; time_idxs: (N,) or (N, 1) integer.
+        """
 
     def add(
         self,
@@ -51,8 +54,13 @@ class Sink:
         ignored: np.ndarray | None = None,
         extras: Arrays | None = None,
     ) -> None:
-        """One env step of all N envs; obs is what followed the action, the final observation where ended.
+        """One env step of all N envs.
 
+        actions: (N,) or (N, K) integer if discrete, else (N, A) float32; rewards: (N,) float32.
+        terminated: (N,) bool; ended: (N,) bool, True also where truncated; `begin` follows there.
+        obs: each (N, ...), what followed the action, the final observation where ended.
+        rl2s: (N, 1+A) float32, reward and action of this step.
+        time_idxs: (N,) or (N, 1) integer, time index of `obs`.
         ignored: (N,) bool, True on rows in which this was no step; `begin` follows there. None without any.
         extras: each (N, ...), what the agent said about its step, such as `log_probs` (N, 1); the same names
             and shapes with every step.

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +23,9 @@ from .trajectory import Array, Trajectory
 
 _NO_LIMIT = 2**62  # transitions
 _FIRST_CAPACITY = 128  # timesteps
-_PER_TRANSITION = ("actions", "rews", "dones")
 _OBS, _EXTRA = "obs/", "extra/"  # before the names of their columns
+_PER_TIMESTEP = ("rl2s", "time_idxs")  # and observations; other columns have a row less
+_DTYPES: dict[str, Any] = {"rl2s": np.float32, "time_idxs": np.int64}
 _GATHER_S = 0.05  # the thread lets pieces come together for this long
 _logger = logging.getLogger("loxodon")
 
@@ -75,41 +76,42 @@ class _Background:
     def __init__(
         self,
         save: Callable[[_Piece], object],
-        explain: Callable[[Exception, int], Exception],
+        explain: Callable[[BaseException, int], BaseException],
         max_pending: int,
     ) -> None:
         self._save, self._explain, self._max_pending = save, explain, max_pending
         self.pieces: deque[_Piece] = deque()
-        self._changed = threading.Condition()
         self._executor: ThreadPoolExecutor | None = None
         self._owner_pid = os.getpid()
-        self._is_saving = self._is_awaited = False
-        self._error: Exception | None = None
+        self._saving: Future[None] | None = None
+        self._is_awaited = threading.Event()
 
     @property
     def is_stuck(self) -> bool:
-        """True if the next call will raise, or try once more what failed."""
-        return bool(self.pieces) and not self._is_saving
+        """True if there are pieces that nobody is saving: the next call will raise, or try (again)."""
+        return bool(self.pieces) and (self._saving is None or self._saving.done())
 
     def add(self, pieces: Sequence[_Piece]) -> None:
-        """Take pieces, even if this raises, and wait while there are more than max_pending."""
-        with self._changed:
-            self.pieces.extend(pieces)
+        """Take pieces, even if this raises, and wait if there are more than max_pending."""
+        self.pieces.extend(pieces)
+        if len(self.pieces) > self._max_pending // 2:
+            self._is_awaited.set()
         self.wait(self._max_pending)
 
     def wait(self, num_left: int = 0) -> None:
-        """Wait until at most so many pieces are left."""
-        with self._changed:
-            if self.pieces and not self._is_saving and self._error is None:
+        """Wait for the thread if more than so many pieces are left."""
+        while self.pieces or self._saving is not None:
+            if self._saving is None:
                 self._begin()
-            if len(self.pieces) > min(num_left, self._max_pending // 2):
-                self._is_awaited = True
-                self._changed.notify_all()
-            self._changed.wait_for(lambda: len(self.pieces) <= num_left or self._error is not None)
-            error, self._error = self._error, None
-            if error is not None:
-                explained = self._explain(error, len(self.pieces))
-                raise explained from (None if explained is error else error)
+            elif self._saving.done() or len(self.pieces) > num_left:
+                self._is_awaited.set()
+                error = self._saving.exception()  # waits
+                self._saving = None
+                if error is not None:
+                    explained = self._explain(error, len(self.pieces))
+                    raise explained from (None if explained is error else error)
+            else:
+                return
 
     def close(self) -> None:
         """Save all pieces and end the thread. If one fails, this raises and may be called again."""
@@ -123,25 +125,13 @@ class _Background:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "trajectory-writer")
             atexit.register(self._finish_at_exit)
-        self._is_saving, self._is_awaited = True, False
-        self._executor.submit(self._save_all)
+        self._is_awaited.clear()
+        self._saving = self._executor.submit(self._save_all)
 
     def _save_all(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_awaited, _GATHER_S)
-        while True:
-            with self._changed:
-                self._changed.notify_all()
-                if not self.pieces:
-                    self._is_saving = False
-                    return
-            try:
-                self._save(self.pieces[0])
-            except Exception as error:  # carried to the caller's next call, never swallowed
-                with self._changed:
-                    self._error, self._is_saving = error, False
-                    self._changed.notify_all()
-                    return
+        self._is_awaited.wait(_GATHER_S)
+        while self.pieces:
+            self._save(self.pieces[0])
             self.pieces.popleft()
 
     def _finish_at_exit(self) -> None:
@@ -151,7 +141,7 @@ class _Background:
                 self._save(self.pieces[0])
                 self.pieces.popleft()
         except Exception as error:  # nobody is left to raise it to
-            if self._error is not None:  # else it was told before
+            if self._saving is not None:  # else it was told before
                 _logger.error("%s", self._explain(error, len(self.pieces)))
 
 
@@ -215,15 +205,11 @@ class TrajectoryWriter(Sink):
         self._rng = np.random.default_rng([seed, actor_id])
         self._num_pieces, self._clock = 0, clock or WritingClock()
         self._clock.follow(self.folder)
-        self._columns: dict[str, Array] = {}
-        self._obs_keys: list[str] = []
-        self._extra_keys: list[str] = []
-        self._per_transition = set(_PER_TRANSITION)
+        self._columns: dict[str, Array] = {}  # by name of the field, those of one step in a row
         self._capacity = _FIRST_CAPACITY
         self._now = 0  # row of the columns that holds the newest timestep
         self._starts = np.zeros(num_envs, np.int64)  # row of the first timestep of each running piece
         self._limits = np.full(num_envs, _NO_LIMIT)
-        self._next_full = _NO_LIMIT  # no piece reaches its length limit before this row
         self._is_running = np.zeros(num_envs, np.bool_)
         self._left_over: list[_Piece] = []  # of another process, to be written with the next flush
         self._env_names = ["env"] * num_envs
@@ -242,24 +228,16 @@ class TrajectoryWriter(Sink):
         time_idxs: Array,
         env_names: Sequence[str],
     ) -> None:
-        """Start new trajectories; a piece that is still running in one of the rows is finished first.
-
-        Args:
-            rows: (k,) integer, the environments that were reset.
-            obs: each (N, ...), their first observations; only `rows` are used, here and below.
-            rl2s: (N, 1+A) float32.
-            time_idxs: (N,) or (N, 1) integer.
-            env_names: N names.
-        """
+        """See Sink; a piece that is still running in one of the rows is finished first."""
         rows = np.atleast_1d(np.asarray(rows, np.int64))
         running = rows[self._is_running[rows] & (self._starts[rows] < self._now)]
         pieces = [self._cut(row) for row in running.tolist()]
+        timestep = self._timestep(obs, rl2s, time_idxs)
         if not self._columns:
-            self._allocate(obs, rl2s)
-        for key in self._obs_keys:
-            self._columns[_OBS + key][self._now, rows] = obs[key][rows]
-        self._columns["rl2s"][self._now, rows] = rl2s[rows]
-        self._columns["time_idxs"][self._now, rows] = time_idxs.reshape(self.num_envs, 1)[rows]
+            no = np.zeros((self.num_envs, 1), np.bool_)
+            self._allocate({**timestep, "rews": no.astype(np.float32), "dones": no})
+        for name, values in timestep.items():
+            self._columns[name][self._now, rows] = values[rows]
         for row in rows:
             self._env_names[row] = env_names[row]
         self._is_running[rows] = True
@@ -278,21 +256,9 @@ class TrajectoryWriter(Sink):
         ignored: npt.NDArray[np.bool_] | None = None,
         extras: Mapping[str, Array] | None = None,
     ) -> None:
-        """Record one step of every environment.
+        """See Sink.
 
-        Args:
-            actions: (N,) or (N, K) integer if discrete, else (N, A) float32.
-            rewards: (N,) float32.
-            terminated: (N,) bool, True where the environment terminated.
-            ended: (N,) bool, True where the episode is over (terminated or truncated); `begin` must follow
-                there.
-            obs: each (N, ...), the true next observation; the final one where the episode ended.
-            rl2s: (N, 1+A) float32, reward and action of this step.
-            time_idxs: (N,) or (N, 1) integer, time index of `obs`.
-            ignored: (N,) bool, True on rows in which this was no step at all; they are left out, and `begin`
-                must follow there. None where there are none.
-            extras: each (N, ...), what the agent said about this step, such as `log_probs` (N, 1). Pieces
-                that run when they appear for the first time are finished before; then they must stay.
+        Pieces that run when extras appear for the first time are finished before; then they must stay.
 
         Raises:
             ValueError: If an environment has no running trajectory, or extras change their names or shapes.
@@ -303,28 +269,33 @@ class TrajectoryWriter(Sink):
                 f"Environments {np.flatnonzero(~self._is_running).tolist()} have no running trajectory, but "
                 "add() needs one in every environment. Fix: call begin() for them after each reset."
             )
-        columns, num_envs = self._columns, self.num_envs
-        if "actions" not in columns:
-            self._allocate_actions(actions)
+        if "actions" not in self._columns:
+            dtype = np.int64 if actions.dtype.kind in "iu" else np.float32
+            self._allocate({"actions": actions.reshape(self.num_envs, -1).astype(dtype)})
         if self._now + 2 > self._capacity:
             self._make_room()
-        pieces: list[_Piece] = []
-        if extras or self._extra_keys:
-            pieces = self._add_extras(extras or {})
-        columns["actions"][self._now] = actions.reshape(num_envs, -1)
-        columns["rews"][self._now] = rewards.reshape(num_envs, 1)
-        columns["dones"][self._now] = terminated.reshape(num_envs, 1)
+        pieces = self._take_extras(extras or {})
+        step = {
+            "actions": actions.reshape(self.num_envs, -1),
+            "rews": rewards.reshape(self.num_envs, 1),
+            "dones": terminated.reshape(self.num_envs, 1),
+        }
+        for name, values in step.items():
+            self._columns[name][self._now] = values
         if ignored is not None:
             over = np.flatnonzero(ignored & (self._starts < self._now))
             pieces += [self._cut(row) for row in over.tolist()]
             self._is_running[ignored] = False
         self._now += 1
-        for key in self._obs_keys:
-            columns[_OBS + key][self._now] = obs[key]
-        columns["rl2s"][self._now] = rl2s
-        columns["time_idxs"][self._now] = time_idxs.reshape(num_envs, 1)
-        if self._now >= self._next_full or np.count_nonzero(ended):
-            pieces += self._cut_finished(ended)
+        for name, values in self._timestep(obs, rl2s, time_idxs).items():
+            self._columns[name][self._now] = values
+        is_full = self._now - self._starts >= self._limits
+        if np.count_nonzero(ended | is_full):
+            pieces += [
+                self._cut(row) for row in np.flatnonzero(self._is_running & (ended | is_full)).tolist()
+            ]
+            self._is_running[ended] = False
+            self._continue_from_now(np.flatnonzero(self._is_running & is_full))
         self._submit(pieces)
 
     def flush_partial(self) -> None:
@@ -389,34 +360,27 @@ class TrajectoryWriter(Sink):
                 if name not in columns:
                     columns[name] = np.empty((self._capacity, self.num_envs, *array.shape[1:]), array.dtype)
                 columns[name][start : start + len(array), row] = array
-        self._extra_keys = list(_under(_EXTRA, columns))
-        self._per_transition.update(_EXTRA + key for key in self._extra_keys)
-        self._next_full = int((self._starts + self._limits).min())
 
-    def _allocate(self, obs: Mapping[str, Array], rl2s: Array) -> None:
-        shape = (self._capacity, self.num_envs)
-        self._obs_keys = list(obs)
-        columns: dict[str, Array] = {
-            "rl2s": np.empty((*shape, rl2s.shape[1]), np.float32),
-            "time_idxs": np.empty((*shape, 1), np.int64),
-            "rews": np.empty((*shape, 1), np.float32),
-            "dones": np.empty((*shape, 1), np.bool_),
-        }
-        for key, value in obs.items():
-            columns[_OBS + key] = np.empty((*shape, *value.shape[1:]), value.dtype)
-        self._columns = columns
+    def _timestep(self, obs: Mapping[str, Array], rl2s: Array, time_idxs: Array) -> dict[str, Array]:
+        """What is known of a timestep, by name of its column."""
+        named = {_OBS + key: value for key, value in obs.items()}
+        return {**named, "rl2s": rl2s, "time_idxs": time_idxs.reshape(self.num_envs, 1)}
 
-    def _allocate_actions(self, actions: Array) -> None:
-        width = actions.reshape(self.num_envs, -1).shape[1]
-        dtype = np.int64 if actions.dtype.kind in "iu" else np.float32
-        self._columns["actions"] = np.empty((self._capacity, self.num_envs, width), dtype)
+    def _allocate(self, like: Mapping[str, Array]) -> None:
+        """Add columns for steps (N, ...) like these."""
+        for name, values in like.items():
+            dtype = _DTYPES.get(name, values.dtype)
+            self._columns[name] = np.empty((self._capacity, *values.shape), dtype)
 
-    def _add_extras(self, extras: Mapping[str, Array]) -> list[_Piece]:
+    def _take_extras(self, extras: Mapping[str, Array]) -> list[_Piece]:
         """Write the extras of this step. Returns the pieces without them, which end where they begin."""
+        names = [name for name in self._columns if name.startswith(_EXTRA)]
+        if not extras and not names:
+            return []
         found = {key: value.shape for key, value in extras.items()}
         expected = {key: (self.num_envs, *value.shape[1:]) for key, value in extras.items()}
-        if self._extra_keys:
-            expected = {key: self._columns[_EXTRA + key].shape[1:] for key in self._extra_keys}
+        if names:
+            expected = {name.removeprefix(_EXTRA): self._columns[name].shape[1:] for name in names}
         if found != expected:
             raise ValueError(
                 f"This step has the extras {found}, but expected are {expected}: the same with every step, "
@@ -424,25 +388,11 @@ class TrajectoryWriter(Sink):
                 "the same shapes (N, ...), whenever it acts."
             )
         pieces: list[_Piece] = []
-        if not self._extra_keys:
+        if not names:
             pieces = self._cut_running()
-            for key, value in extras.items():
-                shape = (self._capacity, *value.shape)
-                self._columns[_EXTRA + key] = np.empty(shape, value.dtype)
-            self._extra_keys = list(extras)
-            self._per_transition.update(_EXTRA + key for key in extras)
+            self._allocate({_EXTRA + key: value for key, value in extras.items()})
         for key, value in extras.items():
             self._columns[_EXTRA + key][self._now] = value
-        return pieces
-
-    def _cut_finished(self, ended: npt.NDArray[np.bool_]) -> list[_Piece]:
-        """Finish the pieces that ended or reached their length limit; the latter go on."""
-        is_full = self._is_running & (self._now - self._starts >= self._limits)
-        pieces = [self._cut(row) for row in np.flatnonzero(ended | is_full).tolist()]
-        self._is_running[ended] = False
-        self._continue_from_now(np.flatnonzero(is_full & ~ended))
-        if self._now >= self._next_full:
-            self._next_full = int((self._starts + self._limits)[self._is_running].min(initial=_NO_LIMIT))
         return pieces
 
     def _cut_running(self) -> list[_Piece]:
@@ -467,15 +417,12 @@ class TrajectoryWriter(Sink):
                 column[:used] = column[shift : shift + used]
         self._now -= shift
         self._starts -= shift
-        self._next_full -= shift if self._save_every is not None else 0
 
     def _continue_from_now(self, rows: npt.NDArray[np.int64]) -> None:
         """Begin pieces of `rows` with the newest timestep; those that went before share it."""
         self._starts[rows] = self._now
         if self._save_every is not None:
-            limits = self._rng.integers(*self._save_every, size=len(rows), endpoint=True)
-            self._limits[rows] = limits
-            self._next_full = min(self._next_full, self._now + min(limits.tolist(), default=_NO_LIMIT))
+            self._limits[rows] = self._rng.integers(*self._save_every, size=len(rows), endpoint=True)
 
     def _cut(self, row: int) -> _Piece:
         """Copy the running piece of one environment out of the columns; all else is left to the thread."""
@@ -486,7 +433,7 @@ class TrajectoryWriter(Sink):
         """Views of the running piece of one environment."""
         start, stop = int(self._starts[row]), self._now
         return {
-            name: column[start : stop if name in self._per_transition else stop + 1, row]
+            name: column[start : stop + 1 if name in _PER_TIMESTEP or name.startswith(_OBS) else stop, row]
             for name, column in self._columns.items()
         }
 
@@ -503,11 +450,7 @@ class TrajectoryWriter(Sink):
         arrays = piece.arrays
         traj = Trajectory(
             obs=_under(_OBS, arrays),
-            rl2s=arrays["rl2s"],
-            time_idxs=arrays["time_idxs"],
-            actions=arrays["actions"],
-            rews=arrays["rews"],
-            dones=arrays["dones"],
+            **{name: array for name, array in arrays.items() if "/" not in name},
             env_name=piece.env_name,
             policy_version=piece.policy_version,
             nvec=self.nvec,
@@ -517,7 +460,7 @@ class TrajectoryWriter(Sink):
         traj_id = hashlib.blake2b(label, digest_size=4).hexdigest()
         save_trajectory(self.folder, traj, save_as=self._save_as, traj_id=traj_id, unix_time=piece.unix_time)
 
-    def _explain(self, error: Exception, num_pending: int) -> Exception:
+    def _explain(self, error: BaseException, num_pending: int) -> BaseException:
         if not isinstance(error, OSError):
             return error
         return OSError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -13,6 +12,7 @@ from typing import Any
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
+from ..data.errors import check_choice
 from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts.stores import is_run_name
@@ -162,7 +162,7 @@ class Settings:
 
 # ---- checks, before anything is built ----
 
-_CHOICES: dict[str, tuple[str | None, ...]] = {
+_CHOICES = {
     "env_mode": ("async", "sync", "already_vectorized", "auto"),
     "mode": ("both", "learn", "collect"),
     "mixed_precision": ("no", "fp16", "bf16"),
@@ -219,13 +219,7 @@ def check_hooks(kind: type) -> None:
 def check_settings(settings: Settings) -> None:
     """Raise ValueError or TypeError for the first setting that cannot work."""
     for name, allowed in _CHOICES.items():
-        value = getattr(settings, name)
-        if value not in allowed:
-            near = difflib.get_close_matches(str(value), [a for a in allowed if a], n=1)
-            raise ValueError(
-                f"Experiment.{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}. "
-                f"Fix: set Experiment.{name} = {near[0] if near else allowed[0]!r}."
-            )
+        check_choice(f"Experiment.{name}", getattr(settings, name), allowed)
     for name, lowest in _LOWEST.items():
         _check_number(
             name, getattr(settings, name), f"a whole number of at least {lowest}", lowest, whole=True

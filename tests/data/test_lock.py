@@ -16,7 +16,7 @@ import pytest
 
 from loxodon.data import DiskTrajDataset
 from loxodon.data import lock as lock_module
-from loxodon.data.lock import ManagerLock
+from loxodon.data.lock import MANAGER, FolderLock
 
 MakeDataset = Callable[..., DiskTrajDataset]
 
@@ -126,7 +126,7 @@ def test_file_systems_without_locks_get_one_warning(
     monkeypatch.setattr(lock_module, "_has_warned", False)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        ManagerLock(tmp_path / name, "run").release()
+        FolderLock(tmp_path / name, "run", MANAGER).release()
     assert caplog.text.count("has no locks") == 1
 
 
@@ -137,4 +137,4 @@ def test_holder_without_a_note_is_still_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fcntl, "lockf", taken)
     (tmp_path / "manager.json").write_text("{")
     with pytest.raises(ValueError, match=r"^Another process manages .*Fix:"):
-        ManagerLock(tmp_path, "run")
+        FolderLock(tmp_path, "run", MANAGER)
