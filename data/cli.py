@@ -17,20 +17,20 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import rich.progress
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from .buffer import Quarantine
+from .buffer import MAX_BROKEN_SHARE, Quarantine
 from .convert import convert
 from .errors import BrokenTrajectoryError, visible
 from .files import FILE_FORMATS, check_file, load_trajectory
@@ -54,8 +54,6 @@ _MAX_PANELS = 8  # of observations
 _MAX_MARKED = 60  # transitions; in longer trajectories points would cover each other
 _WIDTH_INCHES, _PANEL_INCHES = 9.0, 1.9
 _REWARD_COLOR, _RETURN_COLOR = "#4c72b0", "#c44e52"
-MAX_MOVED_SHARE = 0.05  # of files of another layout; beyond, the folder is a mixture on purpose
-_FOLDERS = ("fifo", "protected")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -161,98 +159,68 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def make_console(*, to_stderr: bool = False) -> Console:
-    """A console that does not cut what goes into a file or a pipe."""
-    console = _Console(highlight=False, stderr=to_stderr)
+def say(line: str) -> None:
+    """Print one line as it is."""
+    sys.stdout.write(visible(line) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns of cells as they are, the first one to the left; into a file, none is cut."""
+    console = _Console(highlight=False)
     if not console.is_terminal:
-        console = _Console(highlight=False, stderr=to_stderr, width=max(_MIN_PLAIN_WIDTH, console.width))
-    return console
-
-
-def say(console: Console, line: str) -> None:
-    """Print one line as it is, without markup."""
-    console.print(visible(line), markup=False, soft_wrap=True)
-
-
-def print_table(
-    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int = 1
-) -> None:
-    """Print aligned columns.
-
-    Args:
-        console: where to.
-        columns: headings.
-        rows: cells, shown as they are, without markup.
-        num_left: so many first columns are aligned to the left, the others to the right.
-    """
+        console.width = max(_MIN_PLAIN_WIDTH, console.width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(
-            Text(visible(column)), justify="left" if index < num_left else "right", overflow="fold"
-        )
+        table.add_column(Text(visible(column)), justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     console.print(table)
 
 
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress on a terminal; yields a function of finished and total number."""
-    console = make_console(to_stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total: None
-        return
-    columns = (TextColumn(what), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def track(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+    """Gives the items of a sequence, and shows progress on a terminal."""
+    console = _Console(stderr=True)
+    hide = not console.is_terminal
+    return lambda items: rich.progress.track(items, what, console=console, transient=True, disable=hide)
 
 
 # ---- ls ----
 
 
 @dataclass
-class EnvSummary:
-    """What the opened files of one environment say. One entry per file in each list."""
-
-    lengths: list[int] = field(default_factory=list)  # transitions
-    returns: list[float] = field(default_factory=list)
-    num_pieces: int = 0  # files that begin in mid-episode
-
-
-@dataclass
 class Summary:
-    """What the opened files say."""
+    """What the opened files say.
 
-    envs: dict[str, EnvSummary] = field(default_factory=dict)
+    Attributes:
+        envs: (transitions, return, whether it begins in mid-episode) of each file, by environment.
+        broken: why some could not be read.
+    """
+
+    envs: dict[str, list[tuple[int, float, bool]]] = field(default_factory=dict)
     formats: Counter[str] = field(default_factory=Counter)
     extras: Counter[str] = field(default_factory=Counter)
-    policy_versions: set[int] = field(default_factory=set)
-    num_without_version: int = 0
+    versions: Counter[int | None] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
-    num_opened: int = 0
 
-    def add(self, file: FoundFile) -> None:
+    @property
+    def num_opened(self) -> int:
+        """Files that were read or found to be broken."""
+        return len(self.broken) + sum(map(len, self.envs.values()))
+
+    def add(self, path: Path) -> None:
         """Open one file; a broken one is noted, one that was deleted meanwhile is passed over."""
         try:
-            traj = load_trajectory(file.path)
-            self.formats[format_of(file.path)] += 1
+            traj = load_trajectory(path)
+            self.formats[format_of(path)] += 1
         except FileNotFoundError:
             return
         except (BrokenTrajectoryError, OSError) as error:
             self.broken.append(str(error))
-            self.num_opened += 1
             return
-        self.num_opened += 1
-        env = self.envs.setdefault(traj.env_name, EnvSummary())
-        env.lengths.append(len(traj))
-        env.returns.append(float(traj.rews.sum(dtype=np.float64)))
+        figures = len(traj), float(traj.rews.sum(dtype=np.float64)), bool(traj.time_idxs[0, 0] > 0)
+        self.envs.setdefault(traj.env_name, []).append(figures)
         self.extras.update(traj.extras.keys())
-        env.num_pieces += int(traj.time_idxs[0, 0]) > 0
-        if traj.policy_version is None:
-            self.num_without_version += 1
-        else:
-            self.policy_versions.add(traj.policy_version)
+        self.versions[traj.policy_version] += 1
 
 
 def format_of(path: Path) -> str:
@@ -266,113 +234,77 @@ def format_of(path: Path) -> str:
 
 def run_ls(args: argparse.Namespace) -> bool:
     """Print the listing; True if a broken file was found."""
-    console = make_console()
     found = find_files(args.folder)
+    _print_places(found)
     if not found.files:
-        say(console, f"{args.folder} holds no trajectory files.")
-        _print_rest(console, found)
         return False
-    _print_places(console, found)
-    _print_rest(console, found)
     if args.quick:
-        _print_names(console, found.files)
+        envs = Counter(file.name.env_name for file in found.files)
+        print_table(["env", "files"], [[name, f"{count:,}"] for name, count in envs.most_common()])
+        _say_counts("formats", Counter(file.path.suffix.removeprefix(".") for file in found.files))
         return False
-    summary = _summarise(found.files if args.all else _sample(found.files))
-    _print_summary(console, summary, len(found.files))
+    files: Sequence[FoundFile] = found.files
+    if len(files) > MAX_OPENED and not args.all:
+        files = random.Random(0).sample(files, MAX_OPENED)
+    summary = Summary()
+    for file in track("opening")(files):
+        summary.add(file.path)
+    _print_summary(summary, len(found.files))
     return bool(summary.broken)
 
 
-def _sample(files: Sequence[FoundFile]) -> Sequence[FoundFile]:
-    if len(files) <= MAX_OPENED:
-        return files
-    return random.Random(0).sample(files, MAX_OPENED)
-
-
-def _summarise(files: Sequence[FoundFile]) -> Summary:
-    summary = Summary()
-    with progress("opening") as report:
-        for number, file in enumerate(files):
-            summary.add(file)
-            report(number + 1, len(files))
-    return summary
-
-
-def _print_places(console: Console, found: Found) -> None:
+def _print_places(found: Found) -> None:
+    """Where the files lie, and what else lies there."""
     rows = []
     for place, files in found.by_place().items():
         size = size_text(sum(file.size_bytes for file in files))
-        oldest, newest = files[0].name.unix_time, files[-1].name.unix_time
-        rows.append([place, f"{len(files):,}", size, age_text(oldest), age_text(newest)])
-    print_table(console, ["folder", "files", "size", "oldest", "newest"], rows)
-
-
-def _print_rest(console: Console, found: Found) -> None:
+        ages = (age_text(files[end].name.unix_time) for end in (0, -1))
+        rows.append([place, f"{len(files):,}", size, *ages])
+    if rows:
+        print_table(["folder", "files", "size", "oldest", "newest"], rows)
+    else:
+        say(f"{found.root} holds no trajectory files.")
     for place, count in sorted((+found.set_aside).items()):
-        say(console, f"{place}: {count:,} files set aside, not counted above")
+        say(f"{place}: {count:,} files set aside, not counted above")
     if found.num_temporary:
-        say(console, f"unfinished: {found.num_temporary:,} files that a writer has not completed")
+        say(f"unfinished: {found.num_temporary:,} files that a writer has not completed")
     if found.foreign:
         named = ", ".join(sorted(found.foreign)[:_MAX_NAMED])
         more = ", ..." if len(found.foreign) > _MAX_NAMED else ""
-        say(
-            console,
-            f"ignored: {len(found.foreign):,} files that are not named like trajectories: {named}{more}",
-        )
-    console.print()
+        say(f"ignored: {len(found.foreign):,} files that are not named like trajectories: {named}{more}")
+    say("")
 
 
-def _print_names(console: Console, files: Sequence[FoundFile]) -> None:
-    """What file names alone tell."""
-    envs = Counter(file.name.env_name for file in files)
-    print_table(console, ["env", "files"], [[name, f"{count:,}"] for name, count in envs.most_common()])
-    suffixes = Counter(file.path.suffix.removeprefix(".") for file in files)
-    say(console, "formats: " + ", ".join(f"{name} {count:,}" for name, count in suffixes.most_common()))
+def _say_counts(what: str, counts: Counter[str]) -> None:
+    if counts:
+        say(f"{what}: " + ", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
 
 
-def _print_summary(console: Console, summary: Summary, num_files: int) -> None:
+def _print_summary(summary: Summary, num_files: int) -> None:
     is_sample = summary.num_opened < num_files
-    scale = num_files / max(summary.num_opened, 1)
+    scale, about = num_files / max(summary.num_opened, 1), "~" if is_sample else ""
     rows = []
-    for name, env in sorted(summary.envs.items()):
-        shortest, median, longest = np.quantile(env.lengths, (0.0, 0.5, 1.0))
-        returns = np.quantile(env.returns, _QUANTILES)
-        about = "~" if is_sample else ""
-        rows.append(
-            [
-                name,
-                f"{about}{len(env.lengths) * scale:,.0f}",
-                f"{about}{sum(env.lengths) * scale:,.0f}",
-                f"{shortest:.0f} / {median:.0f} / {longest:.0f}",
-                *(f"{value:.4g}" for value in returns),
-            ]
-        )
+    for name, figures in sorted(summary.envs.items()):
+        lengths, returns, _ = zip(*figures, strict=True)
+        shortest, median, longest = np.quantile(lengths, (0.0, 0.5, 1.0))
+        row = [name, *(f"{about}{number * scale:,.0f}" for number in (len(figures), sum(lengths)))]
+        row.append(f"{shortest:.0f} / {median:.0f} / {longest:.0f}")
+        rows.append([*row, *(f"{value:.4g}" for value in np.quantile(returns, _QUANTILES))])
     columns = ["env", "files", "timesteps", "length min / median / max"]
-    print_table(console, [*columns, *(f"return {share:.0%}" for share in _QUANTILES)], rows)
+    print_table([*columns, *(f"return {share:.0%}" for share in _QUANTILES)], rows)
     if is_sample:
-        say(
-            console,
-            f"from a random sample of {summary.num_opened:,} of {num_files:,} files; --all opens every one",
-        )
-    if num_pieces := sum(env.num_pieces for env in summary.envs.values()):
-        say(
-            console,
-            f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files",
-        )
-    say(console, "formats: " + ", ".join(f"{name} {n:,}" for name, n in summary.formats.most_common()))
-    if summary.extras:
-        say(console, "extras: " + ", ".join(f"{name} {n:,}" for name, n in summary.extras.most_common()))
-    if versions := summary.policy_versions:
-        unknown = f", unknown in {summary.num_without_version:,} files" if summary.num_without_version else ""
-        say(
-            console,
-            f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}",
-        )
+        say(f"from a random sample of {summary.num_opened:,} of {num_files:,} files; --all opens every one")
+    if num_pieces := sum(begins_late for env in summary.envs.values() for _, _, begins_late in env):
+        say(f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files")
+    _say_counts("formats", summary.formats)
+    _say_counts("extras", summary.extras)
+    num_unknown = summary.versions.pop(None, 0)
+    if versions := [version for version in summary.versions if version is not None]:
+        unknown = f", unknown in {num_unknown:,} files" if num_unknown else ""
+        say(f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}")
     if summary.broken:
-        say(console, f"broken: {len(summary.broken):,} files, such as: {summary.broken[0]}")
-        say(
-            console,
-            "list them all, or move them away, with: python -m loxodon.data check FOLDER [--quarantine]",
-        )
+        say(f"broken: {len(summary.broken):,} files, such as: {summary.broken[0]}")
+        say("list them all, or move them away, with: python -m loxodon.data check FOLDER [--quarantine]")
 
 
 # ---- show ----
@@ -390,29 +322,24 @@ def run_show(args: argparse.Namespace) -> bool:
         raise ValueError(f"--rows is {args.rows}, but must be at least 0. Fix: --rows {_DEFAULT_ROWS}.")
     found = require_files(args.file).files[0]
     traj = load_trajectory(args.file)
-    console = make_console()
     version = "unknown" if traj.policy_version is None else str(traj.policy_version)
-    say(console, f"{args.file}")
+    say(f"{args.file}")
     say(
-        console,
         f"env {traj.env_name}   {len(traj):,} transitions   return {traj.rews.sum(dtype=np.float64):.6g}   "
         f"{ending_text(traj)}   policy version {version}   {format_of(args.file)}, "
-        f"{size_text(found.size_bytes)}, {age_text(found.name.unix_time)} old",
+        f"{size_text(found.size_bytes)}, {age_text(found.name.unix_time)} old"
     )
-    say(console, f"layout {traj.layout}")
+    say(f"layout {traj.layout}")
     if traj.extras:
-        say(
-            console,
-            f"extras {', '.join(f'{k} {v.dtype}{list(v.shape[1:])}' for k, v in traj.extras.items())}",
-        )
-    say(console, "")
+        say(f"extras {', '.join(f'{k} {v.dtype}{list(v.shape[1:])}' for k, v in traj.extras.items())}")
+    say("")
     if args.rows:
-        print_table(console, ["time", *_columns(traj), "action", "reward", "done"], _rows(traj, args.rows))
-        say(console, "")
-        say(console, "a row holds o_t, the action taken there, and the reward and done flag that came of it")
+        _print_rows(traj, args.rows)
+        say("")
+        say("a row holds o_t, the action taken there, and the reward and done flag that came of it")
     if args.plot is not None:
         target = Path(f"{args.file.stem}.png") if args.plot == _DEFAULT_PLOT else args.plot
-        say(console, f"plot written to {plot_trajectory(traj, target, title=args.file.name)}")
+        say(f"plot written to {plot_trajectory(traj, target, title=args.file.name)}")
     return False
 
 
@@ -428,55 +355,43 @@ def low_dimensional(traj: Trajectory) -> dict[str, Array]:
     return {key: value for key, value in flat.items() if value.shape[1] <= MAX_LOW_DIMENSIONS}
 
 
-def _columns(traj: Trajectory) -> list[str]:
-    low = low_dimensional(traj)
-    return [f"{key} ({value.shape[1]})" if value.shape[1] > 1 else key for key, value in low.items()]
+def _actions(traj: Trajectory) -> Array:
+    """Indices where actions are discrete, else numbers, (T, columns)."""
+    indices = action_indices(traj)
+    return traj.actions if indices is None else indices
 
 
-def _rows(traj: Trajectory, num_rows: int) -> list[list[str]]:
+def _print_rows(traj: Trajectory, num_rows: int) -> None:
     """The first and the last timesteps; the final one has no action."""
-    low, indices = low_dimensional(traj), action_indices(traj)
-    num_timesteps = len(traj) + 1
-    shown: list[int | None] = list(range(num_timesteps))
-    if num_timesteps > num_rows:
-        num_last = num_rows // 2
-        shown = [*range(num_rows - num_last), None, *range(num_timesteps - num_last, num_timesteps)]
+    low, actions, num_timesteps = low_dimensional(traj), _actions(traj), len(traj) + 1
+    num_last = num_rows // 2 if num_timesteps > num_rows else 0
+    num_first = min(num_rows - num_last, num_timesteps)
     rows = []
-    for i in shown:
-        if i is None:
+    for i in (*range(num_first), *range(num_timesteps - num_last, num_timesteps)):
+        if num_last and i == num_timesteps - num_last:
             rows.append(["..."] * (len(low) + 4))
-            continue
         row = [str(traj.time_idxs[i, 0]), *(numbers_text(value[i]) for value in low.values())]
         if i < len(traj):
-            row += [
-                numbers_text((traj.actions if indices is None else indices)[i]),
-                f"{traj.rews[i, 0]:.4g}",
-                "yes" if traj.dones[i, 0] else "",
-            ]
+            row += [numbers_text(actions[i]), f"{traj.rews[i, 0]:.4g}", "yes" if traj.dones[i, 0] else ""]
         rows.append(row)
-    return rows
+    names = [f"{key} ({value.shape[1]})" if value.shape[1] > 1 else key for key, value in low.items()]
+    print_table(["time", *names, "action", "reward", "done"], rows)
 
 
 def numbers_text(values: Array) -> str:
     """Few numbers as they are, of many the first three and the last."""
-
-    def text(value: Any) -> str:
-        return f"{value:.3g}" if values.dtype.kind == "f" else str(int(value))
-
-    if len(values) <= _MAX_SHOWN_NUMBERS:
-        return " ".join(map(text, values))
-    return " ".join([*map(text, values[: _MAX_SHOWN_NUMBERS - 1]), "..", text(values[-1])])
-
-
-# ---- as a picture: rewards, actions, and observations of few numbers over time ----
+    texts = [f"{value:.3g}" if values.dtype.kind == "f" else str(int(value)) for value in values]
+    if len(texts) > _MAX_SHOWN_NUMBERS:
+        texts[_MAX_SHOWN_NUMBERS - 1 : -1] = [".."]
+    return " ".join(texts)
 
 
 def plot_trajectory(traj: Trajectory, target: Path, *, title: str) -> Path:
-    """Draw a trajectory into a file whose suffix decides the format; returns that path.
+    """Draw rewards, actions and observations of few numbers over time, and return the path of the picture.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If matplotlib does not know the suffix.
+        ValueError: If matplotlib does not know the suffix, which decides the format.
         OSError: If the file cannot be written.
     """
     if importlib.util.find_spec("matplotlib") is None:
@@ -485,18 +400,22 @@ def plot_trajectory(traj: Trajectory, target: Path, *, title: str) -> Path:
     from matplotlib.figure import Figure
 
     low = dict(list(low_dimensional(traj).items())[:_MAX_PANELS])
-    num_panels = 2 + len(low)
-    figure = Figure(figsize=(_WIDTH_INCHES, _PANEL_INCHES * num_panels + 0.6), layout="constrained")
-    axes = figure.subplots(num_panels, 1, sharex=True, squeeze=False)[:, 0]
-    times = traj.time_idxs[:, 0]
-    _draw_rewards(axes[0], times[1:], traj)
-    _draw_actions(axes[1], times[:-1], traj)
-    for axis, (key, value) in zip(axes[2:], low.items(), strict=True):
+    times, rewards = traj.time_idxs[:, 0], traj.rews[:, 0]
+    returns = np.cumsum(rewards, dtype=np.float64)
+    figure = Figure(figsize=(_WIDTH_INCHES, _PANEL_INCHES * (2 + len(low)) + 0.6), layout="constrained")
+    axes = figure.subplots(2 + len(low), 1, sharex=True, squeeze=False)[:, 0]
+    axes[0].vlines(times[1:], 0, rewards, color=_REWARD_COLOR, linewidth=1.5)
+    axes[0].set_ylabel("reward", fontsize=9, color=_REWARD_COLOR)
+    cumulative = axes[0].twinx()
+    cumulative.plot(times[1:], returns, color=_RETURN_COLOR, linewidth=1.5)
+    cumulative.set_ylabel("return", fontsize=9, color=_RETURN_COLOR)
+    titles = [f"reward and cumulative return (final {returns[-1]:.4g})", "action", *low]
+    _draw_numbers(axes[1], times[:-1], _actions(traj))
+    for axis, value in zip(axes[2:], low.values(), strict=True):
         _draw_numbers(axis, times, value)
-        axis.set_title(key, fontsize=10, loc="left")
-    for axis in axes:
+    for axis, text in zip(axes, titles, strict=True):
+        axis.set_title(text, fontsize=10, loc="left")
         axis.grid(alpha=0.25)
-        axis.tick_params(labelsize=8)
         if traj.dones[-1, 0]:
             axis.axvline(times[-1], color="black", linewidth=1, linestyle=":")
     axes[-1].set_xlabel("time index in the episode (dotted line: termination)", fontsize=9)
@@ -509,156 +428,84 @@ def plot_trajectory(traj: Trajectory, target: Path, *, title: str) -> Path:
     return target
 
 
-def _draw_rewards(axis: Any, times: npt.NDArray[np.int64], traj: Trajectory) -> None:
-    """Rewards as bars (as a line where bars would be thinner than a pixel), their sum as a second axis."""
-    rewards = traj.rews[:, 0]
-    returns = np.cumsum(rewards, dtype=np.float64)
-    if len(rewards) <= 10 * _MAX_MARKED:
-        axis.bar(times, rewards, width=0.8, color=_REWARD_COLOR, alpha=0.55)
-    else:
-        axis.plot(times, rewards, color=_REWARD_COLOR, linewidth=0.7)
-    axis.set_ylabel("reward", fontsize=9, color=_REWARD_COLOR)
-    axis.set_title(f"reward and cumulative return (final {returns[-1]:.4g})", fontsize=10, loc="left")
-    cumulative = axis.twinx()
-    cumulative.plot(times, returns, color=_RETURN_COLOR, linewidth=1.5, marker=_marker(times), markersize=3)
-    cumulative.set_ylabel("return", fontsize=9, color=_RETURN_COLOR)
-    cumulative.tick_params(labelsize=8)
-
-
-def _draw_actions(axis: Any, times: npt.NDArray[np.int64], traj: Trajectory) -> None:
-    indices = action_indices(traj)
-    if indices is None or traj.nvec is not None:
-        _draw_numbers(axis, times, traj.actions if indices is None else indices)
-        axis.set_title("action", fontsize=10, loc="left")
-        return
-    num_actions = traj.rl2s.shape[1] - 1
-    axis.step(times, indices, where="mid", color="0.8", linewidth=0.8)
-    axis.scatter(times, indices, s=14 if len(times) <= 10 * _MAX_MARKED else 3, color=_REWARD_COLOR, zorder=3)
-    axis.set_ylim(-0.5, num_actions - 0.5)
-    if num_actions <= 2 * _MAX_LINES:
-        axis.set_yticks(range(num_actions))
-    axis.set_title(f"action (one of {num_actions})", fontsize=10, loc="left")
-
-
 def _draw_numbers(axis: Any, times: npt.NDArray[np.int64], value: Array) -> None:
-    """A few numbers per timestep as curves, many as an image."""
-    if value.shape[1] <= _MAX_LINES:
-        for index in range(value.shape[1]):
-            axis.plot(
-                times, value[:, index], linewidth=1.1, marker=_marker(times), markersize=3, label=str(index)
-            )
-        if value.shape[1] > 1:
-            axis.legend(
-                fontsize=7, ncols=value.shape[1], loc="lower right", bbox_to_anchor=(1, 1), frameon=False
-            )
+    """A few numbers per timestep as curves, many as an image, one line of pixels each."""
+    width = value.shape[1]
+    if width <= _MAX_LINES:
+        marker = "o" if len(times) <= _MAX_MARKED else ""
+        curves = axis.plot(times, value, linewidth=1.1, marker=marker, markersize=3)
+        if width > 1:
+            axis.legend(curves, range(width), fontsize=7, ncols=width, loc="lower right", frameon=False)
         return
-    extent = (times[0] - 0.5, times[-1] + 0.5, value.shape[1] - 0.5, -0.5)
+    extent = (times[0] - 0.5, times[-1] + 0.5, width - 0.5, -0.5)
     image = axis.imshow(value.T, aspect="auto", interpolation="nearest", extent=extent, cmap="viridis")
     axis.set_ylabel("index", fontsize=9)
-    axis.figure.colorbar(image, ax=axis, pad=0.01).ax.tick_params(labelsize=7)
-
-
-def _marker(times: npt.NDArray[np.int64]) -> str:
-    return "o" if len(times) <= _MAX_MARKED else ""
+    axis.figure.colorbar(image, ax=axis, pad=0.01)
 
 
 # ---- check ----
 
 
-@dataclass
-class Report:
-    """What was found.
-
-    Attributes:
-        layouts: the files of each layout, by its text.
-        broken: reason by file.
-    """
-
-    layouts: dict[str, tuple[Layout, list[Path]]] = field(default_factory=dict)
-    broken: dict[Path, str] = field(default_factory=dict)
-    num_vanished: int = 0
-
-    def add(self, path: Path) -> None:
-        """Read one file."""
-        try:
-            check_file(path)
-            layout = load_trajectory(path).layout
-        except FileNotFoundError:  # deleted since it was listed, by a process that trains
-            self.num_vanished += 1
-        except (BrokenTrajectoryError, OSError) as error:
-            self.broken[path] = str(error)
-        else:
-            self.layouts.setdefault(str(layout), (layout, []))[1].append(path)
-
-    def odd(self) -> dict[Path, str]:
-        """Files that could not be trained on together with the most common layout, and why."""
-        if not self.layouts:
-            return {}
-        common, _ = max(self.layouts.values(), key=lambda entry: len(entry[1]))
-        reasons: dict[Path, str] = {}
-        for layout, paths in self.layouts.values():
-            mismatch = common.describe_mismatch(layout)
-            if mismatch is not None:
-                reasons |= dict.fromkeys(paths, f"it does not look like most files here: {mismatch}")
-        return reasons
-
-
 def run_check(args: argparse.Namespace) -> bool:
     """Print what is broken; True if anything is."""
-    console = make_console()
     files = [file for place in args.places for file in require_files(place).files]
-    report = _check_all(files)
-    odd = report.odd()
-    for path, reason in report.broken.items():
-        say(console, f"broken   {path}: {_without_path(reason, path)}")
+    kinds, broken, num_vanished = _read_all(files)
+    odd: dict[Path, str] = {}
+    for layout, paths in kinds[1:]:
+        if mismatch := kinds[0][0].describe_mismatch(layout):
+            odd |= dict.fromkeys(paths, f"it does not look like most files here: {mismatch}")
+    for path, reason in broken.items():
+        say(f"broken   {path}: {reason.removeprefix(str(path)).strip()}")
     for path, reason in odd.items():
-        say(console, f"differs  {path}: {reason}")
-    num_good = sum(len(paths) for _, paths in report.layouts.values()) - len(odd)
+        say(f"differs  {path}: {reason}")
+    num_good = len(files) - num_vanished - len(broken) - len(odd)
     size = size_text(sum(file.size_bytes for file in files))
     say(
-        console,
-        f"{len(files):,} files ({size}) read: {num_good:,} good, {len(report.broken):,} broken, "
-        f"{len(odd):,} of another layout"
-        + (f", {report.num_vanished} deleted" if report.num_vanished else ""),
+        f"{len(files):,} files ({size}) read: {num_good:,} good, {len(broken):,} broken, "
+        f"{len(odd):,} of another layout" + (f", {num_vanished} deleted" if num_vanished else "")
     )
-    for layout, paths in sorted(report.layouts.values(), key=lambda entry: -len(entry[1])):
-        say(console, f"layout of {len(paths):,}: {layout}")
+    for layout, paths in kinds:
+        say(f"layout of {len(paths):,}: {layout}")
     if args.quarantine:
-        _quarantine(console, report, odd, num_good)
-    return bool(report.broken or odd)
+        _quarantine(broken, odd, num_good)
+    return bool(broken or odd)
 
 
-def _check_all(files: Sequence[FoundFile]) -> Report:
-    report = Report()
-    with progress("checking") as show:
-        for number, file in enumerate(files):
-            report.add(file.path)
-            show(number + 1, len(files))
-    return report
+def _read_all(files: Sequence[FoundFile]) -> tuple[list[tuple[Layout, list[Path]]], dict[Path, str], int]:
+    """The files of each layout, the most common one first; why others are broken; how many are gone."""
+    layouts: dict[str, tuple[Layout, list[Path]]] = {}  # by its text
+    broken: dict[Path, str] = {}
+    num_vanished = 0
+    for file in track("checking")(files):
+        try:
+            check_file(file.path)
+            layout = load_trajectory(file.path).layout
+        except FileNotFoundError:  # deleted since it was listed, by a process that trains
+            num_vanished += 1
+        except (BrokenTrajectoryError, OSError) as error:
+            broken[file.path] = str(error)
+        else:
+            layouts.setdefault(str(layout), (layout, []))[1].append(file.path)
+    return sorted(layouts.values(), key=lambda kind: -len(kind[1])), broken, num_vanished
 
 
-def _quarantine(console: Any, report: Report, odd: dict[Path, str], num_good: int) -> None:
+def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) -> None:
     """Move what is broken, and what differs unless that is a good part of the folder."""
-    doomed = dict(report.broken)
-    if len(odd) <= max(1, MAX_MOVED_SHARE * (num_good + len(odd))) < num_good:
+    doomed = dict(broken)
+    if len(odd) <= max(1, MAX_BROKEN_SHARE * (num_good + len(odd))) < num_good:
         doomed |= odd
     elif odd:
         say(
-            console,
             f"{len(odd):,} files of another layout stay: they are too many to be a mistake. Fix: give each "
-            "kind of environment a dataset of its own.",
+            "kind of environment a dataset of its own."
         )
     moved: Counter[Path] = Counter()
     for path, reason in doomed.items():
-        buffer = path.parent.parent if path.parent.name in _FOLDERS else path.parent
+        buffer = path.parent.parent if path.parent.name in ("fifo", "protected") else path.parent
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
             moved[Quarantine(buffer, may_move=True).move(path, reason).parent] += 1
     for folder, count in moved.items():
-        say(console, f"{count:,} files moved to {folder}, each with its reason in a text file beside it")
-
-
-def _without_path(reason: str, path: Path) -> str:
-    return reason.removeprefix(str(path)).strip()
+        say(f"{count:,} files moved to {folder}, each with its reason in a text file beside it")
 
 
 # ---- convert ----
@@ -667,23 +514,19 @@ def _without_path(reason: str, path: Path) -> str:
 def run_convert(args: argparse.Namespace) -> bool:
     """Convert, and read every new file back; True if a source was broken."""
     found = require_files(args.source)
-    with progress("converting") as report:
-        num_bytes, broken = convert(found, args.target, args.to, force=args.force, report=report)
-    console = make_console()
+    num_bytes, broken = convert(found, args.target, args.to, force=args.force, track=track("converting"))
     for reason in broken.values():
-        say(console, f"broken, left out: {reason}")
+        say(f"broken, left out: {reason}")
     before = sum(file.size_bytes for file in found.files if file.path not in broken)
     say(
-        console,
         f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to} and read back: "
-        f"{size_text(before)} became {size_text(num_bytes)}",
+        f"{size_text(before)} became {size_text(num_bytes)}"
     )
     if args.to != "traj":
         say(
-            console,
             "AMAGO 3.x reads these files, but not all that is in them: it takes no policy version, no "
             "extras, no difference between one-hot and continuous actions, and env names as they are in the "
-            "file names (docs/data.md)",
+            "file names (docs/data.md)"
         )
     return bool(broken)
 
@@ -694,30 +537,21 @@ def run_convert(args: argparse.Namespace) -> bool:
 def run_export(args: argparse.Namespace) -> bool:
     """Export, and say what became of pieces."""
     files = require_files(args.folder).files
-    with progress("exporting") as show:
-        report = export_minari([file.path for file in files], args.dataset_id, args.env, show)
-    console = make_console()
+    report = export_minari([file.path for file in files], args.dataset_id, args.env, track("exporting"))
     say(
-        console,
         f"{args.dataset_id}: {report.num_episodes:,} episodes, {report.num_timesteps:,} timesteps, from "
-        f"{len(files):,} files",
+        f"{len(files):,} files"
     )
     if report.num_joined:
-        say(
-            console, f"{report.num_joined:,} files were joined to the piece of the episode that precedes them"
-        )
+        say(f"{report.num_joined:,} files were joined to the piece of the episode that precedes them")
     if report.num_headless:
-        say(console, f"{report.num_headless:,} episodes begin in the middle: their first pieces are not here")
+        say(f"{report.num_headless:,} episodes begin in the middle: their first pieces are not here")
     if report.num_truncated:
-        say(
-            console,
-            f"{report.num_truncated:,} episodes end without termination and are marked as truncated there",
-        )
+        say(f"{report.num_truncated:,} episodes end without termination and are marked as truncated there")
     if args.env is None:
         say(
-            console,
             "without --env, observations are unbounded in the dataset and actions are those of the policy "
-            "(indices from 0, or numbers in [-1, 1])",
+            "(indices from 0, or numbers in [-1, 1])"
         )
     return False
 
@@ -725,11 +559,9 @@ def run_export(args: argparse.Namespace) -> bool:
 def run_import(args: argparse.Namespace) -> bool:
     """Import, and say how much it was."""
     dataset = open_minari(args.dataset_id, download=args.download)
-    with progress("importing") as show:
-        written, num_present = import_episodes(dataset, args.folder, args.format, show)
-    console = make_console()
+    written, num_present = import_episodes(dataset, args.folder, args.format, track("importing"))
     num_timesteps = sum(length for _, length in written)
-    say(console, f"{args.folder}: {len(written):,} new files, {num_timesteps:,} timesteps, as {args.format}")
+    say(f"{args.folder}: {len(written):,} new files, {num_timesteps:,} timesteps, as {args.format}")
     if num_present:
-        say(console, f"{num_present:,} episodes were there already and stay as they are")
+        say(f"{num_present:,} episodes were there already and stay as they are")
     return False

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,17 +18,15 @@ from .files import format_name, load_trajectory, parse_name, save_trajectory
 from .find import Found, FoundFile
 from .foreign import POLICY_VERSION, from_arrays, to_arrays
 from .traj import MAGIC_OF_VERSION_1
-from .trajectory import Trajectory, action_indices
+from .trajectory import Trajectory
 
 _SUFFIXES = (".npz", ".traj")
-_START_1, _ALIGNMENT_1 = (
-    struct.Struct("<6sHII"),
-    64,
-)  # magic, version, length of the text, CRC of text and CRCs
+_START_1 = struct.Struct("<6sHII")  # magic, version, length of the text, CRC of text and CRCs
+_ALIGNMENT_1 = 64
 
 
 def convert(
-    found: Found, target: Path, save_as: str, *, force: bool, report: Callable[[int, int], object]
+    found: Found, target: Path, save_as: str, *, force: bool, track: Callable[[Any], Any] = iter
 ) -> tuple[int, dict[Path, str]]:
     """Write all files anew and read every one back, each in the same subfolder as before.
 
@@ -36,7 +35,7 @@ def convert(
         target: a folder; made if it is missing.
         save_as: format to write.
         force: overwrite what is there.
-        report: called with the number of finished files and of all.
+        track: given all there is to do, gives it one after the other, and may show progress.
 
     Returns: bytes written, and why some files were left out.
 
@@ -50,12 +49,11 @@ def convert(
         _refuse_to_overwrite(targets)
     broken: dict[Path, str] = {}
     num_bytes = 0
-    for number, (file, folder) in enumerate(targets):
+    for file, folder in track(targets):
         try:
             num_bytes += convert_file(file, folder, save_as).stat().st_size
         except BrokenTrajectoryError as error:
             broken[file.path] = str(error)
-        report(number + 1, len(targets))
     return num_bytes, broken
 
 
@@ -83,11 +81,8 @@ def convert_file(file: FoundFile, folder: Path, save_as: str) -> Path:
 
 
 def describe_difference(one: Trajectory, other: Trajectory) -> str | None:
-    """The first array in which two trajectories differ, or None; rows of floats and bytes count as equal."""
+    """The first array in which two trajectories differ, or None."""
     arrays, others = to_arrays(one), to_arrays(other)
-    indices, other_indices = action_indices(one), action_indices(other)
-    if indices is not None and other_indices is not None:
-        arrays["actions"], others["actions"] = indices, other_indices
     if arrays.keys() != others.keys():
         return f"set of arrays ({', '.join(sorted(arrays.keys() ^ others.keys()))})"
     for name, array in arrays.items():

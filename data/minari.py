@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +44,7 @@ _INDEX = "index.json"
 _STALE_S = 86_400.0
 _CHUNK_BYTES = 256 << 20
 _logger = logging.getLogger("loxodon")
-Report = Callable[[int, int], object]
+Track = Callable[[Any], Any]  # given all there is to do, gives it one after the other; may show progress
 
 
 def require_minari() -> Any:
@@ -227,7 +227,7 @@ def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
 
 
 def import_episodes(
-    dataset: Any, folder: Path, save_as: str, report: Report = lambda done, total: None
+    dataset: Any, folder: Path, save_as: str, track: Track = iter
 ) -> tuple[list[tuple[str, int]], int]:
     """Write every episode of a Minari dataset as one trajectory file; those that are there already stay.
 
@@ -235,7 +235,7 @@ def import_episodes(
         dataset: a `minari.MinariDataset`.
         folder: where the files go; made if it is missing.
         save_as: one of FILE_FORMATS.
-        report: called with the number of finished episodes and of all.
+        track: may show progress; see Track.
 
     Returns: (file name, number of transitions) of every new file, and how many episodes were there already.
 
@@ -249,10 +249,11 @@ def import_episodes(
     present = {name.traj_id for name in names if name is not None}
     # What the environments of this library would call it: the registered name without version.
     default_name = str(dataset.id).replace("/", "-") if dataset.env_spec is None else dataset.env_spec.name
-    begin_us, total, num_present = time.time_ns() // 1000, len(dataset), 0  # whole, as in file names
+    begin_us, num_present = time.time_ns() // 1000, 0  # whole, as in file names
     written: list[tuple[str, int]] = []
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
-    for number, (source, extra) in enumerate(zip(dataset.iterate_episodes(), metadata, strict=True)):
+    numbers = track(range(len(dataset)))
+    for number, source, extra in zip(numbers, dataset.iterate_episodes(), metadata, strict=True):
         traj_id = hashlib.blake2b(f"{dataset.id} {source.id}".encode(), digest_size=4).hexdigest()
         if traj_id in present:
             num_present += 1
@@ -264,7 +265,6 @@ def import_episodes(
                 folder, traj, save_as=save_as, traj_id=traj_id, unix_time=(begin_us + number) / 1e6
             )
             written.append((path.name, len(traj)))
-        report(number + 1, total)
     return written, num_present
 
 
@@ -464,7 +464,7 @@ class ExportReport(NamedTuple):
     num_truncated: int  # episodes without termination, which are marked as truncated at their last step
 
 
-def join_pieces(paths: Sequence[Path], report: Report = lambda done, total: None) -> list[Episode]:
+def join_pieces(paths: Sequence[Path], track: Track = iter) -> list[Episode]:
     """Group files into episodes.
 
     A piece follows another if it begins in mid-episode with exactly the timestep that the other ends with:
@@ -473,12 +473,12 @@ def join_pieces(paths: Sequence[Path], report: Report = lambda done, total: None
 
     Args:
         paths: trajectory files, oldest first.
-        report: called with the number of files read and of all.
+        track: may show progress; see Track.
     """
     episodes: list[Episode] = []
     # Episodes without termination or, so far, a following piece, by their last timestep; the oldest first.
     open_ends: dict[bytes, deque[Episode]] = {}
-    for number, path in enumerate(paths):
+    for path in track(paths):
         traj = load_trajectory(path)
         starts_late = int(traj.time_idxs[0, 0]) > 0
         waiting = open_ends.get(_boundary(traj, 0)) if starts_late else None
@@ -491,7 +491,6 @@ def join_pieces(paths: Sequence[Path], report: Report = lambda done, total: None
         found.is_terminated = bool(traj.dones[-1, 0])
         if not found.is_terminated:
             open_ends.setdefault(_boundary(traj, len(traj)), deque()).append(found)
-        report(number + 1, len(paths))
     return episodes
 
 
@@ -527,7 +526,7 @@ def export_minari(
     paths: Sequence[Path],
     dataset_id: str,
     env_id: str | None = None,
-    report: Report = lambda done, total: None,
+    track: Track = iter,
 ) -> ExportReport:
     """Make a new Minari dataset of trajectory files.
 
@@ -539,7 +538,7 @@ def export_minari(
         env_id: registered gymnasium environment whose spaces and actions the dataset gets; without it,
             observations are unbounded and actions stay as the policy gave them: indices from 0, or numbers in
             [-1, 1].
-        report: called with the number of finished files and of all; every file is read twice.
+        track: may show progress, once per reading of the files; see Track.
 
     Raises:
         ImportError: If `minari` is not installed.
@@ -548,23 +547,21 @@ def export_minari(
     """
     minari = require_minari()
     folder = _new_dataset_folder(dataset_id)
-    episodes = join_pieces(paths, lambda done, total: report(done, 2 * total))
+    episodes = join_pieces(paths, track)
     options = _space_options(env_id, load_trajectory(paths[0]))
     if "jpeg_encoding" in inspect.signature(minari.create_dataset_from_buffers).parameters:
         options["jpeg_encoding"] = False
-    done, dataset = len(paths), None
+    dataset = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
-            for buffers, metadata, num_files in _chunks(episodes, options):
+            for buffers, metadata in _chunks(track(episodes), options):
                 if dataset is None:
                     dataset = minari.create_dataset_from_buffers(dataset_id, buffers, **options)
                 else:
                     dataset.update_dataset_from_buffer(buffers)
                 first = int(dataset.storage.total_episodes) - len(buffers)
                 dataset.storage.update_episode_metadata(metadata, range(first, first + len(buffers)))
-                done += num_files
-                report(done, 2 * len(paths))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -619,23 +616,22 @@ def _space_options(env_id: str | None, example: Trajectory) -> dict[str, Any]:
 
 
 def _chunks(
-    episodes: Sequence[Episode], options: dict[str, Any]
-) -> Iterator[tuple[list[Any], list[dict[str, Any]], int]]:
-    """Episode buffers and their metadata, some at a time, so that memory stays bounded, and their files."""
+    episodes: Iterable[Episode], options: dict[str, Any]
+) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
+    """Episode buffers and their metadata, some at a time, so that memory stays bounded."""
     make_buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
     codec = EpisodeCodec(options["observation_space"], options["action_space"])
     buffers: list[Any] = []
     metadata: list[dict[str, Any]] = []
-    num_files = num_bytes = 0
+    num_bytes = 0
     for one in episodes:
         traj = concatenate([load_trajectory(path) for path in one.paths])
         buffers.append(make_buffer(**codec.to_columns(traj), infos={}))
         version = {} if traj.policy_version is None else {POLICY_KEY: traj.policy_version}
         metadata.append({ENV_NAME_KEY: traj.env_name, **version})
-        num_files += len(one.paths)
         num_bytes += sum(array.nbytes for array in arrays_of(traj))
         if num_bytes > _CHUNK_BYTES:
-            yield buffers, metadata, num_files
-            buffers, metadata, num_files, num_bytes = [], [], 0, 0
+            yield buffers, metadata
+            buffers, metadata, num_bytes = [], [], 0
     if buffers:
-        yield buffers, metadata, num_files
+        yield buffers, metadata
