@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loxodon.data import Trajectory, cli, load_trajectory, save_trajectory
-from loxodon.data.cli import main, numbers_text, plot_trajectory
+from loxodon.data import FILE_FORMATS, Trajectory, cli, convert, load_trajectory, save_trajectory
+from loxodon.data.cli import main
 from loxodon.data.convert import describe_difference
-from loxodon.data.find import age_text, find_files, size_text
+from loxodon.data.find import find_files
 
 MakeTraj = Callable[..., Trajectory]
 Fill = Callable[[Path, list[int]], list[Path]]
 Capture = pytest.CaptureFixture[str]
-FORMATS = ("npz", "npz-compressed", "traj")
 
 
 @pytest.fixture
@@ -34,6 +33,7 @@ def buffer(tmp_path: Path, fill: Fill) -> Path:
     (run / "buffer" / "fifo" / "env_000000aa_1.000000.npz.tmp").touch()
     (run / "buffer" / "superseded").mkdir()
     (run / "buffer" / "superseded" / paths[0].name).write_bytes(paths[0].read_bytes())
+    (run / "again").symlink_to(run)  # a circle, which is not followed
     return run
 
 
@@ -41,6 +41,10 @@ def run(capsys: Capture, *words: object) -> tuple[int, str, str]:
     status = main([str(word) for word in words])
     out, err = capsys.readouterr()
     return status, out, err
+
+
+def rows(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines()]
 
 
 def refused(capsys: Capture, *words: object) -> str:
@@ -59,35 +63,21 @@ def refused(capsys: Capture, *words: object) -> str:
 # --- ls ------------------------------------------------------------------------------------------------
 
 
-def test_ls_counts_what_is_there_and_survives_broken_files(buffer: Path, capsys: Capture) -> None:
+def test_ls_counts_what_is_there_and_survives_broken_files(
+    buffer: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, out, _ = run(capsys, "ls", buffer)
     assert status == 1  # one is broken
-    rows = [line.split() for line in out.splitlines()]
-    assert ["buffer/fifo", "3"] in [row[:2] for row in rows]
-    assert ["buffer/protected", "1"] in [row[:2] for row in rows]
-    env = next(row for row in rows if row[:1] == ["env"] and row[1:2] == ["3"])
+    assert ["buffer/fifo", "3"] in [row[:2] for row in rows(out)]
+    assert ["buffer/protected", "1"] in [row[:2] for row in rows(out)]
     # Rewards are 0.1, 0.2, ...: returns 0.3, 1 and 2.1 after 2, 4 and 6 transitions.
-    assert env == ["env", "3", "12", "2", "/", "4", "/", "6", "0.3", "0.58", "1", "1.66", "2.1"]
+    assert ["env", "3", "12", "2", "/", "4", "/", "6", "0.3", "0.58", "1", "1.66", "2.1"] in rows(out)
     assert "superseded: 1 files set aside" in out
     assert "unfinished: 1 files" in out
     assert "ignored: 1 files that are not named like trajectories: notes.md" in out
     assert "broken: 1 files" in out
-
-
-@pytest.mark.parametrize("inside", ["", "buffer", "buffer/fifo"])
-def test_ls_finds_the_files_from_wherever_it_starts(buffer: Path, inside: str) -> None:
-    assert len(find_files(buffer / inside).files) == (3 if inside.endswith("fifo") else 4)
-
-
-def test_links_are_followed_and_circles_are_not(tmp_path: Path, fill: Fill) -> None:
-    fill(tmp_path / "elsewhere", [3])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "fifo").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "run" / "again").symlink_to(tmp_path / "run")
-    assert len(find_files(tmp_path / "run").files) == 1
-
-
-def test_ls_quick_opens_nothing(buffer: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    for inside, count in (("", 4), ("buffer", 4), ("buffer/fifo", 3)):
+        assert len(find_files(buffer / inside).files) == count
     monkeypatch.setattr(cli, "load_trajectory", None)
     status, out, _ = run(capsys, "ls", buffer, "--quick")
     assert status == 0
@@ -98,31 +88,28 @@ def test_ls_quick_opens_nothing(buffer: Path, capsys: Capture, monkeypatch: pyte
 def test_ls_samples_where_there_are_many(
     tmp_path: Path, fill: Fill, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(tmp_path, [5] * 8)
+    fill(tmp_path / "a", [5] * 8)
     monkeypatch.setattr(cli, "MAX_OPENED", 4)
-    _, out, _ = run(capsys, "ls", tmp_path)
+    _, out, _ = run(capsys, "ls", tmp_path / "a")
     assert "from a random sample of 4 of 8 files" in out
-    assert ["env", "~8", "~40"] in [line.split()[:3] for line in out.splitlines()]
-    _, out, _ = run(capsys, "ls", tmp_path, "--all")
-    assert ["env", "8", "40"] in [line.split()[:3] for line in out.splitlines()]
+    assert ["env", "~8", "~40"] in [row[:3] for row in rows(out)]
+    _, out, _ = run(capsys, "ls", tmp_path / "a", "--all")
+    assert ["env", "8", "40"] in [row[:3] for row in rows(out)]
+    (tmp_path / "b").mkdir()
+    assert run(capsys, "ls", tmp_path / "b") == (0, f"{tmp_path / 'b'} holds no trajectory files.\n\n", "")
 
 
-def test_ls_names_formats_and_policy_versions(tmp_path: Path, make_traj: MakeTraj, capsys: Capture) -> None:
-    for number, save_as in enumerate(FORMATS):
+def test_ls_names_formats_policy_versions_and_pieces(
+    tmp_path: Path, make_traj: MakeTraj, capsys: Capture
+) -> None:
+    for number, save_as in enumerate(FILE_FORMATS):
         traj = dataclasses.replace(make_traj(3), policy_version=None if number == 0 else number + 6)
-        save_trajectory(tmp_path, traj, save_as=save_as, traj_id=f"{number:08x}", unix_time=1e9)
+        part = traj.slice(number // 2, 3)
+        save_trajectory(tmp_path, part, save_as=save_as, traj_id=f"{number:08x}", unix_time=1e9)
     _, out, _ = run(capsys, "ls", tmp_path)
     assert "formats: npz 1, npz-compressed 1, traj 1" in out
     assert "policy versions: 7 to 8 (2 different), unknown in 1 files" in out
-
-
-def test_ls_of_an_empty_folder_is_no_error(tmp_path: Path, capsys: Capture) -> None:
-    assert run(capsys, "ls", tmp_path) == (0, f"{tmp_path} holds no trajectory files.\n\n", "")
-
-
-def test_sizes_and_ages_have_one_unit() -> None:
-    assert [size_text(n) for n in (0, 999, 1000, 2.5e9)] == ["0 B", "999 B", "1.0 kB", "2.5 GB"]
-    assert age_text(0).endswith(" d")
+    assert "pieces: 1 files begin in mid-episode" in out
 
 
 # --- show ----------------------------------------------------------------------------------------------
@@ -131,55 +118,33 @@ def test_sizes_and_ages_have_one_unit() -> None:
 def test_show_aligns_actions_and_rewards_with_what_was_observed(
     tmp_path: Path, fill: Fill, capsys: Capture
 ) -> None:
-    (path,) = fill(tmp_path, [3])
-    status, out, _ = run(capsys, "show", path)
-    rows = [line.split() for line in out.splitlines()]
+    short, long = fill(tmp_path, [3, 50])
+    status, out, _ = run(capsys, "show", short)
     assert status == 0
     image = ["7"] * 4
-    assert ["0", *image, "0", "0", "0.1"] in rows  # time, image, position, action, reward
-    assert ["2", *image, "2", "2", "0.3", "yes"] in rows
-    assert ["3", *image, "3"] in rows  # the last observation has no action
+    assert ["0", *image, "0", "0", "0.1"] in rows(out)  # time, image, position, action, reward
+    assert ["2", *image, "2", "2", "0.3", "yes"] in rows(out)
+    assert ["3", *image, "3"] in rows(out)  # the last observation has no action
     assert "return 0.6" in out
     assert "ends with termination" in out
+    _, out, _ = run(capsys, "show", long, "--rows", 4)
+    assert [row[0] for row in rows(out) if row and row[0].isdigit()] == ["0", "1", "49", "50"]
+    assert "--rows is -1" in refused(capsys, "show", short, "--rows", -1)
 
 
-def test_show_shortens_long_trajectories(tmp_path: Path, fill: Fill, capsys: Capture) -> None:
-    (path,) = fill(tmp_path, [50])
-    _, out, _ = run(capsys, "show", path, "--rows", 4)
-    times = [line.split()[0] for line in out.splitlines() if line.split() and line.split()[0].isdigit()]
-    assert times == ["0", "1", "49", "50"]
-    assert numbers_text(np.arange(9)) == "0 1 2 .. 8"
-    assert "--rows is -1" in refused(capsys, "show", path, "--rows", -1)
-
-
-def test_show_draws_a_picture(
-    tmp_path: Path, fill: Fill, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_show_draws_what_there_is(
+    tmp_path: Path, make_traj: MakeTraj, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (path,) = fill(tmp_path, [3])
+    traj = make_traj(70)
+    wide = {"many": np.arange(71 * 20.0).reshape(71, 20), "image": np.zeros((71, 9, 9), np.uint8)}
+    traj = dataclasses.replace(traj, actions=np.zeros((70, 3), np.float32), obs={**traj.obs, **wide})
+    path = save_trajectory(tmp_path, traj, save_as="npz", traj_id="00000001", unix_time=1e9)
     monkeypatch.chdir(tmp_path)
     _, out, _ = run(capsys, "show", path, "--plot")
+    assert ["0", "0", "1", "2", "..", "19", "0", "0", "0", "0", "0.1"] in rows(out)
     assert f"plot written to {path.stem}.png" in out
     assert (tmp_path / f"{path.stem}.png").read_bytes()[:4] == b"\x89PNG"
     assert "end the name with .png" in refused(capsys, "show", path, "--plot", tmp_path / "a.nothing")
-
-
-@pytest.mark.parametrize("width", [1, 20])
-def test_continuous_actions_and_wide_observations_can_be_drawn(
-    tmp_path: Path, make_traj: MakeTraj, width: int
-) -> None:
-    traj = make_traj(700)
-    traj = dataclasses.replace(
-        traj,
-        actions=np.zeros((700, 3), np.float32),
-        obs={"many": np.zeros((701, width)), "image": np.zeros((701, 9, 9), np.uint8)},
-    )
-    assert plot_trajectory(traj, tmp_path / "a.png", title="a").stat().st_size > 1000
-
-
-def test_a_missing_matplotlib_is_named(
-    tmp_path: Path, fill: Fill, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (path,) = fill(tmp_path, [3])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install matplotlib" in refused(capsys, "show", path, "--plot", tmp_path / "a.png")
 
@@ -191,15 +156,13 @@ def test_extras_and_factors_are_shown_and_kept(tmp_path: Path, make_traj: MakeTr
     traj = dataclasses.replace(traj, actions=indices, nvec=(2, 3), extras=extras)
     (tmp_path / "a").mkdir()
     path = save_trajectory(tmp_path / "a", traj, save_as="npz", traj_id="00000001", unix_time=1e9)
-    status, out, _ = run(capsys, "show", path, "--plot", tmp_path / "a.png")
+    status, out, _ = run(capsys, "show", path)
     assert status == 0
     assert "factors of 2, 3" in out
     assert "extras values float32[1], option int16[]" in out
-    assert ["5", "7", "7", "7", "7", "5", "1", "2", "0.6", "yes"] in [
-        line.split() for line in out.splitlines()
-    ]
+    assert ["5", "7", "7", "7", "7", "5", "1", "2", "0.6", "yes"] in rows(out)
     assert "extras: values 1, option 1" in run(capsys, "ls", path.parent)[1]
-    for save_as in FORMATS:
+    for save_as in FILE_FORMATS:
         assert run(capsys, "convert", path.parent, tmp_path / save_as, "--to", save_as)[0] == 0
         (copy,) = (tmp_path / save_as).iterdir()
         assert describe_difference(traj, load_trajectory(copy)) is None
@@ -208,36 +171,18 @@ def test_extras_and_factors_are_shown_and_kept(tmp_path: Path, make_traj: MakeTr
 # --- check ---------------------------------------------------------------------------------------------
 
 
-def test_check_lists_broken_files_and_says_so_in_its_status(buffer: Path, capsys: Capture) -> None:
-    status, out, _ = run(capsys, "check", buffer)
-    assert status == 1
-    assert "3 good, 1 broken, 0 of another layout" in out
-    assert [line for line in out.splitlines() if line.startswith("broken ") and "_000000ff_" in line]
-    assert run(capsys, "check", buffer / "buffer" / "protected")[0] == 0
-
-
-@pytest.mark.parametrize("save_as", FORMATS)
-def test_check_sees_one_changed_byte(
-    tmp_path: Path, make_traj: MakeTraj, capsys: Capture, save_as: str
-) -> None:
-    path = save_trajectory(tmp_path, make_traj(400), save_as=save_as, traj_id="00000001", unix_time=1e9)
-    assert run(capsys, "check", path)[0] == 0
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    assert run(capsys, "check", path)[0] == 1
-
-
-def test_check_moves_broken_and_odd_files_with_their_reasons(
+def test_check_lists_broken_and_odd_files_and_moves_them_with_their_reasons(
     buffer: Path, make_traj: MakeTraj, capsys: Capture
 ) -> None:
     odd = make_traj(3, num_actions=7)
     path = save_trajectory(buffer / "buffer" / "fifo", odd, save_as="npz", traj_id="0000abcd", unix_time=1e9)
-    status, out, _ = run(capsys, "check", buffer, "--quarantine")
+    status, out, _ = run(capsys, "check", buffer)
     assert status == 1
+    assert "3 good, 1 broken, 1 of another layout" in out
+    assert [line for line in out.splitlines() if line.startswith("broken ") and "_000000ff_" in line]
     assert "actions have 7 columns, expected 3" in out
     moved = buffer / "buffer" / "quarantine"
-    assert "2 files moved to " + str(moved) in out
+    assert f"2 files moved to {moved}" in run(capsys, "check", buffer, "--quarantine")[1]
     assert "7 columns" in (moved / f"{path.name}.txt").read_text()
     assert not path.exists()
     assert run(capsys, "check", buffer)[0] == 0
@@ -261,8 +206,9 @@ def test_check_leaves_a_mixture_alone(
 # --- convert -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", FORMATS)
-@pytest.mark.parametrize("after", FORMATS)
+@pytest.mark.parametrize(
+    ("before", "after"), [("npz", "npz-compressed"), ("npz-compressed", "traj"), ("traj", "npz")]
+)
 def test_convert_keeps_everything(
     tmp_path: Path, make_traj: MakeTraj, capsys: Capture, before: str, after: str
 ) -> None:
@@ -280,21 +226,32 @@ def test_convert_keeps_everything(
     assert (loaded.env_name, loaded.policy_version) == ("deep_sea", 5)
 
 
-def test_what_convert_compares(make_traj: MakeTraj) -> None:
-    traj = make_traj(4)
-    floats = dataclasses.replace(traj, actions=traj.actions.astype(np.float32))
-    assert describe_difference(traj, floats) is None
-    other = dataclasses.replace(traj, actions=(traj.actions.argmax(1) + 1) % 3)
-    assert describe_difference(traj, other) == "actions"
-    assert describe_difference(traj, dataclasses.replace(traj, rews=traj.rews + 1)) == "rews"
-    assert "_OBS_KEY_image, _OBS_KEY_position" in str(
-        describe_difference(traj, dataclasses.replace(traj, obs={}))
-    )
-    assert describe_difference(traj, dataclasses.replace(traj, policy_version=3)) is not None
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"rews": np.ones((4, 1), np.float32)}, "rews"),
+        ({"policy_version": 3}, "set of arrays (policy_version)"),
+    ],
+)
+def test_a_copy_that_comes_back_different_is_deleted(
+    tmp_path: Path,
+    fill: Fill,
+    make_traj: MakeTraj,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    problem: str,
+) -> None:
+    fill(tmp_path / "a", [4])
+    found = iter([make_traj(4), dataclasses.replace(make_traj(4), **change)])
+    monkeypatch.setattr(convert, "load_trajectory", lambda path: next(found))
+    error = refused(capsys, "convert", tmp_path / "a", tmp_path / "b", "--to", "npz")
+    assert f"came back with a different {problem}" in error
+    assert not list((tmp_path / "b").iterdir())
 
 
-def test_convert_overwrites_only_when_told_and_leaves_no_twin(
-    tmp_path: Path, fill: Fill, capsys: Capture
+def test_convert_overwrites_only_when_told_leaves_no_twin_and_nothing_broken(
+    tmp_path: Path, fill: Fill, buffer: Path, capsys: Capture
 ) -> None:
     fill(tmp_path / "a", [3, 4])
     target = tmp_path / "b"
@@ -304,13 +261,10 @@ def test_convert_overwrites_only_when_told_and_leaves_no_twin(
     assert status == 0
     assert "AMAGO 3.x" in out
     assert [path.suffix for path in target.iterdir()] == [".npz", ".npz"]
-
-
-def test_convert_leaves_out_what_is_broken(buffer: Path, tmp_path: Path, capsys: Capture) -> None:
-    status, out, _ = run(capsys, "convert", buffer, tmp_path / "b", "--to", "traj")
+    status, out, _ = run(capsys, "convert", buffer, tmp_path / "c", "--to", "traj")
     assert status == 1
     assert "broken, left out" in out
-    assert len(find_files(tmp_path / "b").files) == 3
+    assert len(find_files(tmp_path / "c").files) == 3
 
 
 # --- mistakes ------------------------------------------------------------------------------------------
@@ -341,18 +295,19 @@ def test_names_in_and_of_files_cannot_steer_the_terminal(
 
 def test_mistakes_get_one_line(tmp_path: Path, fill: Fill, capsys: Capture) -> None:
     (path,) = fill(tmp_path / "a", [3])
-    nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
+    nowhere, empty, folder = tmp_path / "nowhere", tmp_path / "empty", path.parent
     empty.mkdir()
-    assert "does not exist" in refused(capsys, "ls", nowhere)
-    assert "does not exist" in refused(capsys, "check", nowhere)
-    assert "holds no trajectory files" in refused(capsys, "check", empty)
-    assert "show takes one file" in refused(capsys, "show", path.parent)
-    assert "Did you mean show?" in refused(capsys, "shw")
-    assert "Did you mean npz?" in refused(capsys, "convert", path, empty, "--to", "npy")
-    assert "looks like a file" in refused(capsys, "convert", path, empty / "b.npz", "--to", "npz")
-    assert "would hold every trajectory twice" in refused(
-        capsys, "convert", path.parent, path.parent, "--to", "traj"
-    )
+    for words, problem in (
+        (("ls", nowhere), "does not exist"),
+        (("check", nowhere), "does not exist"),
+        (("check", empty), "holds no trajectory files"),
+        (("show", folder), "show takes one file"),
+        (("shw",), "Did you mean show?"),
+        (("convert", path, empty, "--to", "npy"), "Did you mean npz?"),
+        (("convert", path, empty / "b.npz", "--to", "npz"), "looks like a file"),
+        (("convert", folder, folder, "--to", "traj"), "would hold every trajectory twice"),
+    ):
+        assert problem in refused(capsys, *words)
     foreign = path.rename(path.with_name("foreign.npz"))
     assert "no id and time to keep" in refused(capsys, "convert", foreign, empty, "--to", "npz")
     foreign.write_bytes(b"")
@@ -360,14 +315,11 @@ def test_mistakes_get_one_line(tmp_path: Path, fill: Fill, capsys: Capture) -> N
 
 
 @pytest.mark.slow
-def test_the_module_runs_and_ends_quietly_when_nobody_reads_on(tmp_path: Path, fill: Fill) -> None:
+def test_the_module_ends_quietly_when_nobody_reads_on(tmp_path: Path, fill: Fill) -> None:
     fill(tmp_path, [3])
     command = [sys.executable, "-m", "loxodon.data", "ls", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
-    assert done.returncode == 0, done.stderr
-    assert "timesteps" in done.stdout
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb") as pipe:
-        broken = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
-    assert (broken.returncode, broken.stderr) == (0, "")
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,8 +1,9 @@
+"""Which files and windows are drawn: by file, length, age and priority; relabelled whole."""
+
 from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loxodon.data import DiskTrajDataset, NoOpRelabeler, Relabeler, Trajectory, save_trajectory
+from loxodon.data import (
+    DiskTrajDataset,
+    NoOpRelabeler,
+    Relabeler,
+    Trajectory,
+    random_window,
+    save_trajectory,
+)
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]
@@ -21,7 +29,7 @@ def file_numbers(windows: list[Trajectory]) -> list[int]:
     return [int(window.obs["position"][0, 0]) // 1000 for window in windows]
 
 
-def assert_shares(found: list[int], shares: dict[int, float]) -> None:
+def assert_shares(found: list[object], shares: dict[object, float]) -> None:
     """Compare frequencies with probabilities, within five standard deviations."""
     counts, num_draws = Counter(found), len(found)
     assert counts.keys() == {number for number, share in shares.items() if share}
@@ -35,40 +43,68 @@ def fifo(tmp_path: Path) -> Path:
     return tmp_path / "set/buffer/fifo"
 
 
-def test_timesteps_are_drawn_alike(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    fill(fifo, [2, 6, 12])
-    dataset = make_dataset(max_seq_len=2, sample_by="timestep")
-    found = file_numbers(dataset.sample_windows(4000, np.random.default_rng(0)))
-    assert_shares(found, {0: 0.1, 1: 0.3, 2: 0.6})
+# --- windows -------------------------------------------------------------------------------------------
 
 
-def test_only_the_newest_share_is_drawn(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    fill(fifo, [2] * 10)
-    dataset = make_dataset(recent_fraction=0.25)
-    found = file_numbers(dataset.sample_windows(3000, np.random.default_rng(0)))
-    assert_shares(found, {7: 1 / 3, 8: 1 / 3, 9: 1 / 3})
+def window_shares(traj_len: int, max_seq_len: int, mode: str) -> dict[object, float]:
+    """The chance of each (start, length): all starts that the definition allows are equally likely."""
+    first = -max_seq_len + 1 if mode in ("left", "both") else 0
+    last = traj_len - 2 if mode in ("right", "both") else traj_len - max_seq_len
+    spans = [(max(start, 0), min(start + max_seq_len, traj_len)) for start in range(first, last + 1)]
+    counts = Counter((start, stop - start) for start, stop in spans)
+    return {window: count / len(spans) for window, count in counts.items()}
 
 
-def test_a_tiny_share_leaves_the_newest_file(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    fill(fifo, [2] * 3)
-    windows = make_dataset(recent_fraction=0.01).sample_windows(20, np.random.default_rng(0))
-    assert set(file_numbers(windows)) == {2}
+def test_hand_counted_windows() -> None:
+    """6 transitions, windows of 3: what each mode can draw."""
+    inside = {(0, 3), (1, 3), (2, 3), (3, 3)}
+    assert window_shares(6, 3, "none").keys() == inside
+    assert window_shares(6, 3, "left").keys() == inside | {(0, 1), (0, 2)}
+    assert window_shares(6, 3, "right").keys() == inside | {(4, 2)}
+    assert window_shares(6, 3, "both").keys() == inside | {(0, 1), (0, 2), (4, 2)}
 
 
-def test_recent_timesteps(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    fill(fifo, [50, 50, 2, 8])
-    dataset = make_dataset(recent_fraction=0.5, sample_by="timestep")
-    found = file_numbers(dataset.sample_windows(3000, np.random.default_rng(0)))
-    assert_shares(found, {2: 0.2, 3: 0.8})
+@pytest.mark.parametrize("mode", ["none", "left", "right", "both"])
+def test_windows_of_a_file_have_exactly_their_distribution(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, mode: str
+) -> None:
+    fill(fifo, [9])
+    windows = make_dataset(max_seq_len=4, mode=mode).sample_windows(4000, np.random.default_rng(0))
+    found: list[object] = [(int(window.time_idxs[0, 0]), len(window)) for window in windows]
+    assert_shares(found, window_shares(9, 4, mode))
+    rng = np.random.default_rng(0)
+    for length, max_seq_len in ((5, 4), (2, 1), (6, 1)):
+        spans = [random_window(length, max_seq_len, mode, rng) for _ in range(2000)]
+        assert_shares([(a, b - a) for a, b in spans], window_shares(length, max_seq_len, mode))
+    assert {random_window(n, 4, mode, rng) for n in (1, 2, 4)} == {(0, 1), (0, 2), (0, 4)}  # all fits
 
 
-def test_new_files_count_by_length_after_a_refresh(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    fill(fifo, [4, 4])
-    dataset = make_dataset(sample_by="timestep")
-    fill(fifo, [4, 4, 8])
+# --- files ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kwargs", "shares"),
+    [
+        ([2, 4, 100], {}, {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}),
+        ([2, 6, 12], {"sample_by": "timestep"}, {0: 0.1, 1: 0.3, 2: 0.6}),
+        ([2] * 10, {"recent_fraction": 0.25}, {7: 1 / 3, 8: 1 / 3, 9: 1 / 3}),
+        ([2] * 3, {"recent_fraction": 0.01}, {2: 1.0}),
+        ([50, 50, 2, 8], {"recent_fraction": 0.5, "sample_by": "timestep"}, {2: 0.2, 3: 0.8}),
+    ],
+)
+def test_files_are_drawn_alike_by_length_or_by_age(
+    make_dataset: MakeDataset,
+    fill: Fill,
+    fifo: Path,
+    lengths: list[int],
+    kwargs: dict[str, object],
+    shares: dict[object, float],
+) -> None:
+    fill(fifo, lengths[:1])
+    dataset = make_dataset(max_seq_len=2, **kwargs)
+    fill(fifo, lengths)  # what is new counts after a refresh
     dataset.refresh()
-    found = file_numbers(dataset.sample_windows(3000, np.random.default_rng(0)))
-    assert_shares(found, {0: 0.25, 1: 0.25, 2: 0.5})
+    assert_shares([*file_numbers(dataset.sample_windows(3000, np.random.default_rng(0)))], shares)
 
 
 @pytest.mark.parametrize(
@@ -80,58 +116,47 @@ def test_same_generator_and_files_give_the_same_windows(
     fill(fifo, [3, 9, 20, 40, 7])
 
     def draw(seed: int) -> list[tuple[float, int]]:
-        windows = make_dataset(max_seq_len=4, mode="both", **kwargs).sample_windows(
-            30, np.random.default_rng(seed)
-        )
+        dataset = make_dataset(max_seq_len=4, mode="both", **kwargs)
+        windows = dataset.sample_windows(30, np.random.default_rng(seed))
         return [(float(window.obs["position"][0, 0]), len(window)) for window in windows]
 
-    assert draw(1) == draw(1)
-    assert draw(1) != draw(2)
+    assert draw(1) == draw(1) != draw(2)
 
 
-def test_windows_of_a_file_have_their_distribution(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    fill(fifo, [9])
-    windows = make_dataset(max_seq_len=4, mode="both").sample_windows(6000, np.random.default_rng(0))
-    found = Counter((int(window.time_idxs[0, 0]), len(window)) for window in windows)
-    shares = {(0, 1): 1, (0, 2): 1, (0, 3): 1, **{(i, 4): 1 for i in range(6)}, (6, 3): 1, (7, 2): 1}
-    assert found.keys() == shares.keys()
-    for count in found.values():
-        assert abs(count / 6000 - 1 / 11) < 5 * np.sqrt(1 / 11 * 10 / 11 / 6000)
+# --- priorities ----------------------------------------------------------------------------------------
 
 
 def test_frequencies_follow_priorities(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
     fill(fifo, [2] * 4)
     dataset, rng = make_dataset(priority_exponent=0.5), np.random.default_rng(0)
-    assert_shares(file_numbers(dataset.sample_windows(2000, rng)), dict.fromkeys(range(4), 0.25))
-    slots = {file_numbers([window])[0]: window.source for window in dataset.sample_windows(100, rng)}
-    dataset.update_priorities(
-        np.array([slots[0], slots[1], slots[2], -1]), np.array([1.0, 4.0, 16.0, 1000.0])
-    )
+    windows = dataset.sample_windows(2000, rng)
+    assert_shares([*file_numbers(windows)], dict.fromkeys(range(4), 0.25))
+    slots = dict(zip(file_numbers(windows), [window.source for window in windows], strict=True))
+    given = np.array([slots[0], slots[1], slots[2], -1])
+    dataset.update_priorities(given, np.array([1.0, 4.0, 16.0, 1000.0]))
     # 3 has none yet, so it counts like 16, the highest; square roots of 1, 4, 16, 16
-    found = file_numbers(dataset.sample_windows(6000, rng))
-    assert_shares(found, {0: 1 / 11, 1: 2 / 11, 2: 4 / 11, 3: 4 / 11})
+    shares = {0: 1 / 11, 1: 2 / 11, 2: 4 / 11, 3: 4 / 11}
+    assert_shares([*file_numbers(dataset.sample_windows(6000, rng))], {**shares})
+    state = dataset.state_dict()
+    assert state["priorities"]["of"] == {f"{i:08x}": pytest.approx(4.0**i) for i in range(3)}
+    other = make_dataset(priority_exponent=0.5)
+    other.load_state_dict(state)
+    assert_shares([*file_numbers(other.sample_windows(6000, rng))], {**shares})
 
 
-def test_priorities_and_lengths_multiply(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    fill(fifo, [2, 8])
-    dataset, rng = make_dataset(priority_exponent=1.0, sample_by="timestep"), np.random.default_rng(0)
-    slots = {file_numbers([window])[0]: window.source for window in dataset.sample_windows(100, rng)}
-    dataset.update_priorities(np.array([slots[0], slots[1]]), np.array([3.0, 1.0]))
-    assert_shares(file_numbers(dataset.sample_windows(4000, rng)), {0: 6 / 14, 1: 8 / 14})
-
-
-def test_deleted_files_take_their_priority_with_them(
+def test_priorities_and_lengths_multiply_and_go_with_their_files(
     make_dataset: MakeDataset, fill: Fill, fifo: Path
 ) -> None:
-    paths = fill(fifo, [2] * 2)
-    dataset, rng = make_dataset(priority_exponent=1.0), np.random.default_rng(0)
-    dataset.update_priorities(np.array([0, 1]), np.array([0.0, 5.0]))
-    assert set(file_numbers(dataset.sample_windows(200, rng))) == {1}
+    paths = fill(fifo, [2, 8])
+    dataset, rng = make_dataset(priority_exponent=1.0, sample_by="timestep"), np.random.default_rng(0)
+    dataset.update_priorities(np.array([0, 1]), np.array([3.0, 1.0]))
+    assert_shares([*file_numbers(dataset.sample_windows(4000, rng))], {0: 6 / 14, 1: 8 / 14})
     paths[0].unlink()
     dataset.refresh()
-    fill(fifo, [2] * 2)
+    fill(fifo, [2, 8])
+    dataset.update_priorities(np.array([1]), np.array([3.0]))
     dataset.refresh()
-    assert_shares(file_numbers(dataset.sample_windows(1000, rng)), {0: 0.5, 1: 0.5})
+    assert_shares([*file_numbers(dataset.sample_windows(4000, rng))], {0: 0.2, 1: 0.8})
 
 
 def _set_priority(dataset: DiskTrajDataset) -> None:
@@ -153,28 +178,11 @@ def test_priorities_of_another_process_are_seen(
     assert set(file_numbers(dataset.sample_windows(100, rng))) == {1}
 
 
-def test_priorities_survive_a_checkpoint_and_a_copy(
-    make_dataset: MakeDataset, fill: Fill, fifo: Path
-) -> None:
-    fill(fifo, [2] * 3)
-    dataset = make_dataset(priority_exponent=0.5)
-    assert dataset.state_dict()["priorities"] == {"highest": 0, "of": {}}
-    dataset.update_priorities(np.array([0, 1, 77]), np.array([4.0, 1.0, 9.0]))
-    state = dataset.state_dict()
-    assert state["priorities"]["of"] == {"00000000": pytest.approx(4.0), "00000001": pytest.approx(1.0)}
-    assert state["priorities"]["highest"] == pytest.approx(9.0)
-    other = make_dataset(priority_exponent=0.5)
-    other.load_state_dict(state)
-    for same in (other, pickle.loads(pickle.dumps(dataset))):
-        found = file_numbers(same.sample_windows(4000, np.random.default_rng(0)))
-        assert_shares(found, {0: 2 / 6, 1: 1 / 6, 2: 3 / 6})
-    assert "priorities" not in make_dataset().state_dict()
-
-
 def test_windows_have_no_source_without_priorities(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
     fill(fifo, [2])
     dataset = make_dataset()
     assert dataset.sample_random_trajectory(np.random.default_rng(0)).source == -1
+    assert "priorities" not in dataset.state_dict()
     with pytest.raises(ValueError, match=r"keeps no priorities.*Fix: set .*priority_exponent"):
         dataset.update_priorities(np.array([0]), np.array([1.0]))
 
@@ -197,20 +205,7 @@ def test_impossible_priorities_are_refused(
         dataset.update_priorities(np.array(slots), np.array(priorities))
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "text"),
-    [
-        ({"sample_by": "timesteps"}, r"sample_by is 'timesteps'.*= 'timestep'"),
-        ({"recent_fraction": 0.0}, r"recent_fraction is 0.0"),
-        ({"recent_fraction": 1.5}, r"recent_fraction is 1.5"),
-        ({"priority_exponent": 0.0}, r"priority_exponent is 0.0"),
-        ({"dset_max_bytes": 0}, r"dset_max_bytes is 0"),
-        ({"dset_max_timesteps": -1}, r"dset_max_timesteps is -1"),
-    ],
-)
-def test_impossible_settings_are_refused(kwargs: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=rf"{text}.*Fix:|{text}"):
-        DiskTrajDataset(**kwargs)
+# --- relabelling ---------------------------------------------------------------------------------------
 
 
 class LastTwo(Relabeler):
@@ -218,25 +213,20 @@ class LastTwo(Relabeler):
 
     def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
         part = traj.slice(len(traj) - 2, len(traj))
-        return Trajectory(**{**part.__dict__, "rews": np.full((2, 1), len(traj), np.float32)})
+        return dataclasses.replace(part, rews=np.full((2, 1), len(traj), np.float32))
 
 
-def test_relabeler_sees_whole_trajectories(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    fill(fifo, [30])
-    dataset = make_dataset(max_seq_len=1, relabeler=LastTwo(), priority_exponent=1.0)
-    windows = dataset.sample_windows(50, np.random.default_rng(0))
-    assert {int(window.time_idxs[0, 0]) for window in windows} == {28, 29}
-    assert {(len(window), float(window.rews[0, 0]), window.source) for window in windows} == {(1, 30.0, 0)}
-
-
-def test_a_relabelled_trajectory_drops_what_no_policy_saw(
+def test_relabeler_sees_whole_trajectories_and_what_no_policy_saw_is_dropped(
     make_dataset: MakeDataset, make_traj: Callable[..., Trajectory], fifo: Path
 ) -> None:
-    extras = {name: np.zeros((4, 1)) for name in ("log_probs", "values", "raw_rewards", "option")}
-    traj = dataclasses.replace(make_traj(4), extras=extras)
+    extras = {name: np.zeros((30, 1)) for name in ("log_probs", "values", "raw_rewards", "option")}
     fifo.mkdir(parents=True)
+    traj = dataclasses.replace(make_traj(30), extras=extras)
     save_trajectory(fifo, traj, save_as="npz", traj_id="0", unix_time=1e9)
     for relabeler, kept in ((NoOpRelabeler(), set(extras)), (LastTwo(), {"option"})):
-        dataset = make_dataset(relabeler=relabeler)
-        assert dataset.sample_random_trajectory(np.random.default_rng(0)).extras.keys() == kept
+        dataset = make_dataset(max_seq_len=1, relabeler=relabeler, priority_exponent=1.0)
+        windows = dataset.sample_windows(50, np.random.default_rng(0))
+        assert all(window.extras.keys() == kept for window in windows)
         dataset.close()
+    assert {int(window.time_idxs[0, 0]) for window in windows} == {28, 29}
+    assert {(len(window), float(window.rews[0, 0]), window.source) for window in windows} == {(1, 30.0, 0)}
