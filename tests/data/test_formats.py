@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import struct
@@ -123,20 +122,17 @@ def arrays_in(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     ("obs", "actions", "length"),
     [
         ("floats", "continuous", 1),
-        ("floats", "discrete", 6000),
         ("floats", "many", 40),
         ("dict", "single", 40),
         ("dict", "factors", 1),
         ("dict", "buttons", 6000),
         ("odd", "ones", 40),
-        ("odd", "discrete", 1),
     ],
 )
-@pytest.mark.parametrize("seed", [0, 7])  # without and with extras and a policy version
 def test_files_give_back_what_was_written(
-    tmp_path: Path, save_as: str, obs: str, actions: str, length: int, seed: int
+    tmp_path: Path, save_as: str, obs: str, actions: str, length: int
 ) -> None:
-    traj = make(length, obs=obs, actions=actions, seed=seed)
+    traj = make(length, obs=obs, actions=actions, seed=length % 2)  # with a seed, also extras and a version
     path = save(tmp_path, traj, save_as)
     check_file(path)
     loaded = load_trajectory(path)
@@ -147,7 +143,7 @@ def test_files_give_back_what_was_written(
         np.testing.assert_array_equal(pad_batch([loaded]).actions[0], traj.rl2s[1:, 1:])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     save_as=st.sampled_from(FILE_FORMATS),
     obs=st.sampled_from(sorted(OBSERVATIONS)),
@@ -183,12 +179,6 @@ def test_dtypes_and_names_that_no_table_foresees(tmp_path: Path, save_as: str) -
         for key, value in obs.items():
             np.testing.assert_array_equal(loaded.obs[key], value)
             assert loaded.obs[key].dtype == value.dtype
-
-
-@pytest.mark.parametrize("save_as", FILE_FORMATS)
-def test_numbers_keep_their_size_on_disk(tmp_path: Path, save_as: str) -> None:
-    path = save(tmp_path, make(1000), save_as)
-    assert path.stat().st_size < 1000 * (16 + 4 * 4 + 8 + 3 + 4 + 1) + 4000  # obs, rl2s, time, action, ...
 
 
 def test_objects_and_rows_of_no_action_are_not_written(tmp_path: Path) -> None:
@@ -274,16 +264,13 @@ def test_buffer_of_amago_is_ready_for_training(
         np.testing.assert_array_equal(getattr(batch, name)[0], arrays[name][3 : 23 + extra])
 
 
-@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("rews", lambda array: array.astype(np.float64)),
-        ("rews", lambda array: array[:, 0]),
+        ("rews", lambda array: array[:, 0].astype(np.float64)),
         ("rl2s", lambda array: array.astype(">f4")),
         ("dones", lambda array: array[:, 0].astype(np.uint8)),
-        ("time_idxs", lambda array: array[:, 0].astype(np.int32)),
-        ("time_idxs", np.asfortranarray),
+        ("time_idxs", lambda array: np.asfortranarray(array.astype(np.int32))),
         ("actions", lambda array: array.argmax(1)[:, None]),
         ("actions", lambda array: array.argmax(1)),
         ("actions", lambda array: array.argmax(1)[:, None].astype(np.uint8)),
@@ -294,11 +281,9 @@ def test_buffer_of_amago_is_ready_for_training(
         ("_EXTRA_values", lambda _: np.ones((30, 1), ">f4")),
     ],
 )
-def test_other_dtypes_and_shapes_become_ours(
-    tmp_path: Path, write: Callable[..., None], name: str, change: Callable[[Any], Any]
-) -> None:
+def test_other_dtypes_and_shapes_become_ours(tmp_path: Path, name: str, change: Callable[[Any], Any]) -> None:
     arrays, path = amago_arrays(30), tmp_path / "CartPole-v1_9f86d081_1700000000.123.npz"
-    write(path, **{**arrays, name: change(arrays.get(name))}, unknown=np.zeros(3))
+    np.savez(path, **{**arrays, name: change(arrays.get(name))}, unknown=np.zeros(3))
     loaded = load_trajectory(path)
     for field in ("rl2s", "time_idxs", "actions", "rews", "dones"):
         value = getattr(loaded, field)
@@ -308,14 +293,6 @@ def test_other_dtypes_and_shapes_become_ours(
         assert not value.flags.writeable
         assert value.dtype.isnative
     np.testing.assert_array_equal(loaded.obs["observation"], arrays["_OBS_KEY_observation"])
-
-
-def test_single_discrete_action_from_either_side(tmp_path: Path) -> None:
-    arrays = amago_arrays(5)
-    arrays["rl2s"] = arrays["rl2s"][:, :2]
-    for stored in (np.zeros((5, 1), np.int64), np.ones((5, 1), np.uint8), np.ones((5, 1), np.float32)):
-        np.savez(tmp_path / "a.npz", **{**arrays, "actions": stored})
-        assert pad_batch([load_trajectory(tmp_path / "a.npz")]).actions.flatten().tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize(
@@ -389,7 +366,7 @@ def test_a_changed_byte_is_found_by_checking(tmp_path: Path, save_as: str) -> No
                     assert_equal(load_trajectory(path), make(length, actions="continuous", seed=3))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     save_as=st.sampled_from(FILE_FORMATS),
     length=st.sampled_from([1, 40, 2000]),
@@ -472,17 +449,6 @@ def test_foreign_files_are_named(tmp_path: Path, suffix: str, content: bytes, pr
             read(path)
 
 
-def test_what_is_no_file_is_named(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe_0123abcd_17.0.npz")
-    for path, problem in ((tmp_path, "it is a folder"), (tmp_path / "pipe_0123abcd_17.0.npz", "a pipe")):
-        for read in (load_trajectory, check_file):
-            with pytest.raises(BrokenTrajectoryError, match=problem):
-                read(path)
-    for read in (load_trajectory, check_file):
-        with pytest.raises(FileNotFoundError):
-            read(tmp_path / "a.npz")
-
-
 class _Trap:
     """Creates a file when it is unpickled."""
 
@@ -494,45 +460,13 @@ class _Trap:
 
 
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
-@pytest.mark.parametrize("key", ["actions", "_OBS_KEY_observation", "_EXTRA_values", "unrelated"])
-def test_pickled_objects_are_refused_and_never_run(
-    tmp_path: Path, write: Callable[..., None], key: str
-) -> None:
+def test_pickled_objects_are_refused_and_never_run(tmp_path: Path, write: Callable[..., None]) -> None:
     trap = np.array([_Trap(tmp_path / "sprung")] * 3, dtype=object)
-    write(tmp_path / "a.npz", **{**amago_arrays(3), key: trap})
-    with pytest.raises(BrokenTrajectoryError, match=r"holds pickled Python objects.*Fix:"):
-        load_trajectory(tmp_path / "a.npz")
+    for key in ("actions", "_OBS_KEY_observation", "_EXTRA_values", "unrelated"):
+        write(tmp_path / "a.npz", **{**amago_arrays(3), key: trap})
+        with pytest.raises(BrokenTrajectoryError, match=r"holds pickled Python objects.*Fix:"):
+            load_trajectory(tmp_path / "a.npz")
     assert not (tmp_path / "sprung").exists()
-
-
-def bomb(path: Path, name: str, shape: tuple[int, ...], size: int | None = None) -> None:
-    """An archive whose array `name` has a header of that shape, and announces so many bytes."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    np.savez_compressed(path, **{**amago_arrays(3), name: np.zeros(1)})
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
-        names = archive.namelist()
-    with zipfile.ZipFile(path) as archive:
-        members = {member: archive.read(member) for member in names if member != f"{name}.npy"}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for member, content in members.items():
-            archive.writestr(member, content)
-        archive.writestr(f"{name}.npy", header.getvalue() + bytes(size or 0))
-
-
-def test_archives_that_announce_too_much_are_not_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More rows than timesteps, or more than half of the memory: refused before memory is asked for."""
-    path = tmp_path / "a.npz"
-    bomb(path, "_OBS_KEY_observation", (20_000_000,), 80_000_000)
-    with pytest.raises(
-        BrokenTrajectoryError, match=r"_OBS_KEY_observation has 20,000,000 rows, but time_idxs has 4"
-    ):
-        load_trajectory(path)
-    monkeypatch.setattr(npz_module, "MAX_DECODED_BYTES", 1 << 20)
-    with pytest.raises(BrokenTrajectoryError, match=r"announce 80,\d+,\d+ bytes, but at most 1,048,576 are"):
-        load_trajectory(path)
 
 
 def test_memory_that_a_file_asks_for_and_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,6 +480,9 @@ def test_memory_that_a_file_asks_for_and_nobody_has(tmp_path: Path, monkeypatch:
         load_trajectory(path)
     monkeypatch.setattr(npz_module, "_SUSPICIOUS_BYTES", 10)
     with pytest.raises(BrokenTrajectoryError, match="there is no memory for the"):
+        load_trajectory(path)
+    monkeypatch.setattr(npz_module, "MAX_DECODED_BYTES", 100)
+    with pytest.raises(BrokenTrajectoryError, match=r"announce [\d,]+ bytes, but at most 100 are"):
         load_trajectory(path)
 
 

@@ -24,20 +24,6 @@ def configured(dataset: MemoryTrajDataset, *, max_seq_len: int = 4, mode: str = 
     return dataset
 
 
-@pytest.mark.parametrize("mode", ["none", "left", "right", "both"])
-def test_windows_never_change_what_is_stored(make_traj: MakeTraj, mode: str) -> None:
-    trajs = [make_traj(n, first=1000 * i) for i, n in enumerate((3, 9, 30))]
-    copies = [traj.obs["position"].copy() for traj in trajs]
-    dataset, rng = configured(MemoryTrajDataset(trajs), mode=mode), np.random.default_rng(0)
-    for _ in range(200):
-        batch = pad_batch(dataset.sample_windows(2, rng))
-        batch.obs["position"].fill_(-1)
-    assert [len(traj) for traj in trajs] == [3, 9, 30]
-    assert dataset.num_timesteps == 42
-    for traj, copy in zip(trajs, copies, strict=True):
-        np.testing.assert_array_equal(traj.obs["position"], copy)
-
-
 @pytest.mark.parametrize(("sample_by", "expected"), [("trajectory", 0.5), ("timestep", 0.1)])
 def test_what_is_drawn_alike(make_traj: MakeTraj, sample_by: str, expected: float) -> None:
     trajs = [make_traj(4), make_traj(36, first=1000)]
@@ -64,16 +50,17 @@ def test_the_oldest_make_room(make_traj: MakeTraj) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "text"),
-    [({"sample_by": "episode"}, "sample_by is 'episode'"), ({"min_trajs": 0}, "min_trajs 0")],
+    [
+        ({"sample_by": "episode"}, "sample_by is 'episode'"),
+        ({"min_trajs": 0}, "min_trajs 0"),
+        ({"trajs": (3, 5)}, r"'other' cannot join the 1 others.*5 columns, expected 3"),
+    ],
 )
-def test_wrong_arguments_are_refused(argument: dict[str, Any], text: str) -> None:
+def test_wrong_arguments_are_refused(make_traj: MakeTraj, argument: dict[str, Any], text: str) -> None:
+    widths = argument.get("trajs", (3,))
+    trajs = [make_traj(2, num_actions=n, env_name="other") for n in widths]
     with pytest.raises(ValueError, match=rf"{text}.*Fix:"):
-        MemoryTrajDataset(**argument)
-
-
-def test_other_spaces_are_refused(make_traj: MakeTraj) -> None:
-    with pytest.raises(ValueError, match=r"'other' cannot join the 1 others.*5 columns, expected 3.*Fix:"):
-        MemoryTrajDataset([make_traj(2), make_traj(2, num_actions=5, env_name="other")])
+        MemoryTrajDataset(**{**argument, "trajs": trajs})
 
 
 class LastHalf(Relabeler):
@@ -83,8 +70,11 @@ class LastHalf(Relabeler):
 
 
 def test_whole_trajectories_are_relabelled_before_the_window_is_cut(make_traj: MakeTraj) -> None:
-    dataset = configured(MemoryTrajDataset([make_traj(40)], relabeler=LastHalf()))
+    traj = make_traj(40)
+    dataset = configured(MemoryTrajDataset([traj], relabeler=LastHalf()))
     windows = dataset.sample_windows(50, np.random.default_rng(0))
+    pad_batch(windows).obs["position"].fill_(-1)
+    np.testing.assert_array_equal(traj.obs["position"][:, 0], np.arange(41))  # what is stored stays
     assert {len(window) for window in windows} == {4}
     assert min(window.time_idxs[0, 0] for window in windows) >= 20
 
@@ -125,33 +115,36 @@ def test_flat_arrays_alone_lose_the_steps_whose_outcome_is_unknown() -> None:
     assert [traj.obs["observation"][:, 0].tolist() for traj in trajs] == [[0, 1, 2, 2], [3, 4], [5, 6]]
     assert [traj.dones[:, 0].tolist() for traj in trajs] == [[False, False, True], [False], [False]]
     assert [traj.rews.dtype for traj in trajs] == [np.float32] * 3
+    begin = {name: array[:4] for name, array in flat_steps().items()}
+    assert [len(traj) for traj in split_episodes(**begin)] == [3]  # one truncated step is no episode
 
 
-def test_an_episode_of_one_truncated_step_is_left_out() -> None:
-    steps = {name: array[:4] for name, array in flat_steps().items()}
-    assert [len(traj) for traj in split_episodes(**steps)] == [3]
-
-
-def test_continuous_actions_and_several_observations() -> None:
-    steps = {**flat_steps(), "actions": np.linspace(-1, 1, 14).reshape(7, 2)}
-    steps["obs"] = {"a": steps["obs"], "b": np.zeros((7, 2, 2), np.uint8)}  # type: ignore[assignment]
+def test_other_actions_and_several_observations() -> None:
+    steps: dict[str, Any] = {**flat_steps(), "actions": np.linspace(-1, 1, 14).reshape(7, 2)}
+    steps["obs"] = {"a": steps["obs"], "b": np.zeros((7, 2, 2), np.uint8)}
     first, *_ = MemoryTrajDataset.from_arrays(**steps, env_name="hopper")._trajs
     assert first.env_name == "hopper"
     assert first.obs["b"].dtype == np.uint8
     np.testing.assert_array_equal(first.rl2s[1:, 1:], first.actions)
     assert first.actions.dtype == np.float32
+    factors = np.array([[0, 2], [1, 1], [1, 0], *[[0, 0]] * 4])
+    first, *_ = split_episodes(**{**steps, "actions": factors}, num_actions=[2, 3])
+    assert first.nvec == (2, 3)
+    assert first.actions.tolist() == [[1, 0, 0, 0, 1], [0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]
 
 
-def test_contradicting_arrays_are_refused() -> None:
-    steps = flat_steps()
-    with pytest.raises(ValueError, match=r"rews 6.*one row per step.*Fix:"):
-        split_episodes(**{**steps, "rews": steps["rews"][:6]})
-    with pytest.raises(ValueError, match=r"range from -5.0 to -5.0.*\[-1, 1\].*Fix:"):
-        split_episodes(**{**steps, "actions": np.full((7, 2), -5.0)})
-    with pytest.raises(ValueError, match=r"range from 0 to 2.*room for 2 actions.*Fix:"):
-        split_episodes(**steps, num_actions=2)
-    with pytest.raises(ValueError, match=r"next_obs has the keys \['x'\].*Fix:"):
-        split_episodes(**steps, next_obs={"x": steps["obs"]})
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rews": np.zeros(6)}, r"rews 6.*one row per step"),
+        ({"actions": np.full((7, 2), -5.0)}, r"range from -5.0 to -5.0.*\[-1, 1\]"),
+        ({"num_actions": 2}, r"range from 0 to 2.*room for 2 actions"),
+        ({"next_obs": {"x": np.zeros((7, 1))}}, r"next_obs has the keys \['x'\]"),
+    ],
+)
+def test_contradicting_arrays_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=rf"{text}.*Fix:"):
+        split_episodes(**{**flat_steps(), **changes})
 
 
 def test_a_file_of_flat_arrays_fills_the_dataset(tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ def test_weights_are_shared_out_among_the_ready(children: list[FakeDataset]) -> 
     assert mixture.current_weights().tolist() == [0.5, 0.25, 0.25]
     assert shares(mixture) == pytest.approx([0.5, 0.25, 0.25], abs=0.03)
     assert mixture.metrics()["0-FakeDataset/weight"] == 0.5
+    windows = mixture.sample_windows(60, np.random.default_rng(0))  # those of a batch are drawn one by one
+    sources = [int(window.obs["position"][0, 0]) // 1000 for window in windows]
+    assert set(sources[:20]) == set(sources[20:40]) == {0, 1, 2}
     children[0].ready = False
     assert shares(mixture) == pytest.approx([0, 0.5, 0.5], abs=0.03)
     assert mixture.ready_for_training
@@ -89,33 +92,24 @@ def test_weights_are_shared_out_among_the_ready(children: list[FakeDataset]) -> 
         mixture.sample_random_trajectory(np.random.default_rng(0))
 
 
-def test_the_datasets_of_a_batch_are_drawn_one_by_one(children: list[FakeDataset]) -> None:
-    windows = MixtureOfDatasets(children, [1, 1, 1]).sample_windows(60, np.random.default_rng(0))
-    sources = [int(window.obs["position"][0, 0]) // 1000 for window in windows]
-    assert set(sources[:20]) == set(sources[20:40]) == {0, 1, 2}
-
-
-def test_a_weight_grows_from_the_epoch_in_which_its_dataset_became_ready(children: list[FakeDataset]) -> None:
+@pytest.mark.parametrize(
+    ("final", "initial", "num_epochs", "expected"),
+    [
+        (3, [1, 1], 4, {0: 0, 4: 0, 5: 1.5, 6: 2, 7: 2.5, 8: 3, 50: 3}),  # 1 + (3 - 1) * (e - 5 + 1) / 4
+        (1, None, 2, {0: 0, 4: 0, 5: 0.5, 6: 1, 7: 1}),  # from zero unless told otherwise
+    ],
+)
+def test_a_weight_grows_from_the_epoch_in_which_its_dataset_became_ready(
+    children: list[FakeDataset], final: float, initial: Any, num_epochs: int, expected: dict[int, float]
+) -> None:
     first, late, _ = children
     late.ready = False
-    mixture = MixtureOfDatasets(
-        [first, late], [1, 3], smooth_sudden_starts=4, initial_sampling_weights=[1, 1]
-    )
-    expected = {0: 0, 4: 0, 5: 1.5, 6: 2, 7: 2.5, 8: 3, 9: 3, 50: 3}  # 1 + (3 - 1) * (e - 5 + 1) / 4
+    mixture = MixtureOfDatasets([first, late], [1, final], num_epochs, initial)
     for epoch, weight in expected.items():
         late.ready = epoch >= 5
         mixture.on_new_epoch(epoch)
         np.testing.assert_allclose(mixture.current_weights(), [1 / (1 + weight), weight / (1 + weight)])
     assert first.calls == list(expected)
-
-
-def test_the_ramp_begins_at_zero_unless_told_otherwise(children: list[FakeDataset]) -> None:
-    children[1].ready = False
-    mixture = MixtureOfDatasets(children[:2], [1, 1], smooth_sudden_starts=2)
-    for epoch, expected in ((0, [1, 0]), (1, [1, 0]), (2, [2 / 3, 1 / 3]), (3, [0.5, 0.5])):
-        children[1].ready = epoch >= 2
-        mixture.on_new_epoch(epoch)
-        np.testing.assert_allclose(mixture.current_weights(), expected)
 
 
 def test_a_resumed_ramp_goes_on(children: list[FakeDataset]) -> None:
@@ -150,39 +144,24 @@ def test_hooks_are_passed_on_but_only_what_was_collected_is_deleted(
     mixture.refresh()
     assert mixture.on_end_of_collection()["1-demos/total_files"] == 2
     assert mixture.metrics()["0-FakeDataset/x"] == 1
+    state = mixture.state_dict()
+    for folder in ("demos", "run"):
+        fill(tmp_path / folder / "buffer/fifo", [3] * 5)
+    assert mixture.set_aside_newer(state) == 4
+    assert mixture.begin_new_run() == 1
     mixture.delete()
     mixture.close()
     assert children[0].calls == ["expect", "refresh", "refresh", "close"]
     assert (offline.num_files, online.num_files) == (2, 0)
 
 
-def test_newer_files_are_set_aside_where_they_were_collected(fill: Fill, tmp_path: Path) -> None:
-    offline = DiskTrajDataset(dset_root=str(tmp_path), dset_name="demos", takes_new_trajs=False)
-    online = DiskTrajDataset()
-    mixture = MixtureOfDatasets([offline, online], [1, 1])
-    configure(mixture, tmp_path)
-    state = mixture.state_dict()
-    for folder in ("demos", "run"):
-        fill(tmp_path / folder / "buffer/fifo", [3, 3])
-    assert mixture.set_aside_newer(state) == 2
-    mixture.refresh()
-    assert (offline.num_files, online.num_files) == (2, 0)
-    assert mixture.begin_new_run() == 0
-    fill(tmp_path / "run/buffer/fifo", [3])
-    assert mixture.begin_new_run() == 1
-    mixture.close()
-
-
-def test_two_datasets_may_not_share_a_folder(tmp_path: Path) -> None:
+def test_two_datasets_may_not_share_a_folder_or_what_is_collected(tmp_path: Path) -> None:
     mixture = MixtureOfDatasets([DiskTrajDataset(), DiskTrajDataset()], [1, 1])
     with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-DiskTrajDataset .*both lie in .*Fix:"):
         configure(mixture, tmp_path)
     named = DiskTrajDataset(dset_root=str(tmp_path), dset_name="run", takes_new_trajs=False)
     with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-run .*both lie in"):
         configure(MixtureOfDatasets([DiskTrajDataset(), named], [1, 1]), tmp_path)
-
-
-def test_only_one_dataset_takes_new_trajectories(tmp_path: Path) -> None:
     mixture = MixtureOfDatasets([DiskTrajDataset(), DiskTrajDataset(dset_name="demos")], [1, 1])
     with pytest.raises(ValueError, match=r"0-DiskTrajDataset \(.*1-demos \(.*takes_new_trajs = False"):
         configure(mixture, tmp_path)
@@ -204,7 +183,5 @@ def test_wrong_weights_are_refused(children: list[FakeDataset], arguments: dict[
     with pytest.raises(ValueError, match=rf"(?s){text}.*Fix:"):
         MixtureOfDatasets(**{"datasets": children[:2], **arguments})
 
-
-def test_a_class_instead_of_a_dataset_is_refused() -> None:
     with pytest.raises(TypeError, match=r"datasets\[0\] is .*parentheses"):
         MixtureOfDatasets([DiskTrajDataset], [1])  # type: ignore[list-item]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -91,15 +90,16 @@ def read_all(folder: Path) -> list[Trajectory]:
 # --- pieces --------------------------------------------------------------------------------------------
 
 
-def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 1)
-    rollout = FakeRollout(writer, 1)
-    rollout.add()
-    rollout.add()
-    rollout.add(terminated=(0,))
-    writer.close()
-    [traj] = read_all(tmp_path)
-    assert traj.env_name == "env0"
+@pytest.mark.parametrize("save_as", FILE_FORMATS)
+def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: Path, save_as: str) -> None:
+    rollout = FakeRollout(TrajectoryWriter(tmp_path, 2, save_as=save_as), 2)
+    for version in (None, 4):  # the policy that acts last counts
+        rollout.writer.policy_version = version
+        rollout.add(extras=rollout.extras())
+    rollout.add(terminated=(0,), truncated=(1,), extras=rollout.extras())
+    rollout.writer.close()
+    traj, other = read_all(tmp_path)
+    assert (traj.env_name, traj.policy_version) == ("env0", 4)
     assert traj.obs["x"][:, 0].tolist() == [0, 1, 2, 3]
     assert traj.obs["image"].dtype == np.uint8
     assert traj.time_idxs.tolist() == [[0], [1], [2], [3]]
@@ -110,100 +110,67 @@ def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: P
     assert traj.rl2s[0].tolist() == [0, 0, 0, 0]
     np.testing.assert_array_equal(traj.rl2s[1:, 0], traj.rews[:, 0])
     np.testing.assert_array_equal(traj.rl2s[1:, 1:], traj.actions)
+    assert traj.extras["log_probs"][:, 0].tolist() == [0, 1, 2]
+    assert traj.extras["samples"].shape == (3, 1, 3)
+    assert other.obs["x"][:, 0].tolist() == [1000, 1001, 1002, 1003]
+    assert not other.dones.any()  # truncated
 
 
-def test_truncated_episodes_are_not_done_and_continuous_actions_float32(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 2)
-    FakeRollout(writer, 2, is_discrete=False).add(truncated=(1,))
+def test_continuous_actions_and_all_factors_are_stored(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(tmp_path / "a", 1)
+    FakeRollout(writer, 1, is_discrete=False).add(terminated=(0,))
     writer.close()
-    [traj] = read_all(tmp_path)
-    assert not traj.dones.any()
+    [traj] = read_all(tmp_path / "a")
     assert traj.actions.dtype == np.float32
     np.testing.assert_allclose(traj.actions, [[0.01, 0.01, 0.01]])
-
-
-@pytest.mark.parametrize("save_as", FILE_FORMATS)
-def test_all_factors_of_an_action_are_stored(tmp_path: Path, save_as: str) -> None:
-    writer = TrajectoryWriter(tmp_path, 2, save_as=save_as, nvec=(2, 3))
+    writer = TrajectoryWriter(tmp_path / "b", 2, nvec=(2, 3))
     obs, rl2s, times = {"x": np.zeros((2, 1))}, np.zeros((2, 6), np.float32), np.zeros((2, 1), np.int64)
     writer.begin([0, 1], obs, rl2s, times, ["env", "env"])
+    obs["x"] += 5  # arrays may be reused by the caller
     no = np.zeros(2, np.bool_)
     writer.add(np.array([[1, 2], [0, 1]]), np.zeros(2, np.float32), no, ~no, obs, rl2s, times + 1)
+    obs["x"] += 5
     writer.close()
-    stored = [action_indices(traj) for traj in read_all(tmp_path)]
+    assert [traj.obs["x"].tolist() for traj in read_all(tmp_path / "b")] == [[[0], [5]]] * 2
+    stored = [action_indices(traj) for traj in read_all(tmp_path / "b")]
     assert sorted(indices.tolist() for indices in stored if indices is not None) == [[[0, 1]], [[1, 2]]]
 
 
-def test_environments_end_independently_and_keep_their_own_numbers(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 3)
-    rollout = FakeRollout(writer, 3)
-    rollout.add()
-    rollout.add(terminated=(2,))
-    rollout.add()
-    rollout.add(truncated=(0, 2))
-    writer.close()
-    first, second, third = read_all(tmp_path)
-    assert first.obs["x"][:, 0].tolist() == [2000, 2001, 2002]
-    assert second.obs["x"][:, 0].tolist() == [0, 1, 2, 3, 4]
-    assert third.obs["x"][:, 0].tolist() == [2002, 2003, 2004]
-    assert third.time_idxs[:, 0].tolist() == [0, 1, 2]
-    assert [traj.env_name for traj in (first, second, third)] == ["env2", "env0", "env2"]
-
-
-def test_pieces_of_a_long_episode_overlap_by_one_timestep(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 1, save_every=(3, 3))
-    rollout = FakeRollout(writer, 1)
-    for _ in range(7):
-        rollout.add()
-    rollout.add(terminated=(0,))
-    writer.close()
-    pieces = read_all(tmp_path)
-    assert [len(piece) for piece in pieces] == [3, 3, 2]
-    assert [piece.time_idxs[0, 0] for piece in pieces] == [0, 3, 6]
-    for before, after in pairwise(pieces):
-        np.testing.assert_array_equal(before.rl2s[-1], after.rl2s[0])
-        np.testing.assert_array_equal(before.obs["x"][-1], after.obs["x"][0])
-    np.testing.assert_array_equal(np.concatenate([piece.rews for piece in pieces])[:, 0], np.arange(1, 9))
-    assert [bool(piece.dones[-1, 0]) for piece in pieces] == [False, False, True]
-
-
-def test_lengths_of_pieces_are_drawn_from_the_whole_range(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 4, save_every=(2, 5))
-    rollout = FakeRollout(writer, 4)
-    for _ in range(60):
-        rollout.add()
-    writer.close()
-    assert {len(piece) for piece in read_all(tmp_path)} == {2, 3, 4, 5}
-
-
-def test_episode_end_at_the_length_limit_makes_one_piece(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 1, save_every=(2, 2))
-    rollout = FakeRollout(writer, 1)
-    rollout.add()
-    rollout.add(terminated=(0,))
-    rollout.add()
-    writer.close()
-    [traj] = read_all(tmp_path)
-    assert traj.dones[-1]
-
-
-@pytest.mark.parametrize(("save_every", "capacity"), [(None, 1024), ((5, 9), 128)])
-def test_columns_grow_only_as_far_as_a_piece_needs(tmp_path: Path, save_every: Any, capacity: int) -> None:
+@pytest.mark.parametrize(
+    ("save_every", "steps", "lengths"),
+    [
+        ((3, 3), 8, {3, 2}),
+        ((2, 2), 4, {2}),  # the episode ends at the limit, which makes one piece
+        ((2, 5), 300, {1, 2, 3, 4, 5}),
+        (None, 701, {701}),
+    ],
+)
+def test_pieces_of_a_long_episode_overlap_by_one_timestep(
+    tmp_path: Path, save_every: Any, steps: int, lengths: set[int]
+) -> None:
     writer = TrajectoryWriter(tmp_path, 2, save_every=save_every)
     rollout = FakeRollout(writer, 2)
-    for _ in range(700):
-        rollout.add()
-    rollout.add(terminated=(1,))
-    writer.flush_partial()
+    for step in range(steps):
+        rollout.add(terminated=(0, 1) if step == steps - 1 else ())
     writer.close()
-    assert writer._capacity == capacity
+    assert writer._capacity == (1024 if save_every is None else 128)  # only as far as a piece needs
+    found = set()
     for row in range(2):
         pieces = [traj for traj in read_all(tmp_path) if traj.env_name == f"env{row}"]
-        np.testing.assert_array_equal(np.concatenate([p.rews[:, 0] for p in pieces]), np.arange(1, 702))
-        np.testing.assert_array_equal(pieces[-1].obs["x"][-1], [1000 * row + 701])
+        found |= {len(piece) for piece in pieces}
+        for before, after in pairwise(pieces):
+            assert before.time_idxs[-1] == after.time_idxs[0]
+            np.testing.assert_array_equal(before.rl2s[-1], after.rl2s[0])
+            np.testing.assert_array_equal(before.obs["x"][-1], after.obs["x"][0])
+        rewards = np.concatenate([piece.rews[:, 0] for piece in pieces])
+        np.testing.assert_array_equal(rewards, np.arange(1, steps + 1))
+        np.testing.assert_array_equal(pieces[-1].obs["x"][-1], [1000 * row + steps])
+        assert [bool(piece.dones[-1, 0]) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert found <= lengths
+    assert found == lengths or (steps == 300 and found >= {2, 3, 4, 5})
 
 
-def test_flushing_writes_running_pieces_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_flushing_and_forced_resets_keep_what_was_running(tmp_path: Path) -> None:
     writer = TrajectoryWriter(tmp_path, 2)
     rollout = FakeRollout(writer, 2)
     writer.flush_partial()  # nothing to write yet
@@ -212,36 +179,14 @@ def test_flushing_writes_running_pieces_and_goes_on_from_there(tmp_path: Path) -
     writer.flush_partial()
     writer.wait()
     assert sorted(len(traj) for traj in read_all(tmp_path)) == [2, 2]
-    rollout.add(truncated=(1,))
+    rollout.add()
+    rollout.begin(np.array([1]))
     writer.close()
     last = read_all(tmp_path)[-1]
-    assert last.env_name == "env1"
-    assert last.time_idxs[:, 0].tolist() == [2, 3]
-
-
-def test_forced_reset_keeps_what_was_running(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 1)
-    rollout = FakeRollout(writer, 1)
-    rollout.add()
-    rollout.begin(np.array([0]))
+    assert (last.env_name, last.time_idxs[:, 0].tolist()) == ("env1", [2, 3])
+    rollout.add(terminated=(0,))  # a closed writer can be used again
     writer.close()
-    assert [len(traj) for traj in read_all(tmp_path)] == [1]
-
-
-def test_arrays_may_be_reused_by_the_caller(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 1)
-    obs, rl2s, times = (
-        {"x": np.zeros((1, 1), np.float32)},
-        np.zeros((1, 2), np.float32),
-        np.zeros(1, np.int64),
-    )
-    flags = np.zeros(1, np.bool_)
-    writer.begin([0], obs, rl2s, times, ["env"])
-    obs["x"] += 5
-    writer.add(np.zeros(1, np.int64), np.zeros(1, np.float32), flags, ~flags, obs, rl2s, times)
-    obs["x"] += 5
-    writer.close()
-    assert read_all(tmp_path)[0].obs["x"].tolist() == [[0], [5]]
+    assert len(read_all(tmp_path)) == 4
 
 
 def test_rows_that_took_no_step_leave_no_trace(tmp_path: Path) -> None:
@@ -257,65 +202,18 @@ def test_rows_that_took_no_step_leave_no_trace(tmp_path: Path) -> None:
     assert found == {"env0": [0, 1, 2], "env1": [1000, 1002]}
 
 
-def test_adding_without_begin_names_the_environment(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 2)
-    rollout = FakeRollout(writer, 2)
-    rollout.writer = TrajectoryWriter(tmp_path, 2)
-    rollout.writer.begin([0], rollout.obs(), rollout.rl2s, rollout.times, ["a", "b"])
-    with pytest.raises(ValueError, match=r"Environments \[1\] have no running trajectory.*Fix: call begin"):
-        rollout.add()
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"save_every": (0, 5)}, "save_every is"),
-        ({"save_every": (6, 5)}, "save_every is"),
-        ({"save_as": "zip"}, "'zip'"),
-    ],
-)
-def test_impossible_settings_are_refused(tmp_path: Path, settings: Any, problem: str) -> None:
-    with pytest.raises(ValueError, match=rf"{problem}.*Fix:"):
-        TrajectoryWriter(tmp_path, 1, **settings)
-
-
-@pytest.mark.parametrize("save_as", FILE_FORMATS)
-def test_pieces_carry_the_version_of_the_policy_that_acted_last(tmp_path: Path, save_as: str) -> None:
-    writer = TrajectoryWriter(tmp_path, 1, save_as=save_as)
-    rollout = FakeRollout(writer, 1)
-    for version in (None, 4, 5):
-        writer.policy_version = version
-        rollout.add()
-        writer.flush_partial()
-    writer.close()
-    stored = [load_trajectory(path) for path in tmp_path.iterdir()]
-    assert {traj.policy_version for traj in stored} == {None, 4, 5}
-
-
-# --- extras --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("save_as", FILE_FORMATS)
-def test_extras_reach_the_files_with_the_steps_they_belong_to(tmp_path: Path, save_as: str) -> None:
-    rollout = FakeRollout(TrajectoryWriter(tmp_path, 2, save_every=(7, 30), save_as=save_as), 2)
-    for t in range(300):  # more than the first columns hold
-        rollout.add(terminated=(t % 2,) if t % 11 == 0 else (), extras=rollout.extras())
-    rollout.writer.flush_partial()
-    rollout.writer.close()
-    trajs = read_all(tmp_path)
-    assert sum(len(traj) for traj in trajs) == 600
-    for traj in trajs:
-        assert list(traj.extras) == ["log_probs", "samples"]
-        np.testing.assert_array_equal(traj.extras["log_probs"], traj.obs["x"][:-1])
-        np.testing.assert_array_equal(traj.extras["samples"], traj.obs["x"][:-1, :, None].repeat(3, 2))
-
-
-def test_pieces_end_where_extras_begin_and_no_transition_is_lost(tmp_path: Path) -> None:
+def test_pieces_end_where_extras_begin_and_extras_stay_the_same(tmp_path: Path) -> None:
     rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
+    with pytest.raises(ValueError, match=r"This step has the extras .* expected are .*Fix: let the agent"):
+        rollout.add(extras={"values": np.zeros((3, 1))})
+    rollout.count, rollout.times[:] = 0, 0
     rollout.add(extras={})
     rollout.add(terminated=(0,))  # env 0 has no transition when they begin
     for _ in range(2):
         rollout.add(extras=rollout.extras())
+    for wrong in (None, {"log_probs": np.zeros((2, 1))}, {**rollout.extras(), "values": np.zeros((2, 1))}):
+        with pytest.raises(ValueError, match=r"This step has the extras .*Fix: let the agent"):
+            rollout.add(extras=wrong)
     rollout.writer.flush_partial()
     rollout.writer.close()
     before, other, *after = read_all(tmp_path)
@@ -323,29 +221,20 @@ def test_pieces_end_where_extras_begin_and_no_transition_is_lost(tmp_path: Path)
     assert before.extras == other.extras == {}
     for traj in after:
         np.testing.assert_array_equal(traj.extras["log_probs"], traj.obs["x"][:-1])
+        np.testing.assert_array_equal(traj.extras["samples"], traj.obs["x"][:-1, :, None].repeat(3, 2))
     rest = next(traj for traj in after if traj.env_name == "env1")
     np.testing.assert_array_equal(rest.obs["x"][0], other.obs["x"][-1])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        None,
-        {"log_probs": np.zeros((2, 1), np.float32)},
-        {"log_probs": np.zeros((2, 1)), "samples": np.zeros((2, 1, 3)), "values": np.zeros((2, 1))},
-        {"log_probs": np.zeros((1, 1)), "samples": np.zeros((2, 1, 3))},
-    ],
-)
-@pytest.mark.parametrize("is_first", [True, False])
-def test_extras_stay_the_same(tmp_path: Path, wrong: Any, is_first: bool) -> None:
+def test_mistakes_of_a_caller_are_named(tmp_path: Path) -> None:
     rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
-    rollout.add(extras=None if is_first else rollout.extras())
-    wrong = {"values": np.zeros((3, 1))} if is_first else wrong
-    with pytest.raises(ValueError, match=r"This step has the extras .* expected are .*Fix: let the agent"):
-        rollout.add(extras=wrong)
-    rollout.writer.flush_partial()
-    rollout.writer.close()
-    assert [len(traj) for traj in read_all(tmp_path)] == [1, 1]
+    rollout.writer = TrajectoryWriter(tmp_path, 2)
+    rollout.writer.begin([0], rollout.obs(), rollout.rl2s, rollout.times, ["a", "b"])
+    with pytest.raises(ValueError, match=r"Environments \[1\] have no running trajectory.*Fix: call begin"):
+        rollout.add()
+    for settings in ({"save_every": (0, 5)}, {"save_every": (6, 5)}, {"save_as": "zip"}):
+        with pytest.raises(ValueError, match=r"(save_every is|'zip').*Fix:"):
+            TrajectoryWriter(tmp_path, 1, **settings)  # type: ignore[arg-type]
 
 
 # --- names and times -----------------------------------------------------------------------------------
@@ -371,9 +260,12 @@ def test_one_seed_gives_one_sequence_of_ids_and_lengths(tmp_path: Path) -> None:
     assert len(set(first[0])) == len(first[0])
     assert first[0] != other[0]
     assert first[1] != other[1]
-
-
-HOUR_NS = 3600 * 10**9
+    state = run(tmp_path / "d", 1, num_updates=10)[2]
+    one, same = run(tmp_path / "e", 1, state=state), run(tmp_path / "f", 1, state=state)
+    assert one[:2] == same[:2]  # a restored writer goes on
+    assert not set(one[0]) & set(first[0][:3])
+    run(tmp_path / "g", 1, state={**state, "last_time_us": 4_000_000_000_000_000})
+    assert all(float(path.stem.rsplit("_", 1)[1]) > 4e9 for path in (tmp_path / "g").glob("*.npz"))
 
 
 class Clock:
@@ -394,51 +286,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return fake
 
 
-def write_episode(writer: TrajectoryWriter) -> str:
-    """Name of the file of one episode."""
-    before = {path.name for path in writer.folder.iterdir()}
-    FakeRollout(writer, 1).add(terminated=(0,))
-    writer.wait()
-    ((name),) = {path.name for path in writer.folder.iterdir()} - before
-    return str(name)
-
-
-def in_order(folder: Path) -> list[str]:
-    return sorted((p.name for p in folder.iterdir()), key=lambda name: parse_name(name).unix_time)  # type: ignore[union-attr]
-
-
-def test_a_clock_that_jumps_during_a_run_makes_no_file_older(tmp_path: Path, clock: Clock) -> None:
-    writer = TrajectoryWriter(tmp_path, 1)
-    names = [write_episode(writer)]
-    for hours in (-1, 0, 2):
-        clock.now_ns += hours * HOUR_NS
-        names.append(write_episode(writer))
-    writer.close()
-    assert in_order(tmp_path) == names
-
-
-def test_a_clock_that_jumps_between_runs_does_not_make_the_newest_go_first(
-    tmp_path: Path, clock: Clock
+def test_a_clock_that_jumps_does_not_make_the_newest_go_first(
+    make_dataset: Callable[..., DiskTrajDataset], clock: Clock
 ) -> None:
-    dataset = DiskTrajDataset(dset_max_size=2)
-    common: Any = {
-        "max_seq_len": 8,
-        "padded_sampling": "none",
-        "default_root": str(tmp_path),
-        "default_name": "d",
-    }
-    dataset.configure(has_edit_rights=True, **common)
-    assert dataset.save_new_trajs_to is not None
-    names = []
-    for seed in range(4):
-        writer = TrajectoryWriter(dataset.save_new_trajs_to, 1, seed=seed)
-        names.append(write_episode(writer))
+    dataset, written = make_dataset(dset_max_size=2), []
+    folder = dataset.save_new_trajs_to
+    assert folder is not None
+    for seed in range(3):  # between runs
+        writer = TrajectoryWriter(folder, 1, seed=seed)
+        for _ in range(2):  # and during a run
+            before = {path.name for path in folder.iterdir()}
+            FakeRollout(writer, 1).add(terminated=(0,))
+            writer.wait()
+            written += {path.name for path in folder.iterdir()} - before
+            clock.now_ns -= 3600 * 10**9
         writer.close()
-        clock.now_ns -= HOUR_NS
-    assert in_order(dataset.save_new_trajs_to) == names
+    assert sorted(written, key=lambda name: parse_name(name).unix_time) == written  # type: ignore[union-attr]
     dataset.on_end_of_collection()
-    assert in_order(dataset.save_new_trajs_to) == names[2:]
-    dataset.close()
+    assert {path.name for path in folder.iterdir()} == set(written[-2:])
 
 
 def test_writers_with_one_clock_never_share_a_time(tmp_path: Path, clock: Clock) -> None:
@@ -452,17 +317,6 @@ def test_writers_with_one_clock_never_share_a_time(tmp_path: Path, clock: Clock)
 
 
 # --- resumption ----------------------------------------------------------------------------------------
-
-
-def test_restored_writer_goes_on_with_ids_lengths_and_later_times(tmp_path: Path) -> None:
-    _, _, state = run(tmp_path / "a", 1, num_updates=10)
-    one, other = run(tmp_path / "b", 1, state=state), run(tmp_path / "c", 1, state=state)
-    fresh = run(tmp_path / "d", 1)
-    assert one[:2] == other[:2]
-    assert not set(one[0]) & set(fresh[0][:3])
-    future = {**state, "last_time_us": 4_000_000_000_000_000}
-    run(tmp_path / "e", 1, state=future)
-    assert all(float(path.stem.rsplit("_", 1)[1]) > 4e9 for path in (tmp_path / "e").glob("*.npz"))
 
 
 @pytest.mark.parametrize("num_updates", [0, 3, 300])
@@ -517,12 +371,6 @@ def save(state: Any, path: Path) -> Path:
 # --- what cannot be written ----------------------------------------------------------------------------
 
 
-def end_episode_and_close(rollout: FakeRollout) -> None:
-    """Whichever of these calls comes next raises what went wrong in the background."""
-    rollout.add(terminated=(0,))
-    rollout.writer.close()
-
-
 def add_forever(rollout: FakeRollout) -> None:
     while True:
         rollout.add()
@@ -542,36 +390,18 @@ def test_full_disk_surfaces_and_loses_nothing(tmp_path: Path, monkeypatch: pytes
                 add_forever(rollout)
         with pytest.raises(OSError, match=rf"{rollout.count} finished trajectories are in memory only"):
             writer.wait()
+    folder = tmp_path.rename(tmp_path.with_name("elsewhere"))
+    with pytest.raises(OSError, match=r"No such file.*Fix:.*restore the folder"):
+        writer.wait()
+    folder.rename(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "save_trajectory", lambda *_, **__: {}["of our own"])
+        with pytest.raises(KeyError, match="of our own"):  # other errors surface as they are
+            writer.wait()
     writer.close()
     # The steps given to the calls that raised are among them.
     assert [traj.rews[0, 0] for traj in read_all(tmp_path)] == list(range(1, rollout.count + 1))
     assert list(tmp_path.glob("*.tmp")) == []
-
-
-def test_removed_folder_surfaces_in_the_next_call(tmp_path: Path) -> None:
-    folder = tmp_path / "buffer"
-    writer = TrajectoryWriter(folder, 1)
-    rollout = FakeRollout(writer, 1)
-    shutil.rmtree(folder)
-    with pytest.raises(OSError, match=rf"{folder}.*No such file.*Fix:.*restore the folder"):
-        end_episode_and_close(rollout)
-    folder.mkdir()
-    writer.close()
-    assert len(read_all(folder)) == 1
-
-
-def test_other_errors_of_the_background_surface_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise ValueError("objects are not written")
-
-    writer = TrajectoryWriter(tmp_path, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(writer_module, "save_trajectory", broken)
-        with pytest.raises(ValueError, match="objects are not written"):
-            end_episode_and_close(FakeRollout(writer, 1))
-    writer.close()
 
 
 def test_slow_disk_holds_the_caller_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,17 +431,6 @@ def test_slow_disk_holds_the_caller_back(tmp_path: Path, monkeypatch: pytest.Mon
     writer.close()
     assert most_pending <= 3
     assert len(read_all(tmp_path)) == 20
-
-
-def test_closed_writer_can_be_used_again(tmp_path: Path) -> None:
-    writer = TrajectoryWriter(tmp_path, 1)
-    rollout, threads = FakeRollout(writer, 1), set(threading.enumerate())
-    for expected in (1, 2):
-        rollout.add(terminated=(0,))
-        writer.close()
-        writer.close()
-        assert len(read_all(tmp_path)) == expected
-        assert set(threading.enumerate()) <= threads
 
 
 _ABANDONED = """
