@@ -34,18 +34,16 @@ def test_windows_are_drawn_by_episode_or_by_timestep(
         np.testing.assert_array_equal(window.obs["observation"][:, 0] % 1000, window.time_idxs[:, 0])
 
 
-def test_the_same_seed_draws_the_same_windows_also_after_pickling(
-    configured: Configured, numbered: str
-) -> None:
+def test_a_copy_for_another_process_draws_the_same(configured: Configured, numbered: str) -> None:
     dataset = configured(numbered, max_seq_len=4)
-    copy: MinariDataset = pickle.loads(pickle.dumps(dataset))
     draws = [
-        [float(d.sample_random_trajectory(rng).obs["observation"][0, 0]) for _ in range(20)]
-        for d, rng in ((dataset, np.random.default_rng(3)), (copy, np.random.default_rng(3)))
+        [float(window.obs["observation"][0, 0]) for window in d.sample_windows(20, np.random.default_rng(3))]
+        for d in (dataset, pickle.loads(pickle.dumps(dataset)))
     ]
     assert draws[0] == draws[1]
     assert dataset.save_new_trajs_to is None
     assert dataset.ready_for_training
+    assert dataset.fingerprint() == configured(numbered).fingerprint()
 
 
 def test_episodes_are_converted_once(
@@ -55,17 +53,12 @@ def test_episodes_are_converted_once(
     cache = root / "test" / "numbers-v0" / CACHE_FOLDER
     before = sorted(cache.rglob("*"))
     assert len(before) == 1 + 3 + 1  # the folder, three episodes, the index
-    monkeypatch.setattr(minari_module, "import_episodes", None)
-    configured(numbered)
+    with monkeypatch.context() as patch:
+        patch.setattr(minari_module, "import_episodes", None)
+        first = configured(numbered)
     assert sorted(cache.rglob("*")) == before
-
-
-def test_a_changed_dataset_is_converted_anew(configured: Configured, numbered: str, root: Path) -> None:
-    first = configured(numbered)
-    data = root / "test" / "numbers-v0" / "data" / "main_data.hdf5"
-    data.touch()
-    second = configured(numbered)
-    assert set(first._paths).isdisjoint(second._paths)
+    (cache.parent / "data" / "main_data.hdf5").touch()  # a changed dataset is converted anew
+    assert set(first._paths).isdisjoint(configured(numbered)._paths)
 
 
 def test_an_interrupted_conversion_leaves_nothing_to_be_read(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from loxodon.data import MinariDataset, Trajectory, load_trajectory, split_episodes
-from loxodon.data.minari import EpisodeCodec, guess_spaces, import_episodes, open_minari
+from loxodon.data.minari import EpisodeCodec, guess_spaces
 from loxodon.data.spaces import ActionMap
 from loxodon.envs import SequenceEnv
 
@@ -75,10 +74,6 @@ def raw_columns(env: Nested) -> dict[str, Any]:
     }
 
 
-def episodes_of(dataset: MinariDataset) -> list[Trajectory]:
-    return [load_trajectory(Path(path)) for path in dataset._paths]
-
-
 @pytest.mark.parametrize("is_discrete", [True, False])
 def test_episodes_look_as_the_environment_shows_them_to_a_policy(
     is_discrete: bool, make_minari: MakeMinari, configured: Callable[..., MinariDataset]
@@ -99,9 +94,17 @@ def test_episodes_look_as_the_environment_shows_them_to_a_policy(
         columns.append(raw_columns(env))
         seen.append(steps)
     make_minari("test/nested-v0", columns, env)
-    trajs = episodes_of(configured("test/nested-v0"))
+    trajs = [load_trajectory(path) for path in configured("test/nested-v0")._paths]
     assert [len(traj) for traj in trajs] == [3, 5, 3, 5]
-    for traj, steps in zip(trajs, seen, strict=True):
+    codec = EpisodeCodec(env.observation_space, env.action_space)
+    for traj, steps, raw in zip(trajs, seen, columns, strict=True):
+        back = codec.to_columns(traj)  # and the way back gives what was recorded
+        for i in range(2):
+            np.testing.assert_array_equal(back["observations"]["arm"][i], raw["observations"]["arm"][i])
+        np.testing.assert_array_equal(back["observations"]["zone"], raw["observations"]["zone"])
+        np.testing.assert_allclose(back["actions"], raw["actions"], atol=1e-6)
+        for name in ("terminations", "truncations"):
+            np.testing.assert_array_equal(back[name], raw[name])
         assert set(traj.obs) == set(shown.observation_space.spaces) == {"arm/0", "arm/1", "zone"}
         for t, (obs, action, reward, terminated) in enumerate(steps):
             for key, value in obs.items():
@@ -120,14 +123,6 @@ def test_episodes_look_as_the_environment_shows_them_to_a_policy(
     assert not trajs[1].dones.any()  # truncated
 
 
-def test_actions_outside_the_bounds_are_clipped_and_fixed_ones_are_zero() -> None:
-    space = spaces.Box(np.array([-1.0, 3.0], np.float32), np.array([3.0, 3.0], np.float32))
-    action_map = ActionMap(space)
-    rows = action_map.from_env(np.array([[-1, 3], [1, 3], [9, 3]]))
-    np.testing.assert_array_equal(rows, [[-1, 0], [0, 0], [1, 0]])
-    np.testing.assert_array_equal(action_map.to_env(rows), [[-1, 3], [1, 3], [3, 3]])
-
-
 @pytest.mark.parametrize(
     "space", [spaces.MultiDiscrete(np.array([[2, 3]]), start=np.array([[5, 1]])), spaces.MultiBinary(3)]
 )
@@ -142,13 +137,23 @@ def test_actions_of_several_factors_there_and_back(space: Any) -> None:
         action_map.from_env(actions + 7)
 
 
-def test_spaces_of_an_unknown_environment_have_the_factors_of_the_file() -> None:
-    obs, ends = np.zeros((3, 1), np.float32), np.array([False, False, True])
-    actions = np.array([[0, 2], [1, 1], [1, 0]])
-    (traj,) = split_episodes(obs, actions, np.ones(3), ends, 0 * ends, num_actions=[2, 3])
+def test_actions_outside_the_bounds_are_clipped_and_fixed_ones_are_zero() -> None:
+    action_map = ActionMap(spaces.Box(np.array([-1.0, 3.0], np.float32), np.array([3.0, 3.0], np.float32)))
+    rows = action_map.from_env(np.array([[-1, 3], [1, 3], [9, 3]]))
+    np.testing.assert_array_equal(rows, [[-1, 0], [0, 0], [1, 0]])
+    np.testing.assert_array_equal(action_map.to_env(rows), [[-1, 3], [1, 3], [3, 3]])
+
+
+def test_spaces_are_guessed_from_the_arrays(make_traj: MakeTraj) -> None:
+    obs, action = guess_spaces(make_traj(3))
+    assert action == spaces.Discrete(3)
+    assert isinstance(obs, spaces.Dict)
+    assert obs["image"] == spaces.Box(0, 255, (2, 2), np.uint8)
+    assert obs["position"] == spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    actions, ends = np.array([[0, 2], [1, 1], [1, 0]]), np.array([False, False, True])
+    (traj,) = split_episodes(np.zeros((3, 1)), actions, np.ones(3), ends, 0 * ends, num_actions=[2, 3])
     assert guess_spaces(traj)[1] == spaces.MultiDiscrete([2, 3])
-    columns = EpisodeCodec(*guess_spaces(traj)).to_columns(traj)
-    np.testing.assert_array_equal(columns["actions"], actions)
+    np.testing.assert_array_equal(EpisodeCodec(*guess_spaces(traj)).to_columns(traj)["actions"], actions)
 
 
 @pytest.mark.parametrize(
@@ -174,40 +179,3 @@ def test_episodes_that_contradict_their_spaces_are_refused() -> None:
         codec.to_trajectory(SimpleNamespace(observations=np.zeros((2, 2)), actions=[0, 1], **episode), "env")
     with pytest.raises(ValueError, match="Actions range from 0 to 2"):
         codec.to_trajectory(SimpleNamespace(observations=np.zeros((3, 2)), actions=[0, 2], **episode), "env")
-
-
-def test_nested_observations_come_back_equal(tmp_path: Path, make_minari: MakeMinari) -> None:
-    env = Nested(is_discrete=True)
-    rng = np.random.default_rng(1)
-    codec = EpisodeCodec(env.observation_space, env.action_space)
-    traj = codec.to_trajectory(
-        SimpleNamespace(
-            id=0,
-            observations={
-                "zone": rng.integers(-1, 3, 5),
-                "arm": (rng.normal(size=(5, 2)), rng.integers(0, 256, (5, 3, 2), np.uint8)),
-            },
-            actions=np.array([2, 4, 3, 2]),
-            rewards=rng.normal(size=4),
-            terminations=np.zeros(4, np.bool_),
-        ),
-        "nested",
-    )
-    columns = codec.to_columns(traj)
-    assert columns["actions"].tolist() == [2, 4, 3, 2]
-    make_minari("test/nested-v1", [{**columns, "infos": {}}], env)
-    dataset = open_minari("test/nested-v1")
-    import_episodes(dataset, tmp_path / "out", "traj")
-    again = load_trajectory(next((tmp_path / "out").iterdir()))
-    assert again.layout == traj.layout
-    for key in traj.obs:
-        np.testing.assert_array_equal(again.obs[key], traj.obs[key])
-    np.testing.assert_array_equal(again.rl2s, traj.rl2s)
-
-
-def test_spaces_are_guessed_from_the_arrays(make_traj: MakeTraj) -> None:
-    obs, action = guess_spaces(make_traj(3))
-    assert action == spaces.Discrete(3)
-    assert isinstance(obs, spaces.Dict)
-    assert obs["image"] == spaces.Box(0, 255, (2, 2), np.uint8)
-    assert obs["position"] == spaces.Box(-np.inf, np.inf, (1,), np.float32)
