@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -87,24 +87,25 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return this batch on another device; non_blocking copies pinned memory in the background."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """Return this batch in page-locked memory, from which copies to a GPU can run in the background."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        return _mapped(self, lambda tensor: tensor.pin_memory())
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(
-            obs={key: function(value) for key, value in self.obs.items()},
-            rl2s=function(self.rl2s),
-            time_idxs=function(self.time_idxs),
-            actions=function(self.actions),
-            rews=function(self.rews),
-            dones=function(self.dones),
-            mask=function(self.mask),
-            sources=None if self.sources is None else function(self.sources),
-            policy_versions=None if self.policy_versions is None else function(self.policy_versions),
-        )
+
+_AnyBatch = TypeVar("_AnyBatch", bound="Batch | RolloutBatch")
+
+
+def _mapped(batch: _AnyBatch, function: Callable[[Tensor], Tensor]) -> _AnyBatch:
+    """The batch with a function applied to each of its tensors."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: function(part) for key, part in value.items()}
+        return None if value is None else function(value)
+
+    return type(batch)(**{name: changed(value) for name, value in vars(batch).items()})
 
 
 def pad_batch(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Batch:
@@ -257,11 +258,4 @@ class RolloutBatch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         """Return this batch with `function` applied to every tensor."""
-        changed: dict[str, object] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, dict):
-                changed[field.name] = {key: function(part) for key, part in value.items()}
-            else:
-                changed[field.name] = None if value is None else function(value)
-        return RolloutBatch(**changed)  # type: ignore[arg-type]
+        return _mapped(self, function)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,13 @@ class DiskTrajDataset(RLDataset):
                 "<= dset_max_size must hold (both count files). Fix: set DiskTrajDataset.dset_max_size and "
                 "dset_min_size."
             )
-        for name, value, fits, allowed in (
+        rules: list[tuple[str, float | None, Callable[[float], bool], str]] = [
             ("dset_max_timesteps", dset_max_timesteps, lambda x: x >= 1, "at least 1"),
             ("dset_max_bytes", dset_max_bytes, lambda x: x >= 1, "at least 1"),
             ("recent_fraction", recent_fraction, lambda x: 0 < x <= 1, "above 0 and at most 1"),
             ("priority_exponent", priority_exponent, lambda x: x > 0, "above 0"),
-        ):
+        ]
+        for name, value, fits, allowed in rules:
             if value is not None and not fits(value):
                 raise ValueError(
                     f"{name} is {value}, but must be {allowed}, or None for no such rule. "
@@ -340,21 +342,17 @@ class DiskTrajDataset(RLDataset):
         """The oldest files of `fifo` that have to go so that all limits hold."""
         buffer, max_bytes, max_timesteps = self._buffer, self.dset_max_bytes, self.dset_max_timesteps
         fifo = buffer.fifo_files
-        num_files = len(fifo)
-        num_bytes = sum(buffer.sizes[file.path] for file in fifo)
-        num_timesteps = sum(buffer.lengths.get(file.path, 0) for file in fifo)
-        found: list[TrajectoryFile] = []
-        for file in fifo:
+        num_kept = num_bytes = num_timesteps = 0
+        for file in reversed(fifo):
+            num_bytes += buffer.sizes[file.path]
+            num_timesteps += buffer.lengths.get(file.path, 0)
             is_too_much = (max_bytes is not None and num_bytes > max_bytes) or (
                 max_timesteps is not None and num_timesteps > max_timesteps
             )
-            if num_files <= self.dset_max_size and not (is_too_much and num_files > self.dset_min_size):
+            if num_kept >= self.dset_max_size or (is_too_much and num_kept >= self.dset_min_size):
                 break
-            found.append(file)
-            num_files -= 1
-            num_bytes -= buffer.sizes[file.path]
-            num_timesteps -= buffer.lengths.get(file.path, 0)
-        return found
+            num_kept += 1
+        return fifo[: len(fifo) - num_kept]
 
     @property
     def _buffer(self) -> Buffer:

@@ -146,15 +146,10 @@ def check_file(path: str | Path) -> None:
 
     Opening a file does not do this, since it would read what is not needed. Raises like load_trajectory.
     """
-    load_trajectory(path)
-    buffer = _read_or_map(str(path))
-    try:
-        (verify_npz if buffer[:2] == b"PK" else verify_traj)(buffer)
-    except FormatError as error:
-        raise _name_file(str(path), error) from error
+    _open(str(path), is_checked=True)
 
 
-def _open(path: str) -> _Opened:
+def _open(path: str, *, is_checked: bool = False) -> _Opened:
     try:
         buffer = _read_or_map(path)
         env_name: str | None
@@ -171,8 +166,14 @@ def _open(path: str) -> _Opened:
             parsed = parse_name(os.path.basename(path))  # noqa: PTH119 (a fifth of the time)
             env_name = parsed.env_name if parsed else "env"
         traj = from_arrays(arrays, env_name)
+        if is_checked:
+            (verify_npz if buffer[:2] == b"PK" else verify_traj)(buffer)
     except FormatError as error:
-        raise _name_file(path, error) from error
+        raise BrokenTrajectoryError(
+            f"{path} ({Path(path).stat().st_size} bytes) is not a readable trajectory file: {error}. Allowed "
+            f"is a complete file in one of the formats {', '.join(FILE_FORMATS)}, of plain (never pickled) "
+            f"arrays. Fix: {error.mend}"
+        ) from error
     in_memory = [array for array in arrays_of(traj) if not _is_mapped(array)]
     ram_bytes = _OBJECT_BYTES + sum(array.nbytes for array in in_memory)
     return _Opened(traj, ram_bytes, is_mapped=len(in_memory) < len(arrays_of(traj)))
@@ -206,14 +207,6 @@ def _read_or_map(path: str) -> bytes | mmap.mmap:
     if not data:
         raise FormatError("it is empty")
     return data
-
-
-def _name_file(path: str, error: FormatError) -> BrokenTrajectoryError:
-    return BrokenTrajectoryError(
-        f"{path} ({os.stat(path).st_size} bytes) is not a readable trajectory file: {error}. Allowed is a "  # noqa: PTH116
-        f"complete file in one of the formats {', '.join(FILE_FORMATS)}, of plain (never pickled) arrays. "
-        f"Fix: {error.mend}"
-    )
 
 
 class TrajectoryReader:

@@ -179,7 +179,7 @@ def split_episodes(
         ValueError: If the lengths differ, or the actions are out of range.
     """
     columns = _as_columns(obs)
-    following = {} if next_obs is None else _as_columns(next_obs)
+    following = None if next_obs is None else _as_columns(next_obs)
     nvec = tuple(num_actions) if isinstance(num_actions, Sequence) else None
     if isinstance(num_actions, Sequence):
         actions = action_rows(np.asarray(actions), sum(num_actions), tuple(num_actions))
@@ -191,11 +191,12 @@ def split_episodes(
     last_steps = np.flatnonzero(ends | cuts)
     trajs, start = [], 0
     for stop in sorted({*(last_steps + 1).tolist(), len(rews)}):
-        repeats = not following and bool(ends[stop - 1 : stop].any())
-        span = slice(start, stop if repeats or following else stop - 1)
-        start = stop
+        is_known = following is not None or bool(ends[stop - 1 : stop].any())
+        span = slice(start, stop if is_known else stop - 1)
+        start, last = stop, slice(stop - 1, stop)  # the row of what is known of the end
         if span.start < span.stop:
-            seen = {k: _with_last(v, following.get(k), span, repeats) for k, v in columns.items()}
+            after = columns if following is None else following
+            seen = {k: np.concatenate([v[span], after[k][last].astype(v.dtype)]) for k, v in columns.items()}
             trajs.append(episode(seen, actions[span], rews[span], ends[span, None], env_name, nvec=nvec))
     return trajs
 
@@ -274,27 +275,18 @@ def _rows_of(actions: Array, num_actions: int | None) -> Array:
     return rows
 
 
-def _check_columns(columns: dict[str, Array], following: dict[str, Array], **others: Array) -> None:
+def _check_columns(columns: dict[str, Array], following: dict[str, Array] | None, **others: Array) -> None:
     """Raise ValueError unless all have one row per step, and both kinds of observations the same keys."""
-    if following and following.keys() != columns.keys():
+    if following is not None and following.keys() != columns.keys():
         raise ValueError(
             f"next_obs has the keys {sorted(following)}, obs has {sorted(columns)}; they must be equal. "
             "Fix: pass the same observations in both."
         )
     named = {f"obs[{key!r}]": value for key, value in columns.items()}
-    named |= {f"next_obs[{key!r}]": value for key, value in following.items()} | others
+    named |= {f"next_obs[{key!r}]": value for key, value in (following or {}).items()} | others
     if len({len(value) for value in named.values()}) > 1:
         found = ", ".join(f"{name} {len(value)}" for name, value in named.items())
         raise ValueError(
             f"These arrays have different numbers of rows: {found}. Each needs one row per step. "
             "Fix: pass all columns of the same steps."
         )
-
-
-def _with_last(columns: Array, following: Array | None, span: slice, repeats: bool) -> Array:
-    """The observations of the steps `span` and the one after them."""
-    if following is not None:
-        return np.concatenate([columns[span], following[span.stop - 1 : span.stop].astype(columns.dtype)])
-    if repeats:
-        return np.concatenate([columns[span], columns[span.stop - 1 : span.stop]])
-    return columns[span.start : span.stop + 1]

@@ -511,7 +511,9 @@ def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
         return np.concatenate([*(part[:-1] for part in parts[:-1]), parts[-1]])
 
     per_transition = ("actions", "rews", "dones")
-    transitions = {name: np.concatenate([getattr(p, name) for p in pieces]) for name in per_transition}
+    transitions: dict[str, Any] = {
+        name: np.concatenate([getattr(p, name) for p in pieces]) for name in per_transition
+    }
     return dataclasses.replace(
         pieces[-1],
         obs={key: timesteps([piece.obs[key] for piece in pieces]) for key in pieces[0].obs},

@@ -170,19 +170,19 @@ class ActionMap:
     def __init__(self, space: Space[Any]) -> None:
         self.policy_space: PolicyActionSpace
         self._space = space
+        self._start: Any = getattr(space, "start", 0)
         if isinstance(space, spaces.Discrete):
             self.policy_space = spaces.Discrete(int(space.n))
-            self.to_env = self._shift_from(int(space.start))
         elif isinstance(space, spaces.MultiDiscrete):
             self.policy_space = spaces.MultiDiscrete(space.nvec.reshape(-1))
-            self.to_env = self._reshape_to(space, np.asarray(getattr(space, "start", 0)))
         elif isinstance(space, spaces.MultiBinary):
             self.policy_space = spaces.MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
-            self.to_env = self._reshape_to(space, np.asarray(0))
         elif isinstance(space, spaces.Box):
             _check_box(space)
             self.policy_space = spaces.Box(-1.0, 1.0, (int(np.prod(space.shape)),), np.float32)
-            self.to_env = self._rescale_to(space)
+            dtype = np.result_type(space.dtype, np.float32)
+            self._low, self._high = (bound.astype(dtype).reshape(-1) for bound in (space.low, space.high))
+            self._middle, self._half = self._low / 2 + self._high / 2, self._high / 2 - self._low / 2
         else:
             raise TypeError(
                 f"The action space is {space}, but Discrete, MultiDiscrete, MultiBinary and Box are the ones "
@@ -190,6 +190,21 @@ class ActionMap:
                 "Fix: wrap the environment so that it takes one of these "
                 "(gymnasium.wrappers.TransformAction)."
             )
+
+    def to_env(self, actions: np.ndarray) -> Any:
+        """Actions of the policy for N environments, in their numbering, bounds and dtype.
+
+        (N,) integers become a list of Python integers; (N, K) integers and (N, A) floats, which are clipped
+        to [-1, 1], an array (N, *shape).
+        """
+        space = self._space
+        if isinstance(space, spaces.Discrete):
+            return (actions + self._start if self._start else actions).tolist()
+        if isinstance(space, spaces.Box):
+            actions = np.clip(actions, -1.0, 1.0) * self._half + self._middle
+            np.clip(actions, self._low, self._high, out=actions)
+            return actions.astype(space.dtype, copy=False).reshape(-1, *space.shape)
+        return (actions.reshape(-1, *(space.shape or ())) + self._start).astype(space.dtype)
 
     def from_env(self, actions: Any) -> np.ndarray:
         """Actions of the environment, T of them, as the policy's: (T,) or (T, K) int64, or (T, A) float32.
@@ -204,7 +219,7 @@ class ActionMap:
             scaled: np.ndarray = np.clip((flat - (low / 2 + high / 2)) / half, -1.0, 1.0).astype(np.float32)
             return scaled
         nvec = np.asarray(getattr(self.policy_space, "nvec", getattr(self.policy_space, "n", None)))
-        indices: np.ndarray = actions.astype(np.int64) - np.asarray(getattr(space, "start", 0))
+        indices: np.ndarray = actions.astype(np.int64) - self._start
         indices = indices.reshape(-1, *nvec.shape)
         if (indices < 0).any() or (indices >= nvec).any():
             raise ValueError(
@@ -212,40 +227,6 @@ class ActionMap:
                 "Fix: make the dataset's action_space and its actions agree."
             )
         return indices
-
-    @staticmethod
-    def _shift_from(start: int) -> Any:
-        def to_env(actions: np.ndarray) -> Sequence[Any]:
-            """(N,) integers -> list of N Python integers in the environment's numbering."""
-            shifted: list[int] = (actions + start if start else actions).tolist()
-            return shifted
-
-        return to_env
-
-    @staticmethod
-    def _reshape_to(space: Space[Any], start: np.ndarray) -> Any:
-        def to_env(actions: np.ndarray) -> Sequence[Any]:
-            """(N, K) integers -> (N, *shape) in the environment's numbering and dtype."""
-            shaped: Any = (actions.reshape(-1, *(space.shape or ())) + start).astype(space.dtype)
-            return shaped  # type: ignore[no-any-return]
-
-        return to_env
-
-    @staticmethod
-    def _rescale_to(space: spaces.Box) -> Any:
-        dtype = np.result_type(space.dtype, np.float32)
-        low, high = space.low.astype(dtype).reshape(-1), space.high.astype(dtype).reshape(-1)
-        middle, half_width = low / 2 + high / 2, high / 2 - low / 2
-        shape = space.shape
-
-        def to_env(actions: np.ndarray) -> Sequence[Any]:
-            """(N, A) floats, clipped to [-1, 1] -> (N, *shape) in the environment's bounds and dtype."""
-            scaled = np.clip(actions, -1.0, 1.0) * half_width + middle
-            np.clip(scaled, low, high, out=scaled)
-            result: Any = scaled.astype(space.dtype, copy=False).reshape(-1, *shape)
-            return result  # type: ignore[no-any-return]
-
-        return to_env
 
 
 class ActionCode:

@@ -448,9 +448,10 @@ class TrajectoryWriter(Sink):
 
     def _save(self, piece: _Piece) -> None:
         arrays = piece.arrays
+        fields: dict[str, Any] = {name: array for name, array in arrays.items() if "/" not in name}
         traj = Trajectory(
+            **fields,
             obs=_under(_OBS, arrays),
-            **{name: array for name, array in arrays.items() if "/" not in name},
             env_name=piece.env_name,
             policy_version=piece.policy_version,
             nvec=self.nvec,

@@ -64,17 +64,17 @@ def fill() -> Callable[[Path, list[int]], list[Path]]:
 
 
 @pytest.fixture
-def make_dataset(tmp_path: Path) -> Callable[..., DiskTrajDataset]:
-    """A configured dataset at tmp_path/set."""
+def make_dataset(tmp_path: Path) -> Callable[..., Any]:
+    """A configured dataset of any kind; a DiskTrajDataset, if none is given, lies at tmp_path/set."""
 
     def make(
-        dataset: DiskTrajDataset | None = None,
+        dataset: Any = None,
         *,
         max_seq_len: int = 5,
         edit: bool = True,
         mode: str = "none",
         **kwargs: Any,
-    ) -> DiskTrajDataset:
+    ) -> Any:
         dataset = dataset or DiskTrajDataset(**kwargs)
         dataset.configure(
             max_seq_len=max_seq_len,

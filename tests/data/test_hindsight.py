@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loxodon.data import DiskTrajDataset, HindsightRelabeler, Trajectory, save_trajectory
+from loxodon.data import HindsightRelabeler, Trajectory
 from loxodon.envs import MazeRunner
 
 ARRAYS = ("rl2s", "time_idxs", "actions", "rews", "dones")
@@ -120,20 +119,6 @@ def goals_drawn(strategy: str, traj: Trajectory, draws: int = 200) -> list[tuple
     return sorted({first_goals(relabeler.relabel(traj, rng)) for _ in range(draws)})
 
 
-def test_one_goal_by_hand() -> None:
-    traj = walk(LINE, [FAR])
-    relabelled = HindsightRelabeler().with_goals(traj, np.array([[0.3]], np.float32))
-    assert len(relabelled) == 3
-    assert relabelled.rews[:, 0].tolist() == [0, 0, 1]
-    assert relabelled.dones[:, 0].tolist() == [False, False, True]
-    assert relabelled.rl2s[:, 0].tolist() == [0, 0, 0, 1]
-    np.testing.assert_array_equal(relabelled.rl2s[:, 1:], traj.rl2s[:4, 1:])
-    np.testing.assert_allclose(relabelled.obs["goals"][:, 0, 0], [0.3, 0.3, 0.3, -1])
-    for key in ("achieved", "image"):
-        np.testing.assert_array_equal(relabelled.obs[key], traj.obs[key][:4])
-    np.testing.assert_array_equal(relabelled.actions, traj.actions[:3])
-
-
 ANYWHERE = [(0.1,), (0.2,), (0.3,), (0.4,), (0.5,)]
 INSERTED = [(0.1, 0.3), (0.2, 0.3), (0.3, 0.4), (0.3, 0.5)]
 
@@ -205,24 +190,6 @@ def test_one_goal_without_an_axis_for_goals() -> None:
     traj = dataclasses.replace(flat, obs={**flat.obs, "goals": flat.obs["goals"][:, 0]})
     relabelled = HindsightRelabeler(strategy="final").relabel(traj, np.random.default_rng(0))
     np.testing.assert_allclose(relabelled.obs["goals"], [[0.5]] * 5 + [[-1]])
-
-
-def test_windows_of_stored_episodes_are_relabelled(make_dataset: Callable[..., DiskTrajDataset]) -> None:
-    env, rng, episodes = MazeRunner(7, 2, 30), np.random.default_rng(0), {}
-    dataset = make_dataset(max_seq_len=30, relabeler=HindsightRelabeler(strategy="final"))
-    folder = dataset.save_new_trajs_to
-    assert folder is not None
-    for seed in range(5):
-        traj = play(env, seed, rng.integers(5, size=30))
-        episodes[traj.obs["sensors"][:2].tobytes()] = seed, traj
-        save_trajectory(folder, traj, save_as="npz", traj_id=f"{seed:08x}", unix_time=1e9 + seed)
-    dataset.refresh()
-    for _ in range(40):
-        window = dataset.sample_random_trajectory(rng)  # long enough for the whole episode
-        seed, traj = episodes[window.obs["sensors"][:2].tobytes()]
-        played = play(env, seed, traj.actions.argmax(1), window.obs["goals"][0])
-        assert played.dones[-1]
-        assert_same(window, played)
 
 
 def test_an_environment_with_other_rules_is_noticed() -> None:

@@ -9,31 +9,23 @@ import pytest
 
 from loxodon.data import MemoryTrajDataset, Relabeler, Trajectory, pad_batch, split_episodes
 
+MakeDataset = Callable[..., MemoryTrajDataset]
 MakeTraj = Callable[..., Trajectory]
 Arrays = dict[str, np.ndarray]
 
 
-def configured(dataset: MemoryTrajDataset, *, max_seq_len: int = 4, mode: str = "none") -> MemoryTrajDataset:
-    dataset.configure(
-        max_seq_len=max_seq_len,
-        padded_sampling=mode,
-        has_edit_rights=True,
-        default_root=".",
-        default_name="x",
-    )
-    return dataset
-
-
 @pytest.mark.parametrize(("sample_by", "expected"), [("trajectory", 0.5), ("timestep", 0.1)])
-def test_what_is_drawn_alike(make_traj: MakeTraj, sample_by: str, expected: float) -> None:
+def test_what_is_drawn_alike(
+    make_dataset: MakeDataset, make_traj: MakeTraj, sample_by: str, expected: float
+) -> None:
     trajs = [make_traj(4), make_traj(36, first=1000)]
-    dataset, rng = configured(MemoryTrajDataset(trajs, sample_by=sample_by)), np.random.default_rng(0)
+    dataset, rng = make_dataset(MemoryTrajDataset(trajs, sample_by=sample_by)), np.random.default_rng(0)
     is_short = [window.obs["position"][0, 0] < 1000 for window in dataset.sample_windows(2000, rng)]
     assert np.mean(is_short) == pytest.approx(expected, abs=0.04)
 
 
-def test_the_oldest_make_room(make_traj: MakeTraj) -> None:
-    dataset = configured(MemoryTrajDataset(max_timesteps=10, min_trajs=2, sample_by="timestep"))
+def test_the_oldest_make_room(make_dataset: MakeDataset, make_traj: MakeTraj) -> None:
+    dataset = make_dataset(MemoryTrajDataset(max_timesteps=10, min_trajs=2, sample_by="timestep"))
     assert not dataset.ready_for_training
     for i in range(3):
         dataset.add(make_traj(4, first=1000 * i))
@@ -69,9 +61,11 @@ class LastHalf(Relabeler):
         return traj.slice(20, 40)
 
 
-def test_whole_trajectories_are_relabelled_before_the_window_is_cut(make_traj: MakeTraj) -> None:
+def test_whole_trajectories_are_relabelled_before_the_window_is_cut(
+    make_dataset: MakeDataset, make_traj: MakeTraj
+) -> None:
     traj = make_traj(40)
-    dataset = configured(MemoryTrajDataset([traj], relabeler=LastHalf()))
+    dataset = make_dataset(MemoryTrajDataset([traj], relabeler=LastHalf()), max_seq_len=4)
     windows = dataset.sample_windows(50, np.random.default_rng(0))
     pad_batch(windows).obs["position"].fill_(-1)
     np.testing.assert_array_equal(traj.obs["position"][:, 0], np.arange(41))  # what is stored stays

@@ -16,6 +16,7 @@ from loxodon.data import (
     Trajectory,
 )
 
+MakeDataset = Callable[..., RLDataset]
 MakeTraj = Callable[..., Trajectory]
 Fill = Callable[[Path, list[int]], list[Path]]
 
@@ -50,16 +51,6 @@ class FakeDataset(RLDataset):
 
     def metrics(self) -> dict[str, float]:
         return {"x": 1.0}
-
-
-def configure(dataset: RLDataset, root: Path | str = ".", *, max_seq_len: int = 8) -> None:
-    dataset.configure(
-        max_seq_len=max_seq_len,
-        padded_sampling="none",
-        has_edit_rights=True,
-        default_root=str(root),
-        default_name="run",
-    )
 
 
 def shares(mixture: MixtureOfDatasets, count: int = 3000) -> list[float]:
@@ -131,21 +122,21 @@ def test_a_resumed_ramp_goes_on(children: list[FakeDataset]) -> None:
 
 
 def test_hooks_are_passed_on_but_only_what_was_collected_is_deleted(
-    make_traj: MakeTraj, children: list[FakeDataset], fill: Fill, tmp_path: Path
+    make_dataset: MakeDataset, make_traj: MakeTraj, children: list[FakeDataset], fill: Fill, tmp_path: Path
 ) -> None:
     offline = DiskTrajDataset(dset_root=str(tmp_path), dset_name="demos", takes_new_trajs=False)
     online = DiskTrajDataset()
     fill(tmp_path / "demos/buffer/fifo", [3, 3])
-    fill(tmp_path / "run/buffer/fifo", [3])
+    fill(tmp_path / "set/buffer/fifo", [3])
     mixture = MixtureOfDatasets([children[0], offline, online], [1, 1, 1])
-    configure(mixture, tmp_path)
-    assert mixture.save_new_trajs_to == tmp_path / "run/buffer/fifo"
+    make_dataset(mixture)
+    assert mixture.save_new_trajs_to == tmp_path / "set/buffer/fifo"
     mixture.expect(make_traj(3).layout)
     mixture.refresh()
     assert mixture.on_end_of_collection()["1-demos/total_files"] == 2
     assert mixture.metrics()["0-FakeDataset/x"] == 1
     state = mixture.state_dict()
-    for folder in ("demos", "run"):
+    for folder in ("demos", "set"):
         fill(tmp_path / folder / "buffer/fifo", [3] * 5)
     assert mixture.set_aside_newer(state) == 4
     assert mixture.begin_new_run() == 1
@@ -155,16 +146,18 @@ def test_hooks_are_passed_on_but_only_what_was_collected_is_deleted(
     assert (offline.num_files, online.num_files) == (2, 0)
 
 
-def test_two_datasets_may_not_share_a_folder_or_what_is_collected(tmp_path: Path) -> None:
+def test_two_datasets_may_not_share_a_folder_or_what_is_collected(
+    make_dataset: MakeDataset, tmp_path: Path
+) -> None:
     mixture = MixtureOfDatasets([DiskTrajDataset(), DiskTrajDataset()], [1, 1])
     with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-DiskTrajDataset .*both lie in .*Fix:"):
-        configure(mixture, tmp_path)
-    named = DiskTrajDataset(dset_root=str(tmp_path), dset_name="run", takes_new_trajs=False)
-    with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-run .*both lie in"):
-        configure(MixtureOfDatasets([DiskTrajDataset(), named], [1, 1]), tmp_path)
+        make_dataset(mixture)
+    named = DiskTrajDataset(dset_root=str(tmp_path), dset_name="set", takes_new_trajs=False)
+    with pytest.raises(ValueError, match=r"0-DiskTrajDataset and 1-set .*both lie in"):
+        make_dataset(MixtureOfDatasets([DiskTrajDataset(), named], [1, 1]))
     mixture = MixtureOfDatasets([DiskTrajDataset(), DiskTrajDataset(dset_name="demos")], [1, 1])
     with pytest.raises(ValueError, match=r"0-DiskTrajDataset \(.*1-demos \(.*takes_new_trajs = False"):
-        configure(mixture, tmp_path)
+        make_dataset(mixture)
     mixture.close()
 
 

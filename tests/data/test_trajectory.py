@@ -31,34 +31,10 @@ def test_worked_example_of_alignment(make_traj: MakeTraj) -> None:
     assert batch.mask[0, :, 0].tolist() == [True, True, True]
 
 
-def test_windows_keep_their_previous_pair_and_time_and_copy_nothing(make_traj: MakeTraj) -> None:
-    whole = dataclasses.replace(make_traj(6), extras={"values": np.arange(6.0)})
-    window = whole.slice(2, 4)
-    assert (len(window), len(whole)) == (2, 6)
-    assert window.time_idxs[:, 0].tolist() == [2, 3, 4]
-    np.testing.assert_array_equal(window.rl2s[0], whole.rl2s[2])
-    assert window.rl2s[0, 0] == whole.rews[1, 0]
-    np.testing.assert_array_equal(window.actions, whole.actions[2:4])
-    assert window.slice(1, 2).extras["values"].tolist() == [3.0]
-    for name in ("rl2s", "actions", "rews", "dones", "time_idxs"):
-        assert np.shares_memory(getattr(window, name), getattr(whole, name))
-    assert np.shares_memory(window.obs["image"], whole.obs["image"])
-
-
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 2), (3, 2), (0, 6)])
 def test_slices_outside_are_refused(make_traj: MakeTraj, start: int, stop: int) -> None:
     with pytest.raises(ValueError, match=rf"from {start} to {stop} of a trajectory of 5 .*T >= 1.*Fix:"):
         make_traj(5).slice(start, stop)
-
-
-@pytest.mark.parametrize("field", ["rl2s", "time_idxs", "actions", "dones", "extras"])
-def test_contradicting_lengths_are_refused(make_traj: MakeTraj, field: str) -> None:
-    traj = make_traj(4)
-    for bad in (
-        [{"x": np.zeros(3)}, {"x": np.zeros(())}] if field == "extras" else [getattr(traj, field)[:-1]]
-    ):
-        with pytest.raises(ValueError, match=r"do not form a trajectory: .*rews \(4, 1\).*Fix:"):
-            dataclasses.replace(traj, **{field: bad})
 
 
 def test_layouts_of_trajectories(make_traj: MakeTraj) -> None:

@@ -42,21 +42,12 @@ def make_minari() -> Callable[..., Any]:
     return _make_minari
 
 
-def _configured(dataset_id: str, max_seq_len: int = 100, **kwargs: Any) -> MinariDataset:
-    dataset = MinariDataset(dataset_id, **kwargs)
-    dataset.configure(
-        max_seq_len=max_seq_len,
-        padded_sampling="none",
-        has_edit_rights=False,
-        default_root="unused",
-        default_name="unused",
-    )
-    return dataset
-
-
 @pytest.fixture
-def configured() -> Callable[..., MinariDataset]:
-    return _configured
+def configured(make_dataset: Callable[..., MinariDataset]) -> Callable[..., MinariDataset]:
+    def make(dataset_id: str, max_seq_len: int = 100, **kwargs: Any) -> MinariDataset:
+        return make_dataset(MinariDataset(dataset_id, **kwargs), max_seq_len=max_seq_len, edit=False)
+
+    return make
 
 
 @pytest.fixture
