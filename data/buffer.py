@@ -232,7 +232,8 @@ class Buffer:
 
     def measure_sizes(self) -> None:
         """Look up the bytes of files whose size is not known yet."""
-        self.sizes |= {file.path: _size_bytes(file) for file in self.files if file.path not in self.sizes}
+        if len(self.sizes) < len(self.files):
+            self.sizes |= {file.path: _size_bytes(file) for file in self.files if file.path not in self.sizes}
 
     def open(self, file: TrajectoryFile) -> Trajectory | None:
         """Return the trajectory of a file, or None if it is gone or broken; then it is off the list.

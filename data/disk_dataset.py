@@ -340,18 +340,13 @@ class DiskTrajDataset(RLDataset):
 
     def _beyond_limits(self) -> list[TrajectoryFile]:
         """The oldest files of `fifo` that have to go so that all limits hold."""
-        buffer, max_bytes, max_timesteps = self._buffer, self.dset_max_bytes, self.dset_max_timesteps
-        fifo = buffer.fifo_files
-        num_kept = num_bytes = num_timesteps = 0
-        for file in reversed(fifo):
-            num_bytes += buffer.sizes[file.path]
-            num_timesteps += buffer.lengths.get(file.path, 0)
-            is_too_much = (max_bytes is not None and num_bytes > max_bytes) or (
-                max_timesteps is not None and num_timesteps > max_timesteps
-            )
-            if num_kept >= self.dset_max_size or (is_too_much and num_kept >= self.dset_min_size):
-                break
-            num_kept += 1
+        buffer, fifo = self._buffer, self._buffer.fifo_files
+        num_kept = min(len(fifo), self.dset_max_size)
+        for used, limit in ((buffer.sizes, self.dset_max_bytes), (buffer.lengths, self.dset_max_timesteps)):
+            if limit is not None:
+                totals = np.cumsum([used[file.path] for file in reversed(fifo)])
+                num_fitting = int(np.searchsorted(totals, limit, side="right"))
+                num_kept = min(num_kept, max(num_fitting, self.dset_min_size))
         return fifo[: len(fifo) - num_kept]
 
     @property

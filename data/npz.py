@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 import os
 import struct
 import tokenize
@@ -148,10 +149,9 @@ def _check_sizes(buffer: Any, members: list[_Member]) -> int:
         rows = {}
         for member in members:
             head_end = min(member.end, member.begin + _MAX_HEADER_BYTES)
-            is_packed = member.method == _DEFLATED
-            head = (
-                _inflate(buffer, member, _MAX_HEADER_BYTES) if is_packed else buffer[member.begin : head_end]
-            )
+            head = buffer[member.begin : head_end]
+            if member.method == _DEFLATED:
+                head = _inflate(buffer, member, _MAX_HEADER_BYTES)
             shape = _read_header(head, 0, len(head), member.name)[0]
             rows[member.name.removesuffix(".npy")] = shape[0] if shape else 1
         num_timesteps = rows.get("time_idxs", 0)
@@ -188,16 +188,17 @@ def _list_members(buffer: Any) -> tuple[list[_Member], bytes]:
         raise FormatError("the archive does not end where its end says")
     members: list[_Member] = []
     position = listing
-    for _ in range(num_members):
-        member, position = _read_entry(buffer, position, listing, end)
-        members.append(member)
+    try:
+        for _ in range(num_members):
+            member, position = _read_entry(buffer, position, listing)
+            members.append(member)
+    except struct.error as error:
+        raise FormatError("the directory of the archive names places outside of it") from error
     return members, bytes(buffer[end + _END.size :])
 
 
-def _read_entry(buffer: Any, position: int, listing: int, end: int) -> tuple[_Member, int]:
+def _read_entry(buffer: Any, position: int, listing: int) -> tuple[_Member, int]:
     """The member that an entry of the directory describes, and where the next entry is."""
-    if position + _CENTRAL.size > end:
-        raise FormatError("the directory of the archive is too short")
     entry = _CENTRAL.unpack_from(buffer, position)
     signature, _, _, flags, method, _, _, crc, packed, unpacked = entry[:10]
     name_bytes, extra_bytes, comment_length, _, _, _, offset = entry[10:]
@@ -209,20 +210,13 @@ def _read_entry(buffer: Any, position: int, listing: int, end: int) -> tuple[_Me
     name = bytes(buffer[name_end - name_bytes : name_end]).decode("utf-8", "replace")
     if method not in (_STORED, _DEFLATED) or flags & _ENCRYPTED:
         raise FormatError(f"member {name!r} is encrypted or compressed by an unknown method ({method})")
-    begin = _locate(buffer, listing, name, offset)
+    if buffer[offset : offset + 4] != b"PK\x03\x04":
+        raise FormatError(f"member {name!r} is not where the directory of the archive says")
+    begin = offset + _LOCAL.size + sum(_LOCAL_LENGTHS.unpack_from(buffer, offset + 26))
     if begin + packed > listing or (method == _STORED and packed != unpacked):
         raise FormatError(f"member {name!r} is cut off")
-    return _Member(
-        name, method, crc, begin, begin + packed, unpacked
-    ), name_end + extra_bytes + comment_length
-
-
-def _locate(buffer: Any, limit: int, name: str, offset: int) -> int:
-    """Where the bytes of a member begin, behind a local header of variable length."""
-    if offset + _LOCAL.size > limit or buffer[offset : offset + 4] != b"PK\x03\x04":
-        raise FormatError(f"member {name!r} is not where the directory of the archive says")
-    lengths: tuple[int, int] = _LOCAL_LENGTHS.unpack_from(buffer, offset + 26)
-    return offset + _LOCAL.size + sum(lengths)
+    member = _Member(name, method, crc, begin, begin + packed, unpacked)
+    return member, name_end + extra_bytes + comment_length
 
 
 def _parse_env_name(comment: bytes) -> str | None:
@@ -265,7 +259,7 @@ def _check_crc(member: _Member, found: int) -> None:
 def _view_array(buffer: Any, begin: int, end: int, name: str) -> Array:
     """Return the array between two positions of a buffer as a view."""
     shape, is_fortran, dtype, header_end = _read_header(buffer, begin, end, name)
-    if header_end + _count(shape) * dtype.itemsize != end:
+    if header_end + math.prod(shape) * dtype.itemsize != end:
         raise FormatError(f"member {name!r} does not have the size that its header announces")
     return np.ndarray(shape, dtype, buffer=buffer, offset=header_end, order="F" if is_fortran else "C")
 
@@ -281,10 +275,6 @@ def _read_header(
     if header_end > end:
         raise FormatError(f"member {name!r} is cut off")
     return *_parse_npy_header(bytes(buffer[begin:header_end]), name), header_end
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return functools.reduce(int.__mul__, shape, 1)
 
 
 @functools.lru_cache(maxsize=4096)

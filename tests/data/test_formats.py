@@ -494,6 +494,27 @@ def test_members_that_are_no_arrays_are_named(tmp_path: Path, content: bytes, pr
         load_trajectory(tmp_path / "a.npz")
 
 
+@pytest.mark.parametrize(
+    ("at", "content", "problem"),
+    [
+        (10, b"\x63\0", "unknown method"),
+        (20, b"\0\xff\xff\0", "is cut off"),
+        (24, b"\xff" * 4, "64-bit records"),
+        (42, b"\0\xff\xff\0", "is not where the directory"),
+        (0, b"PK\0\0", "directory of the archive is damaged"),
+    ],
+)
+def test_directories_of_archives_that_lie_are_named(
+    tmp_path: Path, at: int, content: bytes, problem: str
+) -> None:
+    path = save(tmp_path, make(3), "npz")
+    data = path.read_bytes()
+    at += data.index(b"PK\1\2")
+    path.write_bytes(data[:at] + content + data[at + len(content) :])
+    with pytest.raises(BrokenTrajectoryError, match=problem):
+        load_trajectory(path)
+
+
 # --- the first .traj format ----------------------------------------------------------------------------
 
 

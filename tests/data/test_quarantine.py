@@ -144,6 +144,14 @@ def test_without_edit_rights_broken_files_stay_and_are_counted(
     assert (metrics["broken_files"], metrics["quarantined_files"], metrics["total_files"]) == (1, 0, 8)
 
 
+def test_a_folder_of_nothing_else_says_what_was_wrong(make_dataset: MakeDataset, buffer: Path) -> None:
+    dataset = make_dataset()
+    (buffer / "fifo" / NAME).touch()
+    dataset.refresh()
+    with pytest.raises(ValueError, match=r"holds no trajectories.* 1 files were broken .*it is empty.*Fix:"):
+        dataset.sample_windows(1, np.random.default_rng(0))
+
+
 @pytest.mark.parametrize("num_broken", [2, 3])
 def test_more_than_a_twentieth_of_broken_files_stops_the_run(
     make_dataset: MakeDataset, fill: Fill, buffer: Path, num_broken: int
