@@ -206,11 +206,7 @@ class Buffer:
         self._layout, self._checked = layout, set()
 
     def refresh(self) -> None:
-        """List the folders again; opened files that are gone are let go of.
-
-        Raises:
-            ValueError: If more than 5 % of the files are broken.
-        """
+        """List the folders again; opened files that are gone are let go of. Raises like open."""
         added: list[TrajectoryFile] = []
         gone: list[TrajectoryFile] = []
         self._temporaries = []

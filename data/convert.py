@@ -34,15 +34,10 @@ def convert(
         found: what to convert.
         target: a folder; made if it is missing.
         save_as: format to write.
-        force: overwrite what is there.
+        force: overwrite what is there; without it, that is a FileExistsError.
         track: given all there is to do, gives it one after the other, and may show progress.
 
     Returns: bytes written, and why some files were left out.
-
-    Raises:
-        ValueError: If the target is a file or the source, or a file has no trajectory's name.
-        FileExistsError: If a trajectory is there already.
-        OSError: If one cannot be written.
     """
     targets = _targets(found, target, save_as)
     if not force:
@@ -58,12 +53,7 @@ def convert(
 
 
 def convert_file(file: FoundFile, folder: Path, save_as: str) -> Path:
-    """Write one trajectory in another format, under the same env name, id and time, and read it back.
-
-    Raises:
-        BrokenTrajectoryError: If the source is broken.
-        OSError: If the new file cannot be written, or does not hold what was written.
-    """
+    """Write one trajectory in another format, under the same env name, id and time, and read it back."""
     traj = _load_any(file.path)
     folder.mkdir(parents=True, exist_ok=True)
     name = file.name

@@ -52,11 +52,7 @@ class Found:
 
 
 def find_files(root: Path) -> Found:
-    """Search a run, dataset, buffer or other folder, or take a single file. Nothing is opened.
-
-    Raises:
-        FileNotFoundError: If there is no such folder or file.
-    """
+    """Search a run, dataset, buffer or other folder, or take a single file. Nothing is opened."""
     if not root.exists():
         raise FileNotFoundError(
             f"{root} does not exist. Fix: give the folder of a run (such as runs/tmaze), a dataset, a "
@@ -73,11 +69,7 @@ def find_files(root: Path) -> Found:
 
 
 def require_files(root: Path) -> Found:
-    """Like find_files, for commands that need at least one file.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
+    """Like find_files, for commands that need at least one file: FileNotFoundError if there is none."""
     found = find_files(root)
     if not found.files:
         raise FileNotFoundError(

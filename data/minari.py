@@ -48,11 +48,7 @@ Track = Callable[[Any], Any]  # given all there is to do, gives it one after the
 
 
 def require_minari() -> Any:
-    """The package `minari`.
-
-    Raises:
-        ImportError: If it, or what it needs to read its files, is not installed.
-    """
+    """The package `minari`; ImportError if it, or what it needs to read its files, is not installed."""
     missing = [name for name in ("minari", "h5py", "PIL") if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(
@@ -231,17 +227,9 @@ def import_episodes(
 ) -> tuple[list[tuple[str, int]], int]:
     """Write every episode of a Minari dataset as one trajectory file; those that are there already stay.
 
-    Args:
-        dataset: a `minari.MinariDataset`.
-        folder: where the files go; made if it is missing.
-        save_as: one of FILE_FORMATS.
-        track: may show progress; see Track.
-
     Returns: (file name, number of transitions) of every new file, and how many episodes were there already.
 
-    Raises:
-        TypeError: If the spaces have no form as trajectories.
-        ValueError: If an episode contradicts the spaces, or itself.
+    Raises: TypeError if the spaces have no form as trajectories, ValueError if an episode contradicts them.
     """
     codec = EpisodeCodec(dataset.observation_space, dataset.action_space)
     folder.mkdir(parents=True, exist_ok=True)
@@ -400,9 +388,6 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     """The folder of the converted episodes, made if the dataset was never converted in its present state.
 
     It is made under a temporary name and renamed when complete, so any number of processes may come at once.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     data_path = Path(dataset.storage.data_path)
     root = data_path.parent / CACHE_FOLDER if cache_root is None else Path(cache_root).expanduser()
@@ -469,11 +454,7 @@ def join_pieces(paths: Sequence[Path], track: Track = iter) -> list[Episode]:
 
     A piece follows another if it begins in mid-episode with exactly the timestep that the other ends with:
     the same environment name, time index, observation, previous reward and previous action. If several would
-    fit, the oldest.
-
-    Args:
-        paths: trajectory files, oldest first.
-        track: may show progress; see Track.
+    fit, the oldest. The paths come with the oldest first.
     """
     episodes: list[Episode] = []
     # Episodes without termination or, so far, a following piece, by their last timestep; the oldest first.
