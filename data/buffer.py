@@ -221,8 +221,8 @@ class Buffer:
             self.files = sorted(self.files + added)  # takes advantage of the part that is sorted already
         if added or gone:
             self._forget(gone)
-        if self._with_lengths:
-            for file in added:
+        if self._with_lengths and len(self.lengths) < len(self.files):
+            for file in [file for file in self.files if file.path not in self.lengths]:
                 if (traj := self.open(file)) is not None:
                     self.lengths[file.path] = len(traj)
 
