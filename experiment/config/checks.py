@@ -22,10 +22,6 @@ from . import registry
 from .reading import COMMAND_LINE, Binding, Macro, Reference, did_you_mean, references_in, with_references
 from .registry import MACRO, MISSING, Configurable
 
-Scope = tuple[str, ...]
-Part = tuple[Scope, str]
-"""Scope and selector of a configurable; of a macro its name and `gin.macro`."""
-
 MOVED: dict[str, str] = {
     "Experiment.sample_actions_train": "Experiment.sample_actions",  # in AMAGO
     "Experiment.log_to_tensorboard": "MetricLogger.tensorboard",
@@ -67,34 +63,25 @@ def resolved(bindings: Iterable[Binding]) -> list[Binding]:
     return found
 
 
-class Table:
-    """Resolved bindings by scope, configurable and parameter; of equal keys the later counts, as in gin."""
+def remaining(bindings: Iterable[Binding]) -> list[Binding]:
+    """The bindings that were not replaced by a later one of the same key."""
+    return list({b.key: b for b in bindings}.values())
 
-    def __init__(self, bindings: Iterable[Binding] = ()) -> None:
-        self._rows: dict[tuple[str, str], dict[str, Binding]] = {}
-        for binding in bindings:
-            self.add(binding)
 
-    def add(self, binding: Binding) -> None:
-        """Put it in the place of an earlier one."""
-        self._rows.setdefault((binding.scope, binding.selector), {})[binding.param] = binding
+def seen_by(bindings: Iterable[Binding], scope: str, selector: str) -> list[Binding]:
+    """Bindings that a call in `scope` (such as `a/b`) sees, those that count last."""
+    found = [b for b in bindings if b.selector == selector and is_seen_in(scope, b)]
+    return sorted(found, key=lambda b: len(b.scope))
 
-    def all_for(self, scope: Scope, selector: str) -> list[Binding]:
-        """Bindings that a call in `scope` sees, outermost scope first."""
-        scopes = ["/".join(scope[:depth]) for depth in range(len(scope) + 1)]
-        return [b for s in scopes for b in self._rows.get((s, selector), {}).values()]
 
-    def effective(self, scope: Scope, selector: str) -> dict[str, Binding]:
-        """The binding that counts for each parameter in a call in `scope`."""
-        return {b.param: b for b in self.all_for(scope, selector)}
+def is_seen_in(scope: str, binding: Binding) -> bool:
+    """Whether a call in `scope` of what this configures gets the value."""
+    return not binding.scope or f"{scope}/".startswith(f"{binding.scope}/")
 
-    def macro(self, name: str) -> Binding | None:
-        """The binding of a macro."""
-        return self._rows.get((name, MACRO), {}).get("value")
 
-    def remaining(self) -> list[Binding]:
-        """The bindings that were not replaced by a later one of the same key."""
-        return [b for row in self._rows.values() for b in row.values()]
+def macros_of(bindings: Iterable[Binding]) -> dict[str, Binding]:
+    """The bindings of macros by their names."""
+    return {b.scope: b for b in bindings if b.selector == MACRO}
 
 
 def short_key(binding: Binding) -> str:
@@ -113,12 +100,12 @@ def shown(binding: Binding) -> str:
 # --- where references lead ------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Node:
     """A configurable in a scope. `via` is the binding that leads here; None at the root and its defaults."""
 
     configurable: Configurable
-    scope: Scope
+    scope: str = ""
     via: Binding | None = None
     is_called: bool = False
     """True if it is called with nothing but what gin supplies: `@Name()`, the root, an environment."""
@@ -126,34 +113,36 @@ class Node:
 
 @dataclass
 class Reach:
-    """What a walk along references has met.
+    """What a walk along references meets: configurables by scope and selector, keys of what these see."""
 
-    Attributes:
-        nodes: configurables by scope and selector.
-        seen: ids of the bindings that these see.
-        parts: scopes and selectors of both configurables and macros.
-    """
+    nodes: dict[tuple[str, str], Node] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
 
-    nodes: dict[Part, Node] = field(default_factory=dict)
-    seen: set[int] = field(default_factory=set)
-    parts: set[Part] = field(default_factory=set)
+    def lacks_any_of(self, other: Reach) -> bool:
+        """Whether the other one has met something that this one has not."""
+        return not (other.nodes.keys() <= self.nodes.keys() and other.seen <= self.seen)
 
 
-def reach(table: Table, starts: Iterable[Node]) -> Reach:
+def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> Reach:
     """Everything that references, macros and defaults lead to from `starts`."""
-    found, queue = Reach(), list(starts)
+    found, queue, macros = Reach(), list(starts), macros_of(bindings)
     while queue:
         node = queue.pop()
         key = (node.scope, node.configurable.selector)
-        known = found.nodes.get(key)
-        if known is not None and known.is_called >= node.is_called:
+        if key in found.nodes and found.nodes[key].is_called >= node.is_called:
             continue
         found.nodes[key] = node
-        found.parts.add(key)
-        found.seen |= {id(binding) for binding in table.all_for(*key)}
-        bound = table.effective(*key)
-        for binding in bound.values():
-            queue += _led_to(binding, node, table, found)
+        visible = seen_by(bindings, *key)
+        found.seen |= {b.key for b in visible}
+        bound = {b.param: b for b in visible}
+        for name, binding in bound.items():
+            is_env_factory = name.startswith("make_") and name.endswith("env")
+            for thing in _followed(binding.value, macros):
+                if isinstance(thing, Binding):
+                    found.seen.add(thing.key)
+                elif len(matches := registry.find(thing.name)) == 1:
+                    is_called = thing.is_called or is_env_factory
+                    queue.append(Node(matches[0], thing.scope or node.scope, binding, is_called))
         for param in node.configurable.params.values():
             child = registry.find_object(param.default) if param.name not in bound else None
             if child is not None:
@@ -161,26 +150,22 @@ def reach(table: Table, starts: Iterable[Node]) -> Reach:
     return found
 
 
-def _led_to(binding: Binding, node: Node, table: Table, found: Reach) -> Iterator[Node]:
-    """Nodes that a bound value leads to; a macro's value is evaluated in a scope of the macro's name."""
-    for thing, macro in _followed(binding.value, table):
-        if isinstance(thing, Binding):
-            found.seen.add(id(thing))
-            found.parts.add(((thing.scope,), MACRO))
-        elif len(matches := registry.find(thing.name)) == 1:
-            inherited = _parts_of(macro) if macro and thing.is_called else node.scope
-            is_env_factory = binding.param.startswith("make_") and binding.param.endswith("env")
-            yield Node(matches[0], thing.scope or inherited, binding, thing.is_called or is_env_factory)
+def reach_by_source(bindings: Sequence[Binding], root: Node) -> dict[int, Reach]:
+    """What the config led to from the root when a source had ended, for the number of each."""
+    ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
+    return {source: reach(bindings[:end], [root]) for source, end in ends.items()}
 
 
-def _followed(value: Any, table: Table, inside: Scope = ()) -> Iterator[tuple[Reference | Binding, str]]:
-    """References in a value and bindings of macros in it, in turn; each with the macro that it stands in."""
+def _followed(
+    value: Any, macros: Mapping[str, Binding], inside: tuple[str, ...] = ()
+) -> Iterator[Reference | Binding]:
+    """References in a value, and the bindings of the macros in it with all that these lead to."""
     for ref in references_in(value):
         if isinstance(ref, Reference):
-            yield ref, inside[-1] if inside else ""
-        elif (target := table.macro(ref.name)) is not None and ref.name not in inside:
-            yield target, ref.name
-            yield from _followed(target.value, table, (*inside, ref.name))
+            yield ref
+        elif ref.name in macros and ref.name not in inside:
+            yield macros[ref.name]
+            yield from _followed(macros[ref.name].value, macros, (*inside, ref.name))
 
 
 # --- names ----------------------------------------------------------------------------------------------
@@ -272,14 +257,14 @@ _ITEM_HOLDERS: dict[Any, Any] = {
 }
 
 
-def wrong_types(bindings: Sequence[Binding], table: Table) -> list[str]:
+def wrong_types(bindings: Sequence[Binding]) -> list[str]:
     """Bindings whose value does not fit the parameter's annotation."""
-    found = []
+    found, macros = [], macros_of(bindings)
     for binding in bindings:
         param = registry.find(binding.selector)[0].params.get(binding.param)
         if param is None or binding.selector == MACRO:
             continue
-        value, hint = _without_macros(binding.value, table), param.hint
+        value, hint = _without_macros(binding.value, macros), param.hint
         if fits(value, hint) or (value is None and param.default is None):
             continue
         advice = mend(value, hint)
@@ -293,12 +278,13 @@ def wrong_types(bindings: Sequence[Binding], table: Table) -> list[str]:
     return found
 
 
-def _without_macros(value: Any, table: Table, inside: Scope = ()) -> Any:
+def _without_macros(value: Any, macros: Mapping[str, Binding], inside: tuple[str, ...] = ()) -> Any:
     """The value with every macro that the config defines replaced by what it stands for."""
 
     def meant(ref: Reference | Macro) -> Any:
-        target = table.macro(ref.name) if isinstance(ref, Macro) and ref.name not in inside else None
-        return ref if target is None else _without_macros(target.value, table, (*inside, ref.name))
+        if isinstance(ref, Reference) or ref.name not in macros or ref.name in inside:
+            return ref
+        return _without_macros(macros[ref.name].value, macros, (*inside, ref.name))
 
     return with_references(value, meant)
 
@@ -316,11 +302,27 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, part) for part in args)
     if isinstance(value, Macro) or _accepts_all(hint):
         return True
-    if isinstance(value, Reference):
-        return _reference_fits(value, kind, args, hint)
     if kind is typing.Literal:
         return any(value == arg and type(value) is type(arg) for arg in args)
+    if isinstance(value, Reference):
+        return _reference_fits(value, kind, args)
     return _literal_fits(value, kind, args)
+
+
+def _literal_fits(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
+    """A number, text, None or container against `kind[args]`."""
+    if kind is type or kind in _CALLABLES:
+        return False  # only a reference can be one
+    if kind is tuple and args and args[1:] != (Ellipsis,):
+        return isinstance(value, tuple) and len(args) == len(value) and all(map(fits, value, args))
+    if kind in _ITEM_HOLDERS:
+        return isinstance(value, _ITEM_HOLDERS[kind]) and all(fits(v, args[0]) for v in value if args)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        pairs = value.items() if isinstance(value, dict) and args else ()
+        return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in pairs)
+    return _is_unchecked(kind) or isinstance(value, str if issubclass(kind, os.PathLike) else kind)
 
 
 def _bare(hint: Any) -> Any:
@@ -339,48 +341,30 @@ def _is_unchecked(kind: Any) -> bool:
     return not isinstance(kind, type) or getattr(kind, "_is_protocol", False)
 
 
-def _literal_fits(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
-    """A number, text, None or container against `kind[args]`."""
-    if kind is type or kind in _CALLABLES:
-        return False  # only a reference can be one
-    if kind is tuple and args and args[1:] != (Ellipsis,):
-        return isinstance(value, tuple) and len(args) == len(value) and all(map(fits, value, args))
-    if isinstance(kind, type) and issubclass(kind, Mapping):
-        pairs = value.items() if isinstance(value, dict) and args else ()
-        return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in pairs)
-    if kind in _ITEM_HOLDERS:
-        return isinstance(value, _ITEM_HOLDERS[kind]) and all(fits(v, args[0]) for v in value if args)
-    if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    return _is_unchecked(kind) or isinstance(value, str if issubclass(kind, os.PathLike) else kind)
-
-
-def _reference_fits(ref: Reference, kind: Any, args: tuple[Any, ...], hint: Any) -> bool:
+def _reference_fits(ref: Reference, kind: Any, args: tuple[Any, ...]) -> bool:
     """`@Name()` is what the call returns; `@Name` the class or function, which `type` and `Callable` want."""
     matches = registry.find(ref.name)
     if len(matches) != 1:
         return True  # reported as an unknown name elsewhere
-    if ref.is_called:
-        return _instance_fits(matches[0].result_hint, hint)
-    wrapped = matches[0].wrapped
+    made, wanted = matches[0].result_hint, args[-1] if args else Any
     if kind is type or kind in _CALLABLES:
-        return not isinstance(wrapped, type) or not args or _instance_fits(wrapped, args[-1])
-    return kind is not typing.Literal and (_is_unchecked(kind) or isinstance(wrapped, kind))
+        if not ref.is_called:
+            return _instance_fits(made, wanted)
+        # What it makes may be callable itself; but `@Agent()` is not meant where an `@Agent` is to be.
+        is_product = not _accepts_all(wanted) and isinstance(made, type) and _instance_fits(made, wanted)
+        return not isinstance(made, type) or (hasattr(made, "__call__") and not is_product)  # noqa: B004
+    return _instance_fits(made, kind) if ref.is_called else _is_unchecked(kind)
 
 
-def _instance_fits(result: Any, hint: Any) -> bool:
-    """Whether an instance of `result` (a class, or a return annotation) fits `hint`."""
+def _instance_fits(made: Any, hint: Any) -> bool:
+    """Whether an instance of `made` (a class, or a return annotation) fits `hint`."""
     hint = _bare(hint)
-    kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    kind = typing.get_origin(hint) or hint
     if kind in _UNIONS:
-        return any(_instance_fits(result, part) for part in args)
-    if not isinstance(result, type) or _accepts_all(hint):
+        return any(_instance_fits(made, part) for part in typing.get_args(hint))
+    if not isinstance(made, type) or _accepts_all(hint) or _is_unchecked(kind):
         return True
-    if kind in _CALLABLES:  # unless the callable was to make just what is given: `@Agent()` for `@Agent`
-        made = args[-1] if args else None
-        is_product = isinstance(made, type) and made is not object and issubclass(result, made)
-        return any("__call__" in vars(base) for base in result.__mro__) and not is_product
-    return bool(_is_unchecked(kind) or issubclass(result, (int, float) if kind is float else kind))
+    return issubclass(made, (int, float) if kind is float else kind)
 
 
 def describe(hint: Any) -> str:
@@ -460,16 +444,16 @@ def _inside_quotes(value: str) -> Iterator[Any]:
 # --- missing values -------------------------------------------------------------------------------------
 
 
-def missing_required(table: Table, root: Node, files: Sequence[str]) -> list[str]:
+def missing_required(bindings: Sequence[Binding], root: Node, files: Sequence[str]) -> list[str]:
     """Parameters without a value in configurables that references lead to from the root."""
     texts = []
-    for node in reach(table, [root]).nodes.values():
+    for node in reach(bindings, [root]).nodes.values():
         target = node.configurable
-        bound = table.effective(node.scope, target.selector)
+        bound = {b.param: b for b in seen_by(bindings, node.scope, target.selector)}
         missing = [name for name in target.params if _lacks_value(node, name, bound.get(name))]
         if not missing or target.selector.startswith("gin."):
             continue
-        scoped = "/".join([*node.scope, target.name])
+        scoped = f"{node.scope}/{target.name}" if node.scope else target.name
         hints = {name: target.params[name].hint for name in missing}
         examples = [
             f"{scoped}.{name} = <{describe(hint) if hint is not Any else 'value'}>"
@@ -497,27 +481,32 @@ def _lacks_value(node: Node, name: str, bound: Binding | None) -> bool:
 # --- what nothing reads ---------------------------------------------------------------------------------
 
 
-def unread(bindings: Sequence[Binding]) -> tuple[list[str], list[Binding], list[Binding]]:
+def unread(bindings: Sequence[Binding], root: Node) -> tuple[list[str], list[Binding], list[Binding]]:
     """What gin has not read by now, when everything is built.
 
     What a reference or default leads to, from anything that was built, may be constructed later and is fine.
 
-    Returns: texts for what its own source should not have set; bindings whose readers a later source has
-    replaced; bindings of functions of the user's, which code may call while training.
+    Returns: texts for what its own source should not have set; bindings of sources that led, when they had
+    ended, to something that a later source has replaced; bindings of functions of the user's, which code may
+    call while training.
     """
-    table, read = Table(bindings), registry.was_read()
-    built = [Node(registry.find(name)[0], _parts_of(scope)) for scope, name in read]
-    later = reach(table, built)
-    excused = _excused(bindings, later)
+    read, final = registry.was_read(), reach(bindings, [root])
+    built = [Node(registry.find(selector)[0], scope) for scope, selector in read]
+    later = reach(bindings, built).seen
+    earlier = reach_by_source(bindings, root)
     problems: list[str] = []
     left_over, not_yet = [], []
-    for binding in table.remaining():
+    for binding in remaining(bindings):
         target = registry.find(binding.selector)[0]
-        calls = [params for call, params in read.items() if _sees(call, binding)]
+        calls = [
+            params
+            for (scope, selector), params in read.items()
+            if selector == binding.selector and is_seen_in(scope, binding)
+        ]
         is_given = bool(calls) and target.is_class
-        if any(binding.param in params for params in calls) or (id(binding) in later.seen and not is_given):
+        if any(binding.param in params for params in calls) or (binding.key in later and not is_given):
             continue
-        if id(binding) in excused:
+        if final.lacks_any_of(earlier[binding.source]):
             left_over.append(binding)
         elif is_given:
             problems.append(
@@ -533,12 +522,6 @@ def unread(bindings: Sequence[Binding]) -> tuple[list[str], list[Binding], list[
     return problems, left_over, not_yet
 
 
-def _sees(call: tuple[str, str], binding: Binding) -> bool:
-    """Whether a call (scope, selector) sees the binding."""
-    is_inside = not binding.scope or f"{call[0]}/".startswith(f"{binding.scope}/")
-    return call[1] == binding.selector and is_inside
-
-
 def _may_be_called_later(target: Configurable) -> bool:
     """Whether code may call it without a reference; the library itself calls no function of its own so."""
     is_own = (target.wrapped.__module__ or "").startswith("loxodon.")
@@ -552,42 +535,3 @@ def _mend_unused(binding: Binding) -> str:
     if binding.scope:
         return f"Fix: remove it, or refer to it as @{name} (with its scope)."
     return f"Fix: remove it, or choose it with @{name} where it belongs."
-
-
-def _excused(bindings: Sequence[Binding], final: Reach) -> frozenset[int]:
-    """Ids of the bindings whose source had ended when a later one replaced a part, or the use of a macro."""
-    ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
-    last = max(replacements(bindings, final), default=0)
-    return frozenset(id(b) for b in bindings if ends[b.source] <= last)
-
-
-def replacements(bindings: Sequence[Binding], final: Reach) -> list[int]:
-    """Numbers of the bindings that take a part or macro out of a value, earlier or default, for good."""
-    table, found = Table(), []
-    for number, binding in enumerate(bindings):
-        earlier = table.effective(_parts_of(binding.scope), binding.selector).get(binding.param)
-        param = registry.find(binding.selector)[0].params.get(binding.param)
-        if earlier is not None:
-            used = _uses(earlier.value, table)
-        else:
-            default = registry.find_object(param.default) if param is not None else None
-            used = {((), default.selector)} if default is not None else set()
-        if not used <= _uses(binding.value, table) | final.parts:
-            found.append(number)
-        table.add(binding)
-    return found
-
-
-def _uses(value: Any, table: Table) -> set[Part]:
-    """What a value refers to, macros included."""
-    found: set[Part] = set()
-    for thing, _ in _followed(value, table):
-        if isinstance(thing, Binding):
-            found.add(((thing.scope,), MACRO))
-        else:
-            found |= {(thing.scope, match.selector) for match in registry.find(thing.name)}
-    return found
-
-
-def _parts_of(scope: str) -> Scope:
-    return tuple(scope.split("/")) if scope else ()

@@ -14,7 +14,7 @@ from typing import Any
 import gin
 
 from . import checks, registry
-from .checks import Node, Table, shown
+from .checks import Node, shown
 from .reading import Binding, raise_if_any, read_source, with_references
 from .registry import MACRO, MISSING, Param
 
@@ -45,19 +45,32 @@ class LoadedConfig:
         It has the defaults of what references lead to. What they led to before a later source replaced a part
         is a comment.
         """
-        table = Table(self.bindings)
-        found = checks.reach(table, [self.root])
-        earlier = [Table(self.bindings[:end]) for end in checks.replacements(self.bindings, found)]
-        gone = {key for before in earlier for key in checks.reach(before, [self.root]).seen} - found.seen
-        kept = [b for b in table.remaining() if id(b) not in gone]
+        found = checks.reach(self.bindings, [self.root])
+        earlier = checks.reach_by_source(self.bindings, self.root).values()
+        gone = set().union(*(before.seen for before in earlier)) - found.seen
+        remaining = checks.remaining(self.bindings)
+        kept = [b for b in remaining if b.key not in gone]
         blocks = [
             list(dict.fromkeys(self.imports)),
             [_bound(b) for b in kept if b.selector == MACRO],
-            *(_block(node, table) for node in found.nodes.values()),
-            [_bound(b) for b in kept if b.selector != MACRO and id(b) not in found.seen],
-            [f"# unused: {shown(b)}" for b in table.remaining() if id(b) in gone],
+            *(self._block(node) for node in found.nodes.values()),
+            [_bound(b) for b in kept if b.selector != MACRO and b.key not in found.seen],
+            [f"# unused: {shown(b)}" for b in remaining if b.key in gone],
         ]
         return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+    def _block(self, node: Node) -> list[str]:
+        """All parameters of one configurable."""
+        target = node.configurable
+        scoped = f"{node.scope}/{target.name}" if node.scope else target.name
+        bound = {b.param: b for b in checks.seen_by(self.bindings, node.scope, target.selector)}
+        lines = []
+        for name, param in target.params.items():
+            if name in bound:
+                lines.append(_line(f"{scoped}.{name}", repr(bound[name].value), str(bound[name].origin)))
+            elif param.is_settable and param.default is not MISSING:
+                lines.append(_default_line(f"{scoped}.{name}", param))
+        return lines + [_bound(b) for name, b in bound.items() if name not in target.params]
 
     def redirect(self, param: str, value: Any) -> None:
         """Bind `param` anew for everything in gin that has a parameter of this name, in every scope."""
@@ -72,7 +85,7 @@ class LoadedConfig:
         Returns: what is unused without being a mistake, for the user; "" without any.
         Raises: ConfigError listing each binding that its own source should not have set.
         """
-        problems, left_over, not_yet = checks.unread(self.bindings)
+        problems, left_over, not_yet = checks.unread(self.bindings, self.root)
         raise_if_any(problems)
         notes = [f"{shown(b)} was not read yet; it counts if code calls it later." for b in not_yet]
         if num := len(left_over):
@@ -98,10 +111,10 @@ def load_config(
     source = read_source(configs, [(text, text) if isinstance(text, str) else text for text in overrides])
     unknown = checks.unknown_names(source.bindings)
     bindings = checks.resolved(source.bindings)
-    table, start = Table(bindings), Node(registry.find(root)[0], (), is_called=True)
-    missing = checks.missing_required(table, start, source.files)
+    start = Node(registry.find(root)[0], is_called=True)
+    missing = checks.missing_required(bindings, start, source.files)
     # a misspelt name is not also a missing value
-    raise_if_any([*unknown, *checks.wrong_types(bindings, table), *([] if unknown else missing)])
+    raise_if_any([*unknown, *checks.wrong_types(bindings), *([] if unknown else missing)])
     for b in bindings:
         value = with_references(b.value, lambda ref: gin.config.parse_value(repr(ref)))
         gin.bind_parameter((b.scope, b.selector, b.param), value)
@@ -111,20 +124,6 @@ def load_config(
 
 
 # --- as text --------------------------------------------------------------------------------------------
-
-
-def _block(node: Node, table: Table) -> list[str]:
-    """All parameters of one configurable."""
-    target = node.configurable
-    scoped = "/".join([*node.scope, target.name])
-    bound = table.effective(node.scope, target.selector)
-    lines = []
-    for name, param in target.params.items():
-        if name in bound:
-            lines.append(_line(f"{scoped}.{name}", repr(bound[name].value), str(bound[name].origin)))
-        elif param.is_settable and param.default is not MISSING:
-            lines.append(_default_line(f"{scoped}.{name}", param))
-    return lines + [_bound(b) for name, b in bound.items() if name not in target.params]
 
 
 def _bound(binding: Binding) -> str:
@@ -173,7 +172,7 @@ def _places(message: str, callers: Sequence[str], config: LoadedConfig) -> list[
     Without any: where parameters of the failing configurable are set, those that the message mentions if it
     does.
     """
-    remaining = Table(config.bindings).remaining()
+    remaining = checks.remaining(config.bindings)
     named = [(re.search(rf"{re.escape(checks.short_key(b))}\b", message), b) for b in remaining]
     in_full = [(match.start(), str(b.origin)) for match, b in named if match]
     if in_full:

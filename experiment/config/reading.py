@@ -93,12 +93,12 @@ class Reference:
     @property
     def name(self) -> str:
         """The name without its scopes."""
-        return self.scoped_name.rsplit("/", 1)[-1]
+        return self.scoped_name.rpartition("/")[2]
 
     @property
-    def scope(self) -> tuple[str, ...]:
-        """The scopes in front of the name, outermost first."""
-        return tuple(self.scoped_name.split("/")[:-1])
+    def scope(self) -> str:
+        """The scopes in front of the name, outermost first, such as `a/b`; "" without any."""
+        return self.scoped_name.rpartition("/")[0]
 
     def __repr__(self) -> str:
         return f"@{self.scoped_name}{'()' if self.is_called else ''}"
@@ -381,7 +381,6 @@ def _preset_meant(name: str) -> str:
 
 _WORDS = {"true": "True", "false": "False", "none": "None", "null": "None"}
 _BINDING = re.compile(r"\s*[A-Za-z_][\w./]*\s*=[^=]")
-_BARE = re.compile(r"[^\s\[\](){},#'\"@%]+")
 
 
 def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> str:
@@ -392,29 +391,25 @@ def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: s
         reason, (number, _) = str(error.args[0]), error.args[1]
     lines = text.splitlines() or [""]
     number = min(max(number, 1), len(lines))
-    line = lines[number - 1]
-    where = f"{file}:{number}: `{line.strip()}`"
+    line = lines[number - 1].strip()
+    where = f"{file}:{number}: `{line}`"
+    value = line.partition("=")[2].strip()
     at_end = "multi-line statement" in reason or "never closed" in reason
     if start := _unclosed_bracket(lines, len(lines) + 1 if at_end else number):
-        return (
-            f"{file}:{start}: `{lines[start - 1].strip()}` has a bracket that is never closed. Fix: close it."
-        )
-    left, equals, value = (part.strip() for part in line.partition("="))
-    ends_in_string = value[:1] in {"'", '"'} and value.count(value[0]) == 1
-    if ends_in_string or ("string literal" in reason and "unterminated" in reason):
+        where = f"{file}:{start}: `{lines[start - 1].strip()}`"
+        return f"{where} has a bracket that is never closed. Fix: close it."
+    if (value[:1] in {"'", '"'} and value.count(value[0]) == 1) or "unterminated" in reason:
         return f"{where} has a quote that is never closed. Fix: close it."
     if isinstance(error, IndentationError):
         return f"{where} is indented like no other line. Fix: align it with its neighbours."
-    if include := re.match(r"\s*include\s+([^'\"\s#]+)", line):
+    if include := re.match(r"include\s+([^'\"\s#]+)", line):
         return f"{where} names its file without quotes. Fix: write include '{include[1]}'."
-    if "Couldn't parse statement" in reason or (not equals and "token" not in reason):
+    if "Couldn't parse statement" in reason or ("=" not in line and "token" not in reason):
         return (
             f"{where} is no binding. Fix: write Name.param = value, a block `Name:` with "
             "indented lines, include 'file.gin' or import module."
         )
-    if not equals:
-        left, value = "", line.strip()
-    return f"{file}:{number}: {_value_problem(left, value, reason)}"
+    return f"{where}{_value_problem(value or line, reason)}"
 
 
 def _unclosed_bracket(lines: list[str], number: int) -> int:
@@ -431,30 +426,19 @@ def _unclosed_bracket(lines: list[str], number: int) -> int:
     return 0
 
 
-def _value_problem(left: str, value: str, reason: str) -> str:
-    """Text for a value (what follows `=`) that is no gin literal."""
+def _value_problem(value: str, reason: str) -> str:
+    """Text for a value (what follows `=`) that is no gin literal; it begins where the line was shown."""
     value = re.sub(r"\s+#.*$", "", value)
-    shown = f"{left} = {value}" if left else value
     failed = re.search(r"Failed to parse token '(.*)'", reason, re.DOTALL)
-    is_plain = value and not re.search(r"[\[\](){},'\"@%]", value.removesuffix("()"))  # words, a path, a date
-    target = value if is_plain else failed[1] if failed else _first_odd_word(value)
-    if not target:
-        return f"`{shown}` is not gin. Fix: write Name.param = value with a number, a quoted string or @Name."
-    mend = f"put quotes around it: {target.strip(chr(34) + chr(39))!r}"
+    is_plain = not re.search(r"[\[\](){},'\"@%]", value.removesuffix("()"))  # words, a path, a date
+    if not (is_plain or failed):
+        return " is not gin. Fix: write Name.param = value with a number, a quoted string or @Name."
+    target = value if is_plain or failed is None else failed[1]
+    mend = f"put quotes around it: {target!r}"
     if target.lower() in _WORDS:
         mend = f"write {_WORDS[target.lower()]}"
     elif value.startswith("="):
         mend = "write a single `=`"
-    elif re.match(r"[A-Za-z]+['\"]", value):
-        mend = "begin with the quote, without letters before it"
     elif target.removesuffix("()") in {known.name for known in all_known()}:
         mend = f"write @{target} to refer to the class"
-    return f"`{shown}`: {target} is no number, quoted string, True, False, None, @Name or %NAME. Fix: {mend}."
-
-
-def _first_odd_word(value: str) -> str:
-    """The first word in `value` that begins like a name or a path and is no keyword."""
-    for word in _BARE.findall(value):
-        if word not in {"True", "False", "None"} and not re.fullmatch(r"[-+]?[\d._eE+-]+", word):
-            return str(word)
-    return ""
+    return f": {target} is no number, quoted string, True, False, None, @Name or %NAME. Fix: {mend}."

@@ -62,32 +62,25 @@ class Configurable:
         return str(gin.config._REGISTRY.minimal_selector(self.selector))
 
     @cached_property
-    def function(self) -> Callable[..., Any]:
-        """The function that receives the parameters, without gin's wrapper."""
-        function: Callable[..., Any] = inspect.unwrap(_construction_function(self.wrapped))
-        return function
-
-    @cached_property
     def takes_any(self) -> bool:
         """True if it accepts arbitrary keywords, whose names cannot be checked."""
-        return any(p.kind is p.VAR_KEYWORD for p in _parameters(self.function))
+        return any(p.kind is p.VAR_KEYWORD for p in self._parameters())
 
     @cached_property
     def params(self) -> dict[str, Param]:
         """Named parameters in the order of the signature, without `self`."""
-        is_dataclass = self.is_class and dataclasses.is_dataclass(self.wrapped)
+        wrapped: Any = self.wrapped
+        is_dataclass = self.is_class and dataclasses.is_dataclass(wrapped)
         hints: dict[str, Any] = {}
-        if is_dataclass:
-            for base in reversed(typing.cast("type", self.wrapped).__mro__):
-                hints |= type_hints(base)  # an inherited field is annotated in its own module
-        hints |= type_hints(self.function)
+        for base in reversed(wrapped.__mro__) if is_dataclass else ():
+            hints |= _type_hints(base)  # an inherited field is annotated in its own module
+        hints |= _type_hints(wrapped.__init__ if self.is_class else wrapped)
         factories = {  # in place of the opaque marker that the signature shows
             field.name: field.default_factory
-            for field in (dataclasses.fields(self.wrapped) if is_dataclass else ())  # type: ignore[arg-type]
+            for field in (dataclasses.fields(wrapped) if is_dataclass else ())
             if field.default_factory is not dataclasses.MISSING
         }
         denied, allowed = self.entry.denylist or (), self.entry.allowlist
-        has_self = self.is_class or self.entry.is_method
         return {
             p.name: Param(
                 p.name,
@@ -96,41 +89,33 @@ class Configurable:
                 p.kind is p.KEYWORD_ONLY,
                 p.name not in denied and (not allowed or p.name in allowed),
             )
-            for p in _parameters(self.function)[has_self:]
+            for p in self._parameters()
             if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         }
 
     @cached_property
     def result_hint(self) -> Any:
         """What a call gives: the class itself, or a function's return annotation (Any if there is none)."""
-        return self.wrapped if self.is_class else type_hints(self.function).get("return", Any)
+        return self.wrapped if self.is_class else _type_hints(self.wrapped).get("return", Any)
+
+    def _parameters(self) -> list[inspect.Parameter]:
+        wrapped: Any = self.wrapped
+        if self.is_class and inspect.unwrap(wrapped.__init__) is object.__init__:
+            return []  # it takes nothing, whatever its signature says
+        try:
+            parameters = list(inspect.signature(wrapped).parameters.values())
+        except ValueError:  # some builtins have no signature
+            return []
+        return parameters[1:] if self.entry.is_method else parameters
 
 
-def _construction_function(wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    if not isinstance(wrapped, type):
-        return wrapped
-    for base in wrapped.__mro__:
-        for name in ("__init__", "__new__"):
-            if name in vars(base):
-                return typing.cast("Callable[..., Any]", getattr(base, name))
-    return wrapped
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    if function is object.__init__:
-        return []  # it takes nothing, whatever its signature says
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except ValueError:  # some builtins have no signature
-        return []
-
-
-def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _type_hints(thing: Callable[..., Any]) -> dict[str, Any]:
     """Resolved annotations of a function or class; those that name something unimportable are left out."""
     found = {}
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    names = getattr(function, "__globals__", getattr(module, "__dict__", {}))
-    for name, annotation in getattr(function, "__annotations__", {}).items():
+    thing = inspect.unwrap(thing)
+    module = sys.modules.get(getattr(thing, "__module__", ""))
+    names = getattr(thing, "__globals__", getattr(module, "__dict__", {}))
+    for name, annotation in getattr(thing, "__annotations__", {}).items():
         holder = types.SimpleNamespace(__annotations__={name: annotation})
         try:
             found[name] = typing.get_type_hints(holder, globalns=names)[name]
