@@ -58,12 +58,12 @@ class Uploads:
         if self.store is not None and attach is not None:
             attach(self.store)
         self._folder, self._run_name, self._facts = folder, run_name, facts
-        self._lock = threading.Lock()  # of the four below
-        self._waiting = {} if self.store is None else _left_over(folder)  # folders by artifact
-        self._active: Path | None = None
-        self._has_work = False
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # of what waits in the folder
+        self._active: Path | None = None  # the parcel that is being stored
+        self._thread: threading.Thread | None = None  # the newest; each begins when the one before has ended
         self._warned: set[tuple[type[Exception], str]] = set()
+        for half in folder.glob("*.tmp") if self.store is not None else ():  # of a process that was killed
+            shutil.rmtree(half, ignore_errors=True)
 
     def store_state(self, folder: Path, epoch: int) -> None:
         """Store a complete training state, after `epoch`; it may be deleted as soon as this returns."""
@@ -75,13 +75,13 @@ class Uploads:
 
     def close(self, is_urgent: bool = False) -> None:
         """Try once more what waits; is_urgent: for a few seconds at most."""
-        with self._lock:
-            if self._waiting:
-                self._wake()
-            thread = self._thread
-        if thread is not None:
-            thread.join(_HURRY_S if is_urgent else None)
-        if left := len(self._waiting):
+        if self.store is None:
+            return
+        if self._waiting():
+            self._store_waiting()
+        if self._thread is not None:
+            self._thread.join(_HURRY_S if is_urgent else None)
+        if left := len(self._waiting()):
             logger.warning(
                 "%d artifact(s) could not be stored in %r yet. They wait in %s, and the next process of this "
                 "run tries again.",
@@ -97,20 +97,15 @@ class Uploads:
         metadata = {"what": what, "run": self._run_name, **self._facts(), **facts}
         note = {"name": name, "metadata": metadata, "aliases": [alias]}
         try:
-            parcel = self._pack(note, source, CONTENT[what])
-            with self._lock:
-                older = self._waiting.get(name)
-                self._waiting[name] = parcel
-                if older is not None and older != self._active:
-                    shutil.rmtree(older, ignore_errors=True)
+            self._pack(note, source, CONTENT[what])
+            self._waiting()
             self.store.prepare()
         except Exception as error:  # whatever a store raises must not end the training; it is reported
             self._warn(name, error)
-            return
-        with self._lock:
-            self._wake()
+        else:
+            self._store_waiting()
 
-    def _pack(self, note: Mapping[str, Any], source: Path, content: str) -> Path:
+    def _pack(self, note: Mapping[str, Any], source: Path, content: str) -> None:
         """Link the files into a folder, which appears when it is complete."""
         final = self._folder / f"{time.time_ns():020d}"
         temp = final.with_suffix(".tmp")
@@ -127,52 +122,51 @@ class Uploads:
         except BaseException:
             shutil.rmtree(temp, ignore_errors=True)
             raise
-        return final
 
-    def _wake(self) -> None:
-        """Let a thread try everything that waits; called holding the lock.
+    def _waiting(self) -> dict[str, Path]:
+        """The newest parcel of each artifact, oldest first; others and what is no parcel are removed."""
+        found: dict[str, Path] = {}
+        with self._lock:
+            for path in sorted(self._folder.glob("[0-9]*"), reverse=True):
+                if path.suffix:  # it is being packed
+                    continue
+                try:
+                    name = _note(path)["name"]
+                except (OSError, ValueError, KeyError, TypeError):
+                    name = None
+                if name is not None and name not in found:
+                    found[name] = path
+                elif path != self._active:
+                    shutil.rmtree(path, ignore_errors=True)
+        return dict(reversed(found.items()))
+
+    def _store_waiting(self) -> None:
+        """Let a thread try everything that waits, after the one that may be at it.
 
         It is a daemon, for which the end of the process does not wait as it would for that of an executor.
         """
-        self._has_work = True
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
-            self._thread.start()
+        arguments = {"name": "artifacts", "daemon": True, "args": (self._thread,)}
+        self._thread = threading.Thread(target=self._run, **arguments)
+        self._thread.start()
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._has_work:
-                    self._thread = None
-                    return
-                self._has_work = False
-                waiting = list(self._waiting.items())
-            for name, parcel in waiting:
-                self._try(name, parcel)
-
-    def _try(self, name: str, parcel: Path) -> None:
-        """Store one parcel, unless a newer one has taken its place meanwhile."""
+    def _run(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
         assert self.store is not None
-        with self._lock:
-            if self._waiting[name] != parcel:
-                return
-            self._active = parcel
-        try:
-            note = _note(parcel)
-            self.store.put(name, parcel / _FILES, metadata=note["metadata"], aliases=note["aliases"])
-        except Exception as error:  # whatever a store raises must not end the training; it is reported
-            self._warn(name, error)
-            is_done = False
-        else:
-            self._warned.clear()
-            is_done = True
-        with self._lock:
-            self._active = None
-            is_newest = self._waiting[name] == parcel
-            if is_done and is_newest:
-                del self._waiting[name]
-            if is_done or not is_newest:
+        for name, parcel in self._waiting().items():
+            with self._lock:
+                if not parcel.exists():  # a newer one has taken its place
+                    continue
+                self._active = parcel
+            try:
+                note = _note(parcel)
+                self.store.put(name, parcel / _FILES, metadata=note["metadata"], aliases=note["aliases"])
+            except Exception as error:  # whatever a store raises must not end the training; it is reported
+                self._warn(name, error)
+            else:
+                self._warned.clear()
                 shutil.rmtree(parcel, ignore_errors=True)
+            self._active = None
 
     def _warn(self, name: str, error: Exception) -> None:
         kind = (type(error), name)
@@ -186,21 +180,6 @@ class Uploads:
                 type(error).__name__,
                 error,
             )
-
-
-def _left_over(folder: Path) -> dict[str, Path]:
-    """What an earlier process left, the newest of each name; older ones and halves of parcels are removed."""
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
-        try:
-            name = "" if path.suffix else _note(path)["name"]
-        except (OSError, ValueError, KeyError, TypeError):  # the process was killed while it packed this
-            name = ""
-        if name and name not in found:
-            found[name] = path
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-    return found
 
 
 def _note(parcel: Path) -> dict[str, Any]:
