@@ -116,8 +116,7 @@ class WallClockLimit(Callback):
     """
 
     def __init__(self, seconds: float | None = None) -> None:
-        if seconds is not None:
-            check_number("WallClockLimit.seconds", seconds, "None or a number above 0", 1e-300, whole=False)
+        check_number("WallClockLimit.seconds", seconds, above=0, optional=True)
         self.seconds = seconds
 
     def on_epoch_end(self, run: Run, epoch: int) -> None:
@@ -138,7 +137,7 @@ class FinalTest(Callback):
     """
 
     def __init__(self, timesteps: int = 0, make_env: Any = None) -> None:
-        check_number("FinalTest.timesteps", timesteps, "a whole number of at least 0", 0, whole=True)
+        check_number("FinalTest.timesteps", timesteps, lowest=0, whole=True)
         self.timesteps, self.make_env = timesteps, make_env
 
     def on_model_init_end(self, run: Run) -> None:
@@ -181,8 +180,7 @@ class ProfileEpoch(Callback):
     """
 
     def __init__(self, epoch: int | None = None) -> None:
-        if epoch is not None:
-            check_number("ProfileEpoch.epoch", epoch, "None or a whole number of at least 0", 0, whole=True)
+        check_number("ProfileEpoch.epoch", epoch, lowest=0, whole=True, optional=True)
         self.epoch = epoch
         self._profile: Any = None
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
-def check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:
-    """Raise for a setting that is no number, or below `lowest`; allowed: what it must be, in words."""
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    lowest: float = -math.inf,
+    above: float = -math.inf,
+    whole: bool = False,
+    optional: bool = False,
+) -> None:
+    """Raise TypeError for a setting that is no number, ValueError for one below `lowest` or not `above`.
+
+    optional: None is fine too.
+    """
+    if optional and value is None:
+        return
+    allowed = f"{'None or ' if optional else ''}a {'whole ' if whole else ''}number"
+    if lowest > -math.inf:
+        allowed += f" of at least {lowest}"
+    if above > -math.inf:
+        allowed += f" above {above}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (whole and value != int(value)):
         raise TypeError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")
-    if value < lowest:
+    if value < lowest or value <= above:
         raise ValueError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")

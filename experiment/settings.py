@@ -169,7 +169,7 @@ _CHOICES = {
     "save_trajs_as": ("npz", "npz-compressed", "traj"),
     "padded_sampling": ("none", "left", "right", "both"),
 }
-_LOWEST = {
+_COUNTS = {  # whole numbers, and the lowest
     "max_seq_len": 1,
     "parallel_actors": 1,
     "batch_size": 1,
@@ -184,13 +184,23 @@ _LOWEST = {
     "dloader_workers": 0,
     "lr_warmup_steps": 0,
 }
-_POSITIVE = ("learning_rate", "traj_save_len")
-_PERIODS = (
-    "val_interval",
-    "ckpt_interval",
-    "force_reset_train_envs_every",
-    "torch_threads",
-)
+_OPTIONAL_COUNTS = {
+    "val_interval": 1,
+    "ckpt_interval": 1,
+    "force_reset_train_envs_every": 1,
+    "torch_threads": 1,
+    "seed": 0,
+}
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "learning_rate": {"above": 0},
+    "traj_save_len": {"above": 0},
+    "replay_ratio": {"above": 0, "optional": True},
+    "l2_coeff": {"lowest": 0},
+    "critic_loss_weight": {"lowest": 0},
+    "grad_clip": {},
+    **{name: {"lowest": lowest, "whole": True} for name, lowest in _COUNTS.items()},
+    **{name: {"lowest": low, "whole": True, "optional": True} for name, low in _OPTIONAL_COUNTS.items()},
+}
 _HOOKS = {  # how they are called, as in AMAGO
     "compute_loss": ("batch", "log_step="),
     "train_step": ("batch", "log_step="),
@@ -220,21 +230,8 @@ def check_settings(settings: Settings) -> None:
     """Raise ValueError or TypeError for the first setting that cannot work."""
     for name, allowed in _CHOICES.items():
         check_choice(f"Experiment.{name}", getattr(settings, name), allowed)
-    for name, lowest in _LOWEST.items():
-        _check_number(
-            name, getattr(settings, name), f"a whole number of at least {lowest}", lowest, whole=True
-        )
-    for name in _POSITIVE:
-        _check_number(name, getattr(settings, name), "a number above 0", 1e-300, whole=False)
-    _check_number("grad_clip", settings.grad_clip, "a number, 0 for no clipping", -math.inf, whole=False)
-    for name in ("l2_coeff", "critic_loss_weight"):
-        _check_number(name, getattr(settings, name), "a number of at least 0", 0, whole=False)
-    for name in _PERIODS:
-        value = getattr(settings, name)
-        if value is not None:
-            _check_number(name, value, "None or a whole number of at least 1", 1, whole=True)
-    _check_ratio(settings)
-    _check_lifecycle(settings)
+    for name, limits in _NUMBERS.items():
+        check_number(f"Experiment.{name}", getattr(settings, name), **limits)
     if settings.traj_save_len < settings.max_seq_len:
         raise ValueError(
             f"Experiment.traj_save_len is {settings.traj_save_len:g}, shorter than max_seq_len = "
@@ -247,30 +244,6 @@ def check_settings(settings: Settings) -> None:
             "without '/', ':' and control characters, that does not begin with '.' or '-'. Fix: set "
             "Experiment.run_name = 'my-run' (--run-name my-run)."
         )
-    _check_beginning(settings)
-
-
-def _check_beginning(settings: Settings) -> None:
-    found = settings.restore_from
-    if found is not None and not (isinstance(found, str) and found):
-        raise TypeError(
-            f"Experiment.restore_from is {found!r}, but must be None or a text. Fix: set it to 'latest', "
-            "'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
-        )
-
-
-def _check_ratio(settings: Settings) -> None:
-    if (ratio := settings.replay_ratio) is not None:
-        _check_number("replay_ratio", ratio, "None or a number above 0", 1e-300, whole=False)
-
-
-def _check_lifecycle(settings: Settings) -> None:
-    if (seed := settings.seed) is not None:
-        _check_number("seed", seed, "None or a whole number of at least 0", 0, whole=True)
-
-
-def _check_number(name: str, value: Any, allowed: str, lowest: float, *, whole: bool) -> None:
-    check_number(f"Experiment.{name}", value, allowed, lowest, whole=whole)
 
 
 # ---- a test run: one of everything in seconds, away from the real run's folder and data ----

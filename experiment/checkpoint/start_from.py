@@ -57,8 +57,13 @@ def fetched(
 
     Yields: a training state (a folder) or weights (a file), and the run it belongs to if that is known.
 
-    Raises: FileNotFoundError, listing what exists.
+    Raises: FileNotFoundError, listing what exists; TypeError for a reference that is no text.
     """
+    if not (isinstance(reference, str) and reference):
+        raise TypeError(
+            f"{name} is {reference!r}, but must be None or a text. Fix: set it to 'latest', "
+            "'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
+        )
     folder = ckpts / "restored"
     where: list[Any] = [None, None]
     if accelerator.is_main_process:
@@ -125,16 +130,9 @@ class WarmStart(Callback):
 
     Args:
         source: a path or an artifact, as in Experiment.restore_from; None for nothing.
-
-    Raises: TypeError for another source.
     """
 
     def __init__(self, source: str | None = None) -> None:
-        if source is not None and not (isinstance(source, str) and source):
-            raise TypeError(
-                f"WarmStart.source is {source!r}, but must be None or a text. Fix: set it to "
-                "'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
-            )
         self.source = source
 
     def on_model_init_start(self, run: Run) -> None:

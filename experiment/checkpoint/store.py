@@ -119,13 +119,9 @@ class CheckpointManager:
         every_minutes: float | None = 5.0,
         exact_resume: bool = False,
     ) -> None:
-        for name, value in (("keep", keep), ("keep_every", keep_every)):
-            if value is not None:
-                allowed = "None or a whole number of at least 1"
-                check_number(f"CheckpointManager.{name}", value, allowed, 1, whole=True)
-        if every_minutes is not None:
-            allowed = "None or a number above 0"
-            check_number("CheckpointManager.every_minutes", every_minutes, allowed, 1e-300, whole=False)
+        check_number("CheckpointManager.keep", keep, lowest=1, whole=True, optional=True)
+        check_number("CheckpointManager.keep_every", keep_every, lowest=1, whole=True, optional=True)
+        check_number("CheckpointManager.every_minutes", every_minutes, above=0, optional=True)
         self.keep, self.keep_every = keep, keep_every
         self.every_minutes, self.exact_resume = every_minutes, exact_resume
         if on_mismatch not in ("error", "warn"):
