@@ -30,7 +30,7 @@ from ..envs import ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHi
 from .artifacts import RunAccess
 from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
-from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_policy
+from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_info, read_policy
 from .checkpoint.record import RunRecord, check_checkpoint, check_policy, known_bindings, record_run
 from .checkpoint.spaces import EnvSpaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
@@ -417,7 +417,7 @@ class Experiment(Settings):
             facts=lambda: self.record.header(),  # noqa: PLW0108 - it is made after this
         )
         self.checkpoints.make_folders(clean=self.ctx.role.learns)
-        self.latest = WatchedFile(self.checkpoints.latest_path, self.checkpoints.policy_info)
+        self.latest = WatchedFile(self.checkpoints.latest_path, read_info)
 
     def init_logger(self) -> None:
         """Prepare metric files; nothing is written before there is something to log."""

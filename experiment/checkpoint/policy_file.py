@@ -162,40 +162,18 @@ def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
 # ---- taking over what fits ----
 
 
-@dataclass(frozen=True)
-class Handover:
-    """Names of tensors: taken over, left as they were, left over in the source, of another shape."""
-
-    loaded: list[str]
-    left: list[str]
-    unused: list[str]
-    other_shape: list[str]
-
-    def __str__(self) -> str:
-        """One line, by modules."""
-        total = len(self.loaded) + len(self.left)
-        text = f"{len(self.loaded)} of {total} tensors: {_by_module(self.loaded) or 'none'}"
-        if self.left:
-            text += f"; not loaded, as before: {_by_module(self.left)}"
-        if self.other_shape:
-            text += f"; of another shape: {_some(self.other_shape)}"
-        if self.unused:
-            text += f"; there, but not used: {_by_module(self.unused)}"
-        return text
-
-
-def load_what_fits(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> Handover:
-    """Copy the tensors whose names and shapes fit into the model.
+def load_what_fits(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> str:
+    """Copy the tensors whose names and shapes fit into the model; returns a line on which did and which not.
 
     source: where they are from, for the error.
 
     Raises: ValueError naming both sets if nothing fits.
     """
     own = model.state_dict()
-    fits = {name for name in own.keys() & weights.keys() if own[name].shape == weights[name].shape}
-    other = sorted((own.keys() & weights.keys()) - fits)
+    shared = own.keys() & weights.keys()
+    fits = {name for name in shared if own[name].shape == weights[name].shape}
     if not fits:
-        shapes = f" The shapes of {_some(other)} differ." if other else ""
+        shapes = f" The shapes of {_some(sorted(shared))} differ." if shared else ""
         raise ValueError(
             f"No tensor of {source} fits this agent: there are {_by_module(weights)}, and the agent has "
             f"{_by_module(own)}.{shapes} Fix: use the encoders and sizes that it was trained with."
@@ -203,7 +181,14 @@ def load_what_fits(model: nn.Module, weights: Mapping[str, Tensor], source: str)
     with torch.no_grad():
         for name in fits:
             own[name].copy_(weights[name])
-    return Handover(sorted(fits), sorted(own.keys() - fits), sorted(weights.keys() - fits), other)
+    parts = [f"{len(fits)} of {len(own)} tensors: {_by_module(sorted(fits))}"]
+    if left := sorted(own.keys() - fits):
+        parts.append(f"not loaded, as before: {_by_module(left)}")
+    if other := sorted(shared - fits):
+        parts.append(f"of another shape: {_some(other)}")
+    if unused := sorted(weights.keys() - fits):
+        parts.append(f"there, but not used: {_by_module(unused)}")
+    return "; ".join(parts)
 
 
 def _by_module(names: Iterable[str]) -> str:

@@ -164,13 +164,12 @@ def _major(version: str) -> list[str]:
 
 
 def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    found = []
-    for name in _COMPARED:
-        old = saved["packages"].get(name) if name in saved["packages"] else saved.get(name)
-        new = own["packages"].get(name) if name in own["packages"] else own.get(name)
-        if old != new:
-            found.append(visible(f"{name} {old} (here {new})"))
-    return found
+    old, new = ({**record["packages"], "python": record.get("python")} for record in (saved, own))
+    return [
+        visible(f"{name} {old.get(name)} (here {new.get(name)})")
+        for name in _COMPARED
+        if old.get(name) != new.get(name)
+    ]
 
 
 def config_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

@@ -13,13 +13,12 @@ from typing import Any
 import gin
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from torch import nn
 
 from ..artifacts.stores import CONTENT, POLICY, STATE, ArtifactStore, find_artifact
 from ..callbacks import Callback
 from ..contracts import Run
-from .policy_file import Handover, load_what_fits, read_policy
-from .spaces import EnvSpaces, check_spaces
+from .policy_file import load_what_fits, read_policy
+from .spaces import check_spaces
 from .store import MARKER, TrainingState
 
 logger = logging.getLogger("loxodon")
@@ -151,22 +150,15 @@ class WarmStart(Callback):
         """
         if self.source is None or not run.begins_anew or run.ctx.role.is_actor or run.test_run:
             return
-        with run.fetched(self.source, "WarmStart.source") as (path, _):
-            logger.info("Warm start from %s: %s.", self.source, warm_start(run.policy, path, run.env_spaces))
-
-
-def warm_start(model: nn.Module, path: Path, spaces: EnvSpaces) -> Handover:
-    """Take over those weights that fit; they lie in a policy file or in the folder of a training state.
-
-    Raises: ValueError if they are of another environment than `spaces`, or nothing fits.
-    """
-    path = path / "model.safetensors" if path.is_dir() else path
-    info, weights = read_policy(path)
-    check_spaces(
-        info.env_spaces(),
-        spaces,
-        claim=f"WarmStart.source: {path} is of another environment",
-        where="the file",
-        mend="name a policy of an environment with these spaces.",
-    )
-    return load_what_fits(model, weights, str(path))
+        with run.fetched(self.source, "WarmStart.source") as (found, _):
+            path = found / "model.safetensors" if found.is_dir() else found
+            info, weights = read_policy(path)
+            check_spaces(
+                info.env_spaces(),
+                run.env_spaces,
+                claim=f"WarmStart.source: {path} is of another environment",
+                where="the file",
+                mend="name a policy of an environment with these spaces.",
+            )
+            line = load_what_fits(run.policy, weights, str(path))
+        logger.info("Warm start from %s: %s.", self.source, line)

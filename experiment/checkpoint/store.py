@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from ...data.errors import FormatError, visible
 from ..files import fsync, write_text
 from ..numbers import check_number
-from .policy_file import PolicyInfo, plain_tensors, policy_header, read_info, write_policy
+from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
 FORMAT_VERSION = 4  # of training states
 MARKER = "COMPLETE"
@@ -297,7 +297,15 @@ class CheckpointManager:
         Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged, of
             another format, or the number of processes differs.
         """
-        self._require_intact(folder)
+        complete = f"Complete ones are of epochs {self.complete_epochs()}"
+        if not (folder / MARKER).is_file():
+            found = "is incomplete" if folder.exists() else "does not exist"
+            raise FileNotFoundError(f"The checkpoint {folder} {found}. {complete}. Fix: choose one of these.")
+        if (problem := damage(folder)) is not None:
+            raise ValueError(
+                f"The checkpoint {folder} is damaged: {problem}. {complete}. Fix: choose another, or none to "
+                "take the newest that is intact."
+            )
         metadata = about(folder)
         if (version := metadata.get("format_version")) != FORMAT_VERSION:
             if version is None:  # the number was elsewhere
@@ -315,20 +323,6 @@ class CheckpointManager:
                 f"Fix: launch {saved} process(es), or load the weights only (resume_training_state=False)."
             )
         return TrainingState(read_values(folder / _SHARED), read_values(own), metadata)
-
-    def _require_intact(self, folder: Path) -> None:
-        if not (folder / MARKER).is_file():
-            found = "is incomplete" if folder.exists() else "does not exist"
-            raise FileNotFoundError(
-                f"The checkpoint {folder} {found}. Complete ones are of epochs {self.complete_epochs()}. "
-                "Fix: choose one of these."
-            )
-        problem = damage(folder)
-        if problem is not None:
-            raise ValueError(
-                f"The checkpoint {folder} is damaged: {problem}. Complete ones are of epochs "
-                f"{self.complete_epochs()}. Fix: choose another, or none to take the newest that is intact."
-            )
 
     @contextlib.contextmanager
     def _saving(self, epoch: int) -> Iterator[Path]:
@@ -364,10 +358,6 @@ class CheckpointManager:
     def save_policy(self, path: Path, model: nn.Module, info: PolicyInfo) -> None:
         """Replace a weights file atomically. Raises: OSError if it cannot be written."""
         write_policy(path, plain_tensors(model), policy_header(info, self.facts()))
-
-    def policy_info(self, path: Path) -> PolicyInfo | None:
-        """Header of a policy file, or None when there is no file."""
-        return read_info(path)
 
     def write_record(self, config: str, requested: str, facts: Mapping[str, Any]) -> None:
         """Write `config.txt`, `config_requested.txt`, and `versions.json` with facts and the run's id."""

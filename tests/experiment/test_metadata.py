@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint import record
-from loxodon.experiment.checkpoint.policy_file import plain_tensors, read_policy
+from loxodon.experiment.checkpoint.policy_file import plain_tensors, read_info, read_policy
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 
 from .fakes import CountingEnv, make_experiment, run
@@ -209,7 +209,7 @@ def test_files_without_a_header_are_loaded_as_before(tmp_path: Path) -> None:
     assert (info.version, info.epoch, info.format, info.published_s) == (3, 1, None, None)
     publish(exp, {"version": "three"})
     with pytest.raises(ValueError, match=r"not a readable safetensors file.*Fix:"):
-        exp.checkpoints.policy_info(exp.checkpoints.latest_path)
+        read_info(exp.checkpoints.latest_path)
 
 
 def publish(exp: Experiment, header: dict[str, str]) -> None:

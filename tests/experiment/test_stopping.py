@@ -16,6 +16,7 @@ import pytest
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.checkpoint.store import read_values
 
 from .fakes import CountingEnv, make_experiment, run
@@ -141,12 +142,12 @@ def test_a_final_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) 
     exp.evaluator.evaluate = asked_meanwhile  # type: ignore[method-assign]
     with pytest.raises(SystemExit):
         exp.learn()
-    info = exp.checkpoints.policy_info(exp.checkpoints.latest_path)
+    info = read_info(exp.checkpoints.latest_path)
     assert info is not None
     assert not info.is_final
     assert not any("val/return" in record for record in metrics(exp.run_dir))
     again = run(make_experiment(tmp_path, epochs=2, val_interval=None), lambda e: e.load_checkpoint())
-    info = again.checkpoints.policy_info(again.checkpoints.latest_path)
+    info = read_info(again.checkpoints.latest_path)
     assert info is not None
     assert info.is_final
     assert "val/return" in again.last_val_metrics

@@ -17,6 +17,7 @@ from loxodon.agents import ConstantSchedule, PPOAgent
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Callback, EvaluateAfterLoad, Experiment, load_policy
+from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.cli import main
 from loxodon.experiment.ppo import KLAdaptiveLR
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
@@ -203,7 +204,7 @@ def test_the_best_evaluation_keeps_its_policy(tmp_path: Path, setting: str, scor
     gin.parse_config(setting)
     exp = learned(judged(tmp_path, [1.0, 5.0, 2.0]))
     assert exp.best_score == score
-    best = exp.checkpoints.policy_info(exp.checkpoints.best_path)
+    best = read_info(exp.checkpoints.best_path)
     assert best.epoch == epoch
 
 
