@@ -7,7 +7,7 @@ import functools
 import importlib
 import sys
 import tokenize
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ from ...agents import BaseAgent
 from ...envs import ActionCode, ActionMap, ObsLayout, is_text
 from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
-from ..config.reading import Macro, Reference, parse_statements, references_in
+from ..config.reading import Reference, parse_statements, references_in, without_macros
 from ..config.registry import preserved_config
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .record import version_of
@@ -294,20 +294,15 @@ def _bind(info: PolicyInfo, trust: Sequence[str]) -> dict[str, Any]:
         for field, base in _BASES.items()
         if isinstance(names, dict) and isinstance(names.get(field), str)
     }
-    bindings = _read_gin(info.gin or "", trust)
-    kept = _kept(bindings, trust)
+    values = _read_gin(info.gin or "", trust)
+    lines = [f"{key} = {value!r}" for key, value in values.items() if _is_kept(key, value, trust)]
+    gin.parse_config("\n".join(lines))
     for field, base in _BASES.items():
-        value: Any = Macro(f"Experiment.{field}")
-        for _ in range(len(bindings) + 1):  # no further, as macros may form a circle
-            if isinstance(value, Macro):
-                value = bindings[value.name].value if value.name in bindings else None
+        value = values.get(f"Experiment.{field}")
         found = registry.find(value.name) if isinstance(value, Reference) and not value.is_called else []
         if len(found) == 1:
             check_base(found[0].wrapped, base)
-            kept[f"Experiment.{field}"] = value
-    gin.parse_config("\n".join(f"{key} = {value!r}" for key, value in kept.items()))
-    bound = gin.get_bindings("Experiment", resolve_references=False)
-    types |= {field: bound[field].scoped_configurable_fn for field in _BASES if field in bound}
+            types[field] = gin.config.parse_value(repr(value)).scoped_configurable_fn
     if missing := _BASES.keys() - types.keys():
         raise ValueError(
             f"its {min(missing)} has no name to find it by. Fix: define it at the top of a module, not in a "
@@ -316,52 +311,46 @@ def _bind(info: PolicyInfo, trust: Sequence[str]) -> dict[str, Any]:
     return types
 
 
-def _read_gin(text: str, trust: Sequence[str]) -> dict[str, BindingStatement]:
-    """Bindings and macros of a gin text by their left sides. Of its imports, those in `trust` are done."""
+def _read_gin(text: str, trust: Sequence[str]) -> dict[str, Any]:
+    """Values of a gin text by their left sides, without macros. Of its imports, those in `trust` are done."""
     try:
         statements = parse_statements(text)
     except (SyntaxError, tokenize.TokenError) as error:
         raise ValueError(
             f"its gin configuration cannot be read ({error}). Fix: use a file that Loxodon wrote."
         ) from error
-    bindings = {}
+    values, macros = {}, {}
     for one in statements:
         if isinstance(one, ImportStatement) and is_trusted(one.module, trust):
             with contextlib.suppress(ImportError):  # environments, for one, need not be installed here
                 importlib.import_module(one.module)
         elif isinstance(one, BindingStatement):
-            scope, param = f"{one.scope}/" * bool(one.scope), f".{one.arg_name}" * bool(one.arg_name)
-            bindings[scope + one.selector + param] = one
-    return bindings
+            scoped = f"{one.scope}/{one.selector}" if one.scope else one.selector
+            if one.arg_name:
+                values[f"{scoped}.{one.arg_name}"] = one.value
+            else:
+                macros[scoped] = one.value
+    return {key: without_macros(value, macros) for key, value in values.items()}
 
 
-def _kept(bindings: Mapping[str, BindingStatement], trust: Sequence[str]) -> dict[str, Any]:
-    """Values, by key, of what agents and networks are given, and of the macros in these.
+def _is_kept(key: str, value: Any, trust: Sequence[str]) -> bool:
+    """Whether a binding is one of what agents and networks are given.
 
-    Raises: ValueError if such a value refers to something else.
+    Raises: ValueError if it is, and refers to something else.
     """
-    kept: dict[str, Any] = {}
-    keys = [
-        key
-        for key, one in bindings.items()
-        if one.arg_name and any(_is_part(found, trust) for found in registry.find(one.selector))
-    ]
-    while keys:
-        key = keys.pop()
-        kept[key] = bindings[key].value
-        for named in references_in(kept[key]):
-            if isinstance(named, Macro):
-                keys += [named.name] * (named.name in bindings and named.name not in kept)
-                continue
-            for found in registry.find(named.name):
-                if not _is_part(found, trust):
-                    module = found.wrapped.__module__
-                    raise ValueError(
-                        f"{key} names {named!r} of the module {module!r}, but a policy file may only name "
-                        "networks and what loxodon.agents and loxodon.nets define. Fix: if you trust that "
-                        f"with arguments of this file's choice, load_policy(..., trust=({module!r},))."
-                    )
-    return kept
+    selector = key.rpartition("/")[2].rpartition(".")[0]
+    if not any(_is_part(found, trust) for found in registry.find(selector)):
+        return False
+    for named in references_in(value):
+        for found in registry.find(named.name) if isinstance(named, Reference) else ():
+            if not _is_part(found, trust):
+                module = found.wrapped.__module__
+                raise ValueError(
+                    f"{key} names {named!r} of the module {module!r}, but a policy file may only name "
+                    "networks and what loxodon.agents and loxodon.nets define. Fix: if you trust that "
+                    f"with arguments of this file's choice, load_policy(..., trust=({module!r},))."
+                )
+    return True
 
 
 def _is_part(found: registry.Configurable, trust: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ import collections.abc
 import dataclasses
 import os
 import re
+import tokenize
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,16 @@ from typing import Any
 import gin
 
 from . import registry
-from .reading import COMMAND_LINE, Binding, Macro, Reference, did_you_mean, references_in, with_references
+from .reading import (
+    COMMAND_LINE,
+    Binding,
+    Macro,
+    Reference,
+    did_you_mean,
+    parse_statements,
+    references_in,
+    without_macros,
+)
 from .registry import MACRO, MISSING, Configurable
 
 MOVED: dict[str, str] = {
@@ -259,12 +269,12 @@ _ITEM_HOLDERS: dict[Any, Any] = {
 
 def wrong_types(bindings: Sequence[Binding]) -> list[str]:
     """Bindings whose value does not fit the parameter's annotation."""
-    found, macros = [], macros_of(bindings)
+    found, macros = [], {name: b.value for name, b in macros_of(bindings).items()}
     for binding in bindings:
         param = registry.find(binding.selector)[0].params.get(binding.param)
         if param is None or binding.selector == MACRO:
             continue
-        value, hint = _without_macros(binding.value, macros), param.hint
+        value, hint = without_macros(binding.value, macros), param.hint
         if fits(value, hint) or (value is None and param.default is None):
             continue
         advice = mend(value, hint)
@@ -276,17 +286,6 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
             f"{shown(binding)} is {_kind_of(value)}, but {describe(hint)} is allowed.{near} Fix: {advice}."
         )
     return found
-
-
-def _without_macros(value: Any, macros: Mapping[str, Binding], inside: tuple[str, ...] = ()) -> Any:
-    """The value with every macro that the config defines replaced by what it stands for."""
-
-    def meant(ref: Reference | Macro) -> Any:
-        if isinstance(ref, Reference) or ref.name not in macros or ref.name in inside:
-            return ref
-        return _without_macros(macros[ref.name].value, macros, (*inside, ref.name))
-
-    return with_references(value, meant)
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -426,19 +425,15 @@ def _respelled(value: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _inside_quotes(value: str) -> Iterator[Any]:
-    """What a text would be without its quotes: a word of Python's, a number, a reference."""
-    words: dict[str, Any] = {"true": True, "false": False, "none": None}
-    if value.lower() in words:
-        yield words[value.lower()]
-    for number in (int, float):
+    """What gin would read without the quotes, or with an `@` in their place."""
+    for text in (value, value.capitalize(), f"@{value}", f"@{value}()"):
         try:
-            yield number(value)
-        except ValueError:
+            (statement,) = parse_statements(f"x = {text}")
+        except (SyntaxError, tokenize.TokenError, ValueError):
             continue
-    name = value.removeprefix("@").removesuffix("()")
-    if name in {known.name for known in registry.all_known()}:
-        is_called = value.endswith("()")
-        yield from (Reference(name, is_called), Reference(name, not is_called))
+        inner = statement.value
+        if not isinstance(inner, Reference) or len(registry.find(inner.name)) == 1:
+            yield inner
 
 
 # --- missing values -------------------------------------------------------------------------------------

@@ -157,6 +157,17 @@ def with_references(value: Any, change: Callable[[Reference | Macro], Any]) -> A
     return value
 
 
+def without_macros(value: Any, macros: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Any:
+    """The value with every macro of `macros` (values by names) replaced by what it stands for."""
+
+    def meant(ref: Reference | Macro) -> Any:
+        if isinstance(ref, Reference) or ref.name not in macros or ref.name in inside:
+            return ref
+        return without_macros(macros[ref.name], macros, (*inside, ref.name))
+
+    return with_references(value, meant)
+
+
 class _Delegate(config_parser.ParserDelegate):  # type: ignore[misc]  # gin ships no types
     """Keeps references and macros as they were written."""
 

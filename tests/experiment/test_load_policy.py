@@ -452,7 +452,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         {"gin": "+Agent.gamma = @leave_a_mark()"},
         r"Agent.gamma names @leave_a_mark\(\).*networks.*trust=",
     ),
-    "macro": ({"gin": "+Agent.gamma = [%HARM]\nHARM = @leave_a_mark()"}, r"HARM names @leave_a_mark"),
+    "macro": ({"gin": "+Agent.gamma = [%HARM]\nHARM = @leave_a_mark()"}, r"Agent.gamma names @leave_a_mark"),
     "env": (
         {"gin": "+Agent.gamma = @gym_env()\ngym_env.id = 'unheard_of:X-v0'"},
         "Agent.gamma names @gym_env",
