@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from typing import Any
 
 import gin
 
 from .collect.build import describe_envs
 from .config import LoadedConfig
 from .experiment import Experiment
-from .settings import FEW_STEPS, TINY, is_on_policy
+from .settings import FEW_STEPS, TINY, is_on_policy, keep_in_own_folder
 
 
 def dry_run(config: LoadedConfig) -> str:
@@ -20,10 +19,21 @@ def dry_run(config: LoadedConfig) -> str:
     load it again before a real run.
     """
     with tempfile.TemporaryDirectory(prefix="loxodon-check-") as folder:
-        _redirect(config, folder)
+        settings = {
+            **TINY,
+            "ckpt_base_dir": folder,
+            "verbose": False,
+            "val_timesteps_per_epoch": FEW_STEPS,
+        }
+        for name, value in settings.items():
+            gin.bind_parameter(f"Experiment.{name}", value)
+        for name in ("Artifacts.store", "WarmStart.source"):
+            gin.bind_parameter(name, None)
+        gin.bind_parameter("PPOLearner.random_timesteps", 0)  # the only rollout is learned from
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
         if not is_on_policy(exp.agent_type):  # whose sequences and minibatches need a whole rollout
             exp.train_timesteps_per_epoch = FEW_STEPS
+        keep_in_own_folder(exp.dataset)
         try:
             exp.start()
             unused = config.check_unused()
@@ -42,19 +52,3 @@ def dry_run(config: LoadedConfig) -> str:
             if hasattr(exp, "metric_logger"):
                 exp.close()
     return "\n".join([*report, "check passed: everything could be built, nothing was trained"])
-
-
-def _redirect(config: LoadedConfig, folder: str) -> None:
-    """Settings that make the run tiny and keep it inside `folder`."""
-    settings: dict[str, Any] = {
-        **TINY,
-        "ckpt_base_dir": folder,
-        "verbose": False,
-        "val_timesteps_per_epoch": FEW_STEPS,
-    }
-    for name, value in settings.items():
-        gin.bind_parameter(f"Experiment.{name}", value)
-    for name in ("Artifacts.store", "WarmStart.source"):
-        gin.bind_parameter(name, None)
-    gin.bind_parameter("PPOLearner.random_timesteps", 0)  # the only rollout is learned from
-    config.redirect("dset_root", folder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,8 @@ import gin
 import numpy as np
 import torch
 
-from .wandb_run import WandbRun
-
 logger = logging.getLogger("loxodon")
+_WANDB_AXES = ("epoch", "env_steps", "gradient_steps")
 
 
 def to_plain(value: Any) -> float | int | str | bool | None:
@@ -55,10 +56,10 @@ class MetricLogger:
         wandb_metrics: bool = True,
     ) -> None:
         self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
-        self._wants_tensorboard, self._wandb_metrics = tensorboard and has_tensorboard, wandb_metrics
-        self._wandb = None if wandb is None else WandbRun(run_dir, wandb)
+        self._wants_tensorboard = tensorboard and has_tensorboard
+        self._wandb = WandbRun(run_dir, wandb)
+        self._sends_figures = wandb is not None and wandb_metrics
         self._resume_at: int | None = None
-        self._wandb_id: str | None = None  # of an earlier process, kept even if this one does not use wandb
         self._num_records = 0  # logged so far by this run, by earlier processes too
         self._is_open = False
         self._tensorboard: Any = None
@@ -76,8 +77,11 @@ class MetricLogger:
         if self._tensorboard is not None:
             for key, number in numbers.items():
                 self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
-        if self._wandb is not None and self._wandb_metrics:
-            self._wandb.log({**numbers, **axes}, self._num_records)
+        if self._sends_figures:
+            run = self._wandb.start()
+            # wandb drops what comes with an earlier step than before, and a killed process may have sent more;
+            # an offline run does not know where the one before it has stopped.
+            run.log({**numbers, **axes}, step=max(self._num_records, run.step), commit=True)
         self._num_records += 1
 
     def start_wandb(self) -> Any:
@@ -85,11 +89,6 @@ class MetricLogger:
 
         Raises: ValueError when Weights & Biases is not in use.
         """
-        if self._wandb is None:
-            raise ValueError(
-                "This run does not use Weights & Biases. Fix: set Experiment.log_to_wandb = True, or "
-                "Artifacts.store = @WandbStore."
-            )
         return self._wandb.start()
 
     def _open(self) -> None:
@@ -112,22 +111,19 @@ class MetricLogger:
             from torch.utils.tensorboard import SummaryWriter
 
             self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))
-        if self._wandb is not None and self._wandb_metrics:
+        if self._sends_figures:
             self._wandb.start()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the JSONL file and the wandb run stand, so that a resumed run continues both."""
         size = self.path.stat().st_size if self._is_open else (self._resume_at or 0)
-        wandb_id = self._wandb_id if self._wandb is None else self._wandb.id
-        return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": wandb_id}
+        return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": self._wandb.id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the records that were there when the state was saved; later ones are dropped."""
         self.close()
-        self._resume_at, self._wandb_id = int(state["metrics_bytes"]), state.get("wandb_id")
+        self._resume_at, self._wandb.id = int(state["metrics_bytes"]), state.get("wandb_id")
         self._num_records = int(state.get("num_records", 0))
-        if self._wandb is not None:
-            self._wandb.id = self._wandb_id
 
     def close(self) -> None:
         """Close everything; a later `log` continues it."""
@@ -138,8 +134,7 @@ class MetricLogger:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
-        if self._wandb is not None:
-            self._wandb.finish()
+        self._wandb.finish()
 
 
 def _count_lines(path: Path) -> int:
@@ -156,3 +151,75 @@ def _set_aside(path: Path) -> None:
         number += 1
     path.rename(moved)
     logger.info("%s belonged to an earlier run and is now %s", path, moved.name)
+
+
+# ---- Weights & Biases ----
+
+
+class WandbRun:
+    """The run of Weights & Biases that belongs to an experiment; its first use starts it, its id continues it.
+
+    Weights & Biases can only append: a run that was killed and resumes from its checkpoint sends the records
+    after it again. They share their env_steps, over which figures are drawn.
+
+    Args:
+        run_dir: folder of the run; everything that wandb writes goes to its `wandb_logs/`.
+        arguments: of `wandb.init`; None where Weights & Biases is not in use.
+
+    Attributes:
+        id: of the run, or None before its first use; kept even by a process that does not use it.
+    """
+
+    def __init__(self, run_dir: Path, arguments: dict[str, Any] | None) -> None:
+        self.folder = run_dir / "wandb_logs"
+        self.id: str | None = None
+        self._arguments = arguments
+        self._run: Any = None
+
+    def start(self) -> Any:
+        """The run of wandb; the first call starts it.
+
+        Raises: ValueError if wandb is not in use, or cannot start, as without a login.
+        """
+        if self._run is not None:
+            return self._run
+        if self._arguments is None:
+            raise ValueError(
+                "This run does not use Weights & Biases. Fix: set Experiment.log_to_wandb = True, or "
+                "Artifacts.store = @WandbStore."
+            )
+        import wandb
+
+        try:
+            with wandb_files_in(self.folder):
+                run = wandb.init(dir=str(self.folder), id=self.id, resume="allow", **self._arguments)
+        except wandb.Error as error:
+            raise ValueError(
+                f"Weights & Biases did not start: {error}. Fix: `wandb login`, or set WANDB_MODE=offline "
+                "(`wandb sync` sends it later), or leave it out: Experiment.log_to_wandb = False."
+            ) from error
+        for axis in _WANDB_AXES:
+            run.define_metric(axis)
+        run.define_metric("*", step_metric="env_steps")
+        self.id, self._run = run.id, run
+        return run
+
+    def finish(self) -> None:
+        """End the run; a later use continues it."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+@contextlib.contextmanager
+def wandb_files_in(folder: Path) -> Iterator[None]:
+    """Let wandb keep its copies and caches in `folder`, unless the environment says where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache"}
+    ours = {name: str(folder.absolute() / sub) for name, sub in places.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import logging
 import sys
@@ -43,11 +42,6 @@ def read_curves(metrics_file: Path) -> Curves:
     return curves
 
 
-def can_plot() -> bool:
-    """True when matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
 def curves_of(run_dir: Path) -> Path:
     """Where the picture of a run is drawn to."""
     return run_dir / "logs" / "curves.png"
@@ -56,36 +50,35 @@ def curves_of(run_dir: Path) -> Path:
 def plot_run(run_dir: Path) -> Path:
     """Draw `logs/metrics.jsonl` of a run into `logs/curves.png`; returns that path.
 
-    Raises: ValueError if there is no metrics file, nothing in it to draw, or no matplotlib.
+    Raises: ValueError if there is no metrics file or nothing in it to draw, ImportError without matplotlib.
     """
     source = run_dir / "logs" / "metrics.jsonl"
     if not source.is_file():
         raise ValueError(f"{source} does not exist. Fix: give the folder of a run, such as runs/tmaze.")
-    if not can_plot():
-        raise ValueError("Plots need matplotlib, which is not installed. Fix: pip install matplotlib.")
     curves = read_curves(source)
     panels = [(title, axis, [n for n in names if n in curves]) for title, axis, names in PANELS]
     panels = [panel for panel in panels if panel[2]]
     if not panels:
         raise ValueError(f"{source} holds no figures to draw yet. Fix: train for at least one epoch.")
-    return _draw(run_dir, panels, curves)
+    _draw(run_dir, panels, curves)
+    return curves_of(run_dir)
 
 
 def draw_if_possible(run_dir: Path) -> None:
     """As plot_run, for a run that ends: curves that cannot be drawn are no reason to fail."""
-    if not can_plot():
-        return
     try:
         plot_run(run_dir)
-    except ValueError:  # no figures yet
+    except (ValueError, ImportError):  # no figures yet, no matplotlib
         return
     except Exception as error:  # a full disk, a broken matplotlib: the end of a run has better things to say
         logger.warning("The learning curves could not be drawn: %s", error)
 
 
-def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: Curves) -> Path:
-    # The object interface: pyplot would keep global state and may look for a screen.
-    from matplotlib.figure import Figure
+def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: Curves) -> None:
+    try:  # the object interface: pyplot would keep global state and may look for a screen
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"Plots need matplotlib: {error}. Fix: pip install matplotlib.") from error
 
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
@@ -103,9 +96,7 @@ def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: C
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     figure.suptitle(run_dir.name)
-    target = curves_of(run_dir)
-    figure.savefig(target, dpi=110)
-    return target
+    figure.savefig(curves_of(run_dir), dpi=110)
 
 
 def main(words: Sequence[str]) -> int:
@@ -117,7 +108,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("run_dir", type=Path, help="folder of a run, such as runs/tmaze")
     try:
         target = plot_run(parser.parse_args(words).run_dir)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     sys.stdout.write(f"{target}\n")

@@ -254,11 +254,11 @@ TINY: dict[str, Any] = {
     "log_to_wandb": False,
     "restore_from": None,
     "start_collecting_at_epoch": 0,
+    "has_dset_edit_rights": False,
 }
 """Settings of everything that is only tried."""
 _OF_A_RUN: dict[str, Any] = {
     **TINY,
-    "has_dset_edit_rights": False,
     "start_learning_at_epoch": 0,
     "epochs": 1,
     "ckpt_interval": 1,
@@ -295,12 +295,12 @@ def shrink(settings: Settings) -> None:
             continue  # sequences and minibatches are made for rollouts of this length
         setattr(settings, name, min(getattr(settings, name), most))
     settings.train_batches_per_epoch = min(settings.train_batches_per_epoch, 2 * settings.batches_per_update)
-    _redirect(settings.dataset)
+    keep_in_own_folder(settings.dataset)
 
 
-def _redirect(dataset: Any) -> None:
-    """Let what takes new trajectories keep them in the test run's folder; what is only read stays."""
+def keep_in_own_folder(dataset: Any) -> None:
+    """Let what takes new trajectories keep them in the folder of the run; what is only read stays."""
     if getattr(dataset, "takes_new_trajs", False):
         dataset.dset_root = dataset.dset_name = None
     for part in getattr(dataset, "datasets", ()):
-        _redirect(part)
+        keep_in_own_folder(part)

@@ -29,7 +29,7 @@ from typing import Any
 import gin
 
 from ..files import fsync, write_text
-from ..wandb_run import wandb_files_in
+from ..logs import wandb_files_in
 
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
 CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import gin
 
@@ -71,13 +70,6 @@ class LoadedConfig:
             elif param.is_settable and param.default is not MISSING:
                 lines.append(_default_line(f"{scoped}.{name}", param))
         return lines + [_bound(b) for name, b in bound.items() if name not in target.params]
-
-    def redirect(self, param: str, value: Any) -> None:
-        """Bind `param` anew for everything in gin that has a parameter of this name, in every scope."""
-        scopes = {("", known.selector) for known in registry.all_known() if param in known.params}
-        scopes |= {(b.scope, b.selector) for b in self.bindings if b.param == param}
-        for scope, selector in scopes:
-            gin.bind_parameter((scope, selector, param), value)
 
     def check_unused(self) -> str:
         """After `start()`, before training: stop if gin's record shows that a value was never read.
