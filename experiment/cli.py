@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ..data.errors import visible
 from .checkpoint.store import CheckpointManager, about
-from .config import ConfigError, LoadedConfig, explain_build_error, load_config
+from .config import ConfigError, LoadedConfig, explained, load_config
 from .config.reading import near_matches, preset_names, runnable_names
 from .dry_run import dry_run
 from .experiment import Experiment
@@ -30,7 +30,6 @@ from .fleet.supervisor import attach_leash
 from .plots import curves_of
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
-_BUILD_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,7 +74,8 @@ def main(
         if args.print_config or args.check:
             _say(config.text())
         if args.check:
-            _say(_built(dry_run, config))
+            with explained(config):
+                _say(dry_run(config))
         if not (args.check or args.print_config):
             return _run(config, args, words, pool, program)
     except ConfigError as error:
@@ -155,23 +155,6 @@ def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
     return found
 
 
-def _built(build: Any, config: LoadedConfig) -> Any:
-    """Call `build(config)`; an error that says how to mend a setting becomes a ConfigError.
-
-    Raises: ConfigError led by the place in the config that the error speaks of; other errors pass through.
-    """
-    try:
-        return build(config)
-    except ConfigError:
-        raise
-    except _BUILD_ERRORS as error:
-        text = explain_build_error(error, config)
-        if text is None:
-            raise
-        mistake = ConfigError(text)
-        raise mistake from None
-
-
 def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     """Build the experiment, after a look at its run folder: what to resume must be there."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
@@ -217,7 +200,8 @@ def _run(
     program: str | None,
 ) -> int:
     """Build, resume if asked, train, and say what came out."""
-    exp: Experiment = _built(lambda loaded: _start(loaded, args.resume, args.actors is not None), config)
+    with explained(config):
+        exp = _start(config, args.resume, args.actors is not None)
     if args.actors is not None and exp.accelerator.is_main_process:
         exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, exp.start_collecting_at_epoch))
     try:

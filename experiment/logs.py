@@ -79,8 +79,8 @@ class MetricLogger:
                 self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
         if self._sends_figures:
             run = self._wandb.start()
-            # wandb drops what comes with an earlier step than before, and a killed process may have sent more;
-            # an offline run does not know where the one before it has stopped.
+            # wandb drops what comes with an earlier step than before. A killed process may have sent
+            # more, and an offline run does not know where the one before has stopped.
             run.log({**numbers, **axes}, step=max(self._num_records, run.step), commit=True)
         self._num_records += 1
 
@@ -157,7 +157,7 @@ def _set_aside(path: Path) -> None:
 
 
 class WandbRun:
-    """The run of Weights & Biases that belongs to an experiment; its first use starts it, its id continues it.
+    """The run of Weights & Biases of an experiment; its first use starts it, its id continues it.
 
     Weights & Biases can only append: a run that was killed and resumes from its checkpoint sends the records
     after it again. They share their env_steps, over which figures are drawn.

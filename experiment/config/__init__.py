@@ -5,7 +5,7 @@ is our view of what gin knows, `checks` finds what is wrong, `load` puts them in
 decides a result.
 """
 
-from .load import LoadedConfig, explain_build_error, load_config
+from .load import LoadedConfig, explained, load_config
 from .reading import ConfigError
 
-__all__ = ["ConfigError", "LoadedConfig", "explain_build_error", "load_config"]
+__all__ = ["ConfigError", "LoadedConfig", "explained", "load_config"]

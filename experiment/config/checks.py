@@ -349,9 +349,11 @@ def _reference_fits(ref: Reference, kind: Any, args: tuple[Any, ...]) -> bool:
     if kind is type or kind in _CALLABLES:
         if not ref.is_called:
             return _instance_fits(made, wanted)
+        if not isinstance(made, type):
+            return True
         # What it makes may be callable itself; but `@Agent()` is not meant where an `@Agent` is to be.
-        is_product = not _accepts_all(wanted) and isinstance(made, type) and _instance_fits(made, wanted)
-        return not isinstance(made, type) or (hasattr(made, "__call__") and not is_product)  # noqa: B004
+        is_product = not _accepts_all(wanted) and _instance_fits(made, wanted)
+        return any("__call__" in vars(base) for base in made.__mro__) and not is_product
     return _instance_fits(made, kind) if ref.is_called else _is_unchecked(kind)
 
 

@@ -6,15 +6,16 @@ values; only then bind. Bindings that nothing reads are found when everything is
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import gin
 
 from . import checks, registry
 from .checks import Node, shown
-from .reading import Binding, raise_if_any, read_source, with_references
+from .reading import Binding, ConfigError, raise_if_any, read_source, with_references
 from .registry import MACRO, MISSING, Param
 
 _COMMENT_COLUMN = 60
@@ -140,22 +141,31 @@ def _default_line(key: str, param: Param) -> str:
 # --- errors of what is built ------------------------------------------------------------------------------
 
 
-def explain_build_error(error: Exception, config: LoadedConfig) -> str | None:
-    """A text for an error that building the experiment raised, led by the place in the config it speaks of.
+@contextlib.contextmanager
+def explained(config: LoadedConfig) -> Iterator[None]:
+    """Raise errors of what is built from a config as ConfigErrors, led by the place in it that they speak of.
 
-    None if the error names no `Fix:`, and so is no error of the configuration.
+    An error that names no `Fix:` is no error of the configuration and passes through.
     """
-    text = str(error)
-    required = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*?)\]", text)
-    if required:
-        name, params = required[1], required[2].replace("'", "")
-        first = params.split(",")[0]
-        text = f"{name} needs a value for {params}, and nothing sets it. Fix: add {name}.{first} = <value>."
-    elif "Fix:" not in text:
-        return None
-    callers = re.findall(r"In call to configurable '([\w.]+)'", text)
-    message = re.sub(r"\n\s+In call to configurable .*", "", text, flags=re.DOTALL).strip()
-    return f"{', '.join(_places(message, callers, config) or config.files)}: {message}"
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
+        text = str(error)
+        required = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*?)\]", text)
+        if required:
+            name, params = required[1], required[2].replace("'", "")
+            first = params.split(",")[0]
+            text = (
+                f"{name} needs a value for {params}, and nothing sets it. Fix: add {name}.{first} = <value>."
+            )
+        elif "Fix:" not in text:
+            raise
+        callers = re.findall(r"In call to configurable '([\w.]+)'", text)
+        message = re.sub(r"\n\s+In call to configurable .*", "", text, flags=re.DOTALL).strip()
+        where = ", ".join(_places(message, callers, config) or config.files)
+        raise_if_any([f"{where}: {message}"])
 
 
 def _places(message: str, callers: Sequence[str], config: LoadedConfig) -> list[str]:

@@ -213,7 +213,7 @@ class Source:
             self.problems.append(f"{shown}: cannot be read ({error}). Fix: give a UTF-8 text file.")
             return
         try:
-            for statement in config_parser.ConfigParser(text, _Delegate()):
+            for statement in parse_statements(text):
                 origin = Origin(shown, statement.location.line_num, statement.location.line_content.strip())
                 try:
                     self._take(statement, origin, number, lines, (*opened_by, path))

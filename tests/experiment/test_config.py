@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NewType, Protocol
 import gin
 import pytest
 
-from loxodon.experiment.config import ConfigError, LoadedConfig, checks, explain_build_error, load_config
+from loxodon.experiment.config import ConfigError, LoadedConfig, checks, explained, load_config
 
 BUILT: list[str] = []
 Seconds = NewType("Seconds", float)
@@ -218,6 +218,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.run_name = @cfg_bonus()", ["what that call returns, but str is allowed"]),
         ("CfgRun.encoder_type = 'CfgGRU'", ["@Name of a CfgEncoder or None", "write @CfgGRU without quotes"]),
         ("CfgRun.encoder_type = @CfgGRU()", ["what that call returns", "write @CfgGRU."]),
+        ("CfgTypes.made_by = @CfgStore()", ["what that call returns, but @Name of a CfgEncoder"]),
         ("CfgRun.encoder_type = @CfgStore", ["choose @CfgGRU or @CfgConv"]),
         ("CfgRun.store = @CfgStore", ["a.gin:3:", "write @CfgStore()"]),
         ("CfgRun.shapes = [1, 2]", ["tuple[int, ...] is allowed", "write (1, 2)"]),
@@ -391,8 +392,8 @@ def test_what_an_override_puts_out_of_use_is_no_mistake() -> None:
 
 def test_errors_of_a_constructor_lead_to_the_line_that_caused_them() -> None:
     config = load("CfgGRU.rate = 0.2\nCfgGRU.layers = 0\n")
-    with pytest.raises(ValueError, match="layers is 0") as caught:
+    with pytest.raises(ConfigError) as caught, explained(config):
         run()
-    text = explain_build_error(caught.value, config)
-    assert text == "a.gin:4: layers is 0, but must be at least 1. Fix: raise it."
-    assert explain_build_error(ValueError("shapes differ"), config) is None
+    assert str(caught.value) == "a.gin:4: layers is 0, but must be at least 1. Fix: raise it."
+    with pytest.raises(ValueError, match=r"^shapes differ$"), explained(config):
+        raise ValueError("shapes differ")
