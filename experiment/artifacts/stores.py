@@ -61,10 +61,6 @@ class ArtifactInfo:
         """What `ArtifactStore.get` takes."""
         return f"{self.name}:{self.version}"
 
-    def answers_to(self, wanted: str) -> bool:
-        """True if `wanted` is its version or one of its aliases."""
-        return wanted == self.version or wanted in self.aliases
-
 
 @dataclass(frozen=True)
 class RunAccess:
@@ -141,7 +137,7 @@ def find_artifact(store: ArtifactStore, reference: str, own_run: str) -> Artifac
     infos = store.list(run)
     for name in [what] if what else searched:
         for info in reversed(infos):
-            if info.name == f"{run}/{name}" and info.answers_to(wanted):
+            if info.name == f"{run}/{name}" and wanted in (info.version, *info.aliases):
                 return info
     raise unknown_artifact(reference, run, infos, store)
 
@@ -150,7 +146,7 @@ def unknown_artifact(
     reference: str, run: str, infos: Iterable[ArtifactInfo], store: ArtifactStore
 ) -> FileNotFoundError:
     """The error for an unknown reference; the store is asked for other runs if this one has nothing."""
-    shown = [_shown(info) for info in infos]
+    shown = [one.reference + (f" ({', '.join(one.aliases)})" if one.aliases else "") for one in infos]
     if shown:
         more = f" and {len(shown) - _SHOWN} older ones" if len(shown) > _SHOWN else ""
         exists = f"Run {run!r} has {', '.join(shown[-_SHOWN:])}{more}"
@@ -207,10 +203,6 @@ def check_name(name: str, aliases: Sequence[str] = ()) -> None:
 def version_number(version: str) -> int | None:
     """The number of a version such as "v3"; None for anything else."""
     return int(version[1:]) if _VERSION.fullmatch(version) else None
-
-
-def _shown(info: ArtifactInfo) -> str:
-    return info.reference + (f" ({', '.join(info.aliases)})" if info.aliases else "")
 
 
 # ---- a folder ----

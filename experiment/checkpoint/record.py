@@ -10,7 +10,7 @@ import subprocess
 import time
 import tokenize
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import gin
 
 from ...data.errors import visible
 from ..config import registry
-from ..config.reading import parse_statements
+from ..config.reading import bindings_in
 from .policy_file import POLICY_FORMAT, PolicyInfo
 from .spaces import EnvSpaces, check_spaces
 
@@ -189,22 +189,16 @@ def config_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list
 def bindings_of(text: str) -> dict[str, str]:
     """Values of a gin text as they would be written, by `scope/Name.param`; empty if it is no gin text."""
     try:
-        statements = parse_statements(text)
+        bindings = bindings_in(text)
     except (SyntaxError, tokenize.TokenError, RecursionError):
         return {}
     found = {}
-    for one in statements:
-        if hasattr(one, "arg_name"):
-            name = _full_name(one.selector) if one.arg_name else one.selector
-            scoped = f"{one.scope}/{name}" if one.scope else name
-            found[f"{scoped}.{one.arg_name}" if one.arg_name else scoped] = repr(one.value)
+    for one in bindings:
+        # The shortest name this process has for a configurable, so that two texts write it alike.
+        matches = registry.find(one.selector) if one.param else []
+        named = replace(one, selector=matches[0].name) if len(matches) == 1 else one
+        found[named.key] = repr(named.value)
     return found
-
-
-def _full_name(selector: str) -> str:
-    """The shortest name this process has for a configurable, so that two texts write it alike."""
-    matches = registry.find(selector)
-    return matches[0].name if len(matches) == 1 else selector
 
 
 def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -> None:

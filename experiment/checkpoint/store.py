@@ -62,17 +62,7 @@ class TrainingState:
     metadata: dict[str, Any]
 
 
-@gin.configurable(
-    allowlist=[
-        "best_by",
-        "lowest_is_best",
-        "on_mismatch",
-        "keep",
-        "keep_every",
-        "every_minutes",
-        "exact_resume",
-    ]
-)
+@gin.configurable(denylist=["run_dir", "run_name", "rank", "num_ranks", "facts"])
 class CheckpointManager:
     """Reads and writes the `ckpts` folder of one run. Only the main process writes shared files.
 

@@ -213,11 +213,11 @@ def _unknown_target(binding: Binding) -> Iterator[str]:
         return
     target, param = matches[0], binding.param
     known = target.params.get(param)
-    settable = [name for name, p in target.params.items() if p.is_settable]
+    settable = [name for name in target.params if target.can_set(name)]
     if new := MOVED.get(f"{target.name}.{param}"):
         line = f"{new} = {binding.value!r}" if re.fullmatch(r"[\w.]+", new) else new
         yield f"{binding.origin}: {target.name}.{param} is now {new}. Fix: write {line}."
-    elif known is not None and not known.is_settable:
+    elif known is not None and not target.can_set(param):
         yield (
             f"{binding.origin}: {target.name}.{param} is given by the code, not by configs, which can set: "
             f"{', '.join(settable) or 'nothing'}. Fix: remove this line."
@@ -274,7 +274,7 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
         param = registry.find(binding.selector)[0].params.get(binding.param)
         if param is None or binding.selector == MACRO:
             continue
-        value, hint = without_macros(binding.value, macros), param.hint
+        value, hint = without_macros(binding.value, macros), param.annotation
         if fits(value, hint) or (value is None and param.default is None):
             continue
         advice = mend(value, hint)
@@ -451,7 +451,7 @@ def missing_required(bindings: Sequence[Binding], root: Node, files: Sequence[st
         if not missing or target.selector.startswith("gin."):
             continue
         scoped = f"{node.scope}/{target.name}" if node.scope else target.name
-        hints = {name: target.params[name].hint for name in missing}
+        hints = {name: target.params[name].annotation for name in missing}
         examples = [
             f"{scoped}.{name} = <{describe(hint) if hint is not Any else 'value'}>"
             for name, hint in hints.items()
@@ -471,8 +471,8 @@ def _lacks_value(node: Node, name: str, bound: Binding | None) -> bool:
         value = bound.value
         return isinstance(value, Macro) and registry.constant_value(value.name) is gin.REQUIRED
     param = node.configurable.params[name]
-    is_bare = param.default is MISSING and (node.is_called or param.is_keyword_only)
-    return param.is_settable and (param.default is gin.REQUIRED or is_bare)
+    is_bare = param.default is MISSING and (node.is_called or param.kind is param.KEYWORD_ONLY)
+    return node.configurable.can_set(name) and (param.default is gin.REQUIRED or is_bare)
 
 
 # --- what nothing reads ---------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import gin
 
 from . import checks, registry
 from .checks import Node, shown
 from .reading import Binding, ConfigError, raise_if_any, read_source, with_references
-from .registry import MACRO, MISSING, Param
+from .registry import MACRO, MISSING
 
 _COMMENT_COLUMN = 60
 
@@ -68,8 +69,8 @@ class LoadedConfig:
         for name, param in target.params.items():
             if name in bound:
                 lines.append(_line(f"{scoped}.{name}", repr(bound[name].value), str(bound[name].origin)))
-            elif param.is_settable and param.default is not MISSING:
-                lines.append(_default_line(f"{scoped}.{name}", param))
+            elif target.can_set(name) and param.default is not MISSING:
+                lines.append(_default_line(f"{scoped}.{name}", param.default))
         return lines + [_bound(b) for name, b in bound.items() if name not in target.params]
 
     def check_unused(self) -> str:
@@ -127,14 +128,14 @@ def _line(key: str, value: str, comment: str) -> str:
     return f"{f'{key} = {value}':<{_COMMENT_COLUMN}}  # {comment}"
 
 
-def _default_line(key: str, param: Param) -> str:
+def _default_line(key: str, default: Any) -> str:
     """A default: as gin would write it, or as a comment where gin has no way to write it."""
-    configurable = registry.find_object(param.default)
+    configurable = registry.find_object(default)
     if configurable is not None:
         return _line(key, f"@{configurable.name}", "default")
-    if registry.can_be_written(param.default):
-        return _line(key, repr(param.default), "default")
-    name = getattr(param.default, "__name__", type(param.default).__name__)
+    if registry.can_be_written(default):
+        return _line(key, repr(default), "default")
+    name = getattr(default, "__name__", type(default).__name__)
     return f"# {key}: the code's own choice ({name.strip('<>')})"
 
 

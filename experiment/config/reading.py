@@ -186,6 +186,11 @@ def parse_statements(text: str) -> list[Any]:
     return list(config_parser.ConfigParser(text, _Delegate()))
 
 
+def bindings_in(text: str) -> list[Binding]:
+    """The bindings of a gin text without a file. Raises: as parse_statements."""
+    return [_binding(one, Origin("", 0, ""), 0) for one in parse_statements(text) if hasattr(one, "arg_name")]
+
+
 # --- files and overrides --------------------------------------------------------------------------------
 
 
@@ -298,11 +303,6 @@ def _run_import(statement: Any, origin: Origin) -> None:
 
     Raises: ConfigError if it cannot be imported, led by the place in the module that is wrong.
     """
-    if statement.module.startswith("__gin__"):
-        raise ConfigError(
-            f"{origin}: dynamic registration is not supported. Fix: decorate the class with "
-            "@gin.configurable and import its module."
-        )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # at the end, so that nothing installed is hidden
     try:

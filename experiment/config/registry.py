@@ -23,18 +23,6 @@ MISSING = inspect.Parameter.empty
 MACRO = "gin.macro"
 
 
-@dataclass(frozen=True)
-class Param:
-    """One parameter of a configurable. `hint` is Any where it cannot be resolved."""
-
-    name: str
-    default: Any
-    hint: Any
-    is_keyword_only: bool
-    is_settable: bool
-    """False where the code supplies the value, so that gin may not."""
-
-
 @dataclass(eq=False)
 class Configurable:
     """A class or function that gin can configure; `entry` is gin's own record of it."""
@@ -67,8 +55,11 @@ class Configurable:
         return any(p.kind is p.VAR_KEYWORD for p in self._parameters())
 
     @cached_property
-    def params(self) -> dict[str, Param]:
-        """Named parameters in the order of the signature, without `self`."""
+    def params(self) -> dict[str, inspect.Parameter]:
+        """Named parameters in the order of the signature, without `self`.
+
+        Their annotations are resolved, Any where they cannot be; a default factory stands for its default.
+        """
         wrapped: Any = self.wrapped
         is_dataclass = self.is_class and dataclasses.is_dataclass(wrapped)
         hints: dict[str, Any] = {}
@@ -80,18 +71,16 @@ class Configurable:
             for field in (dataclasses.fields(wrapped) if is_dataclass else ())
             if field.default_factory is not dataclasses.MISSING
         }
-        denied, allowed = self.entry.denylist or (), self.entry.allowlist
         return {
-            p.name: Param(
-                p.name,
-                factories.get(p.name, p.default),
-                hints.get(p.name, Any),
-                p.kind is p.KEYWORD_ONLY,
-                p.name not in denied and (not allowed or p.name in allowed),
-            )
+            p.name: p.replace(annotation=hints.get(p.name, Any), default=factories.get(p.name, p.default))
             for p in self._parameters()
             if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         }
+
+    def can_set(self, param: str) -> bool:
+        """False where the code supplies the value of a parameter, so that gin may not."""
+        denied, allowed = self.entry.denylist or (), self.entry.allowlist
+        return param not in denied and (not allowed or param in allowed)
 
     @cached_property
     def result_hint(self) -> Any:

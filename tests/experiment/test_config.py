@@ -209,7 +209,6 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("include nowhere.gin", ["a.gin:3:", "Fix: write include 'nowhere.gin'."]),
         ("CfgPlain.size = 3", ["CfgPlain has no parameter 'size'", "give its __init__ this parameter"]),
         ("import no_such_module_xyz", ["a.gin:3: importing 'no_such_module_xyz' failed"]),
-        ("from __gin__ import dynamic_registration", ["a.gin:3: dynamic registration is not supported"]),
         ("CfgRun.epochs = 3.0", ["a.gin:3: CfgRun.epochs = 3.0 is a float, but int is allowed", "write 3."]),
         ("CfgRun.epochs = True", ["is a bool, but int is allowed"]),
         ("N = 'x'\nCfgRun.epochs = %N", ["a.gin:4: CfgRun.epochs = %N is a str"]),
