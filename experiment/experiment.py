@@ -975,15 +975,7 @@ class Experiment(Settings):
 
     def fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:
         """Where all processes find what a path or an artifact means, and whose run it is; see `fetched`."""
-        return fetched(
-            reference,
-            store=self.artifacts.store,
-            run_name=self.run_name,
-            ckpts=self.checkpoints.root,
-            accelerator=self.accelerator,
-            say=self.ctx.console.say,
-            name=name,
-        )
+        return fetched(reference, name, self.ctx, self.artifacts.store)
 
     def write_latest_policy(self, is_final: bool = False) -> None:
         """Publish the weights for collecting processes under the next version number."""

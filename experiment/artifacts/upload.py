@@ -145,8 +145,7 @@ class Uploads:
 
         It is a daemon, for which the end of the process does not wait as it would for that of an executor.
         """
-        arguments = {"name": "artifacts", "daemon": True, "args": (self._thread,)}
-        self._thread = threading.Thread(target=self._run, **arguments)
+        self._thread = threading.Thread(target=self._run, args=(self._thread,), name="artifacts", daemon=True)
         self._thread.start()
 
     def _run(self, before: threading.Thread | None) -> None:

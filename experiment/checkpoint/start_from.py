@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import gin
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 
 from ..artifacts.stores import CONTENT, POLICY, STATE, ArtifactStore, find_artifact
 from ..callbacks import Callback
-from ..contracts import Run
+from ..contracts import Run, RunContext
+from ..distributed import from_main
 from .policy_file import load_what_fits, read_policy
 from .spaces import check_spaces
 from .store import MARKER, TrainingState
@@ -34,25 +32,15 @@ def is_path(reference: str) -> bool:
 
 @contextmanager
 def fetched(
-    reference: str,
-    *,
-    store: ArtifactStore | None,
-    run_name: str,
-    ckpts: Path,
-    accelerator: Accelerator,
-    say: Callable[[str], None],
-    name: str = "Experiment.restore_from",
+    reference: str, name: str, ctx: RunContext, store: ArtifactStore | None
 ) -> Iterator[tuple[Path, str | None]]:
     """Where all processes find what a reference means, for as long as the block lasts.
 
     Args:
-        reference: a path, or an artifact of `store`, which is fetched to a folder in `ckpts`.
-        store: of the main process.
-        run_name: of this run.
-        ckpts: the folder of its checkpoints.
-        accelerator: of all processes that train together.
-        say: prints a line.
+        reference: a path, or an artifact of `store`, which is fetched to a folder beside the checkpoints.
         name: gin name of the setting, for errors.
+        ctx: of this run.
+        store: of the main process.
 
     Yields: a training state (a folder) or weights (a file), and the run it belongs to if that is known.
 
@@ -63,31 +51,33 @@ def fetched(
             f"{name} is {reference!r}, but must be None or a text. Fix: set it to 'latest', "
             "'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
         )
-    folder = ckpts / "restored"
-    where: list[Any] = [None, None]
-    if accelerator.is_main_process:
-        if is_path(reference):
-            path = find_files(Path(reference).expanduser(), name)
-            where = [path, run_name if path.resolve().is_relative_to(ckpts.resolve()) else None]
-        else:
-            if store is None:
-                raise ValueError(
-                    f"{name} = {reference!r} names an artifact, but this run has no store. Fix: set "
-                    "Artifacts.store = @FolderStore and FolderStore.root, or give a path, which begins with "
-                    "'/', './' or '~'."
-                )
-            info = find_artifact(store, reference, run_name)
-            shutil.rmtree(folder, ignore_errors=True)
-            say(f"Fetching {info.reference} from {store!r}.")
-            where = [find_files(store.get(info.reference, folder), name), info.name.partition("/")[0]]
-    broadcast_object_list(where)
-    yield where[0], where[1]
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
+    folder = ctx.run_dir / "ckpts" / "restored"
+    yield from_main(lambda: _fetch(reference, name, ctx, store, folder), ctx.accelerator)
+    ctx.accelerator.wait_for_everyone()
+    if ctx.is_main:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_files(path: Path, name: str = "Experiment.restore_from") -> Path:
+def _fetch(
+    reference: str, name: str, ctx: RunContext, store: ArtifactStore | None, folder: Path
+) -> tuple[Path, str | None]:
+    if is_path(reference):
+        path = find_files(Path(reference).expanduser(), name)
+        is_own = path.resolve().is_relative_to(folder.parent.resolve())
+        return path, ctx.run_name if is_own else None
+    if store is None:
+        raise ValueError(
+            f"{name} = {reference!r} names an artifact, but this run has no store. Fix: set "
+            "Artifacts.store = @FolderStore and FolderStore.root, or give a path, which begins with "
+            "'/', './' or '~'."
+        )
+    info = find_artifact(store, reference, ctx.run_name)
+    shutil.rmtree(folder, ignore_errors=True)
+    ctx.console.say(f"Fetching {info.reference} from {store!r}.")
+    return find_files(store.get(info.reference, folder), name), info.name.partition("/")[0]
+
+
+def find_files(path: Path, name: str) -> Path:
     """The training state (a folder) or weights (a file) at `path`, which may be an artifact's folder.
 
     Raises: FileNotFoundError if there is neither.
