@@ -470,9 +470,7 @@ class Experiment(Settings):
             start_wandb=lambda: self.metric_logger.start_wandb(),  # noqa: PLW0108 - made after this
         )
         return Uploads(
-            (lambda store: store.attach(access)) if uses_it else None,
-            self.checkpoints.root / "artifacts_pending",
-            self.run_name,
+            access if uses_it else None,
             lambda: {"seed": self.run_seed, "best_score": self.best_score, **self.x_axis_metrics()},
         )
 

@@ -38,7 +38,6 @@ FORMAT_VERSION = 1
 _PART = r"[^/:.][^/:]*"
 _NAME = re.compile(f"{_PART}/{_PART}")
 _MOST_BYTES = 128  # of a run's name: folders and files are named after it, with something added
-_ALIAS = re.compile(r"[A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"v\d+")
 _SHOWN = 12
 _CHUNK_BYTES = 1 << 20
@@ -185,21 +184,6 @@ def is_run_name(name: Any) -> bool:
     )
 
 
-def check_name(name: str, aliases: Sequence[str] = ()) -> None:
-    """Raise ValueError for a name or an alias that could not be written in a reference."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} cannot name an artifact: it must be '<run>/<what>', without ':' and without '.' at "
-            "the beginning of either. Fix: change Experiment.run_name."
-        )
-    for alias in aliases:
-        if not _ALIAS.fullmatch(alias) or _VERSION.fullmatch(alias):
-            raise ValueError(
-                f"{alias!r} cannot be an alias: letters, digits and '_.-' are allowed, and not the form of a "
-                "version (v3). Fix: choose another, such as 'best'."
-            )
-
-
 def version_number(version: str) -> int | None:
     """The number of a version such as "v3"; None for anything else."""
     return int(version[1:]) if _VERSION.fullmatch(version) else None
@@ -229,7 +213,7 @@ class FolderStore(ArtifactStore):
         self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
     ) -> str | None:
         """Copy, sync, rename, then move the aliases."""
-        check_name(name, aliases)
+        split_reference(f"{name}:latest")  # which is all that a name has to fit in
         home = self.root / name
         home.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(home)
@@ -240,11 +224,6 @@ class FolderStore(ArtifactStore):
             else:
                 temp.mkdir()
                 shutil.copyfile(files, temp / files.name)
-            if (temp / METADATA).exists():
-                raise ValueError(
-                    f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename "
-                    "it."
-                )
             facts = {
                 "format_version": FORMAT_VERSION,
                 "name": name,
@@ -399,7 +378,6 @@ class WandbStore(ArtifactStore):
         self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
     ) -> str | None:
         """Log the artifact to the run; online, wait until the server has it."""
-        check_name(name, aliases)
         run = self._run_access.start_wandb()
         if getattr(run, "disabled", False):
             return None

@@ -14,7 +14,7 @@ from typing import Any
 
 import gin
 
-from .stores import CONTENT, POLICY, STATE, ArtifactStore
+from .stores import CONTENT, POLICY, STATE, ArtifactStore, RunAccess
 
 logger = logging.getLogger("loxodon")
 CONFIG_FILE = "config.txt"
@@ -31,9 +31,8 @@ class Uploads:
     next artifact, or by `close`.
 
     Args:
-        attach: tells a store about this run; None in a process that has nothing to do with it.
-        folder: where they wait; on the file system of the files, which then need not be copied.
-        run_name: of the run, by which they are named.
+        run: what the store may know of this run; None in a process that has nothing to do with it. What waits
+            is in its `ckpts/artifacts_pending/`, on the file system of the files, which then need no copy.
         facts: JSON values of the moment, for the metadata of an artifact.
         store: makes where artifacts go, such as FolderStore; None for nowhere.
 
@@ -42,9 +41,7 @@ class Uploads:
 
     def __init__(
         self,
-        attach: Callable[[ArtifactStore], None] | None,
-        folder: Path,
-        run_name: str,
+        run: RunAccess | None,
         facts: Callable[[], Mapping[str, Any]] = dict,
         *,
         store: Callable[[], ArtifactStore] | None = None,
@@ -54,16 +51,18 @@ class Uploads:
                 f"Artifacts.store is {store!r}, but must be what makes a store. Fix: set Artifacts.store = "
                 "@FolderStore (without parentheses) and FolderStore.root."
             )
-        self.store = None if store is None or attach is None else store()
-        if self.store is not None and attach is not None:
-            attach(self.store)
-        self._folder, self._run_name, self._facts = folder, run_name, facts
+        self.store: ArtifactStore | None = None
+        if store is not None and run is not None:
+            self._run_name, self._folder = run.run_name, run.run_dir / "ckpts" / "artifacts_pending"
+            self.store = store()
+            self.store.attach(run)
+            for half in self._folder.glob("*.tmp"):  # of a process that was killed
+                shutil.rmtree(half, ignore_errors=True)
+        self._facts = facts
         self._lock = threading.Lock()  # of what waits in the folder
         self._active: Path | None = None  # the parcel that is being stored
         self._thread: threading.Thread | None = None  # the newest; each begins when the one before has ended
         self._warned: set[tuple[type[Exception], str]] = set()
-        for half in folder.glob("*.tmp") if self.store is not None else ():  # of a process that was killed
-            shutil.rmtree(half, ignore_errors=True)
 
     def store_state(self, folder: Path, epoch: int) -> None:
         """Store a complete training state, after `epoch`; it may be deleted as soon as this returns."""

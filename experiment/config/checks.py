@@ -27,6 +27,7 @@ from .reading import (
     Reference,
     did_you_mean,
     parse_statements,
+    raise_if_any,
     references_in,
     without_macros,
 )
@@ -478,21 +479,20 @@ def _lacks_value(node: Node, name: str, bound: Binding | None) -> bool:
 # --- what nothing reads ---------------------------------------------------------------------------------
 
 
-def unread(bindings: Sequence[Binding], root: Node) -> tuple[list[str], list[Binding], list[Binding]]:
+def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     """What gin has not read by now, when everything is built.
 
     What a reference or default leads to, from anything that was built, may be constructed later and is fine.
+    So are bindings of a source that led, when it had ended, to something that a later source has replaced, and
+    those of functions of the user's, which code may call while training: these two are told of.
 
-    Returns: texts for what its own source should not have set; bindings of sources that led, when they had
-    ended, to something that a later source has replaced; bindings of functions of the user's, which code may
-    call while training.
+    Raises: ConfigError listing each binding that its own source should not have set.
     """
     read, final = registry.was_read(), reach(bindings, [root])
     built = [Node(registry.find(selector)[0], scope) for scope, selector in read]
     later = reach(bindings, built).seen
     earlier = reach_by_source(bindings, root)
-    problems: list[str] = []
-    left_over, not_yet = [], []
+    problems, notes, num_left_over = [], [], 0
     for binding in remaining(bindings):
         target = registry.find(binding.selector)[0]
         calls = [
@@ -504,19 +504,25 @@ def unread(bindings: Sequence[Binding], root: Node) -> tuple[list[str], list[Bin
         if any(binding.param in params for params in calls) or (binding.key in later and not is_given):
             continue
         if final.lacks_any_of(earlier[binding.source]):
-            left_over.append(binding)
+            num_left_over += 1
         elif is_given:
             problems.append(
                 f"{shown(binding)} has no effect: the code that makes {target.name} gives it. "
                 "Fix: remove this line."
             )
         elif _may_be_called_later(target):
-            not_yet.append(binding)
+            notes.append(f"{shown(binding)} was not read yet; it counts if code calls it later.")
         else:
             problems.append(
                 f"{shown(binding)} is set, but nothing in this experiment uses it. {_mend_unused(binding)}"
             )
-    return problems, left_over, not_yet
+    raise_if_any(problems)
+    if num_left_over:
+        notes.append(
+            f"{num_left_over} {'setting is' if num_left_over == 1 else 'settings are'} unused, because a later "
+            "file or the command line replaced what used them (--print-config lists them)."
+        )
+    return "\n".join(notes)
 
 
 def _may_be_called_later(target: Configurable) -> bool:

@@ -79,15 +79,7 @@ class LoadedConfig:
         Returns: what is unused without being a mistake, for the user; "" without any.
         Raises: ConfigError listing each binding that its own source should not have set.
         """
-        problems, left_over, not_yet = checks.unread(self.bindings, self.root)
-        raise_if_any(problems)
-        notes = [f"{shown(b)} was not read yet; it counts if code calls it later." for b in not_yet]
-        if num := len(left_over):
-            notes.append(
-                f"{num} {'setting is' if num == 1 else 'settings are'} unused, because a later file or the "
-                "command line replaced what used them (--print-config lists them)."
-            )
-        return "\n".join(notes)
+        return checks.check_unused(self.bindings, self.root)
 
 
 def load_config(

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from loxodon.experiment import Experiment
-from loxodon.experiment.artifacts import ArtifactInfo, ArtifactStore, FolderStore
+from loxodon.experiment.artifacts import ArtifactInfo, ArtifactStore, FolderStore, RunAccess
 from loxodon.experiment.artifacts.upload import Uploads
 from loxodon.experiment.config import load_config
 
@@ -112,10 +112,10 @@ class Sender:
     """Uploads of small states and policies; their metadata count them."""
 
     def __init__(self, tmp_path: Path, store: SlowStore) -> None:
-        self.source, self.pending, self.i = tmp_path / "source", tmp_path / "pending", 0
-        self.uploads = Uploads(
-            lambda _: None, self.pending, "run", lambda: {"i": self.i}, store=lambda: store
-        )
+        self.source, self.i = tmp_path / "source", 0
+        self.pending = tmp_path / "ckpts" / "artifacts_pending"
+        access = RunAccess(tmp_path, "run", None, None, lambda: None)
+        self.uploads = Uploads(access, lambda: {"i": self.i}, store=lambda: store)
         self.source.mkdir(exist_ok=True)
 
     def send(self, i: int, *, policy: bool = False) -> None:
