@@ -483,8 +483,10 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     """What gin has not read by now, when everything is built.
 
     What a reference or default leads to, from anything that was built, may be constructed later and is fine.
-    So are bindings of a source that led, when it had ended, to something that a later source has replaced, and
-    those of functions of the user's, which code may call while training: these two are told of.
+    So are bindings of a source that led, when it had ended, to something that a later source has replaced,
+    and those of functions of the user's, which code may call while training.
+
+    Returns: what is unused without being a mistake, for the user; "" without any.
 
     Raises: ConfigError listing each binding that its own source should not have set.
     """
@@ -519,8 +521,8 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     raise_if_any(problems)
     if num_left_over:
         notes.append(
-            f"{num_left_over} {'setting is' if num_left_over == 1 else 'settings are'} unused, because a later "
-            "file or the command line replaced what used them (--print-config lists them)."
+            f"{num_left_over} {'setting is' if num_left_over == 1 else 'settings are'} unused, because a "
+            "later file or the command line replaced what used them (--print-config lists them)."
         )
     return "\n".join(notes)
 

@@ -201,7 +201,9 @@ def test_observations_out_of_bounds_are_told_of_once(caplog: pytest.LogCaptureFi
     assert "CompFar returned 1e+06 as observation 'place'" in told[0]
 
 
-def test_collecting_for_a_dataset_that_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_collecting_for_a_dataset_that_takes_nothing(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--config", "tiny.gin", "--run-name", "data"]) == 0
     settings = ["DiskTrajDataset.dset_name=data", "DiskTrajDataset.takes_new_trajs=False"]
     for steps, is_told in ((8, True), (0, False)):
@@ -209,6 +211,11 @@ def test_collecting_for_a_dataset_that_takes_nothing(caplog: pytest.LogCaptureFi
         words = ["--config", "tiny.gin", *settings, f"Experiment.train_timesteps_per_epoch={steps}"]
         assert main(words) == 0
         assert any("thrown away" in text for text in caplog.messages) == is_told
+    capsys.readouterr()
+    before = sorted(Path("runs").rglob("*"))
+    assert main(["--config", "tiny.gin", *settings, "DiskTrajDataset.dset_root=runs", "--check"]) == 0
+    assert "with untrained weights" in capsys.readouterr().out  # on a batch of what is there
+    assert sorted(Path("runs").rglob("*")) == before
 
 
 def test_a_test_run_plays_whole_episodes(caplog: pytest.LogCaptureFixture) -> None:
