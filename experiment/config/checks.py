@@ -302,10 +302,10 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, part) for part in args)
     if isinstance(value, Macro) or _accepts_all(hint):
         return True
-    if kind is typing.Literal:
-        return any(value == arg and type(value) is type(arg) for arg in args)
     if isinstance(value, Reference):
         return _reference_fits(value, kind, args)
+    if kind is typing.Literal:
+        return any(value == arg and type(value) is type(arg) for arg in args)
     return _literal_fits(value, kind, args)
 
 
@@ -349,13 +349,15 @@ def _reference_fits(ref: Reference, kind: Any, args: tuple[Any, ...]) -> bool:
     made, wanted = matches[0].result_hint, args[-1] if args else Any
     if kind is type or kind in _CALLABLES:
         if not ref.is_called:
-            return _instance_fits(made, wanted)
+            return not matches[0].is_class or _instance_fits(made, wanted)
         if not isinstance(made, type):
             return True
         # What it makes may be callable itself; but `@Agent()` is not meant where an `@Agent` is to be.
-        is_product = not _accepts_all(wanted) and _instance_fits(made, wanted)
+        is_product = wanted is not object and not _is_unchecked(wanted) and issubclass(made, wanted)
         return any("__call__" in vars(base) for base in made.__mro__) and not is_product
-    return _instance_fits(made, kind) if ref.is_called else _is_unchecked(kind)
+    if ref.is_called:
+        return _instance_fits(made, kind)
+    return kind is not typing.Literal and _is_unchecked(kind)
 
 
 def _instance_fits(made: Any, hint: Any) -> bool:
