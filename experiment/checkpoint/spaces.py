@@ -11,12 +11,21 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from ...data.errors import visible
+from ...data.errors import FormatError, visible
 from ...data.spaces import PolicyActionSpace
 from ...envs import ActionMap, ObsLayout, is_text
 
 _LONGEST_TEXT = 2**16
 _MAX_NUMBERS = 2**26  # of an observation and an action together; a Box keeps two bounds for each
+_UNUSABLE = (
+    FormatError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AssertionError,  # of gymnasium
+    RecursionError,
+)  # what a header that describes no spaces may raise
 _MEND = "Fix: use a file that Loxodon wrote, of this version."
 
 
@@ -52,7 +61,7 @@ class EnvSpaces:
             found = None
             if size <= _MAX_NUMBERS:
                 found = cls(space_from_json(value["observation"]), space_from_json(value["action"]))
-        except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RecursionError) as error:
+        except _UNUSABLE as error:
             raise ValueError(f"The header of the file describes no spaces ({error!r}). {_MEND}") from error
         if found is None:
             raise ValueError(
@@ -130,7 +139,7 @@ def _num_numbers(value: dict[str, Any], *, is_one_hot: bool = False) -> int:
 def _plain(dtype: str) -> np.dtype[Any]:
     found = np.dtype(dtype)
     if found.kind not in "biuf":  # of others, one element alone can take gigabytes
-        raise TypeError(f"{found} is no dtype of numbers")
+        raise FormatError(f"{found} is no dtype of numbers")
     return found
 
 

@@ -136,11 +136,15 @@ class CheckpointManager:
         for folder in (self.states_dir, self.weights_dir, self.latest_path.parent, self.best_path.parent):
             folder.mkdir(parents=True, exist_ok=True)
         if clean and self.rank == 0:
-            for old in self.states_dir.glob("*.replaced"):
-                final = old.with_suffix("")
-                shutil.rmtree(old) if final.exists() else old.rename(final)
+            self._finish_replacing()
             for temp in self.states_dir.glob("*.tmp"):
                 shutil.rmtree(temp, ignore_errors=True)
+
+    def _finish_replacing(self) -> None:
+        """Of a checkpoint that took the place of an earlier one of its epoch: keep the one that is whole."""
+        for old in self.states_dir.glob("*.replaced"):
+            final = old.with_suffix("")
+            shutil.rmtree(old) if final.exists() else old.rename(final)
 
     # ---- whose folder this is ----
 
@@ -318,14 +322,11 @@ class CheckpointManager:
     def _saving(self, epoch: int) -> Iterator[Path]:
         """The temporary folder of a save; if that fails, everything is as before it and the error says so."""
         temp = self.states_dir / f"{self.run_name}_epoch_{epoch}.tmp"
-        final = self.state_dir(epoch)
         try:
             yield temp
         except (OSError, SafetensorError, RuntimeError) as error:  # the last is what torch.save makes of it
             with contextlib.suppress(OSError):
-                replaced = final.with_name(final.name + ".replaced")
-                if replaced.exists() and not final.exists():
-                    replaced.rename(final)
+                self._finish_replacing()
             shutil.rmtree(temp, ignore_errors=True)
             epochs = self.complete_epochs()
             there_are = f"Intact ones are of epochs {epochs}" if epochs else "There is no earlier one"

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import tokenize
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -133,17 +133,11 @@ class Binding:
         return f"{scoped}.{self.param}" if self.param else scoped
 
 
-def references_in(value: Any) -> Iterator[Reference | Macro]:
+def references_in(value: Any) -> list[Reference | Macro]:
     """References and macros anywhere inside a bound value."""
-    if isinstance(value, (Reference, Macro)):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from references_in(key)
-            yield from references_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from references_in(item)
+    found: list[Reference | Macro] = []
+    with_references(value, found.append)
+    return found
 
 
 def with_references(value: Any, change: Callable[[Reference | Macro], Any]) -> Any:
