@@ -23,7 +23,7 @@ from ...envs import ActionCode, ActionMap, ObsLayout, is_text
 from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
 from ..config.reading import Reference, parse_statements, references_in, without_macros
-from ..config.registry import preserved_config
+from ..config.registry import cleared_config
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .record import version_of
 from .spaces import EnvSpaces
@@ -245,8 +245,7 @@ def _build_agent(
     trust: Sequence[str],
 ) -> BaseAgent:
     """The agent as the header describes it, with new weights."""
-    with preserved_config(), torch.random.fork_rng(devices=[]):
-        gin.clear_config()
+    with cleared_config(), torch.random.fork_rng(devices=[]):
         try:
             types = _bind(info, trust)
             build = functools.partial(

@@ -17,15 +17,8 @@ from ...envs import ActionMap, ObsLayout, is_text
 
 _LONGEST_TEXT = 2**16
 _MAX_NUMBERS = 2**26  # of an observation and an action together; a Box keeps two bounds for each
-_UNUSABLE = (
-    FormatError,
-    LookupError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    AssertionError,  # of gymnasium
-    RecursionError,
-)  # what a header that describes no spaces may raise
+# What may be raised by what describes no spaces; AssertionErrors are gymnasium's.
+_UNUSABLE = (FormatError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RecursionError)
 _MEND = "Fix: use a file that Loxodon wrote, of this version."
 
 

@@ -165,28 +165,21 @@ _PRESERVING = threading.RLock()
 
 
 @contextmanager
-def preserved_config() -> Iterator[None]:
-    """Put gin's configuration back afterwards, whatever the block does: bindings, what was used, the lock.
+def cleared_config() -> Iterator[None]:
+    """An empty configuration of gin, unlocked, for the block; what was there, and the lock, is back afterwards.
 
     gin's public texts would not do: they leave out values that cannot be written, such as objects. What the
     block imports stays registered. One block at a time; other threads see what the block does.
     """
     config = gin.config
+    tables: tuple[Any, ...] = (config._CONFIG, config._OPERATIVE_CONFIG, config._SINGLETONS, config._IMPORTS)
     with _PRESERVING:
-        bindings = {key: dict(values) for key, values in config._CONFIG.items()}
-        operative = {key: dict(values) for key, values in config._OPERATIVE_CONFIG.items()}
-        singletons, imports = dict(config._SINGLETONS), set(config._IMPORTS)
-        was_locked = config.config_is_locked()
-        config._set_config_is_locked(False)
+        before, was_locked = [table.copy() for table in tables], config.config_is_locked()
+        gin.clear_config()  # so that nothing inside the tables is changed; unlocks too
         try:
             yield
         finally:
-            for table, before in (
-                (config._CONFIG, bindings),
-                (config._OPERATIVE_CONFIG, operative),
-                (config._SINGLETONS, singletons),
-                (config._IMPORTS, imports),
-            ):
+            for table, content in zip(tables, before, strict=True):
                 table.clear()
-                table.update(before)
+                table.update(content)
             config._set_config_is_locked(was_locked)
