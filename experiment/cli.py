@@ -69,7 +69,7 @@ def main(
     logging.getLogger("loxodon").setLevel(logging.INFO)
     try:
         config = load_config(args.config, overrides(args))
-        for warning in config.warnings:
+        for warning in config.source.warnings:
             _say(f"warning: {warning}", error=True)
         if args.print_config or args.check:
             _say(config.text())

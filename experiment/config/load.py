@@ -16,7 +16,7 @@ import gin
 
 from . import checks, registry
 from .checks import Node, shown
-from .reading import Binding, ConfigError, raise_if_any, read_source, with_references
+from .reading import Binding, ConfigError, Source, raise_if_any, read_source, with_references
 from .registry import MACRO, MISSING
 
 _COMMENT_COLUMN = 60
@@ -29,16 +29,12 @@ class LoadedConfig:
     Attributes:
         bindings: in order, with full selectors; later ones replace earlier ones.
         root: what will be called.
-        files: the config files, as shown to the user.
-        imports: import statements of the files.
-        warnings: texts for the user about what is legal and probably not meant.
+        source: what was read, with its files, imports, and warnings for the user.
     """
 
     bindings: tuple[Binding, ...]
     root: Node
-    files: tuple[str, ...]
-    imports: tuple[str, ...]
-    warnings: tuple[str, ...]
+    source: Source
 
     def text(self) -> str:
         """A gin text that sets the same values; each line says where its value comes from.
@@ -52,7 +48,7 @@ class LoadedConfig:
         remaining = checks.remaining(self.bindings)
         kept = [b for b in remaining if b.key not in gone]
         blocks = [
-            list(dict.fromkeys(self.imports)),
+            list(dict.fromkeys(self.source.imports)),
             [_bound(b) for b in kept if b.selector == MACRO],
             *(self._block(node) for node in found.nodes.values()),
             [_bound(b) for b in kept if b.selector != MACRO and b.key not in found.seen],
@@ -104,9 +100,7 @@ def load_config(
     for b in bindings:
         value = with_references(b.value, lambda ref: gin.config.parse_value(repr(ref)))
         gin.bind_parameter((b.scope, b.selector, b.param), value)
-    return LoadedConfig(
-        tuple(bindings), start, tuple(source.files), tuple(source.imports), tuple(source.warnings)
-    )
+    return LoadedConfig(tuple(bindings), start, source)
 
 
 # --- as text --------------------------------------------------------------------------------------------
@@ -157,7 +151,7 @@ def explained(config: LoadedConfig) -> Iterator[None]:
             raise
         callers = re.findall(r"In call to configurable '([\w.]+)'", text)
         message = re.sub(r"\n\s+In call to configurable .*", "", text, flags=re.DOTALL).strip()
-        where = ", ".join(_places(message, callers, config) or config.files)
+        where = ", ".join(_places(message, callers, config) or config.source.files)
         raise_if_any([f"{where}: {message}"])
 
 

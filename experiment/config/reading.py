@@ -190,7 +190,11 @@ def bindings_in(text: str) -> list[Binding]:
 
 @dataclass
 class Source:
-    """Everything that was read, in order: later bindings replace earlier ones."""
+    """Everything that was read, in order: later bindings replace earlier ones.
+
+    warnings: texts about what is legal and probably not meant. files: as shown to the user. imports: import
+    statements of the files. problems: texts for an error. num_opened: files, and the overrides.
+    """
 
     bindings: list[Binding] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

@@ -166,7 +166,7 @@ _PRESERVING = threading.RLock()
 
 @contextmanager
 def cleared_config() -> Iterator[None]:
-    """An empty configuration of gin, unlocked, for the block; what was there, and the lock, is back afterwards.
+    """An empty configuration of gin, unlocked, for the block; then the one before is back, its lock too.
 
     gin's public texts would not do: they leave out values that cannot be written, such as objects. What the
     block imports stays registered. One block at a time; other threads see what the block does.

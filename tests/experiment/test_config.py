@@ -340,10 +340,10 @@ def test_a_value_marked_as_required_must_be_replaced() -> None:
 
 
 def test_twice_in_one_file_warns_and_across_files_does_not() -> None:
-    (warning,) = load("CfgRun.epochs = 1\nCfgRun.epochs = 2").warnings
+    (warning,) = load("CfgRun.epochs = 1\nCfgRun.epochs = 2").source.warnings
     assert "a.gin:4: CfgRun.epochs was set in line 3 too" in warning
     Path("b.gin").write_text(BASE + "CfgRun.epochs = 1\n")
-    assert load("CfgRun.epochs = 2", base="include 'b.gin'\n").warnings == ()
+    assert load("CfgRun.epochs = 2", base="include 'b.gin'\n").source.warnings == []
 
 
 # --- after building ------------------------------------------------------------------------------------
