@@ -41,7 +41,7 @@ def test_the_first_preset_is_among_them() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_sound(name: str) -> None:
-    assert load_config([name]).warnings == ()
+    assert load_config([name]).source.warnings == []
 
 
 @pytest.mark.parametrize("name", PRESETS)

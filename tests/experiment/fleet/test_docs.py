@@ -28,7 +28,7 @@ def test_a_command_of_the_page_is_understood(command: str) -> None:
         words += ["--actors", str(args.actors)]
     parsed = parse(words)
     try:
-        assert load_config(parsed.config, overrides(parsed)).warnings == ()
+        assert load_config(parsed.config, overrides(parsed)).source.warnings == []
     finally:
         gin.clear_config()
 
