@@ -139,8 +139,7 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str, on_mi
     check_spaces(
         EnvSpaces.from_json(saved["spaces"]),
         own.spaces,
-        claim=f"{beginning} is of another environment",
-        where="the checkpoint",
+        what=beginning,
         mend="resume with the environment it was trained in, or choose another run_name for a new run.",
     )
     written_by, here = saved["packages"].get("loxodon"), own.packages.get("loxodon")
@@ -222,8 +221,7 @@ def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -
     check_spaces(
         info.env_spaces(),
         own,
-        claim=f"The policy in {path} is of another environment than this process",
-        where="the policy",
+        what=f"The policy in {path}",
         mend="start actors and learner with the same config, or another run_name.",
     )
     if warns and info.loxodon is not None and info.loxodon != here:

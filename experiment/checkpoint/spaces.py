@@ -175,40 +175,34 @@ def _array(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarr
     return np.array(numbers, dtype).reshape(shape)
 
 
-def check_spaces(saved: EnvSpaces | None, own: EnvSpaces, *, claim: str, where: str, mend: str) -> None:
+def check_spaces(saved: EnvSpaces | None, own: EnvSpaces, *, what: str, mend: str) -> None:
     """Refuse what was made for another environment; None fits all.
 
     Args:
         saved: what the file says.
         own: of this run.
-        claim: how the error begins, such as "The policy in x is of another environment".
-        where: what it calls the file, such as "the checkpoint".
+        what: how the error begins, such as "The policy in x".
         mend: what it says after "Fix:".
 
     Raises: ValueError naming each difference.
     """
-    if saved is not None and (differences := space_differences(saved, own, where)):
-        raise ValueError(f"{claim}: {'; '.join(differences)}. Fix: {mend}")
+    if saved is not None and (differences := space_differences(saved, own)):
+        raise ValueError(f"{what} is of another environment: {'; '.join(differences)}. Fix: {mend}")
 
 
-def space_differences(saved: EnvSpaces, own: EnvSpaces, where: str) -> list[str]:
-    """What keeps a policy for `saved` from acting in `own`, one text per observation, one for the actions.
+def space_differences(saved: EnvSpaces, own: EnvSpaces) -> list[str]:
+    """What keeps a policy for `saved`, of a file, from acting in `own`, one text per observation or action.
 
     Bounds of observations do not count: nothing depends on them. Those of actions do.
-
-    Args:
-        saved: what the file says.
-        own: of this run.
-        where: what to call the file, such as "the checkpoint".
     """
     theirs, ours = saved.policy_observation.spaces, own.policy_observation.spaces
-    found = [f"observation {key!r} is only in {where}" for key in theirs if key not in ours]
-    found += [f"observation {key!r} is not in {where}" for key in ours if key not in theirs]
+    found = [f"observation {key!r} is only in the file" for key in theirs if key not in ours]
+    found += [f"observation {key!r} is not in the file" for key in ours if key not in theirs]
     for key in theirs.keys() & ours.keys():
         if _signature(theirs[key]) != _signature(ours[key]):
-            found.append(f"observation {key!r} is {theirs[key]} in {where} and {ours[key]} here")
+            found.append(f"observation {key!r} is {theirs[key]} in the file and {ours[key]} here")
     if saved.action != own.action:
-        found.append(f"the action space is {saved.action} in {where} and {own.action} here")
+        found.append(f"the action space is {saved.action} in the file and {own.action} here")
     return sorted(map(visible, found))
 
 

@@ -146,8 +146,7 @@ class WarmStart(Callback):
             check_spaces(
                 info.env_spaces(),
                 run.env_spaces,
-                claim=f"WarmStart.source: {path} is of another environment",
-                where="the file",
+                what=f"WarmStart.source: {path}",
                 mend="name a policy of an environment with these spaces.",
             )
             line = load_what_fits(run.policy, weights, str(path))

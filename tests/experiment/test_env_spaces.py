@@ -51,7 +51,7 @@ def test_differences_name_each_observation_and_the_actions() -> None:
         image=spaces.Box(0, 255, (9, 9), np.uint8),
         same=spaces.Discrete(4),
     )
-    found = space_differences(saved, own, "the file")
+    found = space_differences(saved, own)
     assert found == [
         "observation 'gone' is only in the file",
         "observation 'image' is Box(0, 255, (8, 8), uint8) in the file and Box(0, 255, (9, 9), uint8) here",
@@ -63,6 +63,6 @@ def test_differences_name_each_observation_and_the_actions() -> None:
 def test_bounds_count_for_actions_only() -> None:
     one = env(spaces.Box(-1, 1, (2,)), x=spaces.Box(0, 1, (3,)))
     two = env(spaces.Box(-2, 2, (2,)), x=spaces.Box(0, 9, (3,)))
-    assert [text.split(" is ")[0] for text in space_differences(one, two, "f")] == ["the action space"]
-    assert space_differences(one, one, "f") == []
+    assert [text.split(" is ")[0] for text in space_differences(one, two)] == ["the action space"]
+    assert space_differences(one, one) == []
     assert one.digest() == EnvSpaces(one.observation, one.action).digest() != two.digest()
