@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -28,6 +29,20 @@ def atomic_write(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
     except BaseException:
         with contextlib.suppress(OSError):  # of the two errors the first says more
             temp.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Gives a new folder to fill, which becomes `path` at once at the end; an error leaves nothing of it."""
+    temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temp, ignore_errors=True)
+    try:
+        temp.mkdir(parents=True)
+        yield temp
+        temp.rename(path)
+    except BaseException:
+        shutil.rmtree(temp, ignore_errors=True)
         raise
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import gin
 
-from ..files import fsync, write_text
+from ..files import atomic_folder, fsync, write_text
 from ..logs import wandb_files_in
 
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
@@ -224,6 +224,10 @@ class FolderStore(ArtifactStore):
             else:
                 temp.mkdir()
                 shutil.copyfile(files, temp / files.name)
+            if (temp / METADATA).exists():
+                raise ValueError(
+                    f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename it."
+                )
             facts = {
                 "format_version": FORMAT_VERSION,
                 "name": name,
@@ -252,19 +256,15 @@ class FolderStore(ArtifactStore):
             run = name.partition("/")[0]
             raise unknown_artifact(reference, run, self.list(run), self)
         stored = json.loads((source / METADATA).read_text(encoding="utf-8"))["files"]
-        temp = folder.with_name(f".{folder.name}-{os.getpid()}.tmp")
-        shutil.rmtree(temp, ignore_errors=True)
-        try:
-            shutil.copytree(source, temp, ignore=lambda at, _: [METADATA] if Path(at) == source else [])
+        with atomic_folder(folder) as temp:
+            shutil.copytree(source, temp, dirs_exist_ok=True)
+            (temp / METADATA).unlink()
             copied = _digests(temp)
             if changed := sorted({name for name, _ in stored.items() ^ copied.items()}):
                 raise ValueError(
                     f"{source} is damaged: {', '.join(changed)} differ(s) from what was stored. "
                     f"Fix: delete that folder and use another version of {name}."
                 )
-            temp.rename(folder)
-        finally:
-            shutil.rmtree(temp, ignore_errors=True)
         return folder
 
     def list(self, run: str | None = None) -> list[ArtifactInfo]:
@@ -403,15 +403,12 @@ class WandbStore(ArtifactStore):
         known = self._downloads / f"{_collection(name)}-{wanted}"
         if not known.is_dir():  # only versions have such a folder, and versions never change
             path = self._project_path(f"{_collection(name)}:{wanted}")
-            temp = self._downloads / f".{os.getpid()}.tmp"
-            shutil.rmtree(temp, ignore_errors=True)
-            temp.parent.mkdir(parents=True, exist_ok=True)
             with self._server(f"artifact {path}") as api, wandb_files_in(self._folder):
                 artifact = api.artifact(path)
-                artifact.download(root=str(temp))
-            known = self._downloads / f"{_collection(name)}-{artifact.version}"
-            shutil.rmtree(known, ignore_errors=True)
-            temp.rename(known)
+                known = self._downloads / f"{_collection(name)}-{artifact.version}"
+                if not known.is_dir():
+                    with atomic_folder(known) as temp:
+                        artifact.download(root=str(temp))
         return Path(shutil.copytree(known, folder))
 
     def list(self, run: str | None = None) -> list[ArtifactInfo]:
@@ -457,7 +454,8 @@ class WandbStore(ArtifactStore):
         found = []
         for name in (f"{run}/{what}" for what in _WANDB_TYPES):
             for path in sorted(self._downloads.glob(f"{_collection(name)}-v*")):
-                found.append(ArtifactInfo(name, path.name.rpartition("-")[2]))
+                if version_number(version := path.name.rpartition("-")[2]) is not None:
+                    found.append(ArtifactInfo(name, version))
         return found
 
     def _project_path(self, name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import gin
 
+from ..files import atomic_folder
 from .stores import CONTENT, POLICY, STATE, ArtifactStore, RunAccess
 
 logger = logging.getLogger("loxodon")
@@ -106,21 +107,15 @@ class Uploads:
 
     def _pack(self, note: Mapping[str, Any], source: Path, content: str) -> None:
         """Link the files into a folder, which appears when it is complete."""
-        final = self._folder / f"{time.time_ns():020d}"
-        temp = final.with_suffix(".tmp")
-        files = temp / _FILES
-        files.mkdir(parents=True)
-        try:
+        with atomic_folder(self._folder / f"{time.time_ns():020d}") as temp:
+            files = temp / _FILES
+            files.mkdir()
             if source.is_dir():
                 shutil.copytree(source, files / content, copy_function=_link)
             else:
                 _link(source, files / content)
             (files / CONFIG_FILE).write_text(gin.operative_config_str(), encoding="utf-8")
             (temp / _NOTE).write_text(json.dumps(note), encoding="utf-8")
-            temp.rename(final)
-        except BaseException:
-            shutil.rmtree(temp, ignore_errors=True)
-            raise
 
     def _waiting(self) -> dict[str, Path]:
         """The newest parcel of each artifact, oldest first; others and what is no parcel are removed."""

@@ -140,6 +140,9 @@ def test_damage_is_noticed(store: FolderStore, files: Path, tmp_path: Path) -> N
 def test_names_that_would_mean_something_else_are_refused(store: FolderStore, files: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"is no reference to an artifact.*Fix: name run"):
         store.put(name, files, metadata={})
+    (files / "metadata.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"metadata.json is the name.*Fix: rename"):
+        store.put("run/own", files, metadata={})
     assert store.list() == []
 
 
