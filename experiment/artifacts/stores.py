@@ -226,7 +226,8 @@ class FolderStore(ArtifactStore):
                 shutil.copyfile(files, temp / files.name)
             if (temp / METADATA).exists():
                 raise ValueError(
-                    f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename it."
+                    f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename "
+                    "it."
                 )
             facts = {
                 "format_version": FORMAT_VERSION,

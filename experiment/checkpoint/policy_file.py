@@ -91,16 +91,10 @@ def write_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, str])
         ) from error
 
 
-def read_info(path: Path) -> PolicyInfo | None:
-    """Header of a policy file, or None when there is no file.
-
-    Raises: ValueError if it is no such file.
-    """
-    try:
-        with _opened(path) as file:
-            return _info(file.metadata() or {}, path)
-    except FileNotFoundError:
-        return None
+def read_info(path: Path) -> PolicyInfo:
+    """Header of a policy file. Raises: FileNotFoundError; ValueError if it is no such file."""
+    with _opened(path) as (_, info):
+        return info
 
 
 def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
@@ -109,8 +103,7 @@ def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
     Raises: FileNotFoundError; ValueError if it is no policy file. Nothing is ever unpickled.
     """
     try:
-        with _opened(path) as file:
-            info = _info(file.metadata() or {}, path)
+        with _opened(path) as (file, info):
             return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise FileNotFoundError(
@@ -206,37 +199,30 @@ def _some(names: list[str]) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """The file as safetensors opens it; whatever is wrong with its form is one error."""
+def _opened(path: Path) -> Iterator[tuple[Any, PolicyInfo]]:
+    """The file as safetensors opens it, and its header; whatever is wrong with its form is one error."""
     try:
         with safe_open(path, framework="pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise _unreadable(path, error) from error
+            yield file, _info(file.metadata() or {})
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not a readable safetensors file ({error}). Fix: delete it or use another one."
+        ) from error
 
 
-def _info(header: Mapping[str, str], path: Path) -> PolicyInfo:
+def _info(header: Mapping[str, str]) -> PolicyInfo:
     def number(name: str, kind: Any) -> Any:
         return kind(header[name]) if name in header else None
 
-    try:
-        return PolicyInfo(
-            version=number("version", int) or 0,
-            epoch=number("epoch", int) or 0,
-            is_final=header.get("is_final") == "1",
-            published_s=number("published_s", float),
-            format=number("loxodon_format", int),
-            loxodon=None if "loxodon" not in header else visible(header["loxodon"]),
-            spaces=header.get("spaces"),
-            gin=header.get("gin"),
-            types=header.get("types"),
-            max_seq_len=number("max_seq_len", int),
-        )
-    except ValueError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"{path} is not a readable safetensors file ({error}). Fix: delete it or use another one."
+    return PolicyInfo(
+        version=number("version", int) or 0,
+        epoch=number("epoch", int) or 0,
+        is_final=header.get("is_final") == "1",
+        published_s=number("published_s", float),
+        format=number("loxodon_format", int),
+        loxodon=None if "loxodon" not in header else visible(header["loxodon"]),
+        spaces=header.get("spaces"),
+        gin=header.get("gin"),
+        types=header.get("types"),
+        max_seq_len=number("max_seq_len", int),
     )
