@@ -8,6 +8,7 @@ import importlib
 import sys
 import tokenize
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,14 +16,14 @@ from typing import Any
 import gin
 import numpy as np
 import torch
-from gin.config_parser import BindingStatement, ImportStatement
+from gin.config_parser import ImportStatement
 from torch import nn
 
 from ...agents import BaseAgent
 from ...envs import ActionCode, ActionMap, ObsLayout, is_text
 from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
-from ..config.reading import Reference, parse_statements, references_in, without_macros
+from ..config.reading import Binding, Reference, bindings_in, parse_statements, references_in, without_macros
 from ..config.registry import cleared_config
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .record import version_of
@@ -293,9 +294,9 @@ def _bind(info: PolicyInfo, trust: Sequence[str]) -> dict[str, Any]:
         for field, base in _BASES.items()
         if isinstance(names, dict) and isinstance(names.get(field), str)
     }
-    values = _read_gin(info.gin or "", trust)
-    lines = [f"{key} = {value!r}" for key, value in values.items() if _is_kept(key, value, trust)]
-    gin.parse_config("\n".join(lines))
+    bindings = _read_gin(info.gin or "", trust)
+    gin.parse_config("\n".join(f"{b.key} = {b.value!r}" for b in bindings if _is_kept(b, trust)))
+    values = {b.key: b.value for b in bindings}
     for field, base in _BASES.items():
         value = values.get(f"Experiment.{field}")
         found = registry.find(value.name) if isinstance(value, Reference) and not value.is_called else []
@@ -310,43 +311,39 @@ def _bind(info: PolicyInfo, trust: Sequence[str]) -> dict[str, Any]:
     return types
 
 
-def _read_gin(text: str, trust: Sequence[str]) -> dict[str, Any]:
-    """Values of a gin text by their left sides, without macros. Of its imports, those in `trust` are done."""
+def _read_gin(text: str, trust: Sequence[str]) -> list[Binding]:
+    """Bindings of a gin text, macros replaced by their values. Of its imports, those in `trust` are done."""
     try:
-        statements = parse_statements(text)
+        imports = [one for one in parse_statements(text) if isinstance(one, ImportStatement)]
+        bindings = bindings_in(text)
     except (SyntaxError, tokenize.TokenError) as error:
         raise ValueError(
             f"its gin configuration cannot be read ({error}). Fix: use a file that Loxodon wrote."
         ) from error
-    values, macros = {}, {}
-    for one in statements:
-        if isinstance(one, ImportStatement) and is_trusted(one.module, trust):
+    for one in imports:
+        if is_trusted(one.module, trust):
             with contextlib.suppress(ImportError):  # environments, for one, need not be installed here
                 importlib.import_module(one.module)
-        elif isinstance(one, BindingStatement):
-            scoped = f"{one.scope}/{one.selector}" if one.scope else one.selector
-            if one.arg_name:
-                values[f"{scoped}.{one.arg_name}"] = one.value
-            else:
-                macros[scoped] = one.value
-    return {key: without_macros(value, macros) for key, value in values.items()}
+    macros = {b.scope: b.value for b in bindings if b.selector == registry.MACRO}
+    return [
+        replace(b, value=without_macros(b.value, macros)) for b in bindings if b.selector != registry.MACRO
+    ]
 
 
-def _is_kept(key: str, value: Any, trust: Sequence[str]) -> bool:
+def _is_kept(binding: Binding, trust: Sequence[str]) -> bool:
     """Whether a binding is one of what agents and networks are given.
 
     Raises: ValueError if it is, and refers to something else.
     """
-    selector = key.rpartition("/")[2].rpartition(".")[0]
-    if not any(_is_part(found, trust) for found in registry.find(selector)):
+    if not any(_is_part(found, trust) for found in registry.find(binding.selector)):
         return False
-    for named in references_in(value):
+    for named in references_in(binding.value):
         for found in registry.find(named.name) if isinstance(named, Reference) else ():
             if not _is_part(found, trust):
                 module = found.wrapped.__module__
                 raise ValueError(
-                    f"{key} names {named!r} of the module {module!r}, but a policy file may only name "
-                    "networks and what loxodon.agents and loxodon.nets define. Fix: if you trust that "
+                    f"{binding.key} names {named!r} of the module {module!r}, but a policy file may only "
+                    "name networks and what loxodon.agents and loxodon.nets define. Fix: if you trust that "
                     f"with arguments of this file's choice, load_policy(..., trust=({module!r},))."
                 )
     return True

@@ -194,7 +194,7 @@ def bindings_of(text: str) -> dict[str, str]:
     found = {}
     for one in bindings:
         # The shortest name this process has for a configurable, so that two texts write it alike.
-        matches = registry.find(one.selector) if one.param else []
+        matches = registry.find(one.selector) if one.selector != registry.MACRO else []
         named = replace(one, selector=matches[0].name) if len(matches) == 1 else one
         found[named.key] = repr(named.value)
     return found

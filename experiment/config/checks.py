@@ -64,14 +64,9 @@ MOVED: dict[str, str] = {
 
 
 def resolved(bindings: Iterable[Binding]) -> list[Binding]:
-    """The bindings of known classes, with full selectors; macros become bindings of `gin.macro`."""
-    found = []
-    for b in bindings:
-        if not b.param:
-            found.append(dataclasses.replace(b, scope=b.key, selector=MACRO, param="value"))
-        elif len(matches := registry.find(b.selector)) == 1:
-            found.append(dataclasses.replace(b, selector=matches[0].selector))
-    return found
+    """The bindings of known classes, with full selectors."""
+    found = ((b, registry.find(b.selector)) for b in bindings)
+    return [dataclasses.replace(b, selector=matches[0].selector) for b, matches in found if len(matches) == 1]
 
 
 def remaining(bindings: Iterable[Binding]) -> list[Binding]:
@@ -98,9 +93,8 @@ def macros_of(bindings: Iterable[Binding]) -> dict[str, Binding]:
 def short_key(binding: Binding) -> str:
     """The left side of a binding with the shortest name of its class."""
     if binding.selector == MACRO:
-        return binding.scope
-    name = registry.find(binding.selector)[0].name
-    return f"{binding.scope}/{name}.{binding.param}" if binding.scope else f"{name}.{binding.param}"
+        return binding.key
+    return dataclasses.replace(binding, selector=registry.find(binding.selector)[0].name).key
 
 
 def shown(binding: Binding) -> str:
@@ -184,13 +178,13 @@ def _followed(
 
 def unknown_names(bindings: Sequence[Binding]) -> list[str]:
     """Bindings, as read, of unknown classes and parameters, and values that refer to what is unknown."""
-    macros = {b.key for b in bindings if not b.param}
-    in_files = {b.key for b in bindings if not b.param and b.origin.file != COMMAND_LINE}
+    macros = set(macros_of(bindings))
+    in_files = set(macros_of(b for b in bindings if b.origin.file != COMMAND_LINE))
     found: list[str] = []
     for binding in bindings:
-        if binding.param:
+        if binding.selector != MACRO:
             found += _unknown_target(binding)
-        elif binding.key not in in_files:
+        elif binding.scope not in in_files:
             found.append(_unknown_override(binding, macros))
         for ref in references_in(binding.value):
             found += _unknown_reference(ref, binding, macros)

@@ -23,7 +23,7 @@ from typing import Any
 import gin
 from gin import config_parser
 
-from .registry import all_known
+from .registry import MACRO, all_known
 
 COMMAND_LINE = "command line"
 PRESET_PACKAGE = "loxodon.gin_configs"
@@ -116,7 +116,7 @@ class Macro:
 
 @dataclass(frozen=True)
 class Binding:
-    """One line `scope/selector.param = value`. A macro's line `NAME = value` has an empty `param`."""
+    """One line `scope/selector.param = value`. For `NAME = value` it is `NAME/gin.macro.value`, as in gin."""
 
     scope: str
     selector: str
@@ -129,8 +129,10 @@ class Binding:
     @property
     def key(self) -> str:
         """The left side as text."""
+        if self.selector == MACRO:
+            return self.scope
         scoped = f"{self.scope}/{self.selector}" if self.scope else self.selector
-        return f"{scoped}.{self.param}" if self.param else scoped
+        return f"{scoped}.{self.param}"
 
 
 def references_in(value: Any) -> list[Reference | Macro]:
@@ -287,7 +289,10 @@ def read_source(configs: Sequence[str], overrides: Iterable[tuple[str, str]] = (
 
 
 def _binding(statement: Any, origin: Origin, number: int) -> Binding:
-    return Binding(statement.scope, statement.selector, statement.arg_name, statement.value, origin, number)
+    scope, selector, param = statement.scope, statement.selector, statement.arg_name
+    if not param:
+        scope, selector, param = f"{scope}/{selector}" if scope else selector, MACRO, "value"
+    return Binding(scope, selector, param, statement.value, origin, number)
 
 
 def _shown(path: Path) -> str:
