@@ -36,7 +36,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...data.errors import FormatError, visible
+from ...data.errors import FormatError, check_choice, visible
 from ..files import fsync, write_text
 from ..numbers import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
@@ -114,11 +114,7 @@ class CheckpointManager:
         check_number("CheckpointManager.every_minutes", every_minutes, above=0, optional=True)
         self.keep, self.keep_every = keep, keep_every
         self.every_minutes, self.exact_resume = every_minutes, exact_resume
-        if on_mismatch not in ("error", "warn"):
-            raise ValueError(
-                f"CheckpointManager.on_mismatch is {on_mismatch!r}, allowed are 'error' and 'warn'. "
-                "Fix: bind one of these."
-            )
+        check_choice("CheckpointManager.on_mismatch", on_mismatch, ("error", "warn"))
         self.best_by, self.lowest_is_best, self.on_mismatch = best_by, lowest_is_best, on_mismatch
         self.root, self.run_name, self.rank, self.num_ranks = run_dir / "ckpts", run_name, rank, num_ranks
         self.facts = facts

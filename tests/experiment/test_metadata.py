@@ -143,7 +143,7 @@ def test_another_major_version_is_refused_unless_it_is_allowed(
         gin.parse_config("CheckpointManager.on_mismatch = 'warn'")
     started(tmp_path).load_checkpoint()
     gin.parse_config("CheckpointManager.on_mismatch = 'ask'")
-    with pytest.raises(ValueError, match=r"on_mismatch is 'ask', allowed are 'error' and 'warn'. Fix:"):
+    with pytest.raises(ValueError, match=r"on_mismatch is 'ask'; allowed are 'error', 'warn'. Fix:"):
         started(tmp_path)
 
 
