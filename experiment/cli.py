@@ -26,7 +26,7 @@ from .fleet.actors import (
     this_program,
     without,
 )
-from .fleet.supervisor import attach_leash
+from .fleet.supervisor import end_with_parent
 from .plots import curves_of
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
@@ -62,7 +62,7 @@ def main(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse(words)
-    attach_leash()
+    end_with_parent()
     own_program = this_program() if argv is None else library_program()
     pool = pool or functools.partial(local_pool, program=own_program)
     logging.basicConfig(format="%(levelname)s: %(message)s")

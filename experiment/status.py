@@ -6,10 +6,11 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from .fleet.overview import Overview, overview
+from .fleet.overview import as_text, overview
 
 NO_RUN, NOBODY = 2, 3
 _PERIOD_S = 2.0  # of --watch
@@ -43,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         pass
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
-    return 0 if view.num_alive else NOBODY
+    return 0 if view["alive"] else NOBODY
 
 
-def _show(view: Overview, *, as_json: bool, clears: bool) -> None:
-    text = json.dumps(view.as_json()) if as_json else view.as_text()
+def _show(view: Mapping[str, Any], *, as_json: bool, clears: bool) -> None:
+    text = json.dumps(view) if as_json else as_text(view)
     sys.stdout.write((_CLEAR if clears and not as_json else "") + text + "\n")
     sys.stdout.flush()
 

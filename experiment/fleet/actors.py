@@ -14,7 +14,7 @@ import gin
 
 from ...envs import num_usable_cores
 from ..contracts import RunContext
-from .supervisor import LEASH, ActorSupervisor
+from .supervisor import ActorSupervisor
 
 _ENTRY = "import sys; from loxodon.experiment.cli import main; sys.exit(main())"
 _FLAGS = ("--resume",)  # options without a value
@@ -156,10 +156,10 @@ def without(words: Sequence[str], *names: str) -> list[str]:
 
 
 def actor_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an actor: leashed, unbuffered, one BLAS thread, and no rank of its learner's."""
+    """The environment of an actor: unbuffered, one BLAS thread, and no rank of its learner's."""
     kept = {
         name: value
         for name, value in environment.items()
         if name in _KEPT or not (name in _RANK_NAMES or name.startswith(_RANK_PREFIXES))
     }
-    return {"OMP_NUM_THREADS": "1", **kept, "PYTHONUNBUFFERED": "1", LEASH: "stdin"}
+    return {"OMP_NUM_THREADS": "1", **kept, "PYTHONUNBUFFERED": "1"}

@@ -20,7 +20,7 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stoppe
 ENDED_STATES = ("stopped", "failed", "finished")
 ROLES = ("both", "learner", "actor")
 STATUS_FOLDER = "status"
-TOTALS_NAME = "totals.json"  # of the learner, in the same folder; see pace.py
 PERIOD_S = 0.4  # between two heartbeats
 STALE_S = 30.0  # a process of another machine that has been silent for longer counts as dead
 LEARNER = Office(
@@ -254,6 +253,8 @@ class Beat:
         state: one of STATES. note: what it waits for, or its last error.
         env_steps: that it collected (with role "both", those of the whole run up to it).
         policy_version: it acts with, or has published.
+        began_env_steps, began_updates: of the run, when training began; a learner's, None before.
+        forgotten_env_steps: of actors whose files are gone; a learner's.
         buffer: folder with the trajectories (`.../buffer`). buffer_files: how many it has seen there.
         machine: see machine_id. modified: unix seconds, by the clock of the file system.
         life: "alive"; "ended" after it said so; "dead" if it went without a word. A process of this machine
@@ -276,6 +277,9 @@ class Beat:
     gradient_steps: int = 0
     updates_per_s: float = 0.0
     policy_version: int = 0
+    began_env_steps: int | None = None
+    began_updates: int | None = None
+    forgotten_env_steps: int = 0
     buffer: str | None = None
     buffer_files: int | None = None
     loxodon: str | None = None
@@ -299,7 +303,7 @@ def read_heartbeats(run_dir: Path) -> list[Beat]:
     """The last heartbeat of every process of a run, oldest process first; unreadable files are left out."""
     beats = []
     for path in (Path(run_dir) / STATUS_FOLDER).glob("*.json"):
-        if path.name == TOTALS_NAME or not path.is_file():  # reading a pipe would wait for its writer
+        if not path.is_file():  # reading a pipe would wait for its writer
             continue
         try:
             with path.open("rb") as file:
@@ -311,6 +315,20 @@ def read_heartbeats(run_dir: Path) -> list[Beat]:
         if beat.role in ROLES and beat.state in STATES:
             beats.append(beat)
     return sorted(beats, key=lambda beat: (beat.started, beat.host, beat.pid))
+
+
+def newest_learner(beats: Iterable[Beat]) -> Beat | None:
+    """The learner of the run, be it dead; None if there never was one. beats: oldest process first."""
+    return next((b for b in reversed(list(beats)) if b.role != "actor" and b.rank == 0), None)
+
+
+def env_steps_of(beats: Iterable[Beat]) -> int:
+    """Env steps of the whole run."""
+    beats = list(beats)
+    learner, by_actors = newest_learner(beats), sum(beat.env_steps for beat in beats if beat.role == "actor")
+    if learner is None:
+        return by_actors
+    return by_actors + learner.forgotten_env_steps + (learner.env_steps if learner.role == "both" else 0)
 
 
 def _parse(text: bytes, path: Path, modified: float) -> Beat:

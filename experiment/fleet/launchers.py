@@ -25,7 +25,7 @@ from ..signals import StopRequest
 from .actors import Crew, actor_environment, elsewhere, library_program, supervise
 from .heartbeat import read_heartbeats
 from .overview import checkpoint_epochs
-from .supervisor import CONFIG_ERROR, GRACE_S, ActorSupervisor, attach_leash
+from .supervisor import CONFIG_ERROR, GRACE_S, ActorSupervisor, end_with_parent
 
 _SLURM_PROGRAM = "-m loxodon.experiment.launch --backend slurm"
 _POLL_S = 0.25  # between two rounds of the keeper
@@ -268,7 +268,7 @@ def keep(args: argparse.Namespace) -> int:
 
 def main() -> int:
     """Entry of the keeper."""
-    attach_leash()
+    end_with_parent()
     parser = argparse.ArgumentParser(prog="launchers")
     parser.add_argument("--address", default="auto")
     parser.add_argument("--cpus-per-actor", type=float, default=1.0)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...data.errors import visible
 from ...data.files import parse_name
-from .heartbeat import Beat, read_heartbeats
-from .pace import Tally, read_tally
+from .heartbeat import env_steps_of, newest_learner, read_heartbeats
 
 _FOLDERS = ("ckpts", "status", "buffer", "logs")
 _COLUMNS = (
@@ -23,83 +21,13 @@ _COLUMNS = (
 _NUM_LEFT = 4  # columns of words; the others are numbers
 
 
-@dataclass(frozen=True)
-class Overview:
-    """A run at one moment. env_steps: of all processes that ever collected for it. buffer: see _look_at."""
+def overview(run_dir: Path) -> dict[str, Any]:
+    """A run at one moment, as plain values for programs.
 
-    run_dir: Path
-    beats: Sequence[Beat]
-    env_steps: int
-    learner: Beat | None
-    replay_ratio: float | None
-    buffer: Mapping[str, Any]
-    checkpoint_epochs: Sequence[int]
-
-    @property
-    def num_alive(self) -> int:
-        """Processes at work."""
-        return sum(beat.is_alive for beat in self.beats)
-
-    def behind(self, beat: Beat) -> int | None:
-        """How many policy versions an actor at work is behind; None for others."""
-        if beat.role != "actor" or self.learner is None or not beat.is_alive:
-            return None
-        return max(0, self.learner.policy_version - beat.policy_version)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, for programs."""
-        hidden = ("path", "machine", "modified")
-        return {
-            "run_dir": str(self.run_dir),
-            "time": time.time(),
-            "alive": self.num_alive,
-            "env_steps": self.env_steps,
-            "env_steps_per_s": sum(beat.env_steps_per_s for beat in self.beats if beat.is_alive),
-            "gradient_steps": 0 if self.learner is None else self.learner.gradient_steps,
-            "policy_version": None if self.learner is None else self.learner.policy_version,
-            "replay_ratio": self.replay_ratio,
-            "processes": [
-                {
-                    **{name: value for name, value in vars(beat).items() if name not in hidden},
-                    "versions_behind": self.behind(beat),
-                }
-                for beat in self.beats
-            ],
-            "buffer": self.buffer,
-            "checkpoint_epochs": list(self.checkpoint_epochs),
-        }
-
-    def as_text(self) -> str:
-        """A table and some lines, for people."""
-        now, facts = time.time(), self.as_json()
-        rows = [_COLUMNS, *(_row(beat, self.behind(beat), now) for beat in self.beats)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        lines = [f"run {self.run_dir}: {self.num_alive} of {len(self.beats)} processes at work"]
-        for i, row in enumerate(rows):
-            left = [text.ljust(width) for text, width in zip(row[:_NUM_LEFT], widths, strict=False)]
-            right = [text.rjust(w) for text, w in zip(row[_NUM_LEFT:], widths[_NUM_LEFT:], strict=True)]
-            lines.append("  ".join([*left, *right]).rstrip())
-            if i and (note := self.beats[i - 1].note):
-                lines.append(f"    {note}")
-        buffer, ratio = facts["buffer"], self.replay_ratio
-        newest = buffer["newest_age_s"]
-        epochs = self.checkpoint_epochs
-        texts = {
-            "env steps": f"{self.env_steps:,} ({facts['env_steps_per_s']:,.0f}/s)",
-            "updates": f"{facts['gradient_steps']:,}"
-            + ("" if ratio is None else f", {ratio:.4g} per env step since training began"),
-            "buffer": f"{buffer['fifo_files']:,} + {buffer['protected_files']:,} protected files, "
-            f"{buffer['bytes'] / 1e6:,.1f} MB in {buffer['folder']}",
-            "newest": "no trajectory" if newest is None else f"trajectory is {_duration(newest)} old",
-            "checkpoints": f"epochs {', '.join(map(str, epochs[-8:]))}" if epochs else "none",
-        }
-        lines += [f"{name:>11}  {text}" for name, text in texts.items()]
-        return "\n".join(map(visible, lines))
-
-
-def overview(run_dir: Path) -> Overview:
-    """Look at a run.
-
+    Returns: "run_dir", "time"; of all processes together "alive", "env_steps" (of all that ever collected),
+        "env_steps_per_s", "gradient_steps", "policy_version" and "replay_ratio" (None where there is none);
+        "processes", each with the fields of its `Beat` and "versions_behind", None but for actors at work;
+        "buffer", see _look_at; "checkpoint_epochs".
     Raises: FileNotFoundError if the folder is missing or no run's.
     """
     if not any((run_dir / name).is_dir() for name in _FOLDERS):
@@ -109,18 +37,56 @@ def overview(run_dir: Path) -> Overview:
             "Fix: give <ckpt_base_dir>/<run_name>."
         )
     beats = read_heartbeats(run_dir)
-    tally = read_tally(run_dir) or Tally()
-    tally.take_beats(beats)
-    learners = [beat for beat in beats if beat.role != "actor" and beat.rank == 0]
-    named = [beat for beat in learners if beat.id == tally.learner] or learners[-1:]
-    learner = named[0] if named else None
-    both_steps = learner.env_steps if learner is not None and learner.role == "both" else 0
-    env_steps, ratio = tally.env_steps + both_steps, None
-    if tally.began_at is not None and learner is not None and env_steps > tally.began_at[0]:
-        ratio = (learner.gradient_steps - tally.began_at[1]) / (env_steps - tally.began_at[0])
-    folders = [Path(beat.buffer) for beat in beats if beat.buffer]
-    folder = next((path for path in reversed(folders) if path.is_dir()), run_dir / "buffer")
-    return Overview(run_dir, beats, env_steps, learner, ratio, _look_at(folder), checkpoint_epochs(run_dir))
+    env_steps, learner, ratio = env_steps_of(beats), newest_learner(beats), None
+    if learner is not None and learner.began_env_steps is not None and env_steps > learner.began_env_steps:
+        updates = learner.gradient_steps - (learner.began_updates or 0)
+        ratio = updates / (env_steps - learner.began_env_steps)
+    processes = []
+    for beat in beats:
+        facts = {name: value for name, value in vars(beat).items() if name not in ("path", "machine")}
+        follows = beat.role == "actor" and beat.is_alive and learner is not None
+        behind = max(0, learner.policy_version - beat.policy_version) if follows and learner else None
+        processes.append({**facts, "versions_behind": behind})
+    folders = [Path(beat.buffer) for beat in reversed(beats) if beat.buffer]
+    return {
+        "run_dir": str(run_dir),
+        "time": time.time(),
+        "alive": sum(beat.is_alive for beat in beats),
+        "env_steps": env_steps,
+        "env_steps_per_s": sum(beat.env_steps_per_s for beat in beats if beat.is_alive),
+        "gradient_steps": 0 if learner is None else learner.gradient_steps,
+        "policy_version": None if learner is None else learner.policy_version,
+        "replay_ratio": ratio,
+        "processes": processes,
+        "buffer": _look_at(next((path for path in folders if path.is_dir()), run_dir / "buffer")),
+        "checkpoint_epochs": checkpoint_epochs(run_dir),
+    }
+
+
+def as_text(facts: Mapping[str, Any]) -> str:
+    """What `overview` returned as a table and some lines, for people."""
+    processes = facts["processes"]
+    rows = [_COLUMNS, *(_row(process, facts["time"]) for process in processes)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = [f"run {facts['run_dir']}: {facts['alive']} of {len(processes)} processes at work"]
+    for row, note in zip(rows, [None, *(process["note"] for process in processes)], strict=True):
+        left = [text.ljust(width) for text, width in zip(row[:_NUM_LEFT], widths, strict=False)]
+        right = [text.rjust(w) for text, w in zip(row[_NUM_LEFT:], widths[_NUM_LEFT:], strict=True)]
+        lines.append("  ".join([*left, *right]).rstrip())
+        lines += [f"    {note}"] if note else []
+    buffer, ratio, epochs = facts["buffer"], facts["replay_ratio"], facts["checkpoint_epochs"]
+    newest = buffer["newest_age_s"]
+    texts = {
+        "env steps": f"{facts['env_steps']:,} ({facts['env_steps_per_s']:,.0f}/s)",
+        "updates": f"{facts['gradient_steps']:,}"
+        + ("" if ratio is None else f", {ratio:.4g} per env step since training began"),
+        "buffer": f"{buffer['fifo_files']:,} + {buffer['protected_files']:,} protected files, "
+        f"{buffer['bytes'] / 1e6:,.1f} MB in {buffer['folder']}",
+        "newest": "no trajectory" if newest is None else f"trajectory is {_duration(newest)} old",
+        "checkpoints": f"epochs {', '.join(map(str, epochs[-8:]))}" if epochs else "none",
+    }
+    lines += [f"{name:>11}  {text}" for name, text in texts.items()]
+    return "\n".join(map(visible, lines))
 
 
 def _look_at(folder: Path) -> dict[str, Any]:
@@ -152,20 +118,21 @@ def checkpoint_epochs(run_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def _row(beat: Beat, behind: int | None, now: float) -> tuple[str, ...]:
-    learns, collects = beat.role != "actor", beat.role != "learner"
-    is_alive = beat.is_alive
+def _row(process: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    learns, collects = process["role"] != "actor", process["role"] != "learner"
+    is_alive, behind = process["life"] == "alive", process["versions_behind"]
+    since = now - process["started" if is_alive else "modified"]
     return (
-        beat.role if beat.rank == 0 else f"{beat.role} {beat.rank}",
-        beat.host,
-        str(beat.pid),
-        beat.state if beat.life != "dead" else "dead",
-        _duration(now - beat.started if is_alive else now - beat.modified) + ("" if is_alive else " ago"),
-        str(beat.epoch),
-        f"{beat.env_steps:,}" if collects else "",
-        f"{beat.env_steps_per_s:,.0f}" if collects and is_alive else "",
-        f"{beat.updates_per_s:,.1f}" if learns and is_alive else "",
-        str(beat.policy_version),
+        f"{process['role']} {process['rank']}" if process["rank"] else process["role"],
+        process["host"],
+        str(process["pid"]),
+        "dead" if process["life"] == "dead" else process["state"],
+        _duration(since) + ("" if is_alive else " ago"),
+        str(process["epoch"]),
+        f"{process['env_steps']:,}" if collects else "",
+        f"{process['env_steps_per_s']:,.0f}" if collects and is_alive else "",
+        f"{process['updates_per_s']:,.1f}" if learns and is_alive else "",
+        str(process["policy_version"]),
         "" if behind is None else str(behind),
     )
 

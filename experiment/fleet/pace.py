@@ -12,36 +12,30 @@ be old, but while both wait, nothing changes, and after one heartbeat it is equa
 whatever order they start; what may happen is that one waits for processes that are gone, and it says so.
 Waiting never depends on who is thought to be alive, on which processes with other clocks may not agree.
 
-The env steps of an actor are a number that belongs to a random process name, and tallies are merged by taking
-the larger number for each name. So nothing is counted twice, however often a file is read, folded into the
-learner's `totals.json`, or restored from a checkpoint, and an actor that starts again begins a new number.
+The env steps of the run are the sum over the heartbeats of all actors that ever were. Only the learner
+deletes such a file, a day after its process ended, and adds what it held to a number in its own heartbeat.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gin
 
 from ..contracts import NO_DATA, RunContext
 from ..distributed import from_main
-from ..files import write_text
-from .heartbeat import STATUS_FOLDER, TOTALS_NAME, Beat, read_heartbeats
+from .heartbeat import Beat, env_steps_of, newest_learner, read_heartbeats
 
-FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are folded into the totals
+FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
 WAIT_S = 0.2  # between two looks of a process that waits
 LOOK_EVERY_S = 0.5  # between an actor's looks at the learner
 LOOK_GAP_S = 0.05  # at least, between two of them
 REMIND_S = 30.0
-_logger = logging.getLogger("loxodon")
 
 
 @dataclass(frozen=True)
@@ -72,62 +66,13 @@ class Ratio:
         return max(0, int(self.value * env_steps + 1e-6) - updates)
 
 
-@dataclass
-class Tally:
-    """What `totals.json` holds.
-
-    Attributes:
-        learner: name of the process (its heartbeat's id) that trains; None if none ever did.
-        counts: env steps by actor's name, of all actors that ever collected for the run.
-        began_at: env steps of all and updates at the moment training could begin; None before.
-    """
-
-    learner: str | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-    began_at: tuple[int, int] | None = None
-
-    def take(self, counts: Iterable[tuple[str, int]]) -> None:
-        """Merge; a name that is known keeps its larger number."""
-        for name, env_steps in counts:
-            self.counts[name] = max(self.counts.get(name, 0), int(env_steps))
-
-    def take_beats(self, beats: Iterable[Beat]) -> None:
-        """Merge what actors say of themselves."""
-        self.take((beat.id, beat.env_steps) for beat in beats if beat.role == "actor")
-
-    @property
-    def env_steps(self) -> int:
-        """Of all actors together."""
-        return sum(self.counts.values())
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"learner": self.learner, "counts": self.counts, "began_at": self.began_at}
-
-    @classmethod
-    def from_json(cls, raw: Any) -> Tally:
-        """The opposite. Raises ValueError, KeyError or TypeError for anything else."""
-        began_at = None if raw["began_at"] is None else (int(raw["began_at"][0]), int(raw["began_at"][1]))
-        learner = None if raw["learner"] is None else str(raw["learner"])
-        return cls(learner, {str(name): int(steps) for name, steps in raw["counts"].items()}, began_at)
-
-
-def read_tally(run_dir: Path) -> Tally | None:
-    """What the learner wrote last, or None if there is nothing readable."""
-    path = run_dir / STATUS_FOLDER / TOTALS_NAME
-    try:
-        return Tally.from_json(json.loads(path.read_bytes())) if path.is_file() else None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-
-
 @gin.configurable(allowlist=["tolerance", "actor_processes"])
 class ReplayRatio:
     """Counts what all actors collect, and makes learner and actors wait for each other.
 
-    The main process of a learner keeps the books: it adds up the actors' env steps, writes `totals.json` and
-    says how many updates may be made. An actor compares its own steps with them. In mode "both" nobody waits:
-    the ratio sets the number of updates of each epoch.
+    The main process of a learner keeps the books: it adds up the actors' env steps, says how many updates may
+    be made, and tells in its heartbeat when training began. An actor compares all actors' steps with that. In
+    mode "both" nobody waits: the ratio sets the number of updates of each epoch.
 
     Args:
         ctx: of the run.
@@ -176,8 +121,9 @@ class ReplayRatio:
         self.batches_per_update, self.actor_processes = batches_per_update, actor_processes
         self.env_steps = 0
         self._keeps_books = ctx.role.learns and ctx.is_main
-        self._tally, self._beats = Tally(process_id), list[Beat]()
-        self._is_written = True
+        self._beats: list[Beat] = []
+        self._began_at: tuple[int, int] | None = None  # env steps of all and updates, when training began
+        self._forgotten = 0  # env steps of actors whose heartbeats are gone
         # What a process of mode "both" collects, its ranks do, too.
         self._num_collecting = ctx.accelerator.num_processes if ctx.role.does_both else 1
         self._epoch_env_steps = 0  # of the running epoch
@@ -209,7 +155,7 @@ class ReplayRatio:
         self._epoch_env_steps = 0
         if self._keeps_books:
             self._count()
-            self._fold()
+            self._forget_old_actors()
 
     def figures(self) -> dict[str, float]:
         """The ratio so far, and how long this process has waited since it was last asked."""
@@ -226,14 +172,17 @@ class ReplayRatio:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to remember; nothing in a process that does not keep the books."""
-        return self._tally.as_json() if self._keeps_books else {}
+        if not self._keeps_books:
+            return {}
+        return {"env_steps": self._counted(read_heartbeats(self.ctx.run_dir)), "began_at": self._began_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint: the beginning of training is restored, env steps counted since stay."""
         if state and self._keeps_books:
-            earlier = Tally.from_json(state)
-            self._tally.take(earlier.counts.items())
-            self._tally.began_at = earlier.began_at
+            began_at = state["began_at"]
+            self._began_at = None if began_at is None else (int(began_at[0]), int(began_at[1]))
+            known = self._counted(read_heartbeats(self.ctx.run_dir))
+            self._forgotten += max(0, state["env_steps"] - known)  # in a copy of the folder without status/
 
     # ---- called where env steps are taken ----
 
@@ -274,20 +223,19 @@ class ReplayRatio:
         the same. Before there is a learner, and after it has finished, nobody waits. One that is dead is
         waited for: it will be started again, and has fallen behind enough.
         """
-        tally, beats = read_tally(self.ctx.run_dir), read_heartbeats(self.ctx.run_dir)
-        learner = next((beat for beat in beats if tally is not None and beat.id == tally.learner), None)
-        if tally is None or learner is None or learner.state == "finished":
+        beats = read_heartbeats(self.ctx.run_dir)
+        learner = newest_learner(beats)
+        if learner is None or learner.state == "finished":
             return None
-        tally.take_beats(beats)
-        tally.take([(self.process_id, self.env_steps)])
-        if tally.began_at is None:
+        written = sum(beat.env_steps for beat in beats if beat.id == self.process_id)
+        env_steps = env_steps_of(beats) - written + self.env_steps
+        if learner.began_env_steps is None or learner.began_updates is None:
             if learner.note == NO_DATA:
                 return None
-            left = max(0, self.warm_up - tally.env_steps)
+            left = max(0, self.warm_up - env_steps)
         else:
-            collected_by_learner = learner.env_steps if learner.role == "both" else 0
-            env_steps = tally.env_steps + collected_by_learner - tally.began_at[0]
-            left = ratio.env_steps_allowed(env_steps, learner.gradient_steps - tally.began_at[1])
+            updates = learner.gradient_steps - learner.began_updates
+            left = ratio.env_steps_allowed(env_steps - learner.began_env_steps, updates)
         if not left:
             self._tell_of_waiting(ratio, learner)
         num_others = sum(b.role == "actor" and b.is_alive and b.id != self.process_id for b in beats)
@@ -358,24 +306,32 @@ class ReplayRatio:
         anew: this learner begins a run of a name that was used before; env steps of processes that are gone
             are not counted.
         """
-        earlier = read_tally(self.ctx.run_dir)
-        if earlier is not None and not anew:
-            self._tally.take(earlier.counts.items())
-        elif earlier is not None:
-            for beat in read_heartbeats(self.ctx.run_dir):
+        others = [beat for beat in read_heartbeats(self.ctx.run_dir) if beat.id != self.process_id]
+        if anew:
+            for beat in others:
                 if not beat.is_alive:
-                    with contextlib.suppress(
-                        OSError
-                    ):  # a folder that cannot be written to is told of elsewhere
-                        beat.path.unlink(missing_ok=True)
+                    _delete(beat)
+        elif (earlier := newest_learner(others)) is not None:
+            self._forgotten = max(self._forgotten, earlier.forgotten_env_steps)
         self._count()
-        self._write_totals()
+        self._tell()
+
+    def _tell(self) -> None:
+        began_env_steps, began_updates = self._began_at or (None, None)
+        self.ctx.status.put(
+            began_env_steps=began_env_steps,
+            began_updates=began_updates,
+            forgotten_env_steps=self._forgotten,
+        )
+
+    def _counted(self, beats: list[Beat]) -> int:
+        """Env steps of all actors."""
+        return self._forgotten + sum(beat.env_steps for beat in beats if beat.role == "actor")
 
     def _count(self) -> int:
         """Read all heartbeats; returns the env steps of the run, which a learner has from nowhere else."""
         self._beats = read_heartbeats(self.ctx.run_dir)
-        self._tally.take_beats(self._beats)
-        progress, counted = self.ctx.progress, self._tally.env_steps
+        progress, counted = self.ctx.progress, self._counted(self._beats)
         if self.ctx.role.does_both:
             return progress.env_steps + counted
         progress.env_steps = max(progress.env_steps, counted)
@@ -384,43 +340,36 @@ class ReplayRatio:
     def _since_began(self) -> tuple[int, int]:
         """Env steps and updates since training began."""
         env_steps, updates = self._count(), self.ctx.progress.gradient_steps
-        first = self._tally.began_at or (env_steps, updates)
+        first = self._began_at or (env_steps, updates)
         return env_steps - first[0], updates - first[1]
 
     def _main_is_warm(self) -> bool:
-        self._count()
-        return self._tally.began_at is not None or self._tally.env_steps >= self.warm_up
+        return self._count() >= self.warm_up or self._began_at is not None
 
     def _begin_training(self) -> int:
         """Begin to count if that has not begun; returns the updates missing to the ratio."""
         assert self.ratio is not None
-        if self._tally.began_at is None:  # what was collected before this epoch is no debt
-            self._tally.began_at = self._count() - self._epoch_env_steps, self.ctx.progress.gradient_steps
-            self._write_totals()
+        if self._began_at is None:  # what was collected before this epoch is no debt
+            self._began_at = self._count() - self._epoch_env_steps, self.ctx.progress.gradient_steps
+            self._tell()
         return self.ratio.updates_due(*self._since_began())
 
     def _updates_allowed(self) -> int:
         assert self.ratio is not None
         return self.ratio.updates_allowed(*self._since_began())
 
-    def _fold(self) -> None:
-        """Drop the files of processes that ended long ago; their env steps stay in the totals."""
-        now = time.time()
-        old = [b for b in self._beats if not b.is_alive and now - b.modified > FORGET_AFTER_S]
-        if (old or not self._is_written) and self._write_totals():
-            for beat in old:
-                with contextlib.suppress(OSError):
-                    beat.path.unlink(missing_ok=True)
+    def _forget_old_actors(self) -> None:
+        """Delete the files of processes that ended long ago; their env steps stay."""
+        for beat in self._beats:
+            is_old = not beat.is_alive and time.time() - beat.modified > FORGET_AFTER_S
+            if is_old and _delete(beat) and beat.role == "actor":
+                self._forgotten += beat.env_steps
+        self._tell()
 
-    def _write_totals(self) -> bool:
-        """Replace `totals.json`; False if that was not possible, which is told once."""
-        path = self.ctx.run_dir / STATUS_FOLDER / TOTALS_NAME
-        try:
-            write_text(path, json.dumps(self._tally.as_json()) + "\n", is_durable=False)
-        except OSError as error:
-            if self._is_written:
-                _logger.warning("%s cannot be written (%s); it is tried again each epoch.", path, error)
-            self._is_written = False
-        else:
-            self._is_written = True
-        return self._is_written
+
+def _delete(beat: Beat) -> bool:
+    """Delete a process's file; False in a folder that cannot be written to, which is told of elsewhere."""
+    with contextlib.suppress(OSError):
+        beat.path.unlink(missing_ok=True)
+        return True
+    return False

@@ -2,10 +2,8 @@
 
 A thread of the learner's process looks after them. The other way round, a parent that watches the learner
 too, would have to pass on signals, exit statuses and the terminal, and would be one more process that can
-die; here the learner is the process that was started, and what ends it ends the actors. For that it holds
-them on a leash: it keeps the writing end of a pipe whose reading end is their standard input. The kernel
-closes it with the process, also after kill -9, and the actors read an end of file. This works on every POSIX
-system; Linux's parent-death signal would also fire when merely the starting *thread* ends.
+die; here the learner is the process that was started, and what ends it ends the actors: they look whether
+their parent is still the process that started them. That works on every POSIX system, also after kill -9.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import signal
 import subprocess
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 
 CONFIG_ERROR = 2  # exit status of a wrong config, which trying again does not mend
-LEASH = "LOXODON_LEASH"  # set for processes whose standard input is a leash
+PARENT = "LOXODON_PARENT"  # id of the process that an actor must not outlive
 GRACE_S = 10.0  # from being asked to end to being killed
+_PARENT_LOOK_S = 0.5
 _KEPT_LOGS = 5  # of earlier runs, per actor
 _TAIL_LINES, _TAIL_BYTES = 15, 6000
 
@@ -105,7 +103,6 @@ class ActorSupervisor:
         ]
         for actor in self._actors:
             _keep_old_logs(actor.log)
-        self._leash = _Leash()
         self._asked_to_end_s: float | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="actor-supervisor", daemon=True)
@@ -120,15 +117,15 @@ class ActorSupervisor:
         try:
             self._thread.join()
             self._tell_to_end()
+            deadline_s = (self._asked_to_end_s or 0.0) + self.patience.grace_s
             for process in self._living():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(self._deadline_s() - time.monotonic(), 0.0))
+                    process.wait(max(deadline_s - time.monotonic(), 0.0))
         finally:  # also when a second Ctrl-C ends the waiting
             for actor in self._actors:
                 if actor.process is not None:
                     kill_group(actor.process.pid)
                     actor.process.wait()
-            self._leash.close()
 
     # ---- the watching thread ----
 
@@ -167,10 +164,10 @@ class ActorSupervisor:
             actor.log_start = log.tell()
             actor.process = subprocess.Popen(
                 self.command,
-                stdin=self._leash.read_end,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=dict(self.environment),
+                env={**self.environment, PARENT: str(os.getpid())},
                 start_new_session=True,  # Ctrl-C is for the learner, which tells the actors
             )
         actor.start_s = time.monotonic()
@@ -222,45 +219,17 @@ class ActorSupervisor:
             for process in self._living():
                 process.terminate()
 
-    def _deadline_s(self) -> float:
-        return (self._asked_to_end_s or 0.0) + self.patience.grace_s
+
+def end_with_parent() -> None:
+    """From now on this process ends when the one that started it as an actor is gone. Nothing in others."""
+    if (parent := os.environ.pop(PARENT, None)) is not None:
+        threading.Thread(target=_outlive_not, args=(int(parent),), name="parent watch", daemon=True).start()
 
 
-class _Leash:
-    """The starting process's side. Actors get `read_end` as standard input and LEASH as a variable.
-
-    Forked workers of this process (which would otherwise keep the pipe open after its death) let go of it.
-    """
-
-    def __init__(self) -> None:
-        self.read_end, self._write_end = os.pipe()
-        self._is_open = True
-        own = weakref.ref(self)
-
-        def let_go() -> None:
-            if (leash := own()) is not None:
-                leash.close()
-
-        os.register_at_fork(after_in_child=let_go)
-
-    def close(self) -> None:
-        """Let go; children that are still there end. Calling this again does nothing."""
-        if self._is_open:
-            self._is_open = False
-            os.close(self._write_end)
-            os.close(self.read_end)
-
-
-def attach_leash() -> None:
-    """From now on this process ends when the one that started it is gone. Nothing in one without a leash."""
-    if os.environ.pop(LEASH, None) is not None:
-        threading.Thread(target=_await_release, name="leash", daemon=True).start()
-
-
-def _await_release() -> None:
-    """Wait for the end of file; then ask this process to end, and after GRACE_S make it."""
-    while os.read(0, 1):
-        pass
+def _outlive_not(parent: int) -> None:
+    """Wait for the end of the parent; then ask this process to end, and after GRACE_S make it."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_LOOK_S)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     if os.getpgrp() == os.getpid():

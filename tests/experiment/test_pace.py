@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loxodon.experiment.contracts import NO_DATA, Progress, Role
 from loxodon.experiment.fleet import ReplayRatio, pace, read_heartbeats
-from loxodon.experiment.fleet.pace import Ratio, Tally, read_tally
+from loxodon.experiment.fleet.pace import Ratio
 
 from .fakes import make_experiment, run
 from .test_experiment import records
@@ -77,50 +77,21 @@ def test_no_step_is_counted_twice_whatever_becomes_of_the_files(tmp_path: Path) 
     learner = Process(tmp_path)
     learner.pace.begin()
     assert learner.count() == 137
-    assert {beat.id for beat in read_heartbeats(tmp_path)} == {"new", "x"}  # the others are in the totals
-    write_beat(tmp_path, "killed", env_steps=33)  # it was only asleep
+    assert {beat.id for beat in read_heartbeats(tmp_path)} == {"new", "x"}  # the others are forgotten
     write_beat(tmp_path, "again", env_steps=5)  # an actor that was started again
-    assert learner.count() == 145
-    successor = Process(tmp_path, name="next")
-    successor.pace.load_state_dict(json.loads(json.dumps(learner.pace.state_dict())))
-    successor.pace.begin()
-    assert successor.count() == 145
-    tally = read_tally(tmp_path)
-    assert tally is not None
-    assert (tally.learner, tally.env_steps) == ("next", 145)
+    assert learner.count() == 142
+    saved = json.loads(json.dumps(learner.pace.state_dict()))
+    for folder in (tmp_path, tmp_path / "copy"):  # once with the heartbeats, once without
+        write_beat(folder, "me", role="learner", state="stopped", forgotten_env_steps=130)
+        successor = Process(folder, name="next")
+        successor.pace.load_state_dict(saved)
+        successor.pace.begin()
+        assert successor.count() == 142
     anew = Process(tmp_path, name="anew")
     anew.progress.epoch = 0
-    write_beat(tmp_path, "killed", state="stopped", env_steps=33)
+    write_beat(tmp_path, "new", state="stopped", env_steps=7)
     anew.pace.begin()
-    assert anew.count() == 12  # a new run of the name counts only the actors at work
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"learner": 1, "counts": 3, "began_at": null}'])
-def test_broken_totals_are_no_totals(tmp_path: Path, text: str) -> None:
-    (tmp_path / "status").mkdir()
-    (tmp_path / "status/totals.json").write_text(text)
-    assert read_tally(tmp_path) is None
-    Process(tmp_path).pace.begin()
-    assert read_tally(tmp_path) == Tally("me")
-
-
-def test_a_full_disk_is_told_once_and_keeps_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_beat(tmp_path, "old", age_s=3 * DAY_S, state="stopped")
-    write_beat(tmp_path, "new")
-    learner = Process(tmp_path)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
-        assert (learner.count(), learner.count()) == (10, 10)
-    assert caplog.text.count("cannot be written") == 1
-    assert len(read_heartbeats(tmp_path)) == 2
-    assert learner.count() == 10
-    assert len(read_heartbeats(tmp_path)) == 1
+    assert anew.count() == 5  # a new run of the name counts only the actors at work
 
 
 @pytest.mark.parametrize(
@@ -131,21 +102,18 @@ def test_a_full_disk_is_told_once_and_keeps_the_files(
         ({"gradient_steps": 200, "state": "stopped"}, "for the learner, which is not running"),
         ({"gradient_steps": 200, "age_s": 5000.0}, "for the learner, which is not running"),
         ({"gradient_steps": 200, "state": "finished"}, None),
-        ({"gradient_steps": 200, "id": "another"}, None),  # there is none yet
-        ({"began_at": None}, "for the learner's updates"),  # enough for it to begin
-        ({"began_at": None, "warm_up": 701}, None),
-        ({"began_at": None, "note": NO_DATA}, None),
+        ({"gradient_steps": 200, "rank": 1}, None),  # there is none yet
+        ({"began_env_steps": None}, "for the learner's updates"),  # enough for it to begin
+        ({"began_env_steps": None, "warm_up": 701}, None),
+        ({"began_env_steps": None, "note": NO_DATA}, None),
     ],
 )
 def test_an_actor_waits_while_it_is_too_far_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], note: str | None
 ) -> None:
     monkeypatch.setattr(pace.time, "sleep", lambda _: None)
-    began_at, warm_up = learner.pop("began_at", (100, 10)), learner.pop("warm_up", 600)
-    books = Process(tmp_path, name="L")
-    books.pace.load_state_dict({"learner": None, "counts": {}, "began_at": began_at})
-    books.pace.begin()
-    write_beat(tmp_path, "L", role="learner", **learner)
+    warm_up = learner.pop("warm_up", 600)
+    write_beat(tmp_path, "L", **{"role": "learner", "began_env_steps": 100, "began_updates": 10, **learner})
     write_beat(tmp_path, "other", env_steps=100, age_s=5000.0)  # its steps count, dead as it is
     actor = Process(tmp_path, "collect", "self", ratio=0.5, warm_up=warm_up)
     for _ in range(5):

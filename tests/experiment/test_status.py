@@ -16,13 +16,19 @@ from .test_heartbeat import write_beat
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
     write_beat(
-        tmp_path, "L", role="learner", gradient_steps=80, policy_version=9, state="learning", started=1.0
+        tmp_path,
+        "L",
+        role="learner",
+        gradient_steps=80,
+        policy_version=9,
+        state="learning",
+        started=1.0,
+        began_env_steps=500,
+        began_updates=0,
     )
     write_beat(tmp_path, "busy", env_steps=1200, env_steps_per_s=300.0, policy_version=7, started=2.0)
     write_beat(tmp_path, "gone", env_steps=800, age_s=3 * 24 * 3600.0, started=3.0)
     write_beat(tmp_path, "broke", env_steps=100, state="failed", note="OSError: no space", started=4.0)
-    totals = {"learner": "L", "counts": {"busy": 3}, "began_at": [500, 0]}
-    (tmp_path / "status" / "totals.json").write_text(json.dumps(totals))
     for part, num_files in (("fifo", 3), ("protected", 1)):
         (tmp_path / "buffer" / part).mkdir(parents=True)
         for i in range(num_files):
@@ -35,7 +41,7 @@ def fleet(tmp_path: Path) -> Path:
 
 
 def test_an_overview_has_everybody_and_everything(fleet: Path) -> None:
-    facts = overview(fleet).as_json()
+    facts = overview(fleet)
     assert (facts["alive"], facts["env_steps"], facts["gradient_steps"]) == (2, 2100, 80)
     assert facts["env_steps_per_s"] == 300.0
     assert facts["replay_ratio"] == 80 / 1600
@@ -73,8 +79,7 @@ def test_files_of_others_can_neither_steer_the_terminal_nor_stop_the_view(
     write_beat(fleet, "odd", host=f"h{bad}", note=f"n{bad}", buffer=f"b{bad}", state="waiting")
     write_beat(fleet, "types", note={"a": 1}, buffer=["no", "path"], loxodon=3, started="nan")
     os.mkfifo(fleet / "status" / "actor_pipe.json")
-    for name in ("actor_deep.json", "totals.json"):
-        (fleet / "status" / name).write_text("[" * 100_000)
+    (fleet / "status" / "actor_deep.json").write_text("[" * 100_000)
     (fleet / "ckpts/training_states/run_epoch_²").mkdir()
     (fleet / "ckpts/training_states/run_epoch_²/COMPLETE").touch()
     assert status.main([str(fleet)]) == 0

@@ -19,7 +19,7 @@ from loxodon.experiment.fleet.actors import actor_environment
 from loxodon.experiment.fleet.supervisor import ActorSupervisor, Patience
 
 FAST = Patience(first_wait_s=0.01, longest_wait_s=0.05, num_failures=3, poll_s=0.005, grace_s=5.0)
-LEASHED = "from loxodon.experiment.fleet.supervisor import attach_leash; attach_leash(); "
+LEASHED = "from loxodon.experiment.fleet.supervisor import end_with_parent; end_with_parent(); "
 FOREVER = "import time; print('at work', flush=True); time.sleep(600)"
 
 
