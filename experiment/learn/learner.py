@@ -156,7 +156,13 @@ class Learner:
     ) -> None:
         self.report_priorities, self.skipped_updates = report_priorities, 0
         self.before_clipping: list[Callable[[], None]] = []
-        self._guard = GradientGuard(agent, bad_grad, accelerator.scaler is not None)
+        if bad_grad not in _BAD_GRAD:
+            raise ValueError(
+                f"Learner.bad_grad is {bad_grad!r}; allowed are None, 'skip' and 'raise'. Fix: set "
+                "Learner.bad_grad = 'skip'."
+            )
+        # A loss scaler overflows as a matter of course and skips such steps itself.
+        self._on_bad_grad = None if accelerator.scaler is not None else bad_grad
         self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss, self.critic_loss_weight = compute_loss, critic_loss_weight
@@ -278,23 +284,16 @@ class Learner:
             total = self.accelerator.reduce(total, reduction="sum") / processes
         return own / total.clamp(min=1 / processes)
 
-    def _gradients_are_bad(self, grad_norm: Tensor | None) -> bool:
-        """True for an update that is left out: weights, moments, targets and statistics stay."""
-        if not self._guard.is_bad(grad_norm):
-            return False
-        self.optimizer.zero_grad()
-        if not isinstance(self.agent, OnPolicyAgent):  # it has gathered them from the whole rollout
-            forget_pending(self.agent)
-        self.skipped_updates += 1
-        return True
-
     def _step(self) -> Tensor | None:
         """Clip the gradients and move the weights, if they may; returns the norm before clipping."""
         for call in self.before_clipping:
             call()
-        self._guard.before_clipping(self._params)
+        if self._on_bad_grad == "raise":
+            self._check_finite()
         grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
-        if self._gradients_are_bad(grad_norm):
+        # Judged after those of all processes were averaged, so that all processes decide alike.
+        if self._on_bad_grad == "skip" and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
+            self._leave_out()
             return grad_norm
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
         for group in self.optimizer.param_groups:
@@ -307,6 +306,33 @@ class Learner:
             self.gradient_steps += 1
             self.agent.after_update()
         return grad_norm
+
+    def _check_finite(self) -> None:
+        """Stop before clipping, since clipping by a norm that is NaN makes every gradient NaN.
+
+        Raises: FloatingPointError naming the first parameter with a gradient that is not finite.
+        """
+        found = [(p, p.grad) for p in self._params if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm([gradient for _, gradient in found]))
+        if torch.isfinite(norms).all():
+            return
+        bad = {id(p) for (p, _), norm in zip(found, norms.tolist(), strict=True) if not math.isfinite(norm)}
+        names = [name for name, p in self.agent.named_parameters() if id(p) in bad]
+        raise FloatingPointError(
+            f"The gradient of {names[0]!r} is not finite, nor are those of {len(names) - 1} others of "
+            f"{len(found)} parameters; nothing was updated. Fix: lower Experiment.learning_rate, check "
+            "rewards and observations for extreme values, or set Learner.bad_grad = 'skip'."
+        )
+
+    def _leave_out(self) -> None:
+        """Drop an update: weights, moments, targets and statistics stay."""
+        self.optimizer.zero_grad()
+        self.skipped_updates += 1
+        if isinstance(self.agent, OnPolicyAgent):  # it has gathered statistics from the whole rollout
+            return
+        for module in self.agent.modules():
+            if isinstance(module, RunningStatistics):
+                module.set_pending_sums(torch.zeros_like(module.pending_sums()))
 
     def _check_gradients(self) -> None:
         """After the first backward pass: processes wait for the gradient of every parameter."""
@@ -409,57 +435,3 @@ def _sum(scalars: Sequence[Tensor]) -> Tensor:
 def _mask_sizes(batch: AnyBatch, found: Mapping[str, Any]) -> Tensor:
     """(2,) int64, of actor and critic; those of the batch's mask where compute_loss does not tell."""
     return torch.stack([found.get(name, batch.mask).sum() for name in _MASKS])
-
-
-class GradientGuard:
-    """Judges the gradient of an update.
-
-    Gradients are judged after those of all processes were averaged, so that all processes decide alike. The
-    loss scaler of fp16 overflows as a matter of course and skips such steps itself: with it, nothing is
-    judged here.
-
-    Args:
-        agent: whose parameters are named.
-        choice: "skip" leaves the update out, "raise" stops; None looks at nothing.
-        has_scaler: whether there is a loss scaler.
-    """
-
-    def __init__(self, agent: nn.Module, choice: str | None, has_scaler: bool) -> None:
-        if choice not in _BAD_GRAD:
-            raise ValueError(
-                f"Learner.bad_grad is {choice!r}; allowed are None, 'skip' and 'raise'. Fix: set "
-                "Learner.bad_grad = 'skip'."
-            )
-        self._agent, self._choice = agent, None if has_scaler else choice
-
-    def before_clipping(self, params: list[nn.Parameter]) -> None:
-        """With "raise": stop here, since clipping by a norm that is NaN makes every gradient NaN.
-
-        Raises: FloatingPointError naming the first parameter with a gradient that is not finite.
-        """
-        if self._choice != "raise":
-            return
-        found = [(p, p.grad) for p in params if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm([gradient for _, gradient in found]))
-        if torch.isfinite(norms).all():
-            return
-        bad = {id(p) for (p, _), norm in zip(found, norms.tolist(), strict=True) if not math.isfinite(norm)}
-        names = [name for name, p in self._agent.named_parameters() if id(p) in bad]
-        raise FloatingPointError(
-            f"The gradient of {names[0]!r} is not finite, nor are those of {len(names) - 1} others of "
-            f"{len(found)} parameters; nothing was updated. Fix: lower Experiment.learning_rate, check "
-            "rewards and observations for extreme values, or set Learner.bad_grad = 'skip'."
-        )
-
-    def is_bad(self, grad_norm: Tensor | None) -> bool:
-        """With "skip": True for an update that must be left out; grad_norm is a scalar tensor."""
-        if self._choice != "skip" or grad_norm is None:
-            return False
-        return not bool(torch.isfinite(grad_norm))
-
-
-def forget_pending(agent: nn.Module) -> None:
-    """Drop what running statistics have gathered for an update that is left out."""
-    for module in agent.modules():
-        if isinstance(module, RunningStatistics):
-            module.set_pending_sums(torch.zeros_like(module.pending_sums()))

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import gin
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ _TEST_UPDATES = 2
 _SHOW_EVERY_S = 0.3
 _ENCODERS = ("tstep_encoder.", "traj_encoder.")
 _FORMAT = 1
+_OF_STAGE = ("method", "num_batches", "batch_size", "learning_rate", "value_coef")
 _OF_RUN = (
     "max_seq_len",
     "padded_sampling",
@@ -56,30 +57,6 @@ _OF_RUN = (
     "l2_coeff",
     "mixed_precision",
 )
-
-
-class _Run(Run, Protocol):
-    """What this stage uses of the run beside what every callback sees."""
-
-    accelerator: Any
-    trainer: Any
-    model: Any
-    optimizer: Any
-    checkpoints: Any
-    caster: Any
-    tstep_encoder_type: Any
-    traj_encoder_type: Any
-    max_seq_len: int
-    padded_sampling: str
-    dloader_workers: int
-    batch_size: int
-    batches_per_update: int
-    learning_rate: float
-    lr_warmup_steps: int
-    l2_coeff: float
-    grad_clip: float
-    mixed_precision: str
-    log_interval: int
 
 
 @gin.configurable
@@ -147,19 +124,14 @@ class Pretraining(Callback):
         self.agent_type = agent_type
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
         self.is_done = False
-        self.run: _Run
-
-    def settings(self) -> dict[str, Any]:
-        """What decides the result beside agent, data and run; JSON-able."""
-        names = ("method", "num_batches", "batch_size", "learning_rate", "value_coef")
-        return {name: getattr(self, name) for name in names}
+        self.run: Any  # the whole Experiment, whose settings this stage shares
 
     def on_start(self, run: Run) -> None:
         """Look whether this goes with the run's agent, and prepare the dataset.
 
         Raises: ValueError if it does not.
         """
-        self.run = cast("_Run", run)
+        self.run = run
         if run.ctx.role.is_actor:
             return
         if not isinstance(run.policy, OnPolicyAgent):
@@ -212,83 +184,74 @@ class Pretraining(Callback):
 
     def _load_or_train(self) -> bool:
         """Load the result or train; False if a stop was asked for."""
-        digest = None if self.run.test_run or self.cache_dir is None else self._digest()
-        if digest is not None and self.cache_dir is not None:
-            path = self.cache_dir / f"{digest}.safetensors"
-            if not self.run.ctx.any(not self._load_cached(path)):
-                self.run.ctx.console.say(f"Pre-trained weights come from {path}.")
-                return True
-        before = plain_tensors(self.run.policy)
+        run, digest = self.run, None if self.run.test_run or self.cache_dir is None else self._digest()
+        path = None if digest is None or self.cache_dir is None else self.cache_dir / f"{digest}.safetensors"
+        if path is not None and not run.ctx.any(not self._load_cached(path)):
+            run.ctx.console.say(f"Pre-trained weights come from {path}.")
+            return True
+        before = plain_tensors(run.policy)
         figures = self._train()
-        is_stopped = self.run.ctx.stop_agreed()
-        if is_stopped or not math.isfinite(figures.get("loss", 0.0)):
-            self.run.policy.load_state_dict(before)
+        is_stopped, is_sound = run.ctx.stop_agreed(), math.isfinite(figures["loss"])
+        if is_stopped or not is_sound:
+            run.policy.load_state_dict(before)
         if is_stopped:
-            self.run.ctx.console.say("Stopped in pre-training, which begins again on resume.")
+            run.ctx.console.say("Stopped in pre-training, which begins again on resume.")
             return False
-        if not math.isfinite(figures.get("loss", 0.0)):
+        if not is_sound:
             raise ValueError(
                 f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, or "
                 "look for NaN in the data with python -m loxodon.data check."
             )
-        self.run.log(figures, "pretrain")
-        if digest is not None and self.cache_dir is not None:
-            self._store_cached(self.cache_dir / f"{digest}.safetensors")
+        run.log(figures, "pretrain")
+        if path is not None:
+            self._store_cached(path)
         return True
 
     def _train(self) -> dict[str, float]:
         """Train, and hand over what an off-policy agent has learned; returns the figures of the stage."""
+        run = self.run
         if self.method == "bc":
-            assert isinstance(self.run.policy, OnPolicyAgent)
-            demos = functools.partial(Demonstrations, estimate=self.run.trainer.advantage_estimator)
-            learner = self._learner(self.run.policy, self.run.model, self.run.optimizer)
-            before = copy.deepcopy(self.run.learner.state_dict())
+            demos = functools.partial(Demonstrations, estimate=run.trainer.advantage_estimator)
+            before = copy.deepcopy(run.learner.state_dict())
             try:
-                return self._updates(learner, demos, self.run.policy.after_imitation)
+                learner = self._learner(run.policy, run.model, run.optimizer)
+                return self._updates(learner, demos, run.policy.after_imitation)
             finally:
-                self.run.learner.load_state_dict(before)
-                self.run.policy.eval()
-        seed = derive_seed(self.run.ctx.progress.seed, "offline agent")  # the same weights in all processes
-        with self._offline_agent(seed) as parts:
-            learner = self._learner(*parts)
-            figures = self._updates(learner, lambda batch: batch, lambda: None)
-            if not self.run.ctx.stop_agreed():
-                hand_over(parts[0], self.run.policy)
+                run.learner.load_state_dict(before)
+                run.policy.eval()
+        with self._offline_agent() as parts:
+            figures = self._updates(self._learner(*parts), lambda batch: batch, lambda: None)
+            if not run.ctx.stop_agreed():
+                hand_over(parts[0], run.policy)
             return figures
 
     @contextlib.contextmanager
-    def _offline_agent(self, seed: int) -> Iterator[tuple[BaseAgent, nn.Module, Any]]:
-        """An off-policy agent, model and optimizer as Accelerate prepares them; it forgets them afterwards.
-
-        seed: of the agent's weights.
-        """
-        accelerator = self.run.ctx.accelerator
+    def _offline_agent(self) -> Iterator[tuple[BaseAgent, nn.Module, Any]]:
+        """An off-policy agent, model and optimizer; Accelerate prepares them, and forgets them afterwards."""
+        run, accelerator = self.run, self.run.ctx.accelerator
         held = accelerator._models, accelerator._optimizers
         known = [list(things) for things in held]
-        with isolated_rng(seed):
+        with isolated_rng(derive_seed(run.ctx.progress.seed, "offline agent")):  # alike in all processes
             agent = self.agent_type(
-                self.run.obs_space,
-                self.run.action_space,
-                self.run.tstep_encoder_type,
-                self.run.traj_encoder_type,
-                self.run.max_seq_len,
+                run.obs_space,
+                run.action_space,
+                run.tstep_encoder_type,
+                run.traj_encoder_type,
+                run.max_seq_len,
             )
+        optimizer = make_optimizer(
+            agent,
+            agent.trainable_params(),
+            learning_rate=run.learning_rate,
+            l2_coeff=run.l2_coeff,
+            fused=run.mixed_precision != "fp16",
+            lr_multipliers=None,
+        )
         try:
-            model, optimizer = accelerator.prepare(agent, self._optimizer(agent))
-            yield agent, model, optimizer
+            yield agent, *accelerator.prepare(agent, optimizer)
         finally:
             for things, before in zip(held, known, strict=True):
                 things[:] = before
-
-    def _optimizer(self, agent: BaseAgent) -> Any:
-        return make_optimizer(
-            agent,
-            agent.trainable_params(),
-            learning_rate=self.run.learning_rate,
-            l2_coeff=self.run.l2_coeff,
-            fused=self.run.mixed_precision != "fp16",
-            lr_multipliers=None,
-        )
 
     def _learner(self, agent: Any, model: Any, optimizer: Any) -> Learner:
         """The run's learner with this stage's losses, without the hooks that are meant for PPO's batches."""
@@ -315,57 +278,52 @@ class Pretraining(Callback):
         self, learner: Learner, prepare: Callable[[Batch], Any], after_update: Callable[[], None]
     ) -> dict[str, float]:
         """All updates of the stage, or those until a stop request; returns the means of the last tenth."""
-        learner.agent.train()
-        num_updates = max(1, self.num_batches // self.run.batches_per_update)
-        if self.run.test_run:
+        run, group = self.run, self.run.batches_per_update
+        num_updates = max(1, self.num_batches // group)
+        if run.test_run:
             num_updates = min(num_updates, _TEST_UPDATES)
-        self.run.ctx.console.say(f"Pre-training ({self.method}): {num_updates:,} updates.")
-        stops, start_s, shown_s = (
-            StopWatch(self.run.ctx.stop.requested, self.run.ctx.accelerator),
-            time.perf_counter(),
-            0.0,
-        )
-        loader = self._loader()
-        last: dict[str, list[Any]] = {"loss": [], "actor_loss": [], "critic_loss": []}
-        done = 0
+        run.ctx.console.say(f"Pre-training ({self.method}): {num_updates:,} updates.")
+        learner.agent.train()
+        stops = StopWatch(run.ctx.stop.requested, run.ctx.accelerator)
+        first_loss, done, start_s = 0.0, 0, time.perf_counter()
+        shown_s = start_s
+        last: list[dict[str, Any]] = []  # figures of the last tenth
+        loader, micro_batches = self._loader(), list[Any]()
         try:
-            for batches in _grouped(
-                loader.epoch(0, num_updates * self.run.batches_per_update), self.run.batches_per_update
-            ):
-                logs = done % max(1, self.run.log_interval // self.run.batches_per_update) == 0
-                metrics = log_figures(learner.update([prepare(batch) for batch in batches], logs))
+            for batch in loader.epoch(0, num_updates * group):
+                micro_batches.append(prepare(batch))
+                if len(micro_batches) < group:
+                    continue
+                logs = done % max(1, run.log_interval // group) == 0
+                metrics = log_figures(learner.update(micro_batches, logs))
+                micro_batches = []
                 after_update()
                 done += 1
                 if logs:
-                    self.run.log({**metrics, "updates": done}, "pretrain-update")
-                if done > 0.9 * num_updates or done == 1:
-                    for name, values in last.items():
-                        values.append(metrics[name])
-                if self.run.ctx.console.verbose and time.perf_counter() - shown_s > _SHOW_EVERY_S:
-                    shown_s = time.perf_counter()
-                    self.run.ctx.console.show(
-                        0, f"pre-training {done:,}/{num_updates:,}", {"loss": float(metrics["loss"])}
-                    )
+                    run.log({**metrics, "updates": done}, "pretrain-update")
+                if done == 1:
+                    first_loss = float(metrics["loss"])
+                last = [metrics] if done <= 0.9 * num_updates + 1 else [*last, metrics]
+                if run.ctx.console.verbose and time.perf_counter() - shown_s > _SHOW_EVERY_S:
+                    shown_s, loss = time.perf_counter(), float(metrics["loss"])
+                    run.ctx.console.show(0, f"pre-training {done:,}/{num_updates:,}", {"loss": loss})
                 if stops.after_update():
                     break
         finally:
             loader.close()
             learner.agent.eval()
-        own = {
-            name: sum(map(float, values[1:] or values)) / len(values[1:] or values)
-            for name, values in last.items()
-        }
-        first = {"first_loss": float(last["loss"][0]), "updates": float(done)}
-        figures = merge_metrics({**own, **first}, 1.0, self.run.ctx.accelerator)
-        self.run.ctx.console.say(f"Pre-training: loss {figures['first_loss']:.4g} -> {figures['loss']:.4g}.")
+        losses = ("loss", "actor_loss", "critic_loss")
+        own = {name: sum(float(one[name]) for one in last) / len(last) for name in losses}
+        counts = {"first_loss": first_loss, "updates": float(done)}
+        figures = merge_metrics({**own, **counts}, 1.0, run.ctx.accelerator)
+        run.ctx.console.say(f"Pre-training: loss {figures['first_loss']:.4g} -> {figures['loss']:.4g}.")
         return {**figures, "seconds": time.perf_counter() - start_s}
 
     def _loader(self) -> BatchLoader:
+        size = self.batch_size or self.run.batch_size
         return BatchLoader(
             self.dataset,
-            batch_size=min(
-                self.batch_size or self.run.batch_size, self.run.batch_size if self.run.test_run else 2**31
-            ),
+            batch_size=size if not self.run.test_run else min(size, self.run.batch_size),
             num_workers=self.run.dloader_workers,
             seed=derive_seed(self.run.ctx.progress.seed, "pretraining loader"),
             rank=self.run.ctx.accelerator.process_index,
@@ -393,7 +351,7 @@ class Pretraining(Callback):
             "seed": self.run.ctx.progress.seed,
             "processes": self.run.ctx.accelerator.num_processes,
             "device": self.run.DEVICE.type,
-            "stage": self.settings(),
+            "stage": {name: getattr(self, name) for name in _OF_STAGE},
             "run": {name: getattr(self.run, name) for name in _OF_RUN},
             "returns": [
                 type(self.run.trainer.advantage_estimator).__name__,
@@ -432,15 +390,6 @@ class Pretraining(Callback):
             logger.warning("The result of pre-training is not kept: %s", error)
         else:
             self.run.ctx.console.say(f"The result of pre-training is kept in {path}.")
-
-
-def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    group: list[Batch] = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == size:
-            yield group
-            group = []
 
 
 def structure(model: nn.Module) -> list[Any]:

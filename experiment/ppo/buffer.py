@@ -17,10 +17,8 @@ from ...agents import ActOutput, OnPolicyAgent
 from ...data import RolloutBatch, Sink
 from ...data.sink import Arrays
 
-TIMESTEP_KEYS = ("rl2s", "time_idxs", "resets")
 CHECK_LEVELS = ("off", "cheap", "full")
 _CAUSES = "check the environment's observations and rewards, or lower Experiment.learning_rate or grad_clip"
-_POISON_INT = np.iinfo(np.int64).min // 2
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,8 @@ class CollectedRollout:
 class RolloutBuffer(Sink):
     """A sink of T steps of N envs, with the keys that the environment and the agent happen to have.
 
-    Cells are poisoned (NaN, or an absurd integer) before a rollout and every key counts its writes, so that
-    nothing stale or unwritten is ever trained on. Timesteps of the rollout before stay readable as context.
+    It gives out whole rollouts only, in which every step has every key, so that nothing stale or unwritten is
+    ever trained on. Timesteps of the rollout before stay readable as context.
 
     Attributes:
         carried_state: hidden state from which the next rollout goes on instead of the one that acted last,
@@ -106,15 +104,9 @@ class RolloutBuffer(Sink):
         self._rows: Arrays = {}
         self._obs: Arrays = {}
         self._steps: Arrays = {}
-        self._counts: dict[str, bytearray] = {}
         self._finals: list[Finals] = []
         self._states: dict[int, dict[str, Tensor]] = {}
         self._known_from = np.full(num_envs, self.history, np.int64)
-
-    @property
-    def is_full(self) -> bool:
-        """True when all T steps are there."""
-        return self._now == self.num_steps
 
     def before_act(self, agent: OnPolicyAgent, hidden_state: Any) -> Any:
         """Go on from `carried_state`, and keep the hidden state where a sequence may begin."""
@@ -133,7 +125,6 @@ class RolloutBuffer(Sink):
         self._now = 0
         self._finals, self._states, self.carried_state = [], {}, None
         self._known_from[:] = self.history
-        self._poison()
 
     def state_dict(self) -> dict[str, Any]:
         """The earlier timesteps that the next rollout may read, views; empty where it reads none.
@@ -188,7 +179,6 @@ class RolloutBuffer(Sink):
         self._known_from = np.maximum(self._known_from - last, 0)
         self._states = self._states_before(last)
         self._now, self._finals = 0, []
-        self._poison()
 
     def _states_before(self, now: int) -> dict[int, dict[str, Tensor]]:
         """The hidden states that a rollout which begins at step `now` may need, by steps from there."""
@@ -222,7 +212,8 @@ class RolloutBuffer(Sink):
     ) -> None:
         """One env step of all N envs; see `Sink`.
 
-        Raises: ValueError when T steps are there already, or the agent returns a key that is taken.
+        Raises: ValueError when T steps are there already, or the agent returns a key that is taken, or others
+        than before.
         """
         if self._now >= self.num_steps:
             raise ValueError(
@@ -243,7 +234,15 @@ class RolloutBuffer(Sink):
                     f"itself. Fix: choose a name other than {', '.join(step)}."
                 )
             step[key] = value
-        self._write(step)
+        if not self._steps:
+            self._steps = {k: np.empty((self.num_steps, *v.shape), v.dtype) for k, v in step.items()}
+        if step.keys() != self._steps.keys():
+            raise ValueError(
+                f"Step {self._now} of the rollout has {', '.join(step)}, but those before have "
+                f"{', '.join(self._steps)}. Fix: let the agent's act() return the same extras at every step."
+            )
+        for key, value in step.items():
+            self._steps[key][self._now] = value
         self._keep_finals(ended & ~terminated, obs, rl2s, time_idxs)
         self._now += 1
         row = self.history + self._now
@@ -255,18 +254,13 @@ class RolloutBuffer(Sink):
     def read(self) -> CollectedRollout:
         """The rollout, once it is complete.
 
-        Raises: ValueError naming the key and the step if a cell was not written exactly once.
+        Raises: ValueError if it is not.
         """
-        for key, counts in self._counts.items():
-            wrong = next((t for t in range(self.num_steps) if counts[t] != 1), None)
-            if wrong is not None:
-                raise ValueError(
-                    f"The rollout buffer's {key!r} was written {counts[wrong]} times at step {wrong} of "
-                    f"{self.num_steps}, not once. Fix: collect a whole rollout before training, and let the "
-                    "agent's act() return the same extras at every step."
-                )
-        if not self._counts:
-            raise ValueError("The rollout buffer is empty. Fix: collect a rollout before training.")
+        if self._now < self.num_steps or not self._steps:
+            raise ValueError(
+                f"The rollout buffer holds {self._now} of its {self.num_steps} steps. Fix: collect a whole "
+                "rollout before training."
+            )
         return CollectedRollout(
             history=self.history,
             obs=self._obs,
@@ -287,20 +281,6 @@ class RolloutBuffer(Sink):
             "time_idxs": np.zeros((*shape, 1), np.int64),
             "resets": np.zeros(shape, np.bool_),
         }
-        for column in (*self._obs.values(), *self._rows.values()):
-            _poison(column)
-
-    def _write(self, step: Arrays) -> None:
-        """Store one row per key; keys are registered when they are first seen."""
-        now = self._now
-        for key, value in step.items():
-            column = self._steps.get(key)
-            if column is None:
-                column = self._steps[key] = np.empty((self.num_steps, *value.shape), value.dtype)
-                self._counts[key] = bytearray(self.num_steps)
-                _poison(column)
-            column[now] = value
-            self._counts[key][now] += 1
 
     def _keep_finals(
         self, truncated: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray
@@ -317,21 +297,6 @@ class RolloutBuffer(Sink):
                 time_idxs=time_idxs[envs].copy(),
             )
         )
-
-    def _poison(self) -> None:
-        for key, column in self._steps.items():
-            _poison(column)
-            self._counts[key] = bytearray(self.num_steps)
-        for column in (*self._obs.values(), *self._rows.values()):
-            _poison(column[self.history + 1 :])  # the timestep before is where the rollout begins
-
-
-def _poison(column: np.ndarray) -> None:
-    """Fill with what nobody mistakes for data."""
-    if column.dtype.kind == "f":
-        column.fill(np.nan)
-    elif column.dtype.kind == "i":
-        column.fill(_POISON_INT if column.dtype == np.int64 else np.iinfo(column.dtype).min)
 
 
 def _at_random(output: ActOutput, space: Any) -> ActOutput:
