@@ -194,38 +194,6 @@ class Trainer(Stateful, Protocol):
         ...
 
 
-class Pace(Stateful, Protocol):
-    """Keeps updates and collected env steps at a ratio, across processes; see fleet/pace.py."""
-
-    def begin(self) -> None:
-        """`learn` begins: everything is built, and loaded if the run goes on."""
-        ...
-
-    def begin_epoch(self) -> None:
-        """An epoch begins: count what all actors have collected so far."""
-        ...
-
-    def after_env_steps(self, num_steps: int) -> None:
-        """This process has taken so many env steps; may sleep until the learner has caught up."""
-        ...
-
-    def is_warm(self) -> bool:
-        """Whether actors have collected enough for a learner to begin."""
-        ...
-
-    def batches(self, planned: int) -> int:
-        """Number of batches that this epoch trains on."""
-        ...
-
-    def before_update(self) -> bool:
-        """Return when an update may be made; False if the run was asked to stop."""
-        ...
-
-    def figures(self) -> dict[str, float]:
-        """The ratio so far, and how long this epoch has waited for it."""
-        ...
-
-
 class Run(Protocol):
     """What a callback sees of the Experiment, beside all its other settings by their names."""
 

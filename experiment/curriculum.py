@@ -8,6 +8,7 @@ import gin
 
 from .callbacks import Callback
 from .contracts import Run
+from .numbers import check_number
 
 
 @gin.configurable
@@ -24,8 +25,8 @@ class EpisodeLengthCurriculum(Callback):
             many env steps); any other has to be defined by the environment or one of its wrappers.
         also_validation: True sets it in the validation environments too.
 
-    Raises: ValueError for numbers that cannot be; AttributeError (EnvError in worker processes) if the
-        environments do not have the attribute.
+    Raises: TypeError or ValueError for numbers that cannot be; AttributeError (EnvError in worker processes)
+        if the environments do not have the attribute.
     """
 
     def __init__(
@@ -38,11 +39,7 @@ class EpisodeLengthCurriculum(Callback):
         also_validation: bool = False,
     ) -> None:
         for name, value in (("start", start), ("end", end), ("over_epochs", over_epochs)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"EpisodeLengthCurriculum.{name} is {value!r}, but must be a whole number of at least 1. "
-                    f"Fix: set EpisodeLengthCurriculum.{name}."
-                )
+            check_number(f"EpisodeLengthCurriculum.{name}", value, lowest=1, whole=True)
         self.start, self.end, self.over_epochs = start, end, over_epochs
         self.attribute, self.also_validation = attribute, also_validation
         self._is_set: dict[int, int] = {}  # value by vector env

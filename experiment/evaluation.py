@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from ..envs import ReturnHistory, SpecialMetricHistory
+from ..envs import Histories, ReturnHistory, SpecialMetricHistory
 from .rng import isolated_rng
 
 logger = logging.getLogger("loxodon")
-
-
-class Interact(Protocol):
-    """The rollout hook of Experiment."""
-
-    def __call__(
-        self,
-        envs: Any,
-        timesteps: int,
-        hidden_state: Any = None,
-        render: bool = False,
-        save_on_done: Any = False,
-        episodes: int | None = None,
-    ) -> tuple[Any, tuple[ReturnHistory, SpecialMetricHistory]]:
-        """Roll out; returns the last hidden state and the statistics."""
-        ...
 
 
 class Evaluator:
     """Runs `interact` without exploration from a blank hidden state and reduces the statistics to figures.
 
     Args:
-        interact: rolls out and returns (hidden state, (returns, specials)).
+        interact: rolls out, as `Experiment.interact`; returns (hidden state, (returns, specials)).
         policy_metrics: (returns, specials) -> figures without prefix.
     """
 
     def __init__(
         self,
-        interact: Interact,
+        interact: Callable[..., tuple[Any, Histories]],
         policy_metrics: Callable[[ReturnHistory, SpecialMetricHistory], dict[str, float]],
     ) -> None:
         self.interact, self.policy_metrics = interact, policy_metrics

@@ -27,7 +27,7 @@ def check_number(
     if above > -math.inf:
         allowed += f" above {above}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or (whole and value != int(value)):
+    if not is_number or (whole and not float(value).is_integer()):
         raise TypeError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")
-    if value < lowest or value <= above:
+    if not value >= lowest or value <= above:  # nor is NaN
         raise ValueError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")

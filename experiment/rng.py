@@ -31,23 +31,25 @@ def seed_global_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def rng_state() -> dict[str, Any]:
-    """States of all global generators: Python's, numpy's, and torch's on the CPU and every CUDA device."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=True),  # noqa: NPY002
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
+class GlobalGenerators:
+    """The process-wide generators of Python, numpy and torch, as a part whose state a checkpoint keeps."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """States of all generators; torch's on the CPU and on every CUDA device."""
+        return {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=True),  # noqa: NPY002
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
 
-def restore_rng_state(state: dict[str, Any]) -> None:
-    """Put back what rng_state returned; CUDA states are ignored where the number of devices differs."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    torch.set_rng_state(state["cpu"])
-    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned; CUDA's are ignored where the number of devices differs."""
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])  # noqa: NPY002
+        torch.set_rng_state(state["cpu"])
+        if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state["cuda"])
 
 
 @contextmanager
@@ -56,22 +58,11 @@ def isolated_rng(seed: int | None) -> Iterator[None]:
 
     seed: None lets the block draw what would be drawn next anyway.
     """
-    before = rng_state()
+    generators = GlobalGenerators()
+    before = generators.state_dict()
     if seed is not None:
         seed_global_generators(seed)
     try:
         yield
     finally:
-        restore_rng_state(before)
-
-
-class GlobalGenerators:
-    """The process-wide generators as a part whose state a checkpoint keeps."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """As `rng_state`."""
-        return rng_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `restore_rng_state`."""
-        restore_rng_state(state)
+        generators.load_state_dict(before)

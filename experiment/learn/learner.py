@@ -187,10 +187,6 @@ class Learner:
         """Optimizer steps of the run."""
         return self.progress.gradient_steps
 
-    @gradient_steps.setter
-    def gradient_steps(self, number: int) -> None:
-        self.progress.gradient_steps = number
-
     @property
     def base_learning_rate(self) -> float:
         """The configured one."""
@@ -303,7 +299,7 @@ class Learner:
         if getattr(self.optimizer, "step_was_skipped", False):  # by the fp16 scaler: gradients overflowed
             self.skipped_updates += 1
         else:
-            self.gradient_steps += 1
+            self.progress.gradient_steps += 1
             self.agent.after_update()
         return grad_norm
 
@@ -425,7 +421,7 @@ class Learner:
             group.update(settings)
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.gradient_steps = int(state["gradient_steps"])
+        self.progress.gradient_steps = int(state["gradient_steps"])
 
 
 def _sum(scalars: Sequence[Tensor]) -> Tensor:

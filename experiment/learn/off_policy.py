@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ...data import Batch, BatchLoader, RLDataset, Sink
-from ..contracts import NO_DATA, Pace, RunContext
+from ..contracts import NO_DATA, RunContext
 from ..distributed import StopWatch, merge_metrics
+from ..fleet import ReplayRatio
 from .learner import Learner, log_figures
 
 logger = logging.getLogger("loxodon")
@@ -51,7 +52,7 @@ class OffPolicyTrainer:
         learner: Learner,
         dataset: RLDataset,
         loader: BatchLoader,
-        pace: Pace,
+        pace: ReplayRatio,
         *,
         train_step: Callable[..., Mapping[str, Any]],
         compute_loss: Callable[..., Mapping[str, Any]],

@@ -10,6 +10,8 @@ import gin
 import torch
 from torch import nn
 
+from ..numbers import check_number
+
 
 def is_under(name: str, prefix: str) -> bool:
     """True when the parameter `name` is `prefix` itself or lies in the module `prefix`."""
@@ -127,10 +129,7 @@ def make_optimizer(
     """
     for name, value in {"eps": eps, **(lr_multipliers or {})}.items():
         setting = "AdamW.eps" if name == "eps" else f"AdamW.lr_multipliers[{name!r}]"
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not value > 0:
-            kind = ValueError if is_number else TypeError
-            raise kind(f"{setting} is {value!r}, but must be a number above 0. Fix: set {setting} to one.")
+        check_number(setting, value, above=0)
     groups = param_groups(agent, params, learning_rate=learning_rate, lr_multipliers=lr_multipliers)
     return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=l2_coeff, fused=fused, eps=eps)
 

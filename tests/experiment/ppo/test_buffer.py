@@ -71,35 +71,28 @@ def test_steps_and_timesteps_are_where_they_belong() -> None:
     assert rollout.resets[:, 0].tolist() == [True] + [False] * T
 
 
-def test_an_unfinished_rollout_is_refused_and_its_cells_are_poison() -> None:
+def test_an_unfinished_rollout_is_refused() -> None:
     buffer = make_buffer()
-    with pytest.raises(ValueError, match=r"is empty.*Fix:"):
+    with pytest.raises(ValueError, match=r"holds 0 of its 4 steps.*Fix:"):
         buffer.read()
     begin(buffer)
     for number in (1, 2):
         add(buffer, number)
-    assert not buffer.is_full
-    with pytest.raises(ValueError, match=r"'actions' was written 0 times at step 2 of 4.*Fix:"):
+    with pytest.raises(ValueError, match=r"holds 2 of its 4 steps.*Fix:"):
         buffer.read()
-    assert np.isnan(buffer._steps["rewards"][2:]).all()
-    assert (np.abs(buffer._steps["actions"][2:]) > 2**60).all()
-    assert np.isnan(buffer._obs["x"][3:]).all()
-    assert (np.abs(buffer._rows["time_idxs"][3:]) > 2**60).all()
 
 
-@pytest.mark.parametrize(("without", "first_wrong"), [({3}, 2), ({1, 2}, 0)], ids=["missing once", "late"])
-def test_a_key_that_is_not_there_at_every_step_is_named(without: set[int], first_wrong: int) -> None:
+def test_extras_that_are_not_there_at_every_step_are_refused() -> None:
     buffer = make_buffer()
     begin(buffer)
-    for number in (1, 2, 3, 4):
-        add(buffer, number, **({"extras": None} if number in without else {}))
-    with pytest.raises(ValueError, match=rf"'log_probs' was written 0 times at step {first_wrong}"):
-        buffer.read()
+    for number in (1, 2):
+        add(buffer, number)
+    with pytest.raises(ValueError, match=r"Step 2 of the rollout has .*valid, but.*valid, log_probs.*Fix:"):
+        add(buffer, 3, extras=None)
 
 
 def test_one_step_too_many_is_refused() -> None:
     buffer = filled()
-    assert buffer.is_full
     with pytest.raises(ValueError, match=r"holds all its 4 steps.*Fix:"):
         add(buffer, 5)
 
@@ -120,14 +113,11 @@ class Memory:
         return {"h": torch.full((N, 1), state)}
 
 
-def test_the_next_rollout_keeps_history_and_poisons_the_rest() -> None:
+def test_the_next_rollout_keeps_history_and_nothing_else() -> None:
     buffer = filled(history=2)
     assert buffer.read().known_from.tolist() == [2, 2]
     buffer.next_rollout()
-    assert np.isnan(buffer._steps["rewards"]).all()
-    assert np.isnan(buffer._obs["x"][3:]).all()
-    assert not np.isnan(buffer._obs["x"][:3]).any()
-    with pytest.raises(ValueError, match="was written 0 times at step 0"):
+    with pytest.raises(ValueError, match="holds 0 of its 4 steps"):
         buffer.read()
     for number in range(5, 9):
         add(buffer, number)
