@@ -1,9 +1,9 @@
 """Launchers for several machines: Slurm jobs through submitit, and actors on a Ray cluster.
 
 A Ray cluster's actors are kept by a process of its own beside the learner, which imports nothing of Ray:
-`python -m loxodon.experiment.fleet.launchers --actors 4 --log-folder F -- WORDS OF AN ACTOR`. Each Ray actor
+`python -m loxodon.experiment.fleet.launchers --actors 4 --log-folder F -- WORDS OF AN ACTOR`. Each Ray task
 supervises one collecting process, as the learner's machine would; Ray starts it again on another machine when
-its own is lost. The process ends with its Ray actor, that with the keeper, and that with the learner.
+its own is lost. The process ends with its Ray task, that with the keeper, and that with the learner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import os
 import signal
 import sys
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +28,7 @@ from .overview import checkpoint_epochs
 from .supervisor import CONFIG_ERROR, GRACE_S, ActorSupervisor, end_with_parent
 
 _SLURM_PROGRAM = "-m loxodon.experiment.launch --backend slurm"
-_POLL_S = 0.25  # between two rounds of the keeper
-_PATIENCE_S = 15.0  # without a word from a Ray actor, until its wait is mentioned
+_POLL_S = 0.25  # between two looks of the keeper
 
 
 def require(package: str, extra: str) -> Any:
@@ -170,100 +169,54 @@ def ray_pool(ctx: RunContext, crew: Crew, *, options: Sequence[str]) -> ActorSup
 # ---- Ray, in the keeper ----
 
 
-class Host:
-    """A Ray actor: one collecting process and its supervisor, from construction on.
+def host(index: int, words: Sequence[str], folder: str, log_folder: str) -> str | None:
+    """A Ray task: one collecting process and its supervisor, until it is cancelled or cannot go on.
 
     Args:
-        index: number of the actor. words: its arguments.
-        folder: working directory, and the `log_folder` for its log, both on the shared file system.
+        index: number of the actor.
+        words: its arguments.
+        folder: working directory, like the next one on the shared file system.
+        log_folder: for its log.
+
+    Returns: why it cannot go on.
     """
-
-    def __init__(self, index: int, words: Sequence[str], folder: str, log_folder: str) -> None:
-        os.chdir(folder)
-        self._lines: list[str] = []
-        self._supervisor = ActorSupervisor(
-            [*library_program(), *words],
-            1,
-            Path(log_folder),
-            actor_environment(os.environ),
-            say=self._lines.append,
-            should_stop=lambda: False,
-            on_failure=lambda: None,
-            first_index=index,
-        )
-        self._supervisor.__enter__()
-
-    def poll(self) -> tuple[list[str], str | None]:
-        """What there is to say since the last time, and why this actor cannot go on, if so."""
-        lines = self._lines[:]
-        del self._lines[: len(lines)]
-        return lines, self._supervisor.failure
-
-    def stop(self) -> None:
-        """End the process."""
-        self._supervisor.__exit__(None, None, None)
-
-
-class Member:
-    """The keeper's view of one Ray actor."""
-
-    def __init__(self, ray: Any, handle: Any, index: int) -> None:
-        self.ray, self.handle, self.index = ray, handle, index
-        self.failure: str | None = None
-        self._ask()
-
-    def _ask(self) -> None:
-        self._answer = self.handle.poll.remote()
-        self._asked_s, self._has_told = time.monotonic(), False
-
-    def poll(self) -> list[str]:
-        """Lines to print. Waits for nothing."""
-        if self.failure is not None:
-            return []
-        if not self.ray.wait([self._answer], timeout=0)[0]:
-            if self._has_told or time.monotonic() - self._asked_s < _PATIENCE_S:
-                return []
-            self._has_told = True
-            return [f"actor {self.index} waits for a place on the Ray cluster"]
-        lines: list[str] = []
-        try:
-            lines, self.failure = self.ray.get(self._answer)
-        except self.ray.exceptions.RayActorError as error:
-            lines = [f"actor {self.index} lost its Ray worker ({type(error).__name__}); Ray starts it again"]
-            time.sleep(1.0)
-        self._ask()
-        return lines
+    os.chdir(folder)
+    has_failed = threading.Event()
+    with ActorSupervisor(
+        [*library_program(), *words],
+        1,
+        Path(log_folder),
+        actor_environment(os.environ),
+        say=lambda line: print(line, flush=True),  # noqa: T201 - Ray passes it on to the keeper
+        should_stop=lambda: False,
+        on_failure=has_failed.set,
+        first_index=index,
+    ) as supervisor:
+        while not has_failed.wait(_POLL_S):  # cancelling raises KeyboardInterrupt between two waits
+            pass
+    return supervisor.failure
 
 
 def keep(args: argparse.Namespace) -> int:
     """Keep the actors until this process is told to end; returns its exit status."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read when Ray is imported or a local cluster begins
+    # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
     ray = require("ray", "ray")
-    ray.init(
-        address=args.address,
-        log_to_driver=False,
-        include_dashboard=False if args.address == "local" else None,
-    )
-    remote = ray.remote(Host).options(
-        num_cpus=args.cpus_per_actor, num_gpus=args.gpus_per_actor, max_restarts=-1, max_task_retries=0
-    )
-    members = [
-        Member(ray, remote.remote(i, args.words, str(Path.cwd()), args.log_folder), i)
-        for i in range(args.actors)
-    ]
+    ray.init(address=args.address, include_dashboard=False if args.address == "local" else None)
+    options = {"num_cpus": args.cpus_per_actor, "num_gpus": args.gpus_per_actor, "max_retries": -1}
+    remote, folder = ray.remote(host).options(**options), str(Path.cwd())
+    tasks = [remote.remote(i, args.words, folder, args.log_folder) for i in range(args.actors)]
+    running = tasks
     with StopRequest() as stop:
-        while not stop.requested() and any(member.failure is None for member in members):
-            for line in [line for member in members for line in member.poll()]:
-                sys.stdout.write(line + "\n")
-            sys.stdout.flush()
-            time.sleep(_POLL_S)
-    ray.wait([m.handle.stop.remote() for m in members], num_returns=len(members), timeout=GRACE_S - 2)
+        while running and not stop.requested():
+            _, running = ray.wait(tasks, num_returns=len(tasks), timeout=_POLL_S)
+    for task in running:
+        ray.cancel(task)
+    ray.wait(tasks, num_returns=len(tasks), timeout=GRACE_S - 2)
+    if not running:
+        sys.stderr.write(f"{ray.get(tasks[-1])}\n")
     ray.shutdown()
-    failures = [member.failure for member in members if member.failure is not None]
-    if len(failures) == len(members):
-        sys.stderr.write(f"{failures[-1]}\n")
-        return CONFIG_ERROR  # trying again would not help
-    return 0
+    return 0 if running else CONFIG_ERROR  # trying again would not help
 
 
 def main() -> int:

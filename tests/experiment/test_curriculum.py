@@ -102,7 +102,8 @@ def test_the_ramp() -> None:
 @pytest.mark.parametrize("name", ["start", "end", "over_epochs"])
 @pytest.mark.parametrize("value", [0, 2.5, True])
 def test_bad_numbers(name: str, value: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=rf"EpisodeLengthCurriculum.{name} is .*at least 1.*Fix"):
+    words = rf"EpisodeLengthCurriculum.{name} is .*at least 1.*Fix"
+    with pytest.raises((TypeError, ValueError), match=words):
         EpisodeLengthCurriculum(**{"start": 1, "end": 2, "over_epochs": 3, name: value})
 
 
