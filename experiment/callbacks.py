@@ -232,19 +232,11 @@ class CallbackList:
         if not isinstance(makers, list | tuple):
             raise TypeError(_entry_text(makers, "is"))
         self.callbacks = [_made(maker) for maker in (*makers, *more)]
-        self._methods: dict[str, list[Callable[..., None]]] = {
-            hook: [
-                getattr(one, hook)
-                for one in self.callbacks
-                if getattr(type(one), hook) is not getattr(Callback, hook)
-            ]
-            for hook in HOOKS
-        }
 
     def __call__(self, hook: str, *args: Any) -> None:
         """Call this hook of all callbacks."""
-        for method in self._methods[hook]:
-            method(self._run, *args)
+        for one in self.callbacks:
+            getattr(one, hook)(self._run, *args)
 
     def around(self, event: str, function: Callable[..., T], *args: Any) -> T:
         """Call `on_<event>_start`, the function, and `on_<event>_end`; returns what the function returns."""

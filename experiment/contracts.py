@@ -7,6 +7,7 @@ checkpoint has to know of it. What is optional is a `Callback`, which sees the r
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import os
 import time
@@ -163,35 +164,45 @@ class RunContext:
         return derive_seed(self.progress.seed, *names, self.accelerator.process_index, *own)
 
 
-class Trainer(Stateful, Protocol):
+class Trainer(abc.ABC):
     """What an epoch does with data; chosen once for the agent: `OffPolicyTrainer` or `PPOLearner`."""
 
-    explores: bool
+    explores: bool = True
     """Whether exploration noise is put on training actions."""
-    idle_epochs: int
+    idle_epochs: int = 0
     """In a row up to now, without an update for want of trajectories."""
     timesteps_per_forward: int
     """Of a batch, at most, which tells how many threads pay."""
 
     def sinks(self, num_envs: int) -> list[Sink]:
         """What takes the rollout of `num_envs` envs beside the trajectory files."""
-        ...
+        return []
 
     def ready(self) -> bool:
         """Before `train`: False skips it. A learner without data waits here."""
-        ...
+        return True
 
+    @abc.abstractmethod
     def train(self, epoch: int) -> None:
-        """All updates of an epoch; logs their figures."""
-        ...
+        """All updates of an epoch; logs their figures.
 
+        Raises: ValueError for a loss that is not finite, unless such updates are left out.
+        """
+
+    @abc.abstractmethod
     def try_once(self) -> list[str]:
         """Compute losses on what there is and change nothing; lines that say what was found."""
-        ...
 
+    @abc.abstractmethod
     def describe(self) -> str:
         """What an epoch trains on, in a few words."""
-        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on exactly from here, if it does not follow from the epoch."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing to restore
+        """Go on from what `state_dict` returned."""
 
 
 class Run(Protocol):

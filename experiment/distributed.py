@@ -10,9 +10,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -125,18 +125,24 @@ def merge_metrics(
         sums: names that are added up instead.
         shares: names of which every process weighs the same.
     """
-    every = gather((dict(metrics), weight), accelerator)
-    merged = {}
+    return merged(gather((dict(metrics), weight), accelerator), sums, shares)
+
+
+def merged(
+    every: Sequence[tuple[Mapping[str, Any], float]], sums: Sequence[str] = (), shares: Sequence[str] = ()
+) -> dict[str, float]:
+    """One figure of each name from several (metrics, weight); sums, shares: see merge_metrics."""
+    found = {}
     for name in {name: None for one, _ in every for name in one}:  # a set would lose the order
         values = [(float(one[name]), w) for one, w in every if name in one]
         numbers = [value for value, _ in values]
         if name in sums:
-            merged[name] = sum(numbers)
+            found[name] = sum(numbers)
         elif name.endswith(("_min", "_max")):
-            merged[name] = min(numbers) if name.endswith("_min") else max(numbers)
+            found[name] = min(numbers) if name.endswith("_min") else max(numbers)
         else:
-            merged[name] = _mean([(value, 1.0) for value in numbers] if name in shares else values)
-    return merged
+            found[name] = _mean([(value, 1.0) for value in numbers] if name in shares else values)
+    return found
 
 
 class StopWatch:

@@ -320,14 +320,11 @@ class Experiment(Settings):
                 ),  # or a user's own
                 compute_loss=self.compute_loss,
                 why_idle=self.why_idle,
+                batch_size=self.batch_size,
                 num_batches=self.train_batches_per_epoch,
                 batches_per_update=self.batches_per_update,
-                sequences_per_update=self.accelerator.num_processes
-                * self.batch_size
-                * self.batches_per_update,
                 first_epoch=self.start_learning_at_epoch,
                 log_interval=self.log_interval,
-                timesteps_per_forward=self.batch_size * self.max_seq_len,
             )
         settings = {field.name: getattr(self, field.name) for field in fields(Settings)}
         check_for_on_policy(settings, type(self.policy).__name__)

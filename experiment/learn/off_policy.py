@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ...data import Batch, BatchLoader, RLDataset, Sink
-from ..contracts import NO_DATA, RunContext
+from ...data import BatchLoader, RLDataset
+from ..contracts import NO_DATA, RunContext, Trainer
 from ..distributed import StopWatch, merge_metrics
 from ..fleet import ReplayRatio
 from .learner import Learner, log_figures
@@ -24,7 +25,7 @@ _SHOW_LOSS_EVERY_S = 0.3
 _LOSSES = ("loss", "actor_loss", "critic_loss")
 
 
-class OffPolicyTrainer:
+class OffPolicyTrainer(Trainer):
     """Trains on `num_batches` batches per epoch, once there are data.
 
     Args:
@@ -36,15 +37,12 @@ class OffPolicyTrainer:
         train_step: (batch or list of batches, log_step=) -> metrics: one update.
         compute_loss: (batch, log_step=) -> losses, for `try_once`.
         why_idle: says why there is nothing to train on.
+        batch_size: sequences of a batch.
         num_batches: per epoch and process.
         batches_per_update: whose gradients are added up.
-        sequences_per_update: of all processes, for `describe`.
         first_epoch: in which is trained.
         log_interval: batches between records.
-        timesteps_per_forward: in one batch, at most.
     """
-
-    explores = True
 
     def __init__(  # noqa: PLR0913 - one for each thing it needs
         self,
@@ -57,35 +55,23 @@ class OffPolicyTrainer:
         train_step: Callable[..., Mapping[str, Any]],
         compute_loss: Callable[..., Mapping[str, Any]],
         why_idle: Callable[[], str],
+        batch_size: int,
         num_batches: int,
         batches_per_update: int,
-        sequences_per_update: int,
         first_epoch: int,
         log_interval: int,
-        timesteps_per_forward: int,
     ) -> None:
         self.ctx, self.learner, self.dataset, self.loader, self.pace = ctx, learner, dataset, loader, pace
         self.train_step, self.compute_loss, self.why_idle = train_step, compute_loss, why_idle
         self.num_batches, self.batches_per_update = num_batches, batches_per_update
-        self.sequences_per_update, self.first_epoch = sequences_per_update, first_epoch
-        self.log_interval, self.timesteps_per_forward = log_interval, timesteps_per_forward
-        self.idle_epochs = 0  # in a row, without an update for want of trajectories
-
-    def sinks(self, num_envs: int) -> list[Sink]:
-        """None: the trajectory files are what is learned from."""
-        return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: what an epoch trains on follows from its number."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        self.first_epoch, self.log_interval = first_epoch, log_interval
+        self.batch_size, self.timesteps_per_forward = batch_size, batch_size * dataset.max_seq_len
 
     def describe(self) -> str:
         """Updates per epoch."""
         updates = self.num_batches // self.batches_per_update
-        return f"{updates:,} updates of {self.sequences_per_update} sequences"
+        num_sequences = self.ctx.accelerator.num_processes * self.batch_size * self.batches_per_update
+        return f"{updates:,} updates of {num_sequences} sequences"
 
     def ready(self) -> bool:
         """True when the dataset is. A learner waits for actors; other modes go on without training."""
@@ -124,7 +110,7 @@ class OffPolicyTrainer:
         if not (num_batches := self.pace.batches(self.num_batches)):
             return
         self.learner.agent.train()
-        start_s, lag = time.perf_counter(), PolicyLag(self.ctx.progress.policy_version)
+        start_s, versions = time.perf_counter(), list[Tensor]()  # of the policies that collected
         skipped_before, micro_batches, last = self.learner.skipped_updates, [], num_batches - 1
         sums: dict[str, Any] = dict.fromkeys(_LOSSES, 0.0)
         num_updates, num_counted, shown_s = 0, 0, start_s
@@ -133,7 +119,7 @@ class OffPolicyTrainer:
         seen = epoch * self.num_batches
         for i, batch in enumerate(self.loader.epoch(epoch, num_batches)):
             micro_batches.append(batch)
-            lag.add(batch)
+            versions += [] if batch.policy_versions is None else [batch.policy_versions]
             if len(micro_batches) < self.batches_per_update and i < last:
                 continue
             if not self.pace.before_update():
@@ -158,10 +144,16 @@ class OffPolicyTrainer:
         if num_updates:
             means = {name: float(total) / max(num_counted, 1) for name, total in sums.items()}
             skips = self.learner.skipped_updates - skipped_before
-            self._report(means, num_updates, skips, time.perf_counter() - start_s, lag)
+            figures = self._policy_lag(versions) | self.pace.figures()
+            self._report(means, figures, num_updates, skips, time.perf_counter() - start_s)
 
     def _report(
-        self, means: Mapping[str, float], num_updates: int, skips: int, elapsed_s: float, lag: PolicyLag
+        self,
+        means: Mapping[str, float],
+        more: Mapping[str, float],
+        num_updates: int,
+        skips: int,
+        elapsed_s: float,
     ) -> None:
         accelerator = self.ctx.accelerator
         means = merge_metrics(means, 1.0, accelerator)  # of equal shares of each update
@@ -169,13 +161,20 @@ class OffPolicyTrainer:
         figures["train/updates"] = num_updates
         if self.learner.judges_gradients:
             figures["train/skipped_updates"] = skips
-        figures |= lag.figures() | self.pace.figures()
+        figures |= more
         figures |= {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
         figures |= self.learner.timer.update_figures()
         sampling = merge_metrics({**self.loader.metrics(), **self.dataset.metrics()}, 1.0, accelerator)
         self.ctx.log({**figures, **{f"dataset/{name}": value for name, value in sampling.items()}}, "")
         self.ctx.console.show(self.ctx.progress.epoch, "learning", {"loss": means["loss"]})
         self.learner.check_loss(means)
+
+    def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:
+        """How many versions the trajectories are behind the policy that learns; nothing if none is known."""
+        known = torch.cat([torch.zeros(0, dtype=torch.int64), *versions])
+        known = known[known >= 0].double()
+        newest = self.ctx.progress.policy_version
+        return {"train/policy_lag": newest - float(known.mean())} if len(known) else {}
 
     def try_once(self) -> list[str]:
         """The losses of one batch, if there is one."""
@@ -191,22 +190,3 @@ class OffPolicyTrainer:
             f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}",
             f"        loss  {loss:.4g} with untrained weights",
         ]
-
-
-class PolicyLag:
-    """How many versions the trajectories of the batches are behind the policy that learns from them."""
-
-    def __init__(self, version: int) -> None:
-        self._version, self._sum, self._num = version, 0.0, 0
-
-    def add(self, batch: Batch) -> None:
-        """Take in the sequences of a batch whose policy is known."""
-        if (versions := batch.policy_versions) is None:
-            return
-        known = versions[versions >= 0]
-        self._num += len(known)
-        self._sum += self._version * len(known) - float(known.sum())
-
-    def figures(self) -> dict[str, float]:
-        """Mean over sequences; nothing if no policy is known."""
-        return {"train/policy_lag": self._sum / self._num} if self._num else {}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space, spaces
 from torch import Tensor
 
 from ...data import RolloutBatch
 from ...data.sink import Arrays
+from ...data.spaces import ActionCode, PolicyActionSpace
 from .buffer import CollectedRollout
 
 _FRESH = np.iinfo(np.int64).min  # start of a sequence that needs no state
@@ -325,18 +324,15 @@ def _only_read(pieces: Pieces) -> Pieces:
     return Pieces(pieces.envs, pieces.firsts + pieces.lengths, np.zeros_like(read), read, pieces.starts)
 
 
-def policy_actions(steps: Arrays, action_dim: int, space: Space[Any]) -> np.ndarray:
+def policy_actions(steps: Arrays, space: PolicyActionSpace) -> np.ndarray:
     """(T, N, A) float32, what the policy chose: one-hot if discrete, else its sample before clipping."""
-    if isinstance(space, spaces.Discrete):
-        nvec = [int(space.n)]
-    elif isinstance(space, spaces.MultiDiscrete):
-        nvec = [int(n) for n in space.nvec]
-    else:
+    code = ActionCode(space)
+    if not code.has_integers:
         chosen: np.ndarray = steps.get("samples", steps["actions"])
         return chosen.astype(np.float32, copy=False)
-    indices = steps["actions"].reshape(*steps["actions"].shape[:2], len(nvec))
-    one_hot = np.zeros((*indices.shape[:2], action_dim), np.float32)
-    offsets = np.cumsum([0, *nvec])[:-1]
+    num_steps, num_envs = steps["actions"].shape[:2]
+    rows = steps["actions"].reshape(num_steps * num_envs, *([] if code.nvec is None else [-1]))
+    one_hot = np.zeros((len(rows), code.width), np.float32)
     # Steps that were none may hold any action.
-    np.put_along_axis(one_hot, np.clip(indices + offsets, 0, action_dim - 1), 1.0, axis=-1)
-    return one_hot
+    code.write(np.clip(rows, 0, np.subtract(code.nvec or code.width, 1)), one_hot)
+    return one_hot.reshape(num_steps, num_envs, -1)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch, Sink
-from ..contracts import RunContext
-from ..distributed import StopWatch, merge_metrics, sum_over_ranks
+from ..contracts import RunContext, Trainer
+from ..distributed import StopWatch, merge_metrics, merged, sum_over_ranks
 from ..learn.learner import Learner, log_figures
 from ..rng import derive_seed
 from . import sequences
@@ -65,7 +65,7 @@ _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat1
         "keeps_trajectories",
     ]
 )
-class PPOLearner:
+class PPOLearner(Trainer):
     """Trains an on-policy agent on one rollout after the other.
 
     A rollout is cut into sequences of single episodes. One pass without gradient finds log-probs, values and
@@ -108,7 +108,7 @@ class PPOLearner:
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
 
-    explores, idle_epochs = False, 0
+    explores = False
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
@@ -243,10 +243,6 @@ class PPOLearner:
         """A buffer for the rollouts of so many envs."""
         return [self.make_buffer(num_envs)]
 
-    def ready(self) -> bool:
-        """Always: an epoch trains on the rollout that it has just collected."""
-        return True
-
     def train(self, epoch: int) -> None:
         """Learn from the rollout of this epoch, and log what came out.
 
@@ -287,7 +283,7 @@ class PPOLearner:
         rollout = join([buffer.read() for buffer in self.buffers])
         if self.finite_checks != "off":
             check_rollout(rollout)
-        actions = sequences.policy_actions(rollout.steps, self.agent.action_dim, self.agent.action_space)
+        actions = sequences.policy_actions(rollout.steps, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         results, figures = self._prepare(tensors)
         if self._random_steps:
@@ -406,8 +402,8 @@ class PPOLearner:
         _switch_dropout_off(self.agent)
         seed = derive_seed(self.ctx.progress.seed, "minibatches")
         rng = np.random.default_rng([seed, epoch, self.accelerator.process_index])
-        pieces, sums = self._pieces(tensors), UpdateFigures()
-        num_updates, last_kl, is_over, self._initial_kl = 0, 0.0, False, None
+        pieces, updates = self._pieces(tensors), list[Mapping[str, Any]]()
+        last_kl, is_over, self._initial_kl = 0.0, False, None
         skipped_before = self.learner.skipped_updates
         for i in range(self.update_epochs):
             # Details cost a good part of an update; passes that may be the last one have them.
@@ -419,8 +415,7 @@ class PPOLearner:
                     break
                 if metrics:
                     has_details = True
-                    num_updates += 1
-                    sums.add(metrics)
+                    updates.append({name: value.detach() for name, value in metrics.items()})
                 if should_stop():
                     is_over = True
                     break
@@ -430,11 +425,11 @@ class PPOLearner:
             if is_over:
                 break
         self.agent.after_rollout(last_kl)
-        planned = self.update_epochs * self.minibatches
-        figures = {"kl_last": last_kl, "updates": float(num_updates), "updates_share": num_updates / planned}
+        planned, num_updates = self.update_epochs * self.minibatches, float(len(updates))
+        figures = {"kl_last": last_kl, "updates": num_updates, "updates_share": num_updates / planned}
         figures["initial_kl"] = self._initial_kl or 0.0
         figures["skipped_updates"] = float(self.learner.skipped_updates - skipped_before)
-        return sums.summary() | figures | {"learning_rate": self.learner.learning_rate}
+        return _summary(updates) | figures | {"learning_rate": self.learner.learning_rate}
 
     def _update(self, batches: Sequence[RolloutBatch], with_metrics: bool) -> dict[str, Tensor] | None:
         """One update on the parts of a minibatch; None if the policy is too far, nothing if skipped."""
@@ -541,36 +536,17 @@ def _switch_dropout_off(agent: OnPolicyAgent) -> None:
             module.train()  # the same, but cuDNN has gradients in this mode only
 
 
-class UpdateFigures:
-    """Scalar tensors by name, over however many updates reported them.
+def _summary(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """One figure of each name that updates reported.
 
-    Names that end in `_min` or `_max` become the extreme, all others the mean. `effective_sample_size` is
-    that of weighting the steps of all updates and processes by their ratios, as a share of their number.
+    `effective_sample_size` is that of weighting the steps of all updates and processes by their ratios, as a
+    share of their number.
     """
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[Tensor]] = {}
-
-    def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Take in what an update reported."""
-        for name, value in metrics.items():
-            self._values.setdefault(name, []).append(value.detach().float())
-
-    def summary(self) -> dict[str, float]:
-        """One figure of each name."""
-        found = {}
-        for name, values in self._values.items():
-            numbers = torch.stack([value.to(values[0].device) for value in values])
-            if name.endswith("_min"):
-                found[name] = float(numbers.min())
-            elif name.endswith("_max"):
-                found[name] = float(numbers.max())
-            else:
-                found[name] = float(numbers.mean())
-        if "ratio_mean_square" in found:
-            mean, mean_square = found.pop("ratio_mean"), found.pop("ratio_mean_square")
-            found["effective_sample_size"] = mean**2 / max(mean_square, 1e-12)
-        return found
+    found = merged([(update, 1.0) for update in updates])
+    if "ratio_mean_square" in found:
+        mean, mean_square = found.pop("ratio_mean"), found.pop("ratio_mean_square")
+        found["effective_sample_size"] = mean**2 / max(mean_square, 1e-12)
+    return found
 
 
 def mean_kl(kls: Sequence[tuple[float, float]]) -> float:

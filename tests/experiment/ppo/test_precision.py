@@ -17,8 +17,9 @@ from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss
 from loxodon.data import DoNothingDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
+from loxodon.experiment.distributed import merged
 from loxodon.experiment.ppo import sequences
-from loxodon.experiment.ppo.trainer import UpdateFigures, mean_kl
+from loxodon.experiment.ppo.trainer import mean_kl
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, TransformerTrajEncoder
 
 from ...rounding import assert_equal_but_for_rounding
@@ -165,11 +166,10 @@ def test_bfloat16_keeps_ratios_and_losses_in_float32(tmp_path: Path, encoder: st
 
 
 def test_figures_of_updates_are_means_or_extremes() -> None:
-    figures = UpdateFigures()
-    for value in (1.0, 4.0, 1.0):
-        figures.add({name: torch.tensor(value) for name in ("kl", "ratio_min", "ratio_max")})
-    figures.add({"kl": torch.tensor(6.0, dtype=torch.float64)})
-    assert figures.summary() == {"kl": 3.0, "ratio_min": 1.0, "ratio_max": 4.0}
+    names = ("kl", "ratio_min", "ratio_max")
+    updates = [{name: torch.tensor(value) for name in names} for value in (1.0, 4.0, 1.0)]
+    updates.append({"kl": torch.tensor(6.0, dtype=torch.float64)})
+    assert merged([(update, 1.0) for update in updates]) == {"kl": 3.0, "ratio_min": 1.0, "ratio_max": 4.0}
     assert mean_kl([(1.0, 3.0), (float("nan"), 5.0), (3.0, 1.0)]) == 1.5
     assert mean_kl([]) == 0.0
 
