@@ -50,12 +50,7 @@ def make_accelerator(mixed_precision: str) -> Accelerator:
 
 def agree_on_seed(seed: int | None, accelerator: Accelerator) -> int:
     """The run's seed, the same in all processes."""
-    if seed is not None:
-        return seed
-    drawn = [draw_seed()]
-    if accelerator.num_processes > 1:
-        broadcast_object_list(drawn)
-    return drawn[0]
+    return from_main(draw_seed, accelerator) if seed is None else seed
 
 
 def from_main(compute: Callable[[], T], accelerator: Accelerator) -> T:

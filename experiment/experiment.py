@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms, OnPolicyAgent
 from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter
-from ..data.spaces import PolicyActionSpace
+from ..data.spaces import ActionCode, PolicyActionSpace
 from ..envs import ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
 from .artifacts import RunAccess
 from .artifacts.upload import Uploads
@@ -381,14 +381,14 @@ class Experiment(Settings):
 
     def _make_writer(self, folder: Path, num_envs: int, **settings: Any) -> TrajectoryWriter:
         """Stores trajectories of `num_envs` envs in `folder`, cut as traj_save_len says."""
-        return build.make_writer(
+        spread = self.max_seq_len if self.stagger_traj_file_lengths else 0
+        return TrajectoryWriter(
             folder,
             num_envs,
-            self.action_space,
-            traj_save_len=self.traj_save_len,
-            spread=self.max_seq_len if self.stagger_traj_file_lengths else 0,
+            save_every=build.piece_lengths(self.traj_save_len, spread),
             save_as=self.save_trajs_as,
             actor_id=self.accelerator.process_index,
+            nvec=ActionCode(self.action_space).nvec,
             **settings,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gin
@@ -129,40 +128,16 @@ def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout
     return Layout(obs, code.width, code.nvec)
 
 
-def make_writer(
-    folder: Path,
-    num_envs: int,
-    action_space: PolicyActionSpace,
-    *,
-    seed: int,
-    clock: WritingClock | None = None,
-    traj_save_len: float,
-    spread: int,
-    save_as: str,
-    actor_id: int,
-) -> TrajectoryWriter:
-    """Stores trajectories of `num_envs` envs in `folder`.
+def piece_lengths(traj_save_len: float, spread: int) -> tuple[int, int] | None:
+    """The range of transitions after which trajectories are cut; None to cut them at the end of an episode.
 
-    For all else see `TrajectoryWriter`.
-
-    action_space: the policy's. traj_save_len: transitions after which a trajectory is cut. spread: by how
-    many transitions that length varies at random, if it is shorter than that length.
+    spread: by how many that length varies at random, if it is shorter than traj_save_len.
     """
-    save_every = None
-    if traj_save_len < _NO_LENGTH_LIMIT:
-        longest = int(traj_save_len)
-        spread = spread if spread < longest else 0
-        save_every = (longest - spread, longest + spread)
-    return TrajectoryWriter(
-        folder,
-        num_envs,
-        save_every=save_every,
-        save_as=save_as,
-        seed=seed,
-        actor_id=actor_id,
-        clock=clock,
-        nvec=ActionCode(action_space).nvec,
-    )
+    if traj_save_len >= _NO_LENGTH_LIMIT:
+        return None
+    longest = int(traj_save_len)
+    spread = spread if spread < longest else 0
+    return longest - spread, longest + spread
 
 
 @gin.configurable("Collector", allowlist=["save_env_state"])

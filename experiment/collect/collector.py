@@ -112,18 +112,19 @@ class Group:
 
     def tell(self, method: str, *args: Any) -> None:
         """Call a method of all sinks, even if one raises, so that none misses a step; then raise that."""
-        self.tell_each(method, [args] * len(self.sinks))
-
-    def tell_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> None:
-        """As `tell`, with arguments for each sink. If several raise, the first error is raised."""
         first_error: Exception | None = None
-        for sink, args in zip(self.sinks, arguments, strict=True):
+        for sink in self.sinks:
             try:
                 getattr(sink, method)(*args)
             except Exception as error:  # raised below, when no sink has been left out
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    def flush(self) -> None:
+        """Close every running piece, and return when all pieces are on disk."""
+        self.tell("flush_partial")
+        self.tell("wait")
 
     def begin(self, rows: np.ndarray) -> None:
         """Tell the sinks that trajectories start in the envs `rows` (k,) int with the present timestep."""
@@ -166,7 +167,7 @@ class Collector:
         sample: bool,
         *,
         histories: Histories | None = None,
-        should_stop: Callable[[], bool] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
         cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         on_env_steps: Callable[[int], None] | None = None,
         shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
@@ -201,7 +202,7 @@ class Collector:
     def restart(self, seed: int | None) -> None:
         """Store running pieces, reset all envs (env i gets seed + i) and forget the hidden states."""
         for group, own_seed in self._seeded(seed):
-            self._flush(group)
+            group.flush()
             group.tell("restart")
             if group.exploration is not None:
                 group.exploration.on_episode_end(np.ones(group.num_envs, dtype=bool))
@@ -236,7 +237,7 @@ class Collector:
     def flush(self) -> None:
         """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
         for group in self.groups:
-            self._flush(group)
+            group.flush()
 
     def wait(self) -> None:
         """Return when every finished piece is on disk."""
@@ -246,7 +247,7 @@ class Collector:
     def close(self) -> None:
         """Store what is running and end the sinks; the envs are left alone."""
         for group in self.groups:
-            self._flush(group)
+            group.flush()
             group.tell("close")
             group.sinks = ()
 
@@ -271,7 +272,7 @@ class Collector:
                     if render:
                         group.envs.render()
                     if group is self.groups[0]:  # decides for all, so that they take as many steps
-                        goes_on = left > 0 and _is_short(quotas) and not self._is_asked_to_stop()
+                        goes_on = left > 0 and _is_short(quotas) and not self.should_stop()
                     if goes_on:
                         self._begin(group)
                 if not goes_on:
@@ -378,9 +379,6 @@ class Collector:
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
-    def _is_asked_to_stop(self) -> bool:
-        return self.should_stop is not None and self.should_stop()
-
     def _seeded(self, seed: int | None) -> Iterator[tuple[Group, int | None]]:
         """The groups, each with the seed of its first env."""
         offset = 0
@@ -396,10 +394,6 @@ class Collector:
         shares[: episodes % self.num_envs] += 1
         borders = np.cumsum([group.num_envs for group in self.groups])[:-1]
         return list(np.split(shares, borders))
-
-    def _flush(self, group: Group) -> None:
-        group.tell("flush_partial")
-        group.tell("wait")
 
     # ---- in checkpoints ----
 
@@ -453,7 +447,8 @@ class Collector:
                     "checkpoint was made with."
                 )
             try:
-                group.tell_each("load_state_dict", [(one,) for one in saved])
+                for sink, one in zip(group.sinks, saved, strict=True):
+                    sink.load_state_dict(one)
             except ValueError as error:
                 goes_on = self._begin_new_episodes(error)
         for group, saved in zip(self.groups, state["exploration"], strict=True):
