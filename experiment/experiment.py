@@ -24,9 +24,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms, OnPolicyAgent
-from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter
+from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter, WritingClock
 from ..data.spaces import ActionCode, PolicyActionSpace
-from ..envs import ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
+from ..envs import EnvHalves, ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
 from .artifacts import RunAccess
 from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
@@ -356,15 +356,24 @@ class Experiment(Settings):
                 type(self.dataset).__name__,
             )
         has_noise = explores and self.exploration_wrapper_type is not None
-        collector: Collector = build.make_collector(
-            self.train_envs,
+        halves = self.train_envs.halves if isinstance(self.train_envs, EnvHalves) else [self.train_envs]
+        groups, clock = [], WritingClock()
+        for i, envs in enumerate(halves):
+            names = (i,) if len(halves) > 1 else ()
+            group = Group(envs, sinks=list(self.trainer.sinks(envs.num_envs)))
+            if has_noise:
+                group.exploration = self._make_exploration(
+                    envs.num_envs, self.ctx.seed_of("exploration", *names)
+                )
+            if folder is not None:
+                seed = self.ctx.seed_of("writer", *names)
+                group.sinks = [*group.sinks, self._make_writer(folder, envs.num_envs, seed=seed, clock=clock)]
+            groups.append(group)
+        collector: Collector = Collector(
+            groups,
             self.policy,
             self.DEVICE,
             self.sample_actions,
-            seed_of=self.ctx.seed_of,
-            make_exploration=self._make_exploration if has_noise else None,
-            make_sinks=self.trainer.sinks,
-            make_writer=None if folder is None else functools.partial(self._make_writer, folder),
             should_stop=self.ctx.stop.requested,
             cast=self.caster,
             on_env_steps=self.pace.after_env_steps,
@@ -746,6 +755,7 @@ class Experiment(Settings):
             histories=histories,
             should_stop=self.ctx.stop.requested,
             cast=self.caster,
+            save_env_state=False,
         )
         was_training = self.policy.training
         self.policy.eval()

@@ -1,20 +1,16 @@
-"""How the parts of a rollout are made: environments, what stores their trajectories, and the collector."""
+"""How environments are made, and what follows from their spaces."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import gin
 import numpy as np
-import torch
 from gymnasium import spaces
 
-from ...agents import BaseAgent
-from ...data import Layout, Sink, TrajectoryWriter, WritingClock
+from ...data import Layout
 from ...data.spaces import ActionCode, PolicyActionSpace, is_text
-from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, ExplorationWrapper, make_vector_env, resolve_env
-from .collector import Collector, Group
+from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, make_vector_env, resolve_env
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 """What one environment is made of, or one that is vectorised already."""
@@ -138,38 +134,3 @@ def piece_lengths(traj_save_len: float, spread: int) -> tuple[int, int] | None:
     longest = int(traj_save_len)
     spread = spread if spread < longest else 0
     return longest - spread, longest + spread
-
-
-@gin.configurable("Collector", allowlist=["save_env_state"])
-def make_collector(
-    envs: Any,
-    agent: BaseAgent,
-    device: torch.device,
-    sample: bool,
-    *,
-    seed_of: Callable[..., int],
-    make_exploration: Callable[[int, int], ExplorationWrapper] | None,
-    make_sinks: Callable[[int], Sequence[Sink]],
-    make_writer: Callable[..., TrajectoryWriter] | None,
-    save_env_state: bool | None = None,
-    **settings: Any,
-) -> Collector:
-    """A collector over `envs`, with a group for each half of them if they are `EnvHalves`.
-
-    agent, device, sample, save_env_state, settings: see `Collector`. seed_of: seed of the random stream
-    with the names given to it. make_exploration: makes the exploration of so many envs with that seed; None
-    for none. make_sinks: makes the learner's own sinks of so many envs. make_writer: makes what stores the
-    trajectories of so many envs, with keywords `seed` and `clock`; None for nothing.
-    """
-    halves = envs.halves if isinstance(envs, EnvHalves) else [envs]
-    groups, clock = [], WritingClock()
-    for i, part in enumerate(halves):
-        names = (i,) if len(halves) > 1 else ()
-        group = Group(part, sinks=list(make_sinks(part.num_envs)))
-        if make_exploration is not None:
-            group.exploration = make_exploration(part.num_envs, seed_of("exploration", *names))
-        if make_writer is not None:
-            writer = make_writer(part.num_envs, seed=seed_of("writer", *names), clock=clock)
-            group.sinks = [*group.sinks, writer]
-        groups.append(group)
-    return Collector(groups, agent, device, sample, save_env_state=save_env_state, **settings)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import gin
 import numpy as np
 import torch
 
@@ -133,6 +134,7 @@ class Group:
         self.tell("begin", rows, state.obs, state.rl2s, state.time_idxs, state.env_names)
 
 
+@gin.configurable(allowlist=["save_env_state"])
 class Collector:
     """Steps vector envs with an agent; the rollout continues from call to call.
 

@@ -44,7 +44,7 @@ LEARNER = Office(
     "processes may be as many as you like.",
 )
 _FORMAT = 1
-_RATE_OVER_S = 10.0  # speeds are means over this long
+_NUM_FOR_SPEED = 26  # heartbeats; speeds are means over about 10 s
 _MIN_GAP_S = 0.05  # between two heartbeats, however often the state changes
 _CLOSE_TIMEOUT_S = 5.0  # a file system that hangs must not keep a finished process
 _CLOCK_SLACK_S = 10.0  # the clock may be set between two looks at when a process began
@@ -179,8 +179,8 @@ class _Writer:
         self.figures, self.period_s = figures, period_s
         self.num_beats = 0
         self.has_complained = self.is_closing = False
-        self.wake, self.closing = threading.Event(), threading.Event()
-        self.history: deque[tuple[float, int, int]] = deque()
+        self.wake = threading.Event()
+        self.history: deque[tuple[float, int, int]] = deque(maxlen=_NUM_FOR_SPEED)
         self.thread = threading.Thread(target=self.run, name="heartbeat", daemon=True)
         self.thread.start()
 
@@ -190,7 +190,7 @@ class _Writer:
             self.path.replace(self.path.with_name(old))
         while not self.is_closing:
             self.write()
-            self.closing.wait(_MIN_GAP_S)
+            time.sleep(_MIN_GAP_S)
             self.wake.wait(self.period_s)
             self.wake.clear()
         self.write()
@@ -205,7 +205,6 @@ class _Writer:
         if state is not None or self.figures["state"] not in ENDED_STATES:
             self.figures.update(state=state or "stopped", note=_one_line(note))
         self.is_closing = True
-        self.closing.set()
         self.wake.set()
         self.thread.join(_CLOSE_TIMEOUT_S)
 
@@ -233,8 +232,6 @@ class _Writer:
         if history and (env_steps < history[-1][1] or gradient_steps < history[-1][2]):
             history.clear()  # a checkpoint was loaded
         history.append((now, env_steps, gradient_steps))
-        while len(history) > 2 and now - history[1][0] > _RATE_OVER_S:  # noqa: PLR2004 - two ends of a span
-            history.popleft()
         then, first_env_steps, first_gradient_steps = history[0]
         elapsed_s = max(now - then, 1e-9)
         return {
