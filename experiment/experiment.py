@@ -52,7 +52,7 @@ from .distributed import (
 from .evaluation import Evaluator
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
-from .fleet.actors import pace_of_preset
+from .fleet.actors import is_bound
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
@@ -199,12 +199,22 @@ class Experiment(Settings):
     def keep_pace_of_preset(self) -> None:
         """Before `start` of a learner with actors: unless the config sets replay_ratio, that of "both".
 
-        Without a phase of both in one epoch (start_collecting_at_epoch) there is nothing to compare.
+        So a preset learns the same with actors, however fast they are. Without a phase of both in one epoch
+        (start_collecting_at_epoch) there is nothing to compare.
+
+        Raises: ValueError if an epoch collects nothing.
         """
         env_steps = self.parallel_actors * self.train_timesteps_per_epoch * self.accelerator.num_processes
-        updates = self.train_batches_per_epoch // self.batches_per_update
-        ratio = pace_of_preset(env_steps=env_steps, updates=0 if self.start_collecting_at_epoch else updates)
-        self.replay_ratio = self.replay_ratio if ratio is None else ratio
+        if not env_steps:
+            raise ValueError(
+                "Experiment.train_timesteps_per_epoch is 0, so actors would collect nothing. "
+                "Fix: set it to a positive number, or leave out --actors."
+            )
+        updates = (
+            0 if self.start_collecting_at_epoch else self.train_batches_per_epoch // self.batches_per_update
+        )
+        if updates and not is_bound("Experiment.replay_ratio"):
+            self.replay_ratio = updates / env_steps
 
     def _is_over(self) -> bool:
         """True when a policy was published that says it is the last and is not loaded yet."""

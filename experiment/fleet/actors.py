@@ -107,26 +107,6 @@ def supervise(
     )
 
 
-def pace_of_preset(*, env_steps: int, updates: int) -> float | None:
-    """The replay ratio for a run with actors whose config sets none: that of an epoch of mode "both".
-
-    So a preset learns the same with actors, however fast they are.
-
-    Args:
-        env_steps: of such an epoch.
-        updates: of such an epoch.
-
-    Returns: None if the config sets a ratio, be it None, or there are no updates.
-    Raises: ValueError if an epoch collects nothing.
-    """
-    if not env_steps:
-        raise ValueError(
-            "Experiment.train_timesteps_per_epoch is 0, so actors would collect nothing. "
-            "Fix: set it to a positive number, or leave out --actors."
-        )
-    return updates / env_steps if updates and not is_bound("Experiment.replay_ratio") else None
-
-
 def this_program() -> list[str]:
     """Words that start the running script or module once more."""
     main = sys.modules["__main__"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from typing import Any
 import psutil
 
 from ...data.lock import FolderLock, Office
+from ..checkpoint.record import version_of
 from ..files import write_text
 
 STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stopped", "failed", "finished")
@@ -174,7 +174,7 @@ class _Writer:
             "pid": self.pid,
             "started": time.time(),
             "machine": machine_id(),
-            "loxodon": _version(),
+            "loxodon": version_of("loxodon"),
         }
         self.figures, self.period_s = figures, period_s
         self.num_beats = 0
@@ -368,10 +368,3 @@ def machine_id() -> str:
 
 def _one_line(text: str | None) -> str | None:
     return None if text is None else " ".join(text.split())[:500]
-
-
-def _version() -> str | None:
-    try:
-        return importlib.metadata.version("loxodon")
-    except importlib.metadata.PackageNotFoundError:
-        return None

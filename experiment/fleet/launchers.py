@@ -122,7 +122,6 @@ def submit(
     common: Mapping[str, Any],
     learner: Mapping[str, Any],
     actor: Mapping[str, Any],
-    executor_of: Callable[..., Any] | None = None,
 ) -> list[Any]:
     """Submit the learner and an array of actors; returns their jobs, the learner's first.
 
@@ -134,12 +133,12 @@ def submit(
         common: parameters of `submitit.AutoExecutor` for every job.
         learner: further ones for the learner's job.
         actor: further ones for those of actors.
-        executor_of: makes the executor; None for submitit.AutoExecutor.
 
     Raises: ImportError if submitit is not installed.
     """
-    make = executor_of or require("submitit", "slurm").AutoExecutor
-    executor = make(folder=run_dir / "logs" / "slurm" / "%j", cluster=cluster)
+    executor = require("submitit", "slurm").AutoExecutor(
+        folder=run_dir / "logs" / "slurm" / "%j", cluster=cluster
+    )
     executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})
     words, seen = list(crew.learner_words), finished_learners(run_dir)
     learner_job = Job(main, words, run_dir.absolute(), Path.cwd(), seen)

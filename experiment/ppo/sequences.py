@@ -41,13 +41,7 @@ class Pieces:
 
     def take(self, index: np.ndarray) -> Pieces:
         """The pieces that `index` names."""
-        return Pieces(
-            self.envs[index],
-            self.firsts[index],
-            self.lengths[index],
-            self.prefixes[index],
-            self.starts[index],
-        )
+        return Pieces(*(column[index] for column in vars(self).values()))
 
 
 def cut(rollout: CollectedRollout, chunk_len: int, *, context: int | None, burn_in: int = 0) -> Pieces:
