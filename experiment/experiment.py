@@ -210,10 +210,8 @@ class Experiment(Settings):
                 "Experiment.train_timesteps_per_epoch is 0, so actors would collect nothing. "
                 "Fix: set it to a positive number, or leave out --actors."
             )
-        updates = (
-            0 if self.start_collecting_at_epoch else self.train_batches_per_epoch // self.batches_per_update
-        )
-        if updates and not is_bound("Experiment.replay_ratio"):
+        updates = self.train_batches_per_epoch // self.batches_per_update
+        if updates and not self.start_collecting_at_epoch and not is_bound("Experiment.replay_ratio"):
             self.replay_ratio = updates / env_steps
 
     def _is_over(self) -> bool:

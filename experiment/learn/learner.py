@@ -413,7 +413,7 @@ class Learner:
         Raises: ValueError if the optimizer's groups of parameters are others.
         """
         groups = self.optimizer.param_groups
-        check_same_groups(state["optimizer"]["param_groups"], groups, [len(g["params"]) for g in groups])
+        check_same_groups(state["optimizer"]["param_groups"], groups)
         # Moments and counts are state, these are settings: the ones of this run hold.
         chosen = [{name: group[name] for name in _SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(state["optimizer"])

@@ -76,20 +76,16 @@ def param_groups(
     ]
 
 
-def check_same_groups(
-    saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]], num_own: Sequence[int]
-) -> None:
+def check_same_groups(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
     """Refuse the optimizer state of other groups of parameters: its moments would go to the wrong ones.
 
     Args:
         saved: `param_groups` of the saved state, where `params` are numbers.
         own: groups of this run.
-        num_own: how many parameters each of these has.
 
     Raises: ValueError that shows both.
     """
-    before = [(group.get("prefix", ""), len(group["params"])) for group in saved]
-    after = [(group.get("prefix", ""), count) for group, count in zip(own, num_own, strict=True)]
+    before, after = ([(g.get("prefix", ""), len(g["params"])) for g in groups] for groups in (saved, own))
     if before != after:
         raise ValueError(
             f"The checkpoint's optimizer has the groups of parameters {_shown(before)}, this run has "
