@@ -194,7 +194,7 @@ def skipped(rank: int) -> dict[str, Any]:
     """A gradient that is NaN in one process and one minibatch only."""
 
     def prepare(learner: PPOLearner) -> None:
-        learner.learner._guard._choice = "skip"
+        learner.learner._on_bad_grad = "skip"
         backward, spoils = learner.accelerator.backward, [False, rank == 1] + 100 * [False]
         learner.accelerator.backward = lambda loss: backward(  # type: ignore[method-assign]
             loss * torch.nan if spoils.pop(0) else loss
