@@ -20,9 +20,8 @@ import sys, types
 package = types.ModuleType("tests")
 package.__path__ = [{tests!r}]
 sys.modules["tests"] = package  # whatever else on this machine is called so
-import importlib
-scenarios = importlib.import_module("tests.distributed." + {module!r})
-scenarios.main({name!r}, {folder!r})
+from tests.distributed.scenarios import main
+main({folder!r})
 """
 
 
@@ -34,11 +33,9 @@ def free_port() -> int:
         return port
 
 
-def run_scenario(
-    name: str, folder: Path, num_processes: int = 2, timeout_s: float = 400.0, module: str = "scenarios"
-) -> None:
-    """Run a function of `module` in several processes; it fails if one of them does."""
-    code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), module=module, name=name, folder=str(folder))
+def run_scenarios(folder: Path, num_processes: int = 2, timeout_s: float = 400.0) -> None:
+    """Run all scenarios in several processes; it fails if one of them does."""
+    code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), folder=str(folder))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **ON_CPU}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_processes))
     processes = [

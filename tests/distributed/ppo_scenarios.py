@@ -1,21 +1,18 @@
-"""What the processes of on-policy tests do; run by launching.run_scenario, and in the test for comparison."""
+"""What the processes of on-policy tests do; and in the test itself, for comparison."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import gymnasium as gym
 import numpy as np
 import torch
-from accelerate import PartialState
 from gymnasium.vector import AutoresetMode
-from torch import Tensor, distributed
+from torch import Tensor
 
 from loxodon.agents import AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
 from loxodon.envs import EnvSpec, make_vector_env
@@ -204,7 +201,7 @@ def skipped(rank: int) -> dict[str, Any]:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    """All of it in one process group."""
+    """All of it."""
     return {
         "equality": equality(rank, 2),
         "epoch": early_stop(rank, "epoch"),
@@ -212,11 +209,3 @@ def everything(rank: int) -> dict[str, Any]:
         "uneven": uneven(rank),
         "skipped": skipped(rank),
     }
-
-
-def main(name: str, folder: str) -> None:
-    """Run everything in this process and keep what it returns as `<name>_<rank>.pt`."""
-    PartialState(cpu=True)
-    rank = int(os.environ["RANK"])
-    torch.save(everything(rank), Path(folder) / f"{name}_{rank}.pt")
-    distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What the processes of a test do; run by launching.run_scenario, and for comparison in the test itself."""
+"""What the processes of the tests do, all in one group; and in the tests themselves, for comparison."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import gin
 import numpy as np
 import torch
 from accelerate import PartialState
@@ -16,18 +17,19 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gymnasium import spaces
 from torch import distributed
 
-from loxodon.agents import AdvantageNorm, Agent, PPOAgent, RewardNormalizer
-from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch
+from loxodon.agents import Agent, PPOAgent
+from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch, save_trajectory
 from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.distributed import StopWatch, any_process, merge_episodes, merge_metrics
 from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learn.optimizer import make_optimizer
 from loxodon.experiment.signals import StopRequest
-from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TanhGaussian, ValueNorm
+from loxodon.nets import TanhGaussian
 
 from ..experiment.demonstrations import make_ppo, pretrained, stage
-from ..experiment.fakes import CountingEnv, make_experiment
+from ..experiment.fakes import CountingEnv, learning, make_experiment
+from .ppo_scenarios import everything
 
 LENGTHS = (3, 8, 1, 5, 7, 2, 8, 4)
 NUM_UPDATES = 5
@@ -67,25 +69,27 @@ def make_trajectory(length: int, seed: int, is_discrete: bool) -> Trajectory:
     )
 
 
+def store_trajectories(folder: Path) -> None:
+    """Twenty files of a dataset."""
+    folder.mkdir(parents=True)
+    for i in range(20):
+        traj = make_trajectory(5 + i % 3, i, is_discrete=True)
+        save_trajectory(folder, traj, save_as="npz", traj_id=f"{i:08x}", unix_time=1000 + i)
+
+
 def make_learning(folder: Path, is_discrete: bool = True, **changes: Any) -> Experiment:
     """An experiment with a real agent whose losses draw nothing at random, and no environments."""
     agent = partial(
         Agent, num_critics=3, num_critics_td=3, training_discounts=(0.9,), tau=0.1, popart_beta=0.1
     )
     settings: dict[str, Any] = {
-        "agent_type": changes.pop("agent_type", agent),
-        "tstep_encoder_type": partial(FFTstepEncoder, d_hidden=16, d_output=8),
-        "traj_encoder_type": partial(GRUTrajEncoder, d_hidden=8, d_output=8),
+        "agent_type": agent,
         "make_train_env": EnvSpec(CountingEnv if is_discrete else PushingEnv),
-        "val_timesteps_per_epoch": 0,
-        "train_timesteps_per_epoch": 0,
         "mode": "learn",
         "grad_clip": 0.5,
         "learning_rate": 1e-3,
     }
-    exp = make_experiment(folder, **{**settings, **changes})
-    exp.start()
-    return exp
+    return learning(folder, **{**settings, **changes})
 
 
 def share(batches_per_update: int, update: int, rank: int, world: int, is_discrete: bool) -> list[Batch]:
@@ -124,13 +128,14 @@ def train(
     return {"gradients": gradients[0], "state": state, "logs": logs, "rates": rates}
 
 
+FORMS = {"discrete-1": (True, Experiment), "box-2": (False, Experiment), "masked-2": (True, Masking)}
+
+
 def updates(folder: Path) -> dict[str, Any]:
-    """All forms of training."""
-    forms = {"discrete": (True, Experiment), "box": (False, Experiment), "masked": (True, Masking)}
+    """All forms of training: kinds of actions and of masks, and batches per update."""
     return {
-        f"{name}-{batches}": train(folder / f"run-{name}-{batches}", is_discrete, batches, kind)
-        for name, (is_discrete, kind) in forms.items()
-        for batches in (1, 2)
+        name: train(folder / f"run-{name}", is_discrete, int(name[-1]), kind)
+        for name, (is_discrete, kind) in FORMS.items()
     }
 
 
@@ -335,28 +340,6 @@ def _ended(exp: Experiment) -> dict[str, Any]:
     return found
 
 
-def normalize_rollouts(share: slice) -> dict[str, Any]:
-    """Two rollouts of four envs, of which this process has a share, through every normaliser."""
-    advantages, rewards = AdvantageNorm(mode="ema"), RewardNormalizer()
-    values, everything = ValueNorm(), []
-    g = torch.Generator().manual_seed(0)
-    for _ in range(2):
-        numbers = 3.0 + 2.0 * torch.randn(6, 4, generator=g)
-        ended, mask = torch.rand(2, 6, 4, generator=g) < torch.tensor([0.2, 0.8])[:, None, None]
-        part = [x[:, share] for x in (numbers, ended, mask)]
-        values.gather(part[0][..., None], part[2][..., None])
-        values.move()
-        everything.append([advantages(part[0], part[2]), rewards(*part), values(part[0][..., None])[..., 0]])
-    return {"normalized": everything, "mean": values.mean, "std": values.std}
-
-
-def normalizers(folder: Path) -> dict[str, Any]:
-    """What normalisers of on-policy training make of the envs of this process."""
-    PartialState(cpu=True)
-    rank = int(os.environ["RANK"])
-    return normalize_rollouts(slice(2 * rank, 2 * rank + 2))
-
-
 def pretraining(folder: Path) -> dict[str, Any]:
     """Weights before the first epoch, by method: of a stage that trains, and from the cache."""
     found = {}
@@ -369,10 +352,20 @@ def pretraining(folder: Path) -> dict[str, Any]:
     return found
 
 
-def main(name: str, folder: str) -> None:
-    """Run a scenario in this process and keep what it returns as `<name>_<rank>.pt`."""
-    scenarios = {"updates": updates, "agreements": agreements, "stops": stops, "normalizers": normalizers}
-    scenarios["pretraining"] = pretraining
-    result = scenarios[name](Path(folder))
-    torch.save(result, Path(folder) / f"{name}_{os.environ['RANK']}.pt")
+def main(folder: str) -> None:
+    """Run all scenarios in this process and keep what they return."""
+    PartialState(cpu=True)
+    rank, path = int(os.environ["RANK"]), Path(folder)
+    scenarios = {
+        "updates": lambda: updates(path),
+        "stops": lambda: stops(path),
+        "pretraining": lambda: pretraining(path),
+        "ppo": lambda: everything(rank),
+        "agreements": lambda: agreements(path),
+    }
+    found = {}
+    for name, scenario in scenarios.items():
+        found[name] = scenario()
+        gin.clear_config()
+    torch.save(found, path / f"rank_{rank}.pt")
     distributed.destroy_process_group()

@@ -1,46 +1,72 @@
-"""Learners under `accelerate launch` beside a collecting process: stopped, resumed, one of them killed."""
+"""Runs under `accelerate launch`: stopped, resumed, one of their processes killed."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from loxodon.experiment.checkpoint.store import read_values
 
 from .launching import Run, rank_of
 
 pytestmark = pytest.mark.slow
+ON_POLICY = (
+    "Experiment.parallel_actors=2",
+    "Experiment.torch_threads=1",
+    "Experiment.val_timesteps_per_epoch=0",
+    "Experiment.train_timesteps_per_epoch=8",
+    "Experiment.max_seq_len=8",
+    "MetricLogger.tensorboard=False",
+    "Experiment.seed=3",
+    "PPOLearner.minibatches=2",
+    "PPOLearner.reward_normalizer=@RewardNormalizer",
+    "PPOLearner.update_epochs=2",
+)
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path)
-    yield run
-    run.close()
+def launched(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def make(*args: Any) -> Run:
+        runs.append(Run(tmp_path, *args))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "pair" / "logs" / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def updates(folder: Path) -> list[int]:
     """Values of the update counter in the metrics."""
-    path = folder / "pair" / "logs" / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line)["gradient_steps"] for line in lines]
+    return [record["gradient_steps"] for record in records(folder)]
 
 
 def states(folder: Path) -> list[Path]:
     return sorted((folder / "pair" / "ckpts" / "training_states").iterdir())
 
 
-def test_a_signal_to_one_learner_stops_all_with_one_checkpoint_that_can_be_resumed(
-    processes: Run, tmp_path: Path
+def test_a_signal_to_one_learner_stops_all_and_the_death_of_one_ends_the_others(
+    launched: Callable[..., Run], tmp_path: Path
 ) -> None:
-    learners, collector = processes.learn(), processes.collect()
-    processes.wait_for(lambda: len(updates(tmp_path)) > 3, learners, collector)
+    run = launched()
+    learners, collector = run.learn(), run.collect()
+    run.wait_for(lambda: len(updates(tmp_path)) > 3, learners, collector)
     os.kill(rank_of(learners, 1), signal.SIGTERM)
-    assert processes.end_of(learners) == 0, processes.text(learners)
-    text = processes.text(learners)
+    assert run.end_of(learners) == 0, run.text(learners)
+    text = run.text(learners)
     assert text.count("Stopped by") == 1
     assert "--resume" in text
     (state,) = states(tmp_path)
@@ -48,31 +74,44 @@ def test_a_signal_to_one_learner_stops_all_with_one_checkpoint_that_can_be_resum
     assert len(list((tmp_path / "pair" / "logs").glob("metrics*.jsonl"))) == 2  # learners, collector
 
     epoch, done = int(state.name.rpartition("_")[2]), max(updates(tmp_path))
-    more = processes.learn("--resume", f"Experiment.epochs={epoch + 2}")
-    assert processes.end_of(more) == 0, processes.text(more)
-    assert f"Resuming at epoch {epoch}" in processes.text(more)
-    assert max(updates(tmp_path)) == done + 20  # two epochs of ten, whatever the number of processes
-    assert processes.end_of(collector) == 0, processes.text(collector)
-    assert max(updates(tmp_path)) == sorted(updates(tmp_path))[-1]
-    assert len(states(tmp_path)) == 2
-
-
-def test_the_death_of_one_learner_ends_the_others_soon_and_says_so(processes: Run, tmp_path: Path) -> None:
-    learners, collector = processes.learn(), processes.collect()
-    processes.wait_for(lambda: len(updates(tmp_path)) > 3, learners, collector)
-    os.kill(rank_of(learners, 1), signal.SIGKILL)
-    assert processes.end_of(learners) != 0
-    text = processes.text(learners)
+    more = run.learn("--resume")
+    run.wait_for(lambda: max(updates(tmp_path)) >= done + 20, more, collector)
+    os.kill(rank_of(more, 1), signal.SIGKILL)
+    assert run.end_of(more) != 0
+    text = run.text(more)
+    assert f"Resuming at epoch {epoch}" in text
     assert "lost contact with another one" in text
     assert "--resume" in text
     assert "exitcode  : -9" in text
     assert collector.poll() is None
 
 
-def test_ctrl_c_in_the_terminal_saves_although_it_arrives_twice(processes: Run, tmp_path: Path) -> None:
-    learners = processes.learn()
-    processes.wait_for(lambda: "Waiting for trajectories" in processes.text(learners), learners)
-    os.killpg(learners.pid, signal.SIGINT)  # as a terminal does: to the launcher and to its children
-    processes.end_of(learners)
-    assert "Stopped by SIGINT" in processes.text(learners)
-    assert [path.name for path in states(tmp_path)] == ["pair_epoch_0"]
+def test_an_on_policy_run_keeps_what_each_process_has_goes_on_from_it_and_minds_ctrl_c(
+    launched: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = launched("ppo/cartpole", ON_POLICY)
+    first = run.learn("Experiment.epochs=2", mode="both")
+    assert run.end_of(first) == 0, run.text(first)
+    second = run.learn("--resume", "Experiment.epochs=100000", mode="both")
+    run.wait_for(lambda: any(one["epoch"] >= 3 for one in records(tmp_path)), second)
+    os.killpg(second.pid, signal.SIGINT)  # as a terminal does: to the launcher and to its children
+    run.end_of(second)
+    text = run.text(second)
+    assert "Resuming at epoch 2" in text
+    assert "Stopped by SIGINT" in text  # and saved, although it arrives twice
+
+    for state in states(tmp_path):
+        epochs = read_values(state / "shared.pt")["progress"]["epoch"]
+        ranks = [read_values(state / f"rank_{rank}.pt")["trainer"] for rank in range(2)]
+        own = [rank["reward_normalizer"].pop("accumulators") for rank in ranks]
+        assert [len(one) for one in own] == [2, 2]
+        assert ranks[0] == ranks[1]
+        # all steps of all processes; the last rollout may have been counted when its updates were interrupted
+        assert ranks[0]["reward_normalizer"]["count"] in (epochs * 8 * 4, (epochs + 1) * 8 * 4)
+    assert len(states(tmp_path)) > 1
+
+    lines = [record for record in records(tmp_path) if "ppo/loss" in record]
+    assert [line["gradient_steps"] for line in lines[:3]] == [4, 8, 12]
+    for line in lines[:3]:
+        assert line["ppo/initial_logratio_abs_max"] < line["ppo/initial_logratio_rounding_max"]
+        assert line["ppo/batch_timesteps"] == 16  # of both processes

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from loxodon.experiment.checkpoint.store import read_values
-
 from ..rounding import assert_equal_but_for_rounding
-from .launching import Run, run_scenario
 from .ppo_scenarios import CASES, NUM_ROLLOUTS, equality
 
 pytestmark = pytest.mark.slow
 NUM_OPS = 256 * 4 * 8 * 9  # width and layers of the agents, timesteps, updates
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes got."""
-    folder = tmp_path_factory.mktemp("ppo")
-    run_scenario("everything", folder, module="ppo_scenarios")
-    return [torch.load(folder / f"everything_{rank}.pt") for rank in range(2)]
+@pytest.fixture
+def both(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [rank["ppo"] for rank in ranks]
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +32,14 @@ def assert_same_weights(ranks: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_and_statistics_are_those_of_one_process_with_all_envs(
-    ranks: Any, alone: Any, case: str
+    both: Any, alone: Any, case: str
 ) -> None:
-    one, both = alone[case], [rank["equality"][case] for rank in ranks]
-    assert_same_weights(both)
-    assert one["updates"] == both[0]["updates"] == both[1]["updates"]
+    one, two = alone[case], [rank["equality"][case] for rank in both]
+    assert_same_weights(two)
+    assert one["updates"] == two[0]["updates"] == two[1]["updates"]
     for name, value in one["state"].items():
-        assert_equal_but_for_rounding(both[0]["state"][name], value, NUM_OPS, name)
-    learned = [rank["learner"] for rank in both]
+        assert_equal_but_for_rounding(two[0]["state"][name], value, NUM_OPS, name)
+    learned = [rank["learner"] for rank in two]
     for part, numbers in one["learner"].items():
         state = dict(numbers or {})
         accumulators = state.pop("accumulators", None)
@@ -62,10 +54,10 @@ def test_weights_and_statistics_are_those_of_one_process_with_all_envs(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_figures_are_those_of_one_process_with_all_envs(ranks: Any, alone: Any, case: str) -> None:
-    both = [rank["equality"][case]["figures"] for rank in ranks]
-    assert both[0] == both[1]
-    for one, found in zip(alone[case]["figures"], both[0], strict=True):
+def test_figures_are_those_of_one_process_with_all_envs(both: Any, alone: Any, case: str) -> None:
+    two = [rank["equality"][case]["figures"] for rank in both]
+    assert two[0] == two[1]
+    for one, found in zip(alone[case]["figures"], two[0], strict=True):
         assert one.keys() == found.keys()
         different = {"batch_padded_share"}  # of each process's own
         names = one.keys() - different
@@ -74,79 +66,42 @@ def test_figures_are_those_of_one_process_with_all_envs(ranks: Any, alone: Any, 
 
 
 @pytest.mark.parametrize("scope", ["epoch", "update"])
-def test_all_processes_stop_at_the_same_minibatch_for_the_kl_of_all(ranks: Any, scope: str) -> None:
-    both = [rank[scope] for rank in ranks]
+def test_all_processes_stop_at_the_same_minibatch_for_the_kl_of_all(both: Any, scope: str) -> None:
+    two = [rank[scope] for rank in both]
     # The second minibatch is too far for one process alone, the third for all; later passes begin too far.
-    assert [rank["calls"] for rank in both] == [4 if scope == "epoch" else 3] * 2
-    for rank in both:
+    assert [rank["calls"] for rank in two] == [4 if scope == "epoch" else 3] * 2
+    for rank in two:
         assert rank["figures"]["updates"] == 2
         assert rank["figures"]["kl_last"] == pytest.approx(0.045 if scope == "epoch" else 0.03, rel=0.1)
         for refused in rank["before"][2:]:  # nothing moves from the first that was too far
             assert all(map(torch.equal, refused, rank["after"]))
         assert not all(map(torch.equal, rank["before"][1], rank["after"]))
-    assert all(map(torch.equal, both[0]["after"], both[1]["after"]))
+    assert all(map(torch.equal, two[0]["after"], two[1]["after"]))
 
 
 @pytest.mark.parametrize("case", ["many", "too few"])
-def test_updates_are_as_many_however_many_sequences_a_process_has(ranks: Any, case: str) -> None:
-    both = [rank["uneven"][case] for rank in ranks]
-    pieces = [rank["pieces"] for rank in both]
+def test_updates_are_as_many_however_many_sequences_a_process_has(both: Any, case: str) -> None:
+    two = [rank["uneven"][case] for rank in both]
+    pieces = [rank["pieces"] for rank in two]
     assert all(a != b for a, b in zip(*pieces, strict=True))
     planned = {"many": 4, "too few": 32}[case]
     if case == "too few":
         assert min(map(min, pieces)) < 16
-    assert [rank["updates"] for rank in both] == [planned * NUM_ROLLOUTS] * 2
-    assert_same_weights(both)
-    assert all(torch.isfinite(value).all() for value in both[0]["state"].values())
+    assert [rank["updates"] for rank in two] == [planned * NUM_ROLLOUTS] * 2
+    assert_same_weights(two)
+    assert all(torch.isfinite(value).all() for value in two[0]["state"].values())
 
 
-def test_a_gradient_that_is_nan_in_one_process_is_skipped_by_both(ranks: Any) -> None:
-    both = [rank["skipped"] for rank in ranks]
-    assert_same_weights(both)
-    for rank in both:
+def test_a_gradient_that_is_nan_in_one_process_is_skipped_by_both(both: Any) -> None:
+    two = [rank["skipped"] for rank in both]
+    assert_same_weights(two)
+    for rank in two:
         assert [figures["skipped_updates"] for figures in rank["figures"]] == [1, 0, 0]
         assert [figures["updates"] for figures in rank["figures"]] == [2, 3, 3]
         assert (rank["updates"], rank["skipped"]) == (8, 1)
         assert all(torch.isfinite(value).all() for value in rank["state"].values())
         counts = [value for name, value in rank["state"].items() if name.endswith("input_norm.count")]
         assert counts == [NUM_ROLLOUTS * 4 * 8]  # the rollout's statistics are not lost with the update
-
-
-SETTINGS = (
-    "Experiment.parallel_actors=2",
-    "Experiment.torch_threads=1",
-    "Experiment.val_timesteps_per_epoch=0",
-    "Experiment.train_timesteps_per_epoch=8",
-    "Experiment.max_seq_len=8",
-    "MetricLogger.tensorboard=False",
-    "Experiment.seed=3",
-    "PPOLearner.minibatches=2",
-    "PPOLearner.reward_normalizer=@RewardNormalizer",
-    "PPOLearner.update_epochs=2",
-)
-
-
-def test_a_launched_run_keeps_what_each_process_has_and_goes_on_from_it(tmp_path: Path) -> None:
-    run = Run(tmp_path, "ppo/cartpole", SETTINGS)
-    folder = tmp_path / "pair"
-    try:
-        for epochs, words in ((2, []), (3, ["--resume"])):
-            processes = run.learn(*words, f"Experiment.epochs={epochs}", mode="both")
-            assert run.end_of(processes) == 0, run.text(processes)
-            state = folder / "ckpts" / "training_states" / f"pair_epoch_{epochs - 1}"
-            ranks = [read_values(state / f"rank_{rank}.pt")["trainer"] for rank in range(2)]
-            own = [rank["reward_normalizer"].pop("accumulators") for rank in ranks]
-            assert [len(one) for one in own] == [2, 2]
-            assert ranks[0] == ranks[1]
-            assert ranks[0]["reward_normalizer"]["count"] == epochs * 8 * 4  # all steps of all processes
-        assert "Resuming at epoch 2" in run.text(processes)
-    finally:
-        run.close()
-    lines = map(json.loads, (folder / "logs" / "metrics.jsonl").read_text().splitlines())
-    records = [line for line in lines if "ppo/loss" in line]
-    assert [record["gradient_steps"] for record in records] == [4, 8, 12]
-    assert all(r["ppo/initial_logratio_abs_max"] < r["ppo/initial_logratio_rounding_max"] for r in records)
-    assert all(record["ppo/batch_timesteps"] == 16 for record in records)  # of both processes
 
 
 def test_what_is_compared_does_happen(alone: Any) -> None:

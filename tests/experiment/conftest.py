@@ -11,5 +11,6 @@ import pytest
 @pytest.fixture(autouse=True)
 def no_bindings_left() -> Iterator[None]:
     """Bindings of one test are no business of the next."""
+    gin.clear_config()
     yield
     gin.clear_config()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,10 +110,6 @@ def stage(dataset: Any = None, **changes: Any) -> Any:
 
 def weights_of(exp: Experiment) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in exp.policy.state_dict().items()}
-
-
-def records(exp: Experiment) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (exp.run_dir / "logs" / "metrics.jsonl").read_text().splitlines()]
 
 
 def pretrained(exp: Experiment) -> dict[str, torch.Tensor]:

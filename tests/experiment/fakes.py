@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,39 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from loxodon.agents import BaseAgent, LossTerms
+from loxodon.agents import Agent, BaseAgent, LossTerms
 from loxodon.data import Batch, DiskTrajDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
+
+TINY = """
+Experiment.run_name = 'tiny'
+Experiment.ckpt_base_dir = 'runs'
+Experiment.max_seq_len = 8
+Experiment.dataset = @DiskTrajDataset()
+Experiment.tstep_encoder_type = @FFTstepEncoder
+Experiment.traj_encoder_type = @FFTrajEncoder
+Experiment.agent_type = @Agent
+Experiment.val_timesteps_per_epoch = 4
+Experiment.make_train_env = @TMazePassive
+Experiment.make_val_env = @TMazePassive
+Experiment.parallel_actors = 2
+Experiment.env_mode = 'sync'
+Experiment.dloader_workers = 0
+Experiment.epochs = 1
+Experiment.train_timesteps_per_epoch = 8
+Experiment.train_batches_per_epoch = 1
+Experiment.batch_size = 2
+MetricLogger.tensorboard = False
+TMazePassive.horizon = 3
+FFTstepEncoder.d_hidden = 8
+FFTstepEncoder.d_output = 8
+FFTrajEncoder.d_model = 8
+Agent.num_critics = 2
+Actor.d_hidden = 8
+CriticEnsemble.d_hidden = 8
+"""
 
 
 class CountingEnv(gym.Env[np.ndarray, int]):
@@ -141,6 +172,22 @@ def make_experiment(folder: Path, kind: type[Experiment] = Experiment, **changes
     return kind(**settings)
 
 
+def learning(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) -> Experiment:
+    """A started run of a real agent with 3 critics and 2 discounts, and no environments."""
+    agent = partial(Agent, num_critics=3, num_critics_td=3, training_discounts=(0.9,), tau=0.1)
+    settings: dict[str, Any] = {
+        "agent_type": agent,
+        "tstep_encoder_type": partial(FFTstepEncoder, d_hidden=16, d_output=8),
+        "traj_encoder_type": partial(GRUTrajEncoder, d_hidden=8, d_output=8),
+        "val_timesteps_per_epoch": 0,
+        "train_timesteps_per_epoch": 0,
+    }
+    exp = make_experiment(folder, kind, **{**settings, **changes})
+    exp.start()
+    exp.policy.train()
+    return exp
+
+
 def run(experiment: Experiment, prepare: Callable[[Experiment], Any] | None = None) -> Experiment:
     """Start, learn and close."""
     experiment.start()
@@ -149,3 +196,42 @@ def run(experiment: Experiment, prepare: Callable[[Experiment], Any] | None = No
     experiment.learn()
     experiment.close()
     return experiment
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process, which saves nothing."""
+
+
+def die_in(exp: Experiment, epoch: int) -> None:
+    """Learn, and die in the middle of an epoch's updates, leaving everything as it is."""
+    update = exp.learner.update
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if exp.epoch == epoch and exp.learner.gradient_steps % 4 == 2:
+            raise KilledError
+        return update(*args, **kwargs)
+
+    exp.learner.update = dying  # type: ignore[method-assign]
+    try:
+        exp.learn()
+    except KilledError:
+        exp.loader.close()  # a real death takes these with it
+        exp.dataset.close()
+    else:
+        raise AssertionError("it has not died")
+
+
+def metrics(run_dir: Path, with_time: bool = False) -> list[dict[str, Any]]:
+    """All records of a run, as a rule without what a clock says."""
+    lines = (run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
+    parsed = [json.loads(line) for line in lines]
+    return [{k: v for k, v in one.items() if with_time or not k.startswith("time/")} for one in parsed]
+
+
+def stored(exp: Experiment) -> list[tuple[Any, ...]]:
+    """Everything in the trajectory files, in any order."""
+    found = []
+    for path in Path(exp.dataset.save_new_trajs_to).glob("*.npz"):
+        with np.load(path) as file:
+            found.append(tuple((name, file[name].tobytes()) for name in sorted(file.files)))
+    return sorted(found)

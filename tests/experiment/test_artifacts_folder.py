@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from loxodon.experiment.artifacts import ArtifactInfo, FolderStore
 from loxodon.experiment.artifacts.stores import find_artifact
-
-WRITER = """
-import sys
-from pathlib import Path
-from loxodon.experiment.artifacts import FolderStore
-store = FolderStore(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-for i in range(int(sys.argv[3])):
-    store.put("run/state", Path(sys.argv[2]), metadata={"i": i}, aliases=["latest", sys.argv[4]])
-    print(i, flush=True)
-"""
 
 
 @pytest.fixture
@@ -44,20 +29,9 @@ def files(tmp_path: Path) -> Path:
     return folder
 
 
-@contextmanager
-def writer(store: FolderStore, files: Path, count: int, alias: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process, which waits for a line before it puts `count` versions."""
-    command = [sys.executable, "-c", WRITER, str(store.root), str(files), str(count), alias]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+def put_many(store: FolderStore, files: Path, count: int, alias: str) -> None:
+    for i in range(count):
+        store.put("run/state", files, metadata={"i": i}, aliases=["latest", alias])
 
 
 def test_what_is_put_can_be_fetched_by_version_and_by_alias(
@@ -167,19 +141,24 @@ def test_the_number_of_a_deleted_version_is_not_used_again(store: FolderStore, f
     assert store.put("run/state", files, metadata={}) == "v2"
 
 
-@pytest.mark.slow
 def test_two_processes_get_versions_of_their_own_and_kill_9_leaves_whole_ones(
     store: FolderStore, files: Path, tmp_path: Path
 ) -> None:
     (files / "big").write_bytes(os.urandom(1 << 20))
-    with writer(store, files, 15, "left") as left, writer(store, files, 1000, "right") as right:
-        go(left)
-        go(right)
-        left.communicate(timeout=300)
-        assert right.stdout is not None
-        right.stdout.readline()  # one is whole; another is being written
-        right.send_signal(signal.SIGKILL)
-    assert left.returncode == 0
+    fork = multiprocessing.get_context("fork")
+    left, right = (
+        fork.Process(target=put_many, args=(store, files, count, alias), daemon=True)
+        for count, alias in ((15, "left"), (1000, "right"))
+    )
+    left.start()
+    right.start()
+    left.join(300)
+    assert left.exitcode == 0
+    while not any("right" in info.aliases for info in store.list("run")):
+        assert right.is_alive()
+    assert right.pid is not None
+    os.kill(right.pid, signal.SIGKILL)  # one is whole; another is being written
+    right.join()
     home, infos = store.root / "run" / "state", store.list("run")
     assert [info.version for info in infos] == [f"v{i}" for i in range(len(infos))]
     own = [info.metadata["i"] for info in infos]

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gin
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +16,6 @@ from safetensors.torch import load_file
 from loxodon.experiment import Experiment
 from loxodon.experiment.artifacts import ArtifactInfo, ArtifactStore, FolderStore, RunAccess
 from loxodon.experiment.artifacts.upload import Uploads
-from loxodon.experiment.config import load_config
 
 from .fakes import make_experiment, run
 
@@ -295,12 +293,3 @@ def test_a_collecting_process_has_no_store_and_restores_nothing(tmp_path: Path) 
     exp.close()
     assert exp.artifacts.store is None
     assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.parametrize("name", ["FolderStore", "WandbStore"])
-def test_gin_chooses_the_store(name: str) -> None:
-    root = ["FolderStore.root='somewhere'"] if name == "FolderStore" else []
-    load_config(["tmaze"], [f"Artifacts.store=@{name}", *root])
-    store = gin.query_parameter("Artifacts.store").scoped_configurable_fn()
-    assert isinstance(store, ArtifactStore)
-    gin.clear_config()

@@ -1,17 +1,24 @@
-"""Hooks at the points of a run, their state, and the mistakes one can make with them."""
+"""Callbacks: when they are called, their state, mistakes; and the library's for lengths and rewards."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from loxodon.experiment import Callback, Experiment
+from loxodon.agents import Agent
+from loxodon.data import DiskTrajDataset, HindsightRelabeler, MixtureOfDatasets, load_trajectory
+from loxodon.envs import EnvError, EnvSpec, MazeRunner
+from loxodon.experiment import Callback, EpisodeLengthCurriculum, Experiment, ScaleRewards
+from loxodon.nets import FFTstepEncoder, IdentityTrajEncoder
 
-from .fakes import make_experiment, run
+from .fakes import CountingEnv, make_experiment, metrics, run
 
 
 class Recorder(Callback):
@@ -111,22 +118,6 @@ def test_the_hooks_of_a_stop_and_a_resume(tmp_path: Path) -> None:
     again.close()
 
 
-def test_every_hook_is_called_somewhere() -> None:
-    text = "".join(
-        path.read_text()
-        for path in Path(__file__).parents[2].glob("experiment/**/*.py")
-        if path.name != "callbacks.py"
-    )
-    events = {"model_init", "optimizer_init", "load_checkpoint"}
-    direct = {
-        hook
-        for hook in HOOKS
-        if hook.removeprefix("on_").removesuffix("_start").removesuffix("_end") not in events
-    }
-    assert [hook for hook in direct if f'hooks("{hook}"' not in text] == []
-    assert [event for event in events if f'around("{event}"' not in text] == []
-
-
 def test_states_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"callbacks": [Counter, Counter, Recorder], "val_timesteps_per_epoch": 0}
     exp = run(make_experiment(tmp_path, **settings))
@@ -187,3 +178,207 @@ def test_a_checkpoint_without_callbacks_can_be_loaded(tmp_path: Path) -> None:
     assert isinstance(counter, Counter)
     assert counter.num_epochs == 0
     exp.close()
+
+
+# ---- episodes that grow ----
+
+
+LONG = {
+    "make_train_env": EnvSpec(CountingEnv, {"length": 50}),
+    "make_val_env": EnvSpec(CountingEnv, {"length": 6}),
+}
+
+
+class LevelEnv(CountingEnv):
+    """Has a level, and notes the epochs it hears of in its metric."""
+
+    def __init__(self) -> None:
+        super().__init__(length=4)
+        self.level = 0
+        self.epochs: list[int] = []
+
+    def on_epoch_end(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def step(self, action: int) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if terminated:
+            info = {"metric/level": float(self.level), "metric/last_epoch": float(([-1, *self.epochs])[-1])}
+        return obs, reward, terminated, truncated, info
+
+
+def figures(exp: Experiment, name: str) -> list[float]:
+    return [record[name] for record in metrics(exp.run_dir) if name in record]
+
+
+def curriculum(**changes: Any) -> list[Any]:
+    return [lambda: EpisodeLengthCurriculum(**{"start": 2, "end": 6, "over_epochs": 2, **changes})]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_episodes_grow(tmp_path: Path, mode: str) -> None:
+    settings: dict[str, Any] = {"env_mode": mode, "async_env_mp_context": "fork", **LONG}
+    exp = run(make_experiment(tmp_path, epochs=4, callbacks=curriculum(), ckpt_interval=1, **settings))
+    assert figures(exp, "collect/max_episode_length") == [2, 4, 6]
+    assert figures(exp, "collect/episode_length") == [2, 4, 6, 6]
+    assert figures(exp, "val/episode_length") == [6] * 5  # untouched
+    trajs = [load_trajectory(path) for path in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
+    assert {len(traj) for traj in trajs} == {2, 4, 6}
+    assert not any(traj.dones.any() for traj in trajs)
+
+
+def test_a_resumed_run_goes_on_with_the_length_of_its_epoch(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path, epochs=1, callbacks=curriculum(), **LONG))
+    exp = run(
+        make_experiment(tmp_path, epochs=2, callbacks=curriculum(), **LONG), lambda e: e.load_checkpoint()
+    )
+    assert figures(exp, "collect/episode_length") == [2, 4]
+
+
+def test_validation_may_follow(tmp_path: Path) -> None:
+    settings = {**LONG, "make_val_env": LONG["make_train_env"]}
+    exp = run(make_experiment(tmp_path, callbacks=curriculum(also_validation=True), **settings))
+    assert figures(exp, "val/episode_length") == [2, 4, 6]
+
+
+def test_any_attribute_can_be_set_and_environments_hear_of_epochs(tmp_path: Path) -> None:
+    exp = make_experiment(
+        tmp_path, epochs=3, make_train_env=LevelEnv, callbacks=curriculum(attribute="level", over_epochs=4)
+    )
+    run(exp)
+    assert figures(exp, "collect/level") == [2, 2, 3, 3, 4, 4]  # what was set, what the episodes had
+    assert figures(exp, "collect/last_epoch") == [-1, 0, 1]
+
+
+@pytest.mark.parametrize(("mode", "error"), [("sync", AttributeError), ("async", EnvError)])
+def test_an_unknown_attribute_is_an_error(tmp_path: Path, mode: str, error: type[Exception]) -> None:
+    changes: dict[str, Any] = {"env_mode": mode, "async_env_mp_context": "fork", "val_interval": None}
+    exp = make_experiment(tmp_path, callbacks=curriculum(attribute="lengt"), **changes)
+    exp.start()
+    words = r"CountingEnv.* has no attribute 'lengt'; looked for in CountingEnv. Did you mean 'length'\? Fix"
+    with pytest.raises(error, match=words):
+        exp.learn()
+    exp.close()
+
+
+def test_the_ramp() -> None:
+    (made,) = (make() for make in curriculum(start=10, end=4, over_epochs=3))
+    assert [made.length(epoch) for epoch in range(5)] == [10, 8, 6, 4, 4]
+
+
+@pytest.mark.parametrize(("name", "value"), [("start", 0), ("end", 2.5), ("over_epochs", True)])
+def test_bad_numbers(name: str, value: Any) -> None:
+    words = rf"EpisodeLengthCurriculum.{name} is .*at least 1.*Fix"
+    with pytest.raises((TypeError, ValueError), match=words):
+        EpisodeLengthCurriculum(**{"start": 1, "end": 2, "over_epochs": 3, name: value})
+
+
+# ---- rewards as training sees them ----
+
+
+def stored(exp: Experiment) -> list[Any]:
+    folder = exp.run_dir / "buffer" / "fifo"
+    return [load_trajectory(path) for path in sorted(folder.glob("*.npz"))]
+
+
+def test_only_what_is_learned_from_changes(tmp_path: Path) -> None:
+    plain = run(make_experiment(tmp_path / "plain", epochs=1))
+    shaped = run(
+        make_experiment(tmp_path / "shaped", epochs=1, **{"RewardShaping.shaper": ScaleRewards(2.0, 1.0)})
+    )
+    pairs = list(zip(stored(plain), stored(shaped), strict=True))
+    assert pairs
+    for one, other in pairs:
+        np.testing.assert_allclose(other.rews, 2.0 * one.rews + 1.0, rtol=1e-6)
+        np.testing.assert_array_equal(other.rl2s, one.rl2s)  # what the policy has seen
+        np.testing.assert_array_equal(other.extras["raw_rewards"], one.rews)
+    assert first_figures(plain)["collect/return"] == first_figures(shaped)["collect/return"]
+
+
+def test_relabelled_goals_pay_what_real_ones_do(tmp_path: Path) -> None:
+    """Shaped by progress too: the last epoch's shaping holds for all that is relabelled then."""
+    dataset = DiskTrajDataset(relabeler=HindsightRelabeler(strategy="final"))
+    maze = EnvSpec(MazeRunner, {"size": 5, "num_goals": 1, "time_limit": 8})
+    exp = make_experiment(
+        tmp_path,
+        **{"RewardShaping.shaper": lambda rewards, progress: (0.1 + progress) * rewards - 0.01},
+        dataset=MixtureOfDatasets([dataset], [1.0]),
+        agent_type=Agent,
+        tstep_encoder_type=partial(FFTstepEncoder, n_layers=1, d_hidden=8, d_output=8),
+        traj_encoder_type=IdentityTrajEncoder,
+        make_train_env=maze,
+        val_timesteps_per_epoch=0,
+        stagger_traj_file_lengths=False,
+    )
+    run(exp)
+    windows = dataset.sample_windows(50, np.random.default_rng(0))
+    reached = [window for window in windows if window.dones[-1]]
+    relabelled = [window for window in reached if "raw_rewards" not in window.extras]
+    assert 0 < len(relabelled) < len(reached)
+    for window in relabelled:
+        paid = window.rl2s[1:, :1]  # the last step reached the goal
+        assert paid.sum() == paid[-1] == 1.0
+        np.testing.assert_allclose(window.rews, 0.6 * paid - 0.01, rtol=1e-6)
+
+
+def first_figures(exp: Experiment) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in metrics(exp.run_dir):
+        found = {**one, **found}
+    return found
+
+
+def test_the_shaper_hears_of_progress_and_gets_a_copy(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def shaper(rewards: np.ndarray, progress: float) -> np.ndarray:
+        seen.append(progress)
+        rewards[:] = 7.0
+        return rewards
+
+    exp = run(
+        make_experiment(tmp_path, epochs=4, **{"RewardShaping.shaper": shaper}, val_timesteps_per_epoch=0)
+    )
+    assert sorted(set(seen)) == [0.0, 0.25, 0.5, 0.75]
+    assert all((traj.rews == 7.0).all() for traj in stored(exp))
+    assert first_figures(exp)["collect/return"] < 7.0
+
+
+def test_scaling_then_clipping() -> None:
+    rewards = np.array([-2.0, 0.0, 2.0], np.float32)
+    shaped = ScaleRewards(2.0, 1.0, low=-1.0, high=4.0)(rewards, 0.0)
+    assert shaped.dtype == np.float32
+    assert shaped.tolist() == [-1.0, 1.0, 4.0]
+    assert ScaleRewards(low=1.0)(rewards, 0.0).tolist() == [1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("shaper", "error", "words"),
+    [
+        (
+            lambda r, p: r[:, None],
+            ValueError,
+            "returned shape (3, 1), but must return finite numbers of shape (3,)",
+        ),
+        (lambda r, p: r / 0.0, ValueError, "must return finite numbers"),
+        (lambda r, p: None, TypeError, "returned NoneType"),
+        (lambda r, p: r.astype(object), TypeError, "returned ndarray"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+def test_what_a_shaper_may_not_return(
+    tmp_path: Path, shaper: Any, error: type[Exception], words: str
+) -> None:
+    exp = make_experiment(tmp_path, **{"RewardShaping.shaper": shaper}, val_timesteps_per_epoch=0)
+    exp.start()
+    with pytest.raises(error, match=rf"RewardShaping.shaper \(<lambda>\).*{re.escape(words)}.*Fix"):
+        exp.learn()
+    exp.close()
+
+
+def test_mistakes_before_the_start(tmp_path: Path) -> None:
+    for wrong in (ScaleRewards, 3):
+        with pytest.raises(TypeError, match=r"RewardShaping.shaper is .*parentheses"):
+            make_experiment(tmp_path, **{"RewardShaping.shaper": wrong}).start()
+    with pytest.raises(ValueError, match=r"ScaleRewards.low is 2.*high = 1.*Fix"):
+        ScaleRewards(low=2.0, high=1.0)

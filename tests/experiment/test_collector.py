@@ -11,7 +11,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from loxodon.agents import ActOutput
 from loxodon.data import Sink, TrajectoryWriter, WritingClock, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy, make_vector_env
 from loxodon.experiment import Collector
@@ -144,25 +143,6 @@ def test_the_stored_action_is_the_one_after_exploration() -> None:
     assert {int(a) for step in sink.added for a in step["actions"]} == {0, 1, 2}
 
 
-def test_an_agent_may_act_in_its_own_way() -> None:
-    class Always(TinyAgent):
-        def get_actions(self, obs: Any, *args: Any) -> Any:
-            actions, hidden = super().get_actions(obs, *args)
-            return torch.full_like(actions, 2), hidden
-
-    class Talking(Always):
-        def act(self, obs: Any, *args: Any) -> ActOutput:  # type: ignore[override]
-            return ActOutput(*self.get_actions(obs, *args), {"seen": obs["observation"][:, 1:] + 0.5})
-
-    for kind in (Always, Talking):
-        sink = RecordingSink()
-        collector = make_collector([9, 9], sinks=[sink], agent_type=kind)
-        collector.groups[0].exploration = None
-        collector.collect(3)
-        assert all((step["actions"] == 2).all() for step in sink.added)
-    assert [step["seen"].tolist() for step in sink.added] == [[[t + 0.5]] * 2 for t in range(3)]
-
-
 def test_one_group_steps_while_the_policy_acts_for_the_other() -> None:
     calls: list[str] = []
     assert make_collector([9, 9], [9], calls=calls).collect(2) == 6
@@ -199,24 +179,6 @@ def test_figures_are_those_of_all_envs_and_shares_of_episodes_are_equal(lengths:
     collector.collect(1000, episodes=7)
     assert lengths_of(collector) == [3, 3, 3, 4, 4, 5, 5]
     assert sum(map(len, collector.histories.specials.values["success"].values())) == 7
-
-
-@GROUPS
-def test_a_request_to_stop_ends_a_call_and_leaves_no_step_under_way(lengths: list[list[int]]) -> None:
-    collector = make_collector(*lengths, should_stop=lambda: True)
-    assert collector.collect(100) == 3
-    assert collector.collect(0) == 0
-    assert all(group.state.actions is None for group in collector.groups)  # type: ignore[union-attr]
-
-
-def test_restart_stores_what_was_running_and_forgets_running_returns() -> None:
-    sink = RecordingSink()
-    collector = make_collector([4, 4], sinks=[sink])
-    collector.collect(3)
-    collector.restart(seed=1)
-    assert sink.calls[-2:] == ["flush_partial", "begin"]
-    collector.collect(4)
-    assert lengths_of(collector) == [4, 4]
 
 
 @pytest.mark.parametrize("truncates", [False, True])

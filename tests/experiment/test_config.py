@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, Protocol
@@ -109,11 +109,9 @@ BASE = "CfgRun.run_name = 'a'\nCfgRun.store = @CfgStore()\n"  # two lines: what 
 
 
 @pytest.fixture(autouse=True)
-def _in_a_clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_a_clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     BUILT.clear()
-    yield
-    gin.clear_config()
 
 
 def load(added: str = "", *overrides: str, base: str = BASE) -> LoadedConfig:

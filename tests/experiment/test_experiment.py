@@ -2,22 +2,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import logging
 import math
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
-from loxodon.envs import EnvSpec, EpsilonGreedy
-from loxodon.experiment import Experiment
+from loxodon.data import DoNothingDataset, load_trajectory
+from loxodon.envs import EnvSpec, EpsilonGreedy, async_vector
+from loxodon.experiment import Experiment, threads
+from loxodon.experiment.config import load_config
 
-from .fakes import CountingEnv, make_experiment, run
+from .fakes import CountingEnv, TinyAgent, make_experiment, metrics, run
 
 REQUIRED = [
     "run_name",
@@ -70,46 +69,19 @@ DEFAULTS = {
 }
 
 
-def records(exp: Experiment, *, with_time: bool = False) -> list[dict[str, Any]]:
-    lines = (exp.run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
-    parsed = [json.loads(line) for line in lines]
-    return [{k: v for k, v in one.items() if with_time or not k.startswith("time/")} for one in parsed]
-
-
 def test_fields_come_in_the_documented_order_with_the_documented_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "from-env")  # read at construction, not at import
     monkeypatch.setenv("WANDB_ENTITY", "me")
+    parameters = inspect.signature(Experiment).parameters
+    assert [n for n, p in parameters.items() if p.default is inspect.Parameter.empty] == REQUIRED
     fields = [f.name for f in dataclasses.fields(Experiment)]
     assert fields[: len(REQUIRED) + len(DEFAULTS)] == [*REQUIRED, *DEFAULTS]
     spec = EnvSpec(CountingEnv)
     types = [torch.nn.Identity] * 3
     exp = Experiment("a", str(tmp_path), 8, DoNothingDataset(), *types, 0, spec, spec)  # type: ignore[arg-type]
     assert {name: getattr(exp, name) for name in DEFAULTS} == DEFAULTS
-
-
-def test_required_fields_have_no_default() -> None:
-    parameters = inspect.signature(Experiment).parameters
-    assert [n for n, p in parameters.items() if p.default is inspect.Parameter.empty] == REQUIRED
-
-
-def test_every_documented_method_exists() -> None:
-    text = (
-        "start learn evaluate_val evaluate_test interact collect_new_training_data compute_loss train_step "
-        "edit_actor_mask edit_critic_mask init_envs init_dsets init_dloaders init_checkpoints init_logger "
-        "init_model init_optimizer save_checkpoint load_checkpoint load_checkpoint_from_path log caster "
-        "write_latest_policy read_latest_policy delete_buffer_from_disk policy_metrics x_axis_metrics "
-        "summary DEVICE policy"
-    )
-    names = text.split(" ")
-    assert [name for name in names if not hasattr(Experiment, name)] == []
-
-
-def test_importing_the_package_leaves_wandb_and_tensorboard_alone() -> None:
-    absent = "('wandb', 'tensorboard', 'popgym')"
-    code = f"import sys, loxodon.experiment; print([m for m in {absent} if m in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
 def test_a_run_leaves_the_documented_folder(tmp_path: Path) -> None:
@@ -129,26 +101,14 @@ def test_a_run_leaves_the_documented_folder(tmp_path: Path) -> None:
 
 def test_one_seed_gives_one_metrics_file_and_another_seed_another(tmp_path: Path) -> None:
     one, same, other = (
-        records(run(make_experiment(tmp_path / name, seed=seed)))
-        for name, seed in (("a", 3), ("b", 3), ("c", 4))
+        metrics(run(make_experiment(tmp_path / name, seed=seed, dloader_workers=workers)).run_dir)
+        for name, seed, workers in (("a", 3, 0), ("b", 3, 1), ("c", 4, 0))
     )
     assert one == same
     assert (
         len(one) == 2 * (1 + 1 + 1 + 2 + 1) + 1
     )  # per epoch: val, collect, dataset, two update records, means
     assert one != other
-
-
-def test_loader_workers_do_not_change_which_seed_gives_what(tmp_path: Path) -> None:
-    one, same = (records(run(make_experiment(tmp_path / n, dloader_workers=1))) for n in "ab")
-    assert one == same
-
-
-def test_an_undefined_seed_is_drawn_and_kept(tmp_path: Path) -> None:
-    one, two = (make_experiment(tmp_path / name, seed=None) for name in "ab")
-    assert one.run_seed != two.run_seed
-    run(one)
-    assert json.loads((one.run_dir / "ckpts" / "versions.json").read_text())["seed"] == one.run_seed
 
 
 class Watched(Experiment):
@@ -225,11 +185,6 @@ def test_starting_epochs_hold_back_collecting_and_learning(tmp_path: Path) -> No
     ]
 
 
-def test_the_last_checkpoint_is_always_saved(tmp_path: Path) -> None:
-    exp = run(make_experiment(tmp_path, epochs=3, ckpt_interval=None, val_timesteps_per_epoch=0))
-    assert exp.checkpoints.complete_epochs() == [2]
-
-
 def test_no_finished_episode_means_a_warning_and_no_nan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,14 +193,15 @@ def test_no_finished_episode_means_a_warning_and_no_nan(
         exp = run(make_experiment(tmp_path, make_val_env=never, make_train_env=never, traj_save_len=8))
     assert "no episode ended" in caplog.text
     assert exp.last_val_metrics == {}
-    for record in records(exp):
+    for record in metrics(exp.run_dir):
         assert not any(key.startswith(("val/", "collect/")) for key in record)
         assert all(v is not None and math.isfinite(v) for v in record.values())
 
 
 def test_evaluation_leaves_no_trace_in_training(tmp_path: Path) -> None:
     def training_records(name: str, **changes: Any) -> list[dict[str, Any]]:
-        return [r for r in records(run(make_experiment(tmp_path / name, **changes))) if "train/loss" in r]
+        exp = run(make_experiment(tmp_path / name, **changes))
+        return [r for r in metrics(exp.run_dir) if "train/loss" in r]
 
     with_val = training_records("a")
     without = training_records("b", val_timesteps_per_epoch=0)
@@ -325,31 +281,15 @@ def test_force_reset_begins_new_episodes(tmp_path: Path) -> None:
     assert times == [12, 24, 12, 24]
 
 
-def test_accumulation_divides_the_number_of_updates(tmp_path: Path) -> None:
-    exp = run(make_experiment(tmp_path, epochs=1, train_batches_per_epoch=5, batches_per_update=2))
-    assert exp.learner.gradient_steps == 3
-
-
-def test_summary_names_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exp = make_experiment(tmp_path, verbose=True)
-    exp.start()
-    text = capsys.readouterr().out.replace("\n", "")  # the path is long
-    for part in (str(exp.run_dir), "seed 7", "Discrete(3)", "TinyAgent", "3 x sync", "2 epochs"):
-        assert part in text
-
-
 def test_verbose_prints_the_summary_and_quiet_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(make_experiment(tmp_path / "a", verbose=True))
-    assert "TinyAgent" in capsys.readouterr().out
+    exp = run(make_experiment(tmp_path / "a", verbose=True))
+    text = capsys.readouterr().out.replace("\n", "")  # the path is long
+    for part in (str(exp.run_dir), "seed 7", "Discrete(3)", "TinyAgent", "3 x sync", "2 epochs"):
+        assert part in text
     run(make_experiment(tmp_path / "b"))
     assert capsys.readouterr().out == ""
-
-
-def test_the_dataset_keeps_its_limit_when_the_run_ends(tmp_path: Path) -> None:
-    exp = run(make_experiment(tmp_path, dataset=DiskTrajDataset(dset_max_size=5), parallel_actors=6))
-    assert len(list((exp.run_dir / "buffer" / "fifo").glob("*.npz"))) == 5
 
 
 def test_deleting_the_buffer_removes_the_trajectories(tmp_path: Path) -> None:
@@ -364,15 +304,6 @@ def test_a_list_of_envs_needs_one_entry_per_actor(tmp_path: Path) -> None:
         exp.start()
 
 
-def test_a_spoilt_loss_stops_the_run(tmp_path: Path) -> None:
-    def spoil(exp: Experiment) -> None:
-        with torch.no_grad():
-            exp.policy.critic.bias.fill_(float("nan"))
-
-    with pytest.raises(ValueError, match=r"loss of epoch 0 is nan.*Fix:"):
-        run(make_experiment(tmp_path), spoil)
-
-
 def test_collecting_where_nothing_collects_is_a_clear_error(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, train_timesteps_per_epoch=0)
     exp.start()
@@ -380,32 +311,12 @@ def test_collecting_where_nothing_collects_is_a_clear_error(tmp_path: Path) -> N
         exp.collect_new_training_data()
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "error", "text"),
-    [
-        ("env_mode", "asink", ValueError, "env_mode is 'asink'.*Fix: set Experiment.env_mode = 'async'"),
-        ("mixed_precision", "bf17", ValueError, "Fix: set Experiment.mixed_precision = 'bf16'"),
-        ("parallel_actors", 0, ValueError, "whole number of at least 1"),
-        ("batch_size", 2.5, TypeError, "batch_size is 2.5"),
-        ("learning_rate", "fast", TypeError, "learning_rate is 'fast'"),
-        ("val_interval", 0, ValueError, "val_interval is 0.*None or a whole number"),
-        ("traj_save_len", 4, ValueError, "traj_save_len is 4, shorter than max_seq_len = 8"),
-        ("run_name", "a/b", ValueError, "run_name is 'a/b'"),
-    ],
-)
-def test_impossible_settings_are_refused_at_once(
-    tmp_path: Path, setting: str, value: Any, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        make_experiment(tmp_path, **{setting: value})
-
-
 def test_training_stops_once_an_evaluation_is_good_enough(tmp_path: Path) -> None:
     patient = run(make_experiment(tmp_path / "a", epochs=3, val_interval=1, stop_at_val_return=1e9))
-    assert max(one["epoch"] for one in records(patient)) == 3
+    assert max(one["epoch"] for one in metrics(patient.run_dir)) == 3
     early = run(make_experiment(tmp_path / "b", epochs=3, val_interval=1, stop_at_val_return=-1e9))
     assert early.env_steps == 0
-    scores = [one for one in records(early) if "val/return" in one]
+    scores = [one for one in metrics(early.run_dir) if "val/return" in one]
     assert len(scores) == 2  # the one that was good enough, and the last one on new episodes
     assert early.checkpoints.complete_epochs() == [0]
 
@@ -419,3 +330,128 @@ def test_a_second_run_of_the_same_name_does_not_train_on_the_first_ones_data(
     second = run(make_experiment(tmp_path, epochs=2, seed=1))
     assert f"{files} trajectories of an earlier run" in caplog.text
     assert second.dataset.num_files == files  # type: ignore[attr-defined]
+
+
+def test_the_switch_for_compiled_acting_reaches_the_agent_before_it_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(TinyAgent, "compile_acting", lambda agent: calls.append("compile"), raising=False)
+    init = TinyAgent.init_hidden_state
+    monkeypatch.setattr(
+        TinyAgent,
+        "init_hidden_state",
+        lambda agent, *args: calls.append("hidden state") or init(agent, *args),  # type: ignore[func-returns-value]
+    )
+    exp = make_experiment(tmp_path, compile_acting=True)
+    exp.start()
+    exp.collect_new_training_data()
+    exp.close()
+    assert calls[:2] == ["compile", "hidden state"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [
+        ("env_mode", "asink", "env_mode is 'asink'.*Fix: set Experiment.env_mode = 'async'"),
+        ("mixed_precision", "bf17", "Fix: set Experiment.mixed_precision = 'bf16'"),
+        ("parallel_actors", 0, "whole number of at least 1"),
+        ("batch_size", 2.5, "batch_size is 2.5"),
+        ("learning_rate", "fast", "learning_rate is 'fast'"),
+        ("val_interval", 0, "val_interval is 0.*None or a whole number"),
+        ("traj_save_len", 4, "traj_save_len is 4, shorter than max_seq_len = 8"),
+        ("seed", -5, "Experiment.seed is -5.*at least 0"),
+        ("replay_ratio", -1, "replay_ratio is -1.*above 0.*Fix"),
+        ("ReplayRatio.tolerance", 1.0, "ReplayRatio.tolerance is 1.0.*below 1.*Fix"),
+        ("ReplayRatio.actor_processes", 0, "ReplayRatio.actor_processes is 0.*at least 1.*Fix"),
+        ("WallClockLimit.seconds", 0, "WallClockLimit.seconds is .*above 0.*Fix"),
+        ("FinalTest.timesteps", -1, "FinalTest.timesteps is -1.*Fix"),
+        ("ProfileEpoch.epoch", -1, "ProfileEpoch.epoch is -1.*Fix"),
+        ("Learner.bad_grad", "skp", "bad_grad is 'skp'.*Fix: set Learner.bad_grad = 'skip'"),
+        ("CheckpointManager.keep_every", 0, "keep_every is 0.*Fix:"),
+        *[
+            ("run_name", name, "run_name is .*Fix:")
+            for name in ("", "..", "a:b", "-a", "\x1b[1m", "n" * 129, 3)
+        ],
+    ],
+)
+def test_impossible_settings_are_refused(tmp_path: Path, setting: str, value: Any, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        make_experiment(tmp_path / "runs", **{setting: value}).start()
+
+
+# ---- threads of torch ----
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "num_usable_cores", lambda: 4)
+    threads._replaced.clear()
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def threads_of(folder: Path, setting: int | None = None) -> int:
+    """Threads of torch once a small run has started."""
+    exp = make_experiment(folder, torch_threads=setting)
+    exp.start()
+    exp.close()
+    return torch.get_num_threads()
+
+
+@pytest.mark.parametrize("preset", ["tmaze", "ppo/cartpole"])
+@pytest.mark.usefixtures("four_cores")
+def test_presets_train_small_models_on_one_thread(tmp_path: Path, preset: str) -> None:
+    folder = f"Experiment.ckpt_base_dir='{tmp_path}'"
+    load_config([preset], [(folder, folder)])
+    exp = Experiment()  # type: ignore[call-arg]
+    exp.verbose = False
+    exp.start()
+    exp.close()
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_a_large_model_gets_what_the_user_and_the_cores_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "WORTH_MORE", 0.0)
+    for limit, share, expected in (
+        (4, "1", 4),
+        (3, "1", 3),
+        (4, "2", 2),
+        (1, "1", 1),
+        (8, "1", 4),
+        (4, "9", 1),
+    ):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", share)
+        torch.set_num_threads(limit)
+        threads._replaced.clear()
+        assert threads_of(tmp_path) == expected
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_more_than_the_limit_is_cut_to_it_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.set_num_threads(2)
+    with caplog.at_level(logging.WARNING):
+        assert threads_of(tmp_path, 3) == 2
+    assert "torch_threads is 3, but this process may use 2" in caplog.text
+    caplog.clear()
+    assert threads_of(tmp_path) == 1
+    assert threads_of(tmp_path, 2) == 2  # what the run before has chosen is no limit
+    assert caplog.text == ""
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_the_quota_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(async_vector, "CPU_QUOTA", quota)
+    without = async_vector.num_usable_cores()
+    for text, expected in (("max 100000", without), ("100000 100000", 1), ("50000 100000", 1)):
+        quota.write_text(text)
+        assert async_vector.num_usable_cores() == expected

@@ -1,9 +1,11 @@
-"""Learner and actors as real processes."""
+"""Learner and actors as real processes, and what only a new interpreter can show."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -13,123 +15,190 @@ from typing import Any
 import pytest
 
 from loxodon.experiment import status
+from loxodon.experiment.cli import main
 from loxodon.experiment.fleet import Beat, read_heartbeats
 from loxodon.experiment.fleet.overview import overview
 
-from .fakes import make_experiment
-from .test_resume import finish, launch, metrics, wait_for
+from .fakes import TINY, make_experiment, metrics
+from .processes import finish, is_anybody_left, launch, start, wait_for
 
 RATIO = 0.05  # 20 env steps per update
-QUIET: dict[str, Any] = {"val_timesteps_per_epoch": 0, "ckpt_interval": 1}
 PACED: dict[str, Any] = {
-    **QUIET,
+    "val_timesteps_per_epoch": 0,
+    "ckpt_interval": 1,
     "replay_ratio": RATIO,
-    "train_batches_per_epoch": 100,
+    "train_batches_per_epoch": 50,
     "CheckpointManager.keep": 2,
 }
 
 
-def beats_of(run_dir: Path, role: str) -> list[Beat]:
-    return [beat for beat in read_heartbeats(run_dir) if beat.role == role]
+def last_beat(run_dir: Path, role: str) -> Beat | None:
+    found = [beat for beat in read_heartbeats(run_dir) if beat.role == role]
+    return found[-1] if found else None
 
 
-def learner_state(run_dir: Path) -> str | None:
-    found = beats_of(run_dir, "learner")
-    return found[-1].state if found else None
+def newest_epoch(run_dir: Path) -> int:
+    states = (run_dir / "ckpts/training_states").glob("*_epoch_*[0-9]/COMPLETE")
+    return max((int(path.parent.name.rpartition("_")[2]) for path in states), default=-1)
 
 
-def last_ratio(run_dir: Path) -> float:
-    return float([r["train/replay_ratio"] for r in metrics(run_dir) if "train/replay_ratio" in r][-1])
+def assert_it_is_seen_and_refuses_a_second_learner(
+    run_dir: Path, pid: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.main([str(run_dir), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["alive"], pid in {one["pid"] for one in facts["processes"]}) == (2, True)
+    assert facts["env_steps"] > 0
+    assert facts["buffer"]["fifo_files"] > 0
+    assert facts["checkpoint_epochs"]
+    note = json.loads((run_dir / "learner.json").read_text())
+    holder = f"Process {pid} on {note['host']} (run 'tiny', since {note['since']}) trains {run_dir}"
+    for mode in ("both", "learn"):
+        before = set((run_dir / "status").glob("*.json"))
+        with pytest.raises(ValueError, match=rf"{re.escape(holder)} already.*--mode collect"):
+            make_experiment(run_dir.parent, mode=mode, val_timesteps_per_epoch=0).start()
+        assert set((run_dir / "status").glob("*.json")) == before
 
 
-def stop(process: subprocess.Popen[str]) -> str:
-    process.send_signal(signal.SIGTERM)
-    return finish(process)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["learner", "actors"])
-def test_the_ratio_holds_and_all_end_in_either_order_of_starting(tmp_path: Path, first: str) -> None:
-    run_dir, seeds = tmp_path / "tiny", (1,) if first == "learner" else (1, 2)
-    learner = launch(tmp_path, mode="learn", epochs=10, **PACED) if first == "learner" else None
-    actors = [launch(tmp_path, mode="collect", seed=seed, **PACED) for seed in seeds]
-    wait_for(lambda: all(b.env_steps > 500 for b in beats_of(run_dir, "actor")), actors[0])
-    learner = learner or launch(tmp_path, mode="learn", epochs=10, **PACED)
-    text = finish(learner)
-    assert learner.returncode == 0, text
-    for actor in actors:  # they notice that it has finished, wherever they wait
-        text = finish(actor)
-        assert actor.returncode == 0, text
-    # In a run this short, what actors take between two looks at the learner on a busy machine counts.
-    assert 0.4 * RATIO < last_ratio(run_dir) < 1.2 * RATIO
-    assert {beat.state for beat in read_heartbeats(run_dir)} == {"finished"}
+def assert_the_records_tell_of_it(run_dir: Path) -> None:
     records = metrics(run_dir)
+    ratio = [r["train/replay_ratio"] for r in records if "train/replay_ratio" in r][-1]
+    # In a run this short, what actors take between two looks at the learner on a busy machine counts.
+    assert 0.4 * RATIO < ratio < 1.2 * RATIO
     assert records[-1]["env_steps"] >= sum(r.get("train/updates", 0) for r in records) / RATIO / 1.2
     assert any("train/policy_lag" in r for r in records)
     assert any("dataset/newest_age_s" in r for r in records)
     actor_log = next((run_dir / "logs").glob("metrics_collect_*.jsonl")).read_text()
     for name in ("policy/version", "policy/age_s", "policy/versions_behind", "time/wait_for_learner_s"):
         assert name in actor_log
-
-
-@pytest.mark.slow
-def test_the_ratio_survives_the_death_of_an_actor_and_of_the_learner(tmp_path: Path) -> None:
-    run_dir = tmp_path / "tiny"
-    learner = launch(tmp_path, mode="learn", epochs=10_000, **PACED)
-    actor = launch(tmp_path, mode="collect", seed=1, **PACED)
-    wait_for((run_dir / "ckpts/training_states/tiny_epoch_2/COMPLETE").exists, learner)
-    actor.kill()  # nobody collects any more: the learner waits
-    finish(actor)
-    wait_for(lambda: learner_state(run_dir) == "waiting", learner)
-    waiting = beats_of(run_dir, "learner")[0].gradient_steps
-    assert [beat.life for beat in beats_of(run_dir, "actor")] == ["dead"]
-    actor = launch(tmp_path, mode="collect", seed=3, **PACED)
-    wait_for(lambda: beats_of(run_dir, "learner")[0].gradient_steps > waiting + 4, learner)
-    learner.kill()
-    finish(learner)
-    # What the learner told last allows some steps yet, also to an actor that is waiting at this moment.
-    seen = [beats_of(run_dir, "actor")[-1]]
-
-    def stands_still() -> bool:
-        time.sleep(1.0)
-        seen.append(beats_of(run_dir, "actor")[-1])
-        return seen[-1].state == "waiting" and seen[-1].env_steps == seen[-2].env_steps
-
-    wait_for(stands_still, actor)
-    learner = launch(tmp_path, "--resume", mode="learn", epochs=10_000, **PACED)
-    wait_for(lambda: beats_of(run_dir, "actor")[-1].env_steps > seen[-1].env_steps + 1000, learner)
-    assert "Stopped by SIGTERM" in stop(learner)
-    assert "Stopped by SIGTERM" in stop(actor)  # it waits for the learner
-    assert 0.4 * RATIO < last_ratio(run_dir) < 1.2 * RATIO
-    actors = beats_of(run_dir, "actor")
+    actors = [one for one in read_heartbeats(run_dir) if one.role == "actor"]
     assert overview(run_dir)["env_steps"] == sum(beat.env_steps for beat in actors)  # each process once
 
 
 @pytest.mark.slow
-def test_a_run_at_work_shows_its_status_and_refuses_a_second_learner(
+def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "tiny"
-    learner = launch(tmp_path, mode="both", epochs=10_000, **QUIET)
-    wait_for((run_dir / "ckpts/training_states/tiny_epoch_1/COMPLETE").exists, learner)
-    assert status.main([str(run_dir), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["alive"], facts["processes"][0]["pid"]) == (1, learner.pid)
-    assert facts["env_steps"] > 0
-    assert facts["buffer"]["fifo_files"] > 0
-    assert 1 in facts["checkpoint_epochs"]
-    note = json.loads((run_dir / "learner.json").read_text())
-    holder = f"Process {learner.pid} on {note['host']} (run 'tiny', since {note['since']}) trains {run_dir}"
-    for mode in ("both", "learn"):
-        before = set((run_dir / "status").glob("*.json"))
-        with pytest.raises(ValueError, match=rf"{re.escape(holder)} already.*--mode collect"):
-            make_experiment(tmp_path, mode=mode, **QUIET).start()
-        assert set((run_dir / "status").glob("*.json")) == before
-    learner.kill()  # the lock goes with its process
+
+    def start(*words: str, **changes: Any) -> subprocess.Popen[str]:
+        return launch(tmp_path, *words, **{**PACED, "epochs": 10_000, **changes})
+
+    def beat(role: str) -> Beat:
+        found = last_beat(run_dir, role)
+        assert found is not None
+        return found
+
+    # An actor may be first, and works ahead.
+    actor = start(mode="collect", seed=1)
+    wait_for(lambda: (seen := last_beat(run_dir, "actor")) is not None and seen.env_steps > 500, actor)
+    learner = start(mode="learn")
+    wait_for(lambda: newest_epoch(run_dir) >= 2, learner)
+
+    assert_it_is_seen_and_refuses_a_second_learner(run_dir, learner.pid, capsys)
+
+    # Without an actor the learner waits, and a new actor sets it going again.
+    actor.kill()
+    finish(actor)
+    wait_for(lambda: beat("learner").state == "waiting", learner)
+    waiting = beat("learner").gradient_steps
+    assert beat("actor").life == "dead"
+    actor = start(mode="collect", seed=3)
+    wait_for(lambda: beat("learner").gradient_steps > waiting + 4, learner)
+
+    # Without a learner the actor stands still; the lock is free, and a resumed one goes on.
+    learner.kill()
     finish(learner)
-    assert status.main([str(run_dir)]) == status.NOBODY
+    seen = [beat("actor")]
+
+    def stands_still() -> bool:  # what the learner told last allows some steps yet
+        time.sleep(1.0)
+        seen.append(beat("actor"))
+        return seen[-1].state == "waiting" and seen[-1].env_steps == seen[-2].env_steps
+
+    wait_for(stands_still, actor)
+    assert status.main([str(run_dir)]) == 0
     assert " dead " in capsys.readouterr().out
-    exp = make_experiment(tmp_path, mode="learn", **QUIET)
-    exp.start()
-    exp.close()
+    learner = start("--resume", mode="learn", epochs=newest_epoch(run_dir) + 4)
+    text = finish(learner)
+    assert learner.returncode == 0, text
+    text = finish(actor)  # notices that the learner has finished, wherever it waits
+    assert actor.returncode == 0, text
+    assert beat("actor").env_steps > seen[-1].env_steps + 500
+    assert (beat("learner").state, beat("actor").state) == ("finished", "finished")
     assert not (run_dir / "learner.json").exists()
+    assert status.main([str(run_dir)]) == status.NOBODY
+
+    assert_the_records_tell_of_it(run_dir)
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_processes_of_the_machine_is_no_failure_and_nobody_stays(tmp_path: Path) -> None:
+    process = launch(
+        tmp_path,
+        epochs=10**6,
+        env_mode="async",
+        dloader_workers=2,
+        async_env_mp_context="fork",
+        ckpt_interval=None,
+        evaluate_at_end=False,
+        val_interval=None,
+        **{"AsyncVectorEnv.num_workers": 2},
+    )
+    wait_for((tmp_path / "tiny" / "ckpts" / "latest" / "policy.safetensors").exists, process)
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGTERM)
+    text = finish(process)
+    assert process.returncode == 0, text
+    assert "Stopped by SIGTERM" in text
+    deadline_s = time.monotonic() + 25.0
+    while is_anybody_left(process.pid):  # such as a worker that lives on for its grace, 30 s
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+# ---- a new interpreter ----
+
+
+FRESH = """
+import sys
+import loxodon.experiment, loxodon.experiment.launch
+absent = {"wandb", "tensorboard", "popgym", "ray", "submitit"}
+print(sorted(absent & set(sys.modules)))
+
+import numpy as np
+policy = loxodon.experiment.load_policy("alone.safetensors")
+print(policy.act(np.zeros(3, np.float32)) in range(4))
+
+import fakes
+from loxodon.experiment.artifacts import FolderStore
+exp = fakes.make_experiment(
+    ".", epochs=1, env_mode="async", async_env_mp_context="spawn", dloader_workers=1,
+    val_timesteps_per_epoch=0,
+    **{"Artifacts.store": lambda: FolderStore("store")},
+)
+exp.start()
+exp.learn()
+print(sorted(absent & set(sys.modules)))
+print("done", flush=True)  # and forgets to close
+"""
+
+
+@pytest.mark.slow
+def test_nothing_optional_is_imported_a_policy_is_a_file_and_what_is_not_closed_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, alone = tmp_path / "trained", tmp_path / "alone"
+    trained.mkdir()
+    alone.mkdir()
+    monkeypatch.chdir(trained)
+    Path("tiny.gin").write_text(TINY)
+    assert main(["--config", "tiny.gin", "Experiment.verbose=False"]) == 0
+    shutil.move("runs/tiny/ckpts/latest/policy.safetensors", alone / "alone.safetensors")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    process = start(FRESH, cwd=alone)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(4)]
+    assert lines == ["[]\n", "True\n", "[]\n", "done\n"], [*lines, process.stdout.read()]
+    process.communicate(timeout=25)  # the workers' grace alone is 30 s
+    assert process.returncode == 0

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from loxodon.agents import Agent
 from loxodon.data import Batch, BatchLoader, RLDataset, pad_batch
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
-from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
-from .fakes import CountingEnv, make_experiment, run
-from .test_experiment import records
+from .fakes import CountingEnv, learning, make_experiment, metrics, run
 from .test_learner import TRAJECTORIES
 
 B, C, G = 4, 3, 2  # of fakes.TinyAgent and its batches
@@ -111,7 +106,7 @@ def test_a_subclass_written_for_amago_runs(tmp_path: Path) -> None:
         **{name: 3 for name in ("interact", "policy_metrics")},  # two epochs and the end
         **{name: updates for name in ("edit_actor_mask", "edit_critic_mask", "compute_loss", "train_step")},
     }
-    found = {name for one in records(exp) for name in one}
+    found = {name for one in metrics(exp.run_dir) for name in one}
     assert {"val/best", "val/return", "train-update/Mine", "train-update/mine_too", "train/loss"} <= found
     assert not {name for name in found if "Loss" in name or "Mask" in name}
 
@@ -159,15 +154,6 @@ def test_a_mask_has_the_shape_and_dtype_of_the_one_given(tmp_path: Path, wrong: 
         exp.train_step(pad_batch(TRAJECTORIES))
 
 
-def test_losses_must_be_in_a_dict(tmp_path: Path) -> None:
-    class Scalar(Experiment):
-        def compute_loss(self, batch: Any, log_step: bool) -> Any:
-            return super().compute_loss(batch, log_step)["Actor Loss"]
-
-    with pytest.raises(TypeError, match=r"compute_loss returned a Tensor without 'Actor Loss'.*Fix:"):
-        learning(tmp_path, Scalar).train_step(pad_batch(TRAJECTORIES))
-
-
 # --- masks and gradients --------------------------------------------------------------------------------
 
 
@@ -175,26 +161,6 @@ class Pushing(CountingEnv):
     """Continuous actions, so that losses are drawn at random."""
 
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-
-def learning(
-    folder: Path, kind: type[Experiment], env: type[gym.Env[Any, Any]] = CountingEnv, **agent: Any
-) -> Experiment:
-    """A real agent with 3 critics and 2 discounts, and no environments."""
-    settings = {"num_critics": 3, "num_critics_td": 3, "training_discounts": (0.9,), "tau": 0.1}
-    exp = make_experiment(
-        folder,
-        kind,
-        agent_type=partial(Agent, **{**settings, **agent}),  # type: ignore[arg-type]
-        tstep_encoder_type=partial(FFTstepEncoder, d_hidden=16, d_output=8),
-        traj_encoder_type=partial(GRUTrajEncoder, d_hidden=8, d_output=8),
-        make_train_env=EnvSpec(env),
-        val_timesteps_per_epoch=0,
-        train_timesteps_per_epoch=0,
-    )
-    exp.start()
-    exp.policy.train()
-    return exp
 
 
 def test_masks_per_critic_and_discount_stop_just_these_gradients(tmp_path: Path) -> None:
@@ -254,7 +220,7 @@ def test_counting_ahead_sees_the_losses_of_the_update_and_leaves_no_trace(tmp_pa
     ]
     states = []
     for i, kind in enumerate((Watching, Experiment)):
-        exp = learning(tmp_path / str(i), kind, Pushing, num_critics_td=2)
+        exp = learning(tmp_path / str(i), kind, make_train_env=EnvSpec(Pushing))
         torch.manual_seed(1)
         exp.train_step([pad_batch([t]) for t in trajs])
         states.append((torch.get_rng_state(), exp.policy.tstep_encoder.input_norm.state_dict()))

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,13 +100,6 @@ class ShiftedEnv(gym.Env[Any, Any]):
         assert self.action_space.contains(action), action
         self.t += 1
         return self.np_random.standard_normal(2).astype(np.float32), float(action), False, self.t == 4, {}
-
-
-@pytest.fixture(autouse=True)
-def _no_configuration() -> Iterator[None]:
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 def trained(folder: Path, env: Any, encoder: str = "GRUTrajEncoder", **changes: Any) -> Experiment:
@@ -357,15 +346,6 @@ def test_environments_of_the_config_need_not_be_installed(policy_file: Path) -> 
     load_policy(changed_header(policy_file, gin=text))
 
 
-def test_the_sample_of_the_docs_runs(policy_file: Path) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    samples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    (sample,) = (text for text in samples if "load_policy" in text)
-    defined: dict[str, Any] = {}
-    exec(sample.replace("runs/my-run", str(policy_file.parents[2])), defined)
-    assert defined["over"]
-
-
 # --- files by somebody else -----------------------------------------------------------------------------
 
 MARKS: list[str] = []
@@ -574,20 +554,3 @@ def test_no_other_way_of_loading_a_policy_runs_anything(
     with pytest.raises(ValueError, match=r"another environment|numbers, but at most .* are allowed"):
         load()
     assert not unheard_of.exists()
-
-
-@pytest.mark.slow
-def test_another_process_needs_nothing_but_the_file(tmp_path: Path, policy_file: Path) -> None:
-    moved = tmp_path / "alone.safetensors"
-    shutil.copyfile(policy_file, moved)
-    code = (
-        "import numpy as np, gymnasium as gym, loxodon.experiment as le\n"
-        f"policy = le.load_policy({str(moved)!r})\n"
-        "env = gym.make('CartPole-v1')\n"
-        "obs, _ = env.reset(seed=0)\n"
-        "print(env.action_space.contains(np.int64(policy.act(obs))))\n"
-    )
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ)
-    assert done.stdout == "True\n"

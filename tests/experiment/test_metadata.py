@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,20 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
+from gymnasium import Space, spaces
 from safetensors.torch import save_file
 
+from loxodon.agents import LinearSchedule
+from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint import record
 from loxodon.experiment.checkpoint.policy_file import plain_tensors, read_info, read_policy
-from loxodon.experiment.checkpoint.spaces import EnvSpaces
+from loxodon.experiment.checkpoint.record import bindings_of
+from loxodon.experiment.checkpoint.spaces import EnvSpaces, space_differences, space_from_json, space_to_json
+from loxodon.experiment.config.hash import config_hash
 
-from .fakes import CountingEnv, make_experiment, run
+from .fakes import CountingEnv, TinyAgent, make_experiment, run
 
 
 class WiderEnv(CountingEnv):
@@ -33,13 +37,6 @@ class WiderEnv(CountingEnv):
 
     def _obs(self) -> np.ndarray:
         return np.append(super()._obs(), np.float32(0))
-
-
-@pytest.fixture(autouse=True)
-def _no_configuration() -> Iterator[None]:
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 def started(folder: Path, env: type[gym.Env[Any, Any]] = CountingEnv, **changes: Any) -> Experiment:
@@ -162,12 +159,6 @@ def test_settings_that_differ_are_a_short_list(tmp_path: Path, caplog: pytest.Lo
     assert warnings_of(caplog)[-1].splitlines()[-1] == "  and 13 more"
 
 
-def test_a_scoped_macro_and_a_reference_are_compared_as_written() -> None:
-    found = record.bindings_of("a/Experiment.seed = %B\nB = 3\nExperiment.agent_type = @x/Agent\n")
-    assert found == {"a/Experiment.seed": "%B", "B": "3", "Experiment.agent_type": "@x/Agent"}
-    assert record.bindings_of("= nonsense [") == {}
-
-
 # --- published policies ---------------------------------------------------------------------------------
 
 
@@ -214,3 +205,100 @@ def test_files_without_a_header_are_loaded_as_before(tmp_path: Path) -> None:
 
 def publish(exp: Experiment, header: dict[str, str]) -> None:
     save_file(plain_tensors(exp.policy), exp.checkpoints.latest_path, metadata=header)
+
+
+# --- spaces as text ---------------------------------------------------------------------------------------
+
+ALL: list[Space[Any]] = [
+    spaces.Box(-np.inf, np.inf, (3, 2), np.float32),
+    spaces.Box(np.array([0.1, -2.0]), np.array([0.3, np.inf]), dtype=np.float64),
+    spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    spaces.Box(np.array(-1.5, np.float32), np.array(0.1, np.float32), (), np.float32),
+    spaces.Discrete(5, start=-2),
+    spaces.MultiDiscrete([3, 4], start=[1, 0]),
+    spaces.MultiDiscrete([[3, 4], [5, 6]], dtype=np.int32),
+    spaces.MultiBinary(7),
+    spaces.MultiBinary((2, 3)),
+    spaces.Text(9, min_length=2, charset="xyz"),
+    spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,))])}),
+]
+
+
+def test_every_space_survives_strict_json() -> None:
+    for space in ALL:
+        text = json.dumps(space_to_json(space), allow_nan=False)
+        back = space_from_json(json.loads(text))
+        assert (back, back.dtype) == (space, space.dtype)
+
+
+def test_spaces_that_are_unknown_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"no JSON form.*Fix:"):
+        space_to_json(spaces.Graph(spaces.Discrete(2), None))
+    for space in ({"type": "Sphere"}, {"type": "Box", "low": 0}):
+        with pytest.raises(ValueError, match=r"describes no spaces.*Fix:"):
+            EnvSpaces.from_json({"observation": space, "action": {"type": "Discrete", "n": 2, "start": 0}})
+
+
+def test_differences_are_those_of_shapes_and_of_the_bounds_of_actions() -> None:
+    def env(high: float, obs_high: float) -> EnvSpaces:
+        return EnvSpaces(spaces.Dict(x=spaces.Box(0, obs_high, (3,))), spaces.Box(-1, high, (2,)))
+
+    one, two = env(1, 1), env(2, 9)
+    assert [text.split(" is ")[0] for text in space_differences(one, two)] == ["the action space"]
+    assert space_differences(one, one) == []
+    assert one.digest() == env(1, 1).digest() != two.digest()
+
+
+# --- hashes of configs -------------------------------------------------------------------------------------
+
+
+def digest(text: str = "", **changes: Any) -> str:
+    exp = make_experiment(Path("somewhere"), **changes)
+    return config_hash(exp, bindings_of(text))
+
+
+def test_settings_leave_it_and_hyperparameters_change_it() -> None:
+    plain = digest()
+    assert len(plain) == 16
+    settings = {
+        "verbose": True,
+        "wandb_project": "x",
+        "run_name": "other",
+        "CheckpointManager.keep": 3,
+        "dloader_workers": 2,
+        "seed": 8,
+        "ckpt_interval": 1,
+        "dataset": DiskTrajDataset(dset_root="/elsewhere"),
+    }
+    assert digest(**settings) == plain
+    changes = [
+        {"learning_rate": 0.5},
+        {"epochs": 9},
+        {"l2_coeff": 0.5},
+        {"make_train_env": EnvSpec(CountingEnv, {"noise": 2.0})},
+        {"agent_type": partial(TinyAgent)},
+    ]
+    exact = "CheckpointManager.exact_resume = True"  # where checkpoints cut episodes
+    found = {plain, *(digest(**change) for change in changes), digest(exact), digest(exact, ckpt_interval=1)}
+    assert len(found) == 3 + len(changes)
+
+
+@pytest.mark.parametrize(
+    ("setting", "make"),
+    [
+        ("lr_schedule", lambda x: LinearSchedule(1.0, x)),
+        ("dataset", lambda x: DiskTrajDataset(relabeler=HindsightRelabeler(share=x))),
+        ("dataset", lambda x: MixtureOfDatasets([DiskTrajDataset(), DoNothingDataset()], [x, 1.0 - x])),
+    ],
+)
+def test_arguments_of_objects_built_in_python_count(setting: str, make: Any) -> None:
+    hashes = [digest(**{setting: make(x)}) for x in (0.1, 0.1, 0.5)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_bindings_of_gin_count_and_macros_by_their_values() -> None:
+    plain = digest("TMazePassive.horizon = 5\nDiskTrajDataset.dset_root = 'a'")
+    assert digest("H = 5\nD = 'b'\nTMazePassive.horizon = %H\nDiskTrajDataset.dset_root = %D") == plain
+    assert digest("H = 6\nTMazePassive.horizon = %H") != plain
+    assert digest("train/TMazePassive.horizon = 5") != plain
+    assert digest("FolderStore.root = 'x'") == digest()

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gin
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +13,7 @@ from loxodon.experiment.contracts import NO_DATA, Progress, Role
 from loxodon.experiment.fleet import ReplayRatio, pace, read_heartbeats
 from loxodon.experiment.fleet.pace import Ratio
 
-from .fakes import make_experiment, run
-from .test_experiment import records
+from .fakes import make_experiment, metrics, run
 from .test_heartbeat import write_beat
 
 RATIOS = st.builds(Ratio, st.floats(1e-4, 50.0), st.floats(0.0, 0.9), st.integers(0, 2000))
@@ -149,7 +147,7 @@ def test_a_learner_waits_for_the_first_data_and_whenever_it_is_too_far_ahead(
 def test_in_mode_both_the_ratio_sets_the_updates_of_each_epoch(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"epochs": 5, "replay_ratio": 0.2, "start_learning_at_epoch": 1}
     exp = run(make_experiment(tmp_path / "whole", **changes))
-    logged = [r for r in records(exp) if "train/updates" in r]
+    logged = [r for r in metrics(exp.run_dir) if "train/updates" in r]
     # 36 env steps an epoch; those before the first epoch that trains do not count.
     assert [r["train/updates"] for r in logged] == [7, 7, 7, 7]
     assert exp.learner.gradient_steps == int(0.2 * 36 * 4)
@@ -160,26 +158,3 @@ def test_in_mode_both_the_ratio_sets_the_updates_of_each_epoch(tmp_path: Path) -
     assert resumed.learner.gradient_steps == exp.learner.gradient_steps
     micro = run(make_experiment(tmp_path / "micro", replay_ratio=0.1, batches_per_update=2))
     assert micro.learner.gradient_steps == int(0.1 * 72)  # micro-batches count as one update
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("ReplayRatio.tolerance = 1.0", "ReplayRatio.tolerance is 1.0.*below 1.*Fix"),
-        ("ReplayRatio.tolerance = -0.1", "ReplayRatio.tolerance is -0.1.*Fix"),
-        ("ReplayRatio.actor_processes = 0", "ReplayRatio.actor_processes is 0.*at least 1.*Fix"),
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path: Path, setting: str, words: str) -> None:
-    try:
-        gin.parse_config(setting)
-        with pytest.raises(ValueError, match=words):
-            Process(tmp_path)
-    finally:
-        gin.clear_config()
-
-
-@pytest.mark.parametrize("ratio", [0.0, -1])
-def test_wrong_ratios_are_refused(tmp_path: Path, ratio: float) -> None:
-    with pytest.raises(ValueError, match=f"replay_ratio is {ratio}.*above 0.*Fix"):
-        make_experiment(tmp_path, replay_ratio=ratio)

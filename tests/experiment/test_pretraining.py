@@ -1,4 +1,4 @@
-"""Pre-training on demonstrations, and its cache."""
+"""Pre-training on demonstrations, its cache, warm starts, and data of one kind of agent for the other."""
 
 from __future__ import annotations
 
@@ -15,57 +15,54 @@ import torch
 
 from loxodon.agents import Agent, PPOAgent, RewardNormalizer
 from loxodon.data import DiskTrajDataset, MemoryTrajDataset
+from loxodon.envs import EnvSpec
+from loxodon.experiment import Experiment
 from loxodon.experiment.ppo import PPOLearner
-from loxodon.nets import PolicyHead
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, PolicyHead
 
 from .demonstrations import (
     ENCODER,
     STEPS,
+    Copy,
     demonstration,
     demos,
     make_ppo,
     pretrained,
-    records,
     same,
     stage,
     weights_of,
 )
-from .fakes import make_experiment, run
+from .fakes import make_experiment, metrics, run
 
 
 @pytest.mark.parametrize(
-    ("kind", "agent"),
+    ("kind", "agent", "num_batches"),
     [
-        ("discrete", PPOAgent),
-        ("discrete", partial(PPOAgent, share_encoder=False, value_norm="popart")),
-        ("box", PPOAgent),
-        ("multi", partial(PPOAgent, value_norm="running")),
+        ("discrete", partial(PPOAgent, share_encoder=False, value_norm="popart"), 200),
+        ("box", PPOAgent, 400),
+        ("multi", partial(PPOAgent, value_norm="running"), 200),
     ],
 )
 def test_an_imitating_agent_is_good_before_ppo_begins_and_ppo_goes_on(
-    tmp_path: Path, kind: str, agent: Any
+    tmp_path: Path, kind: str, agent: Any, num_batches: int
 ) -> None:
-    made = stage(demos(kind), num_batches=300)
+    made = stage(demos(kind), num_batches=num_batches)
     exp = run(make_ppo(tmp_path, kind, agent_type=agent, callbacks=[made], epochs=2))
-    first = next(row["val/return"] for row in records(exp) if "val/return" in row)
+    first = next(row["val/return"] for row in metrics(exp.run_dir) if "val/return" in row)
     assert first > 0.9 * STEPS
-    figures = next(row for row in records(exp) if "pretrain/loss" in row)
+    figures = next(row for row in metrics(exp.run_dir) if "pretrain/loss" in row)
     assert figures["pretrain/loss"] < figures["pretrain/first_loss"]
     assert exp.learner.gradient_steps == 4  # those of PPO alone
     assert all(int(state["step"]) == 4 for state in exp.optimizer.state.values())
-    untrained = run(make_ppo(tmp_path / "other", kind, agent_type=agent))
-    assert records(untrained)[0]["val/return"] < 0.7 * STEPS
-
-
-def test_values_become_the_returns_of_the_demonstrations(tmp_path: Path) -> None:
-    exp = make_ppo(tmp_path, callbacks=[stage(num_batches=400)], tstep_encoder_type=ENCODER)
-    run(exp)
-    rows = [row for row in records(exp) if "pretrain-update/value" in row]
-    # 8 rewards of 1 each, discounted: the mean of sum_k 0.99^k over what is left of an episode
-    expected = np.mean([sum(0.99**k for k in range(left)) for left in range(1, STEPS + 1)])
-    assert abs(rows[0]["pretrain-update/value"] - expected) > 1.0
-    assert abs(rows[-1]["pretrain-update/value"] - expected) < 0.7
-    assert abs(rows[-1]["pretrain-update/return"] - expected) < 0.7
+    if kind == "box":
+        untrained = run(make_ppo(tmp_path / "other", kind, agent_type=agent))
+        assert metrics(untrained.run_dir)[0]["val/return"] < 0.7 * STEPS
+        rows = [row for row in metrics(exp.run_dir) if "pretrain-update/value" in row]
+        # 8 rewards of 1 each, discounted: the mean of sum_k 0.99^k over what is left of an episode
+        expected = np.mean([sum(0.99**k for k in range(left)) for left in range(1, STEPS + 1)])
+        assert abs(rows[0]["pretrain-update/value"] - expected) > 1.0
+        assert abs(rows[-1]["pretrain-update/value"] - expected) < 0.7
+        assert abs(rows[-1]["pretrain-update/return"] - expected) < 0.7
 
 
 def test_a_resumed_run_does_not_pretrain_again(tmp_path: Path) -> None:
@@ -76,7 +73,7 @@ def test_a_resumed_run_does_not_pretrain_again(tmp_path: Path) -> None:
     assert again.hooks.callbacks[0].is_done
     again.learn()
     again.close()
-    assert sum("pretrain/loss" in row for row in records(again)) == 1
+    assert sum("pretrain/loss" in row for row in metrics(again.run_dir)) == 1
 
 
 def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path: Path) -> None:
@@ -115,12 +112,12 @@ def test_a_cached_result_is_the_one_that_training_gave(tmp_path: Path, method: s
     exp = make_ppo(tmp_path / "b", callbacks=[stage(**small)], epochs=2)
     second = pretrained(exp)
     assert same(first, second)
-    assert not any("pretrain/loss" in row for row in records(exp))
+    assert not any("pretrain/loss" in row for row in metrics(exp.run_dir))
     (file,) = Path(cache).iterdir()
     for changes in ({"seed": 8}, {"callbacks": [stage(demos(count=19), **small)]}):
         other = make_ppo(tmp_path / "c", **{"callbacks": [stage(**small)], **changes})
         assert not same(first, pretrained(other))
-        assert any("pretrain/loss" in row for row in records(other))
+        assert any("pretrain/loss" in row for row in metrics(other.run_dir))
     assert len(list(Path(cache).iterdir())) == 3
     file.write_bytes(file.read_bytes()[:100])  # half a file
     assert same(first, pretrained(make_ppo(tmp_path / "d", callbacks=[stage(**small)])))
@@ -149,36 +146,24 @@ def test_off_policy_training_hands_over_encoders_and_a_policy_of_the_same_build(
     )
     exp = run(make_ppo(tmp_path / "c", agent_type=partial(PPOAgent, policy_head_type=head), callbacks=[made]))
     assert "policy_head (6)" in caplog.text.partition("not loaded")[0]
-    assert next(row["val/return"] for row in records(exp) if "val/return" in row) > 0.9 * STEPS
+    assert next(row["val/return"] for row in metrics(exp.run_dir) if "val/return" in row) > 0.9 * STEPS
     # Only the run's own model is left, whose optimizer Accelerate does not hold without a loss scaler.
     assert [len(exp.accelerator._models), len(exp.accelerator._optimizers)] == [1, 0]
 
 
 def test_a_test_run_pretrains_a_little_and_without_a_cache(tmp_path: Path) -> None:
     exp = run(make_ppo(tmp_path, test_run=True, callbacks=[stage(cache_dir=str(tmp_path / "cache"))]))
-    assert [row["pretrain/updates"] for row in records(exp) if "pretrain/updates" in row] == [2]
+    assert [row["pretrain/updates"] for row in metrics(exp.run_dir) if "pretrain/updates" in row] == [2]
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "bd"}, r"method is 'bd'.*Fix: set Pretraining.method"),
-        ({"num_batches": 0}, r"num_batches is 0.*Fix:"),
-        ({"learning_rate": 0.0}, r"learning_rate is 0.0.*Fix:"),
-    ],
-)
-def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        stage(**changes)
-
-
-def test_what_is_no_dataset_is_refused() -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    for changes in ({"method": "bd"}, {"num_batches": 0}, {"learning_rate": 0.0}):
+        ((name, value),) = changes.items()
+        with pytest.raises(ValueError, match=rf"{name} is {value!r}.*Fix:"):
+            stage(**changes)
     with pytest.raises(TypeError, match=r"Pretraining.dataset is 'demos'.*Fix:"):
         stage("demos")
-
-
-def test_an_empty_dataset_and_an_off_policy_agent_are_refused(tmp_path: Path) -> None:
     exp = make_ppo(tmp_path, callbacks=[stage(DiskTrajDataset(dset_name="nothing"))])
     exp.start()
     with pytest.raises(ValueError, match=r"not enough trajectories.*nothing.*Fix: name its folder"):
@@ -217,4 +202,102 @@ def test_unknown_data_are_not_cached_and_own_ones_may_say_what_they_are(tmp_path
     assert not (tmp_path / "cache").exists()
     dataset.fingerprint = lambda: "mine"  # type: ignore[attr-defined]
     run(make_ppo(tmp_path / "b", callbacks=[stage(dataset, **small)]))
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+# ---- warm starts ----
+
+
+def off_policy_run(folder: Path, **changes: Any) -> Experiment:
+    return run(
+        make_experiment(
+            folder,
+            **{
+                "run_name": "base",
+                "agent_type": partial(Agent, num_critics=2),
+                "tstep_encoder_type": ENCODER,
+                "traj_encoder_type": partial(GRUTrajEncoder, d_hidden=16, d_output=16),
+                "make_train_env": EnvSpec(Copy),
+                "make_val_env": EnvSpec(Copy),
+                "epochs": 1,
+                **changes,
+            },
+        )
+    )
+
+
+@pytest.mark.parametrize("where", ["latest/policy.safetensors", "training_states/base_epoch_0"])
+def test_a_warm_start_takes_the_encoders_of_an_off_policy_run_and_lists_the_rest(
+    tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "loxodon")
+    base = off_policy_run(tmp_path)
+    gru = partial(GRUTrajEncoder, d_hidden=16, d_output=16)
+    path = base.checkpoints.root / where
+    exp = make_ppo(tmp_path, traj_encoder_type=gru, **{"WarmStart.source": str(path)})
+    exp.start()
+    theirs, own = weights_of(base), weights_of(exp)
+    shared = [name for name in own if name.startswith(("tstep_encoder.", "traj_encoder."))]
+    assert shared
+    assert all(torch.equal(own[name], theirs[name]) for name in shared)
+    (line,) = [record.getMessage() for record in caplog.records if "Warm start" in record.getMessage()]
+    assert f"loaded {len(shared)} of {len(own)}" in line or f"{len(shared)} of {len(own)} tensors" in line
+    assert "not loaded, as before: " in line
+    assert "policy_head" in line.partition("not loaded")[2]
+    assert "critics" in line.partition("not used")[2]
+    assert exp.epoch == 0
+    exp.learn()
+    exp.close()
+
+
+def test_a_warm_start_that_nothing_fits_names_both_sets(tmp_path: Path) -> None:
+    base = off_policy_run(tmp_path, epochs=0)
+    path = str(base.checkpoints.root / "latest" / "policy.safetensors")
+    wider = partial(FFTstepEncoder, n_layers=3, d_hidden=8, d_output=8, normalize_inputs=False)
+    exp = make_ppo(tmp_path, tstep_encoder_type=wider, **{"WarmStart.source": path})
+    message = r"No tensor of .*fits this agent: there are .*critics.*the agent has .*policy_head.*Fix:"
+    with pytest.raises(ValueError, match=message):
+        exp.start()
+
+
+def test_a_warm_start_from_another_environment_is_refused(tmp_path: Path) -> None:
+    base = off_policy_run(tmp_path, epochs=0)
+    path = str(base.checkpoints.root / "latest" / "policy.safetensors")
+    with pytest.raises(ValueError, match=r"WarmStart.source: .* is of another environment: .*action.*Fix:"):
+        make_ppo(tmp_path, "box", **{"WarmStart.source": path}).start()
+
+
+def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"restore_from and WarmStart.source are both set.*Fix:"):
+        make_ppo(tmp_path, **{"WarmStart.source": "./x"}, restore_from="./y").start()
+    with pytest.raises(ValueError, match=r"WarmStart.source = 'other:best' names an artifact"):
+        make_ppo(tmp_path, **{"WarmStart.source": "other:best"}).start()
+    with pytest.raises(FileNotFoundError, match=r"WarmStart.source: .*does not exist"):
+        make_ppo(tmp_path, **{"WarmStart.source": str(tmp_path / "none")}).start()
+
+
+# ---- from one kind of agent to the other, through files ----
+
+
+def test_what_ppo_stores_is_learned_from_by_both_kinds_of_agents(tmp_path: Path) -> None:
+    teed = run(make_ppo(tmp_path, run_name="teed", dataset=DiskTrajDataset(), epochs=2))
+    files = list((tmp_path / "teed" / "buffer" / "fifo").iterdir())
+    assert files
+    with np.load(files[0]) as arrays:
+        assert any("log_probs" in name for name in arrays.files)
+        assert any("values" in name for name in arrays.files)
+    assert teed.epoch == 2
+    offline = off_policy_run(
+        tmp_path,
+        run_name="offline",
+        traj_encoder_type=IdentityTrajEncoder,
+        dataset=DiskTrajDataset(dset_name="teed"),
+        train_timesteps_per_epoch=0,
+        val_timesteps_per_epoch=0,
+    )
+    assert offline.learner.gradient_steps == 4
+    made = stage(DiskTrajDataset(dset_name="teed"), num_batches=4, cache_dir=str(tmp_path / "cache"))
+    exp = run(make_ppo(tmp_path, run_name="cloned", callbacks=[made]))
+    assert exp.hooks.callbacks[0].is_done
+    assert any("pretrain/loss" in row for row in metrics(exp.run_dir))
     assert len(list((tmp_path / "cache").iterdir())) == 1

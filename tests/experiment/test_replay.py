@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
+from loxodon.agents import Agent
 from loxodon.data import DiskTrajDataset, load_trajectory, save_trajectory
-from loxodon.experiment.collect.build import layout_of
 from loxodon.experiment.learn.learner import sequence_priorities
+from loxodon.nets import FFTrajEncoder, FFTstepEncoder
 
-from .fakes import make_experiment, run
+from .fakes import make_experiment, metrics, run
+from .test_learner import make_trajectory
 
 
 def test_priorities_mix_the_largest_and_the_mean_error_of_real_timesteps() -> None:
@@ -22,11 +23,6 @@ def test_priorities_mix_the_largest_and_the_mean_error_of_real_timesteps() -> No
     mask = torch.tensor([[True, True, False], [True, True, True]])[:, :, None, None, None].expand_as(squared)
     expected = torch.tensor([0.9 * 3.0 + 0.1 * 2.0, 2.0])
     torch.testing.assert_close(sequence_priorities(squared, mask), expected)
-
-
-def test_sequences_without_a_timestep_that_counts_have_no_priority() -> None:
-    none = torch.zeros(1, 3, 2, 1, dtype=torch.bool)
-    assert sequence_priorities(torch.ones(1, 3, 2, 1), none).tolist() == [0.0]
 
 
 def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> None:
@@ -84,7 +80,7 @@ def test_files_of_other_spaces_are_set_aside_and_training_goes_on(tmp_path: Path
     reasons = list((tmp_path / "tiny" / "buffer" / "quarantine").glob("*0badf11e*.txt"))
     assert len(reasons) == 1
     assert "float32[5], expected float32[2]" in reasons[0].read_text()
-    records = [json.loads(line) for line in experiment.metric_logger.path.read_text().splitlines()]
+    records = metrics(experiment.run_dir)
     assert max(record.get("dataset/broken_files", 0) for record in records) == 1
     assert any(record.get("dataset/padded_fraction") is not None for record in records)
 
@@ -100,15 +96,41 @@ def test_a_resumed_run_takes_its_own_learning_rate(tmp_path: Path) -> None:
     assert (group["lr"], group["weight_decay"]) == (5e-3, 0.0)
 
 
-def test_the_layout_of_spaces_leaves_texts_out() -> None:
-    obs = spaces.Dict({"position": spaces.Box(-1, 1, (2,), np.float32), "cell": spaces.Discrete(7)})
-    mission = spaces.Dict({**obs.spaces, "mission": spaces.Text(9)})
-    layout = layout_of(mission, spaces.Discrete(4))
-    assert layout == layout_of(obs, spaces.Discrete(4))
-    assert layout.obs["position"] == ((2,), np.dtype(np.float32))
-    assert layout.obs["cell"] == ((), np.dtype(np.int64))
-    assert layout.action_width == 4
-    assert layout_of(obs, spaces.Box(-1, 1, (3,))).action_width == 3
+def weights_after_learning(
+    folder: Path, *, extra_files: range = range(0), first_seed: int = 0
+) -> list[torch.Tensor]:
+    """Train on twelve trajectories, of which some have extras."""
+    protected = folder / "tiny" / "buffer" / "protected"
+    protected.mkdir(parents=True)
+    for number in range(12):
+        traj = dataclasses.replace(
+            make_trajectory(4 + number, seed=first_seed + number), policy_version=number
+        )
+        if number in extra_files:
+            rows = np.full((len(traj), 1), float(number), np.float32)
+            traj = dataclasses.replace(traj, extras={"log_probs": rows, "samples": rows.repeat(3, 1)})
+        save_trajectory(protected, traj, save_as="npz", traj_id=f"{number:08x}", unix_time=1e9 + number)
+    exp = run(
+        make_experiment(
+            folder,
+            agent_type=Agent,
+            tstep_encoder_type=FFTstepEncoder,
+            traj_encoder_type=FFTrajEncoder,
+            train_timesteps_per_epoch=0,
+            val_timesteps_per_epoch=0,
+        )
+    )
+    return [p.detach().clone() for p in exp.policy.parameters()]
+
+
+def test_learning_is_the_same_with_and_without_extras_in_the_files(tmp_path: Path) -> None:
+    plain, mixed = (
+        weights_after_learning(tmp_path / str(len(files)), extra_files=files)
+        for files in (range(0), range(6))
+    )
+    assert all(map(torch.equal, plain, mixed))
+    others = weights_after_learning(tmp_path / "others", first_seed=100)
+    assert not all(map(torch.equal, plain, others))  # the trajectories do matter
 
 
 def fifo(folder: Path) -> list[Path]:

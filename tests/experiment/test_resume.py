@@ -1,102 +1,248 @@
-"""Going on: of a finished run, after a signal. And what other tests use: runs as processes, records."""
+"""A run that dies, or ends, and goes on: the same weights and records to the last bit."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
+import shutil
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gin
+import numpy as np
 import pytest
+import torch
 
-from .fakes import make_experiment, run
+from loxodon.agents import Agent
+from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
+from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint.policy_file import read_policy
+from loxodon.experiment.config import load_config
+from loxodon.nets import FFTstepEncoder, TransformerTrajEncoder
 
-SCRIPT = """
-import sys, time
-from importlib.util import module_from_spec, spec_from_file_location
-spec = spec_from_file_location("fakes", {fakes!r})
-fakes = module_from_spec(spec)
-sys.modules["fakes"] = fakes
-spec.loader.exec_module(fakes)
-exp = fakes.make_experiment({folder!r}, **{changes!r})
-step = exp.train_step
-exp.start()
-if "--resume" in sys.argv:
-    print("resumes at", exp.load_checkpoint(), flush=True)
-if "--slow" in sys.argv:
-    update = exp.learner.update
-    exp.learner.update = lambda *args: (time.sleep(0.02), update(*args))[1]
-print("ready", flush=True)
-exp.learn()
-print("done", flush=True)
-exp.close()
+from .fakes import CountingEnv, die_in, make_experiment, metrics, run, stored
+from .processes import kill_and_resume
+
+EPOCHS, CHECKPOINT_AFTER, KILLED_IN = 6, 3, 4
+CONFIG = """
+Experiment.run_name = 'exact'
+Experiment.ckpt_base_dir = '{folder}'
+Experiment.max_seq_len = 7
+Experiment.dataset = @MixtureOfDatasets()
+MixtureOfDatasets.datasets = [@demos/DiskTrajDataset(), @own/DiskTrajDataset()]
+MixtureOfDatasets.sampling_weights = [1.0, 3.0]
+MixtureOfDatasets.smooth_sudden_starts = 4      # from epoch 1 to 4, over the checkpoint
+demos/DiskTrajDataset.dset_root = '{folder}'
+demos/DiskTrajDataset.dset_name = 'demos'
+demos/DiskTrajDataset.takes_new_trajs = False
+own/DiskTrajDataset.dset_min_size = 6           # reached in epoch 1
+own/DiskTrajDataset.priority_exponent = {priorities}
+Experiment.tstep_encoder_type = @FFTstepEncoder
+Experiment.traj_encoder_type = @{encoder}
+Experiment.agent_type = @Agent
+Experiment.val_timesteps_per_epoch = 10
+Experiment.val_interval = 2
+Experiment.make_train_env = @TMazePassive
+Experiment.make_val_env = @TMazePassive
+TMazePassive.horizon = 5
+Experiment.parallel_actors = 2
+Experiment.env_mode = 'sync'
+Experiment.dloader_workers = {workers}
+Experiment.epochs = {epochs}
+Experiment.ckpt_interval = 3
+Experiment.train_timesteps_per_epoch = 13
+Experiment.train_batches_per_epoch = 4
+Experiment.batch_size = 4
+Experiment.log_interval = 3
+Experiment.lr_warmup_steps = 10
+Experiment.learning_rate = 1e-3
+Experiment.seed = 11
+Experiment.deterministic = True
+Experiment.torch_threads = 1
+Experiment.verbose = False
+MetricLogger.tensorboard = False
+FFTstepEncoder.d_hidden = 8
+FFTstepEncoder.d_output = 8
+Agent.num_critics = 2
+Actor.d_hidden = 8
+CriticEnsemble.d_hidden = 8
 """
+ENCODERS = {
+    "GRUTrajEncoder": "GRUTrajEncoder.d_hidden = 8\nGRUTrajEncoder.d_output = 8\n",
+    "TransformerTrajEncoder": "TransformerTrajEncoder.d_model = 8\nTransformerTrajEncoder.d_ff = 16\n"
+    "TransformerTrajEncoder.n_heads = 2\nTransformerTrajEncoder.n_layers = 2\n"
+    "TransformerTrajEncoder.dropout_ff = 0.1\n",
+}
 
 
-def launch(folder: Path, *arguments: str, **changes: Any) -> subprocess.Popen[str]:
-    fakes = str(Path(__file__).with_name("fakes.py"))
-    code = SCRIPT.format(fakes=fakes, folder=str(folder), changes=changes)
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environ,
-    )
+@pytest.fixture(autouse=True)
+def _global_settings_are_put_back() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    text, _ = process.communicate(timeout=300)
-    return text
+def single(text: str) -> str:
+    """Without the mixture, which hands no priorities on."""
+    text = text.replace("dataset = @MixtureOfDatasets()", "dataset = @own/DiskTrajDataset()")
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(("Mixture", "demos/")))
 
 
-def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert process.poll() is None, finish(process)
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)
+def config(folder: Path, encoder: str = "GRUTrajEncoder", **settings: Any) -> str:
+    values = {"workers": 0, "priorities": "None", "epochs": EPOCHS, **settings}
+    return CONFIG.format(folder=folder, encoder=encoder, **values) + ENCODERS[encoder]
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    lines = (run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+def learned(folder: Path, text: str, *, resumes: bool = False, dies: bool = False) -> Experiment:
+    """A run of this config, in its own folder."""
+    (folder / "exact.gin").write_text(text)
+    load_config([str(folder / "exact.gin")])
+    exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    exp.start()
+    if resumes:
+        assert exp.load_checkpoint() == CHECKPOINT_AFTER
+    if dies:
+        die_in(exp, KILLED_IN)
+    else:
+        exp.learn()
+        exp.close()
+    return exp
 
 
-class KilledError(BaseException):
-    """Stands for the end of the process, which saves nothing."""
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset of demonstrations."""
+    folder = tmp_path_factory.mktemp("demos")
+    text = single(config(folder, epochs=1)).replace("own/DiskTrajDataset.dset_min_size = 6", "")
+    learned(folder, f"{text}Experiment.train_batches_per_epoch = 0\nExperiment.run_name = 'demos'\n")
+    gin.clear_config()
+    return folder / "demos"
+
+
+def folders(tmp_path: Path, demos: Path) -> Iterator[Path]:
+    for name in ("whole", "parts"):
+        shutil.copytree(demos / "buffer", tmp_path / name / "demos" / "buffer")
+        yield tmp_path / name
+
+
+def assert_same(one: Path, two: Path) -> None:
+    """Weights of the last checkpoints are equal to the bit, and so are all records."""
+    names = [run_dir / "ckpts/policy_weights/policy_epoch_5.safetensors" for run_dir in (one, two)]
+    first, second = (read_policy(path)[1] for path in names)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert metrics(one) == metrics(two)
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "mixture, drawn seed": ({"workers": 2}, "Experiment.seed = None\n"),
+    "dropout, priorities": ({"encoder": "TransformerTrajEncoder", "priorities": "0.6"}, ""),
+    "cut episodes": ({}, "Collector.save_env_state = False\nCheckpointManager.exact_resume = True\n"),
+    "cut files": ({}, "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_resume_is_exact(tmp_path: Path, demos: Path, case: str) -> None:
+    settings, more = CASES[case]
+    whole, parts = folders(tmp_path, demos)
+    texts = [config(folder, **settings) + more for folder in (whole, parts)]
+    texts = [single(text) for text in texts] if "priorities" in case else texts
+    first = learned(parts, texts[1], dies=True)
+    second = learned(parts, texts[1], resumes=True)
+    learned(whole, texts[0] + f"Experiment.seed = {first.run_seed}\n")
+    assert_same(whole / "exact", parts / "exact")
+    assert list((second.run_dir / "buffer" / "superseded").iterdir())
+    if "mixture" in case:
+        own = "dataset/1-DiskTrajDataset/weight"
+        weights = [r[own] for r in metrics(second.run_dir) if own in r]
+        assert len(set(weights)) > 3, weights  # else the ramp was not seen
+
+
+@pytest.mark.slow
+def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path) -> None:
+    whole, parts = folders(tmp_path, demos)
+    many = ("train_batches_per_epoch = 4", "train_batches_per_epoch = 40")
+    texts = [config(folder, workers=2).replace(*many) for folder in (whole, parts)]
+    (parts / "exact.gin").write_text(texts[1])
+    kill_and_resume(parts, after_epoch=2, last_epoch=EPOCHS - 1)
+    learned(whole, texts[0])
+    assert_same(whole / "exact", parts / "exact")
 
 
 def test_a_finished_run_goes_on_when_epochs_is_raised(tmp_path: Path) -> None:
     run(make_experiment(tmp_path, epochs=2))
-    longer = make_experiment(tmp_path, epochs=4)
-    run(longer, lambda exp: exp.load_checkpoint())
+    longer = run(make_experiment(tmp_path, epochs=4), lambda exp: exp.load_checkpoint())
     assert longer.checkpoints.complete_epochs() == [1, 3]
     assert longer.learner.gradient_steps == 16
-    again = make_experiment(tmp_path, epochs=4)
-    run(again, lambda exp: exp.load_checkpoint())  # nothing left to do
-    assert again.learner.gradient_steps == 16
+    again = run(make_experiment(tmp_path, epochs=4), lambda exp: exp.load_checkpoint())
+    assert again.learner.gradient_steps == 16  # nothing was left to do
 
 
-@pytest.mark.slow
-def test_an_interrupt_saves_a_checkpoint_says_how_to_go_on_and_exits(tmp_path: Path) -> None:
-    process = launch(tmp_path, "--slow", epochs=10_000, ckpt_interval=None)
-    wait_for((tmp_path / "tiny" / "ckpts" / "latest" / "policy.safetensors").exists, process)
-    process.send_signal(signal.SIGINT)
-    text = finish(process)
-    assert process.returncode == 130, text
-    assert "Stopped by SIGINT in epoch" in text
-    assert "--resume" in text
-    assert "done" not in text
-    exp = make_experiment(tmp_path, epochs=10_000)
+# ---- where environments offer their state ----
+
+
+def acting(folder: Path, **changes: Any) -> Experiment:
+    """A run whose epochs end in the middle of episodes."""
+    env = EnvSpec(ClassicControlState, {"env": "CartPole-v1"})
+    settings: dict[str, Any] = {
+        "agent_type": partial(Agent, num_critics=2),
+        "tstep_encoder_type": partial(FFTstepEncoder, d_hidden=8, d_output=8),
+        "traj_encoder_type": partial(TransformerTrajEncoder, d_model=8, d_ff=16, n_heads=2, n_layers=2),
+        "make_train_env": env,
+        "make_val_env": env,
+        "val_timesteps_per_epoch": 0,
+        "train_timesteps_per_epoch": 13,
+        "traj_save_len": 10,
+        "ckpt_interval": 2,
+        "epochs": 4,
+        "deterministic": True,
+    }
+    exp = make_experiment(folder, **{**settings, **changes})
     exp.start()
-    epoch = exp.load_checkpoint()
-    assert epoch == exp.checkpoints.newest_epoch()
-    assert exp.learner.gradient_steps > 0
-    steps = sum(r.get("train/updates", 0) for r in metrics(exp.run_dir))
-    assert steps == exp.learner.gradient_steps
+    return exp
+
+
+def test_two_halves_equal_the_whole_in_the_middle_of_episodes(tmp_path: Path) -> None:
+    overlap: dict[str, Any] = {"env_mode": "async", "overlap_sampling": True, "async_env_mp_context": "fork"}
+    whole = acting(tmp_path / "whole", **overlap)
+    whole.learn()
+    whole.close()
+    first = acting(tmp_path / "parts", **overlap)
+    die_in(first, 2)
+    first.train_envs.close()
+    saved = first.checkpoints.read(first.checkpoints.state_dir(1)).own["collector"]["rollout"]
+    timesteps = np.concatenate([part["time_idxs"] for part in saved])
+    assert (timesteps > 0).any()
+    second = acting(tmp_path / "parts", **overlap)
+    second.load_checkpoint()
+    assert np.array_equal(np.concatenate([g.state.time_idxs for g in second.collector.groups]), timesteps)
+    second.learn()
+    second.close()
+    weights = [exp.policy.state_dict() for exp in (whole, second)]
+    assert [name for name, value in weights[0].items() if not torch.equal(value, weights[1][name])] == []
+    assert metrics(whole.run_dir) == metrics(second.run_dir)
+    assert stored(whole) == stored(second)
+
+
+def test_without_the_setting_the_same_run_begins_new_episodes(tmp_path: Path) -> None:
+    env = {"make_train_env": EnvSpec(TMazePassive, {"horizon": 40})}
+    exp = acting(tmp_path, **env, **{"Collector.save_env_state": False})
+    exp.collect_new_training_data()
+    exp.save_checkpoint()
+    assert exp.collector.groups[0].state.time_idxs.any()  # the checkpoint leaves the rollout alone
+    exp.close()
+    again = acting(
+        tmp_path, **env, **{"Collector.save_env_state": True}
+    )  # the checkpoint has no environments
+    again.load_checkpoint()
+    assert not again.collector.groups[0].state.time_idxs.any()
+    again.close()
+
+
+def test_an_environment_without_the_methods_is_named(tmp_path: Path) -> None:
+    message = r"CountingEnv cannot be stored: CountingEnv has no get_state\(\) and set_state.*Fix:"
+    exp = make_experiment(tmp_path, **{"Collector.save_env_state": True}, make_train_env=EnvSpec(CountingEnv))
+    with pytest.raises(ValueError, match=message):
+        exp.start()
+    exp.train_envs.close()

@@ -1,11 +1,9 @@
-"""A request to stop, at every place where a run can be: everything is saved and the process ends at once."""
+"""The end of a run that is asked for, by a signal at any place or between two epochs: everything is saved."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +13,11 @@ import pytest
 
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
-from loxodon.experiment import Experiment
+from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.checkpoint.policy_file import read_info
-from loxodon.experiment.checkpoint.store import read_values
+from loxodon.experiment.signals import StopRequest
 
-from .fakes import CountingEnv, make_experiment, run
-from .test_resume import finish, metrics, wait_for
+from .fakes import CountingEnv, make_experiment, metrics, run
 
 FOREVER, LIMIT_S = 10**6, 120.0  # a busy machine is slow, too
 NEVER: dict[str, Any] = {"val_timesteps_per_epoch": 0, "val_interval": None, "evaluate_at_end": False}
@@ -46,11 +43,11 @@ class SlowEnv(CountingEnv):
 asked_s = 0.0
 
 
-def ask(pid: int) -> None:
-    """Send SIGTERM, as a preempted machine does."""
+def ask(pid: int, signal_number: int = signal.SIGTERM) -> None:
+    """Send a signal, as a preempted machine or a terminal does."""
     global asked_s  # noqa: PLW0603 - the clock of the test that runs
     asked_s = time.monotonic()
-    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal_number)
 
 
 def slow_envs() -> dict[str, Any]:
@@ -78,7 +75,7 @@ def slow_updates(exp: Experiment) -> None:
     def slow(*args: Any) -> Any:
         time.sleep(0.01)
         if exp.learner.gradient_steps == 5:
-            ask(os.getpid())
+            ask(os.getpid(), signal.SIGINT)
         return update(*args)
 
     exp.learner.update = slow  # type: ignore[method-assign]
@@ -106,19 +103,20 @@ def stopped(folder: Path, place: str) -> Experiment:
         prepare(exp)
     with pytest.raises(SystemExit) as caught:
         exp.learn()
-    assert caught.value.code == 0
+    assert caught.value.code == (130 if place == "update" else 0)
     assert time.monotonic() - asked_s < LIMIT_S
     return exp
 
 
 @pytest.mark.parametrize("place", list(PLACES))
-def test_sigterm_saves_at_once_and_says_how_to_go_on(
+def test_a_signal_saves_at_once_and_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     exp = stopped(tmp_path, place)
     said = " ".join(capsys.readouterr().out.split())
     where = "the final evaluation" if place == "final evaluation" else "epoch 0"
-    assert f"Stopped by SIGTERM in {where}: saved " in said
+    name = "SIGINT" if place == "update" else "SIGTERM"
+    assert f"Stopped by {name} in {where}: saved " in said
     assert "To go on: the same command with --resume." in said
     assert exp.checkpoints.newest_intact_epoch()[1] == []
     lengths = [len(load_trajectory(path)) for path in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
@@ -179,107 +177,106 @@ def test_a_stop_does_not_begin_new_episodes(tmp_path: Path) -> None:
     assert restarts == [0]
 
 
-GROUP_SCRIPT = """
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-spec = spec_from_file_location("fakes", {fakes!r})
-fakes = module_from_spec(spec)
-sys.modules["fakes"] = fakes
-spec.loader.exec_module(fakes)
-exp = fakes.make_experiment({folder!r}, **{changes!r})
-exp.start()
-if {slow_s} > 0:
-    import time
-    update = exp.learner.update
-    exp.learner.update = lambda *args: (time.sleep({slow_s}), update(*args))[1]
-exp.learn()
-print("done", flush=True)
-"""
+# ---- a second signal ----
 
 
-def script(folder: Path, slow_s: float, **changes: Any) -> str:
-    fakes = str(Path(__file__).with_name("fakes.py"))
-    return GROUP_SCRIPT.format(fakes=fakes, folder=str(folder), changes=changes, slow_s=slow_s)
+def test_a_second_sigint_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested()
+        with pytest.raises(KeyboardInterrupt, match="second SIGINT"):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_signal_to_all_processes_of_the_machine_is_no_failure(tmp_path: Path, context: str) -> None:
-    changes = {
-        **NEVER,
-        "epochs": FOREVER,
-        "env_mode": "async",
-        "dloader_workers": 2,
-        "AsyncVectorEnv.num_workers": 2,
-    }
-    places = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    python_path = os.pathsep.join(place for place in places if place)  # spawned workers import the fakes
-    code = script(tmp_path, 0.0, async_env_mp_context=context, ckpt_interval=None, **changes)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path},
-        start_new_session=True,
-    )
-    wait_for((tmp_path / "tiny" / "ckpts" / "latest" / "policy.safetensors").exists, process)
-    time.sleep(0.2)
-    start_s = time.monotonic()
-    os.killpg(process.pid, signal.SIGTERM)
-    text = finish(process)
-    assert process.returncode == 0, text
-    assert "Stopped by SIGTERM" in text
-    assert time.monotonic() - start_s < LIMIT_S
-    deadline_s = time.monotonic() + 25.0
-    while _is_anybody_left(process.pid):  # such as a worker that lives on for its grace, 30 s
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+def test_a_launcher_that_passes_ctrl_c_on_does_not_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with StopRequest() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal_name == "SIGINT"
+        stop._first_s -= 2.0  # the user insists, two seconds later
+        with pytest.raises(KeyboardInterrupt, match="second SIGINT"):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.slow
-def test_a_program_that_forgets_to_close_its_envs_ends_at_once(tmp_path: Path) -> None:
-    code = script(tmp_path, 0.0, epochs=1, env_mode="async", dloader_workers=1, **NEVER)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "done\n"
-    process.communicate(timeout=25)  # the workers' grace alone is 30 s
-    assert process.returncode == 0
+# ---- an end that is asked for between two epochs ----
+
+NO_VAL: dict[str, Any] = {"val_timesteps_per_epoch": 0}
 
 
-@pytest.mark.slow
-def test_processes_that_train_together_stop_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(script(tmp_path, 0.05, train_batches_per_epoch=FOREVER, **NEVER))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    process = subprocess.Popen(
-        [*command, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-    )
-    log = tmp_path / "tiny" / "logs" / "metrics.jsonl"
-    wait_for(lambda: log.exists() and "train-update" in log.read_text(), process)
-    (child,) = _children_of(process.pid)[1:]  # one of the two
-    start_s = time.monotonic()
-    os.kill(child, signal.SIGTERM)
-    text = finish(process)
-    assert time.monotonic() - start_s < LIMIT_S
-    assert process.returncode == 0, text
-    assert "Stopped by" in text
-    states = tmp_path / "tiny" / "ckpts" / "training_states" / "tiny_epoch_0"
-    assert read_values(states / "shared.pt")["progress"]["epoch"] == 0
+class StopAfterOne(Callback):
+    """Asks while the first epoch runs."""
+
+    def after_train(self, exp: Experiment) -> None:
+        if exp.epoch == 0:
+            exp.request_stop("enough seen")
 
 
-def _is_anybody_left(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def test_a_requested_stop_returns_and_resumes_as_if_nothing_had_been(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "ckpt_interval": 1, "CheckpointManager.exact_resume": True}
+    whole = run(make_experiment(tmp_path / "whole", **settings))
+    exp = make_experiment(tmp_path / "parts", callbacks=[StopAfterOne], **settings)
+    exp.start()
+    assert exp.learn() == exp.last_val_metrics
+    assert "val/return" in exp.last_val_metrics
+    exp.close()
+    assert (exp.epoch, exp.is_finished) == (1, False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Training stops after epoch 0 (enough seen): saved" in said
+    assert "To go on: the same command with --resume." in said
+    rest = run(make_experiment(tmp_path / "parts", **settings), lambda e: e.load_checkpoint())
+    assert rest.is_finished
+    assert metrics(rest.run_dir) == metrics(whole.run_dir)
 
 
-def _children_of(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=True).stdout
-    return sorted(int(word) for word in found.split())
+def test_learn_again_goes_on(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, callbacks=[StopAfterOne], **NO_VAL), lambda e: e.learn())
+    assert (exp.epoch, exp.is_finished) == (2, True)
+
+
+def test_a_collecting_process_stops_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Stop(Callback):
+        def on_epoch_end(self, exp: Experiment, epoch: int) -> None:
+            if epoch == 1:
+                exp.request_stop()
+
+    exp = run(make_experiment(tmp_path, callbacks=[Stop], mode="collect", **NO_VAL))
+    assert exp.epoch == 2
+    assert "after epoch 1 (request_stop): all finished traj" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_time_limit_stops_after_the_epoch_in_which_it_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exp = make_experiment(tmp_path, epochs=5, **{"WallClockLimit.seconds": 10.0}, **NO_VAL)
+    monkeypatch.setattr(StopRequest, "age_s", lambda self: 4.0 * exp.epoch)
+    run(exp)
+    assert exp.epoch == 3
+    assert "WallClockLimit.seconds = 10 is reached" in capsys.readouterr().out
+    assert exp.checkpoints.newest_intact_epoch() == (2, [])
+
+
+def test_epochs_one_by_one_give_their_figures(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, epochs=3)
+    exp.start()
+    figures = list(exp.learn_iter())
+    exp.close()
+    assert len(figures) == 3
+    assert all({"val/return", "train/loss", "time/collect_s"} <= one.keys() for one in figures)
+    losses = [record["train/loss"] for record in metrics(exp.run_dir) if "train/loss" in record]
+    assert [one["train/loss"] for one in figures] == losses
+    assert exp.is_finished
+
+
+def test_a_loop_over_epochs_can_ask_for_the_end(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, epochs=9, **NO_VAL)
+    exp.start()
+    for number, _ in enumerate(exp.learn_iter()):
+        if number == 1:
+            exp.request_stop("the loop has seen enough")
+    exp.close()
+    assert exp.epoch == 3  # the request counts for the epoch that the loop goes on with
+    assert exp.checkpoints.newest_intact_epoch() == (2, [])

@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gin
 import pytest
 
-TINY = """
-Experiment.run_name = 'tiny'
-Experiment.ckpt_base_dir = 'runs'
-Experiment.max_seq_len = 8
-Experiment.dataset = @DiskTrajDataset()
-Experiment.tstep_encoder_type = @FFTstepEncoder
-Experiment.traj_encoder_type = @FFTrajEncoder
-Experiment.agent_type = @Agent
-Experiment.val_timesteps_per_epoch = 4
-Experiment.val_interval = 1
-Experiment.make_train_env = @TMazePassive
-Experiment.make_val_env = @TMazePassive
-Experiment.parallel_actors = 2
-Experiment.env_mode = 'sync'
-Experiment.dloader_workers = 0
-Experiment.epochs = 2
-Experiment.train_timesteps_per_epoch = 8
-Experiment.train_batches_per_epoch = 4
-Experiment.batch_size = 2
-MetricLogger.tensorboard = False
-TMazePassive.horizon = 3
-FFTstepEncoder.d_hidden = 8
-FFTstepEncoder.d_output = 8
-FFTrajEncoder.d_model = 8
-Agent.num_critics = 2
-Actor.d_hidden = 8
-CriticEnsemble.d_hidden = 8
-"""
+from ..fakes import TINY
 
 
 @dataclass(frozen=True)
@@ -64,10 +35,10 @@ class TinyRun:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyRun]:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyRun:
     """Works in a new folder that holds tiny.gin."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    Path("tiny.gin").write_text(TINY)
-    yield TinyRun(tmp_path / "runs" / "tiny")
-    gin.clear_config()
+    text = TINY.replace("epochs = 1", "epochs = 2").replace("batches_per_epoch = 1", "batches_per_epoch = 4")
+    Path("tiny.gin").write_text(f"{text}Experiment.val_interval = 1\n")
+    return TinyRun(tmp_path / "runs" / "tiny")

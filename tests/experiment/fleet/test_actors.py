@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import psutil
 import pytest
 
 from loxodon.experiment.cli import main
-from loxodon.experiment.fleet.actors import Crew, actor_environment, without
+from loxodon.experiment.fleet.actors import Crew, actor_environment
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "run.py"
 LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.ckpt_interval=None"]
@@ -33,6 +34,7 @@ LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.
             "does not go with --mode collect. Fix: leave one of the two",
         ),
         (["--actors", "2", "--mode", "both"], "does not go with --mode both. Fix: leave one of the two out"),
+        (["--actors", "2", "--test-run"], "--test-run is one process, without --actors. Fix"),
         (["--actors", "two"], "invalid int value: 'two'. Fix: "),
     ],
 )
@@ -77,11 +79,6 @@ def test_threads_and_workers_of_actors_can_be_chosen() -> None:
     chosen = Crew([], 10_000, has_env_workers=True)
     for made in (chosen.words(num_per_machine=10_000), Crew([], 10_000).words()):
         assert not any("num_workers" in word for word in made)
-
-
-def test_options_and_overrides_are_taken_out_with_their_values() -> None:
-    words = ["--config", "a", "--seed", "1", "--seed=2", "--resume", "A.b=1", "A.bc=1"]
-    assert without(words, "--seed", "--resume", "A.b") == ["--config", "a", "A.bc=1"]
 
 
 def test_actors_do_not_take_themselves_for_ranks_of_the_learner() -> None:
@@ -129,7 +126,7 @@ def actor_pids(text: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_killed_actor_comes_back_and_a_stopped_learner_leaves_nobody(tiny: Any) -> None:
+def test_a_killed_actor_comes_back_and_all_end_with_a_learner_that_is_killed(tiny: Any) -> None:
     with running("--actors", "1", "--seed", "1", *LONG) as (learner, output):
         wait_for(lambda: len(tiny.actors()) == 1, learner)
         os.kill(actor_pids(output())[0], signal.SIGKILL)
@@ -137,57 +134,59 @@ def test_a_killed_actor_comes_back_and_a_stopped_learner_leaves_nobody(tiny: Any
         assert "actor 0 was killed by SIGKILL" in output()
         wait_for(lambda: any("train/loss" in record for record in tiny.records()), learner)
         assert len(actor_pids(output())) == 2
-        learner.terminate()
-        assert learner.wait(300.0) == 0
-        assert not some_live(output())
-        assert "Stopped by SIGTERM in epoch" in output()
+        learner.kill()
+        learner.wait()
+        wait_for(lambda: not some_live(output()))
     assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_0.log").read_text()
     told = [str(tiny.records(name)[:5]) for name in tiny.actors()]
     assert len(set(told)) == 2  # each its own luck
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_its_actors_and_a_new_one_begins_with_its_own_data(
+def test_actors_end_with_their_run_and_a_new_one_begins_with_its_own_data(
     tiny: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for num_runs in (1, 2):
-        assert main(["--config", "tiny.gin", "--actors", "1"]) == 0
-        output = capsys.readouterr().out
-        assert "run folder" in output
-        assert not some_live(output)
-        assert len(list((tiny.run_dir / "logs/actors").glob("actor_0*.log"))) == num_runs
+    assert main(["--config", "tiny.gin", "--actors", "1"]) == 0
+    output = capsys.readouterr().out
+    assert "run folder" in output
+    assert not some_live(output)
+
+    def stop() -> None:
+        wait_for(lambda: len(tiny.actors()) == 2 and any("train/loss" in one for one in tiny.records()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(SystemExit) as stopped:
+        main(["--config", "tiny.gin", "--actors", "1", *LONG])
+    thread.join()
+    assert stopped.value.code == 0
+    output = capsys.readouterr().out
+    assert "Stopped by SIGTERM in epoch" in output
+    assert not some_live(output)
+    assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_0.log").read_text()
+    assert len(list((tiny.run_dir / "logs/actors").glob("actor_0*.log"))) == 2
     assert "trajectories of an earlier run named 'tiny' were moved to buffer/superseded/" in caplog.text
     assert list((tiny.run_dir / "buffer/superseded").iterdir())
 
 
 @pytest.mark.slow
-def test_actors_end_with_a_learner_that_is_killed(tiny: Any) -> None:
-    with running("--actors", "1", *LONG) as (learner, output):
-        wait_for(tiny.actors, learner)
-        learner.kill()
-        learner.wait()
-        wait_for(lambda: not some_live(output()))
-    assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_0.log").read_text()
-
-
-@pytest.mark.slow
 def test_actors_that_cannot_work_end_the_run_with_their_error(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The learner does not collect here, so the wrapper that only actors build fails in them alone."""
-    Path("broken.py").write_text(
+    Path("broken_noise.py").write_text(
         "import gin\nfrom loxodon.envs import EpsilonGreedy\n"
         "@gin.configurable\nclass BrokenNoise(EpsilonGreedy):\n"
         "    def __init__(self, *args):\n        raise ValueError('no luck today. Fix: none')\n"
     )
     with Path("tiny.gin").open("a") as config:
-        config.write("\nimport broken\nExperiment.exploration_wrapper_type = @BrokenNoise\n")
+        config.write("\nimport broken_noise\nExperiment.exploration_wrapper_type = @BrokenNoise\n")
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()), prepend=os.pathsep)
-    with running("--actors", "1", *LONG) as (learner, output):
-        assert learner.wait(300.0) == 1
-    text = output()
-    assert "error: No actor is left: actor 0 ended with exit status 2" in text
-    assert "no luck today" in text
-    assert "Fix: mend what the log says, then run the same command with --resume" in text
-    assert "saved" in text
+    assert main(["--config", "tiny.gin", "--actors", "1", *LONG]) == 1
+    printed = capsys.readouterr()
+    assert "error: No actor is left: actor 0 ended with exit status 2" in printed.err
+    assert "no luck today" in printed.err
+    assert "Fix: mend what the log says, then run the same command with --resume" in printed.err
+    assert "saved" in printed.out
     assert tiny.actors() == []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment.ppo import RolloutBuffer
 from loxodon.experiment.ppo.buffer import CHECK_LEVELS, CollectedRollout
-from loxodon.experiment.ppo.sequences import Pieces, cut, shuffled_minibatches, single_steps
+from loxodon.experiment.ppo.sequences import Pieces, cut, shuffled_minibatches
 from loxodon.nets import GRUTrajEncoder
 
 from .rollouts import RandomLengths, make_agent, make_collector, make_learner
@@ -54,23 +54,6 @@ def add(buffer: RolloutBuffer, number: float, **changes: Any) -> None:
     buffer.add(**{**given, **changes})
 
 
-def filled(**kwargs: Any) -> RolloutBuffer:
-    buffer = make_buffer(**kwargs)
-    begin(buffer)
-    for number in range(1, T + 1):
-        add(buffer, number)
-    return buffer
-
-
-def test_steps_and_timesteps_are_where_they_belong() -> None:
-    rollout = filled().read()
-    assert rollout.obs["x"][:, 1, 0].tolist() == [100, 101, 102, 103, 104]
-    assert rollout.steps["rewards"][:, 0].tolist() == [1, 2, 3, 4]
-    assert rollout.steps["log_probs"][:, 0, 0].tolist() == [-1, -2, -3, -4]
-    assert rollout.steps["valid"].all()
-    assert rollout.resets[:, 0].tolist() == [True] + [False] * T
-
-
 def test_an_unfinished_rollout_is_refused() -> None:
     buffer = make_buffer()
     with pytest.raises(ValueError, match=r"holds 0 of its 4 steps.*Fix:"):
@@ -89,99 +72,6 @@ def test_extras_that_are_not_there_at_every_step_are_refused() -> None:
         add(buffer, number)
     with pytest.raises(ValueError, match=r"Step 2 of the rollout has .*valid, but.*valid, log_probs.*Fix:"):
         add(buffer, 3, extras=None)
-
-
-def test_one_step_too_many_is_refused() -> None:
-    buffer = filled()
-    with pytest.raises(ValueError, match=r"holds all its 4 steps.*Fix:"):
-        add(buffer, 5)
-
-
-def test_extras_cannot_take_the_names_of_the_buffers_own() -> None:
-    buffer = make_buffer()
-    begin(buffer)
-    with pytest.raises(
-        ValueError, match=r"extra named 'rewards'.*Fix: choose a name other than actions, rewards"
-    ):
-        add(buffer, 1, extras={"rewards": np.zeros((N, 1), np.float32)})
-
-
-class Memory:
-    """An agent whose hidden state is one number."""
-
-    def export_hidden_state(self, state: float) -> dict[str, torch.Tensor]:
-        return {"h": torch.full((N, 1), state)}
-
-
-def test_the_next_rollout_keeps_history_and_nothing_else() -> None:
-    buffer = filled(history=2)
-    assert buffer.read().known_from.tolist() == [2, 2]
-    buffer.next_rollout()
-    with pytest.raises(ValueError, match="holds 0 of its 4 steps"):
-        buffer.read()
-    for number in range(5, 9):
-        add(buffer, number)
-    rollout = buffer.read()
-    assert rollout.obs["x"][:, 0, 0].tolist() == [2, 3, 4, 5, 6, 7, 8]
-    assert rollout.known_from.tolist() == [0, 0]
-    assert not rollout.resets.any()
-
-
-def test_a_restart_forgets_history_and_states() -> None:
-    buffer = filled(history=2, keeps_states=True)
-    buffer.carried_state = object()
-    buffer.next_rollout()
-    buffer.restart()
-    assert buffer.carried_state is None
-    begin(buffer)
-    for number in range(1, T + 1):
-        add(buffer, number)
-    rollout = buffer.read()
-    assert rollout.known_from.tolist() == [2, 2]
-    assert rollout.states == {}
-
-
-@pytest.mark.parametrize("steps_since", [0, 3])
-def test_a_saved_buffer_knows_what_came_before(steps_since: int) -> None:
-    buffer = filled(history=2, keeps_states=False)
-    buffer.next_rollout()
-    for number in range(5, 5 + steps_since):
-        add(buffer, number)
-    state = buffer.state_dict()
-    other = make_buffer(history=2, keeps_states=False)
-    other.load_state_dict(state)  # nothing has begun, so nothing goes on
-    begin(other, 4 + steps_since)
-    other.load_state_dict(state)
-    for number in range(5 + steps_since, 9 + steps_since):
-        add(other, number)
-    rollout = other.read()
-    assert rollout.obs["x"][:, 0, 0].tolist() == [steps_since + i for i in range(2, 9)]
-    assert rollout.known_from.tolist() == [0, 0]
-    longer = make_buffer(history=3, keeps_states=False)
-    begin(longer)
-    with pytest.raises(ValueError, match=r"2 earlier timesteps of 2 environments.*reads 3 of 2.*Fix:"):
-        longer.load_state_dict(state)
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"history": 2}])
-def test_buffers_that_read_nothing_again_save_nothing(kwargs: dict[str, Any]) -> None:
-    assert filled(keeps_states=bool(kwargs), **kwargs).state_dict() == {}
-
-
-def test_hidden_states_are_kept_before_every_chunk_and_burn_in_even_if_asked_twice() -> None:
-    for burn_in, expected in ((0, [0, 2]), (1, [0, 1, 3])):
-        buffer: Any = make_buffer(burn_in=burn_in)
-        begin(buffer)
-        buffer.carried_state = 7.0
-        for number in range(T):
-            given = -1.0 if number == 0 else float(number)
-            assert buffer.before_act(Memory(), given) == (7.0 if number == 0 else given)
-            buffer.before_act(Memory(), 7.0 if number == 0 else given)
-            add(buffer, number + 1)
-        states = buffer.read().states
-        assert {step: rows["h"][0, 0].item() for step, rows in states.items()} == {
-            step: step or 7.0 for step in expected
-        }
 
 
 # ---- sequences ----
@@ -261,14 +151,6 @@ def test_every_piece_is_in_one_minibatch_of_every_pass(lengths: list[int], count
     if number >= 4 * count:
         sizes = [group.lengths.sum() for group in groups]
         assert max(sizes) - min(sizes) <= 3 * max(lengths)
-
-
-def test_passes_are_shuffled_anew() -> None:
-    rollout = make_rollout(np.ones((8, 4), bool), np.zeros((8, 4), bool))
-    pieces, rng = single_steps(rollout), np.random.default_rng(0)
-    passes = [[g.envs * 4 + g.firsts for g in shuffled_minibatches(pieces, 4, rng)] for _ in range(2)]
-    assert all(sorted(np.concatenate(one)) == list(range(32)) for one in passes)
-    assert not np.array_equal(passes[0][0], passes[1][0])
 
 
 def test_minibatches_hold_every_step_once_and_in_order() -> None:

@@ -15,12 +15,10 @@ import torch
 from loxodon.agents import PPOLoss, RewardNormalizer
 from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
-from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.ppo import KLAdaptiveLR
 
 from ...rounding import rounding
-from ..killing import run_and_kill
-from ..test_resume import KilledError, metrics
+from ..fakes import die_in, metrics
 from .whole_runs import differing, learned, ppo_experiment
 
 EPOCHS, MIDDLE = 4, 2
@@ -61,19 +59,22 @@ def resumable(folder: Path, encoder: str, env: EnvSpec, save_env_state: bool, **
     )
 
 
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("identity", {}),
-    ("gru", {}),
-    ("gru", {"learner": {"burn_in": 2}}),
-    ("lstm", {"agent": {"share_encoder": False}}),
-    ("transformer", {"learner": {"context_mode": "episode"}}),
-    ("transformer", {"learner": {"context_mode": "segment"}}),
-    ("transformer", {"agent": {"share_encoder": False, "loss_type": partial(PPOLoss, kind="kl_penalty")}}),
+CASES: list[tuple[str, dict[str, Any], bool]] = [  # encoder, settings, whether episodes go on
+    ("identity", {}, True),
+    ("gru", {}, False),
+    ("gru", {"learner": {"burn_in": 2}}, True),
+    ("lstm", {"agent": {"share_encoder": False}}, True),
+    ("transformer", {"learner": {"context_mode": "episode"}}, True),
+    ("transformer", {"learner": {"context_mode": "segment"}}, True),
+    (
+        "transformer",
+        {"agent": {"share_encoder": False, "loss_type": partial(PPOLoss, kind="kl_penalty")}},
+        False,
+    ),
 ]
 
 
-@pytest.mark.parametrize("save_env_state", [False, True], ids=["restart", "mid-episode"])
-@pytest.mark.parametrize(("encoder", "changes"), CASES, ids=str)
+@pytest.mark.parametrize(("encoder", "changes", "save_env_state"), CASES)
 def test_death_and_resume_change_no_bit(
     tmp_path: Path, encoder: str, changes: dict[str, Any], save_env_state: bool
 ) -> None:
@@ -85,16 +86,8 @@ def test_death_and_resume_change_no_bit(
 
     whole = learned(make("whole"))
     first = make("parts")
-    update = first.learner.update
-
-    def dying(*args: Any, **kwargs: Any) -> Any:  # in the middle of the updates after the checkpoint
-        if first.epoch == MIDDLE and first.learner.gradient_steps % 4 == 2:
-            raise KilledError
-        return update(*args, **kwargs)
-
-    first.learner.update = dying  # type: ignore[method-assign]
-    with pytest.raises(KilledError):
-        first.learn()
+    die_in(first, MIDDLE)  # in the middle of the updates after the checkpoint
+    first.train_envs.close()
     second = make("parts")
     assert second.load_checkpoint() == MIDDLE
     if save_env_state:
@@ -137,39 +130,3 @@ def test_reward_sums_begin_anew_where_episodes_are_cut(tmp_path: Path, save_env_
         next(exp.learn_iter())
     assert restart.called is not save_env_state
     exp.close()
-
-
-CONFIG = """
-include 'ppo/cartpole.gin'
-Experiment.ckpt_base_dir = '{folder}'
-Experiment.run_name = 'exact'
-Experiment.epochs = 16
-Experiment.ckpt_interval = 2
-Experiment.train_timesteps_per_epoch = 32
-PPOLearner.update_epochs = 1
-Experiment.val_timesteps_per_epoch = 0
-Experiment.seed = 3
-Experiment.deterministic = True
-Experiment.torch_threads = 1
-Experiment.verbose = False
-MetricLogger.tensorboard = False
-Collector.save_env_state = False
-CheckpointManager.exact_resume = True
-PPOAgent.value_norm = 'popart'
-PPOLearner.reward_normalizer = @RewardNormalizer
-PPOLearner.lr_adapter = @KLAdaptiveLR
-Experiment.lr_schedule = None
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_of_a_preset_changes_no_bit(tmp_path: Path) -> None:
-    folders = [tmp_path / "whole", tmp_path / "parts"]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "exact.gin").write_text(CONFIG.format(folder=folder))
-    run_and_kill(folders, after_epoch=3, last_epoch=15)
-    names = [folder / "exact/ckpts/policy_weights/policy_epoch_15.safetensors" for folder in folders]
-    first, second = (read_policy(path)[1] for path in names)
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
-    assert metrics(folders[0] / "exact") == metrics(folders[1] / "exact")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gin
 import gymnasium as gym
@@ -12,64 +14,23 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
-from loxodon.agents import ConstantSchedule, PPOAgent
+from loxodon.agents import GAE, ConstantSchedule, PPOAgent, PPOLoss
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
-from loxodon.experiment import Callback, EvaluateAfterLoad, Experiment, load_policy
+from loxodon.experiment import EvaluateAfterLoad, Experiment, load_policy
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.cli import main
 from loxodon.experiment.ppo import KLAdaptiveLR
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
 from ...rounding import rounding
-from ..test_resume import metrics
+from ..fakes import CountingEnv, metrics
 from .rollouts import RandomLengths
-from .whole_runs import learned, ppo_experiment, weights
+from .whole_runs import differing, learned, ppo_experiment, weights
 
 VALUE_ROUNDING = rounding(1.0, num_ops=256 * 4 * 8)  # width and layers of the agent, timesteps
-
-
-@pytest.fixture(autouse=True)
-def _gin_is_left_empty() -> Iterator[None]:
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
-class CuriousAgent(PPOAgent):
-    """Says of every step how sure it was, beside what PPO needs."""
-
-    def act(self, *args: Any) -> Any:
-        output = super().act(*args)
-        output.extras["sureness"] = output.extras["log_probs"].exp() * torch.tensor([1.0, 2.0])
-        return output
-
-
-def test_an_extra_output_of_ones_own_agent_reaches_buffer_and_disk_and_it_trains(tmp_path: Path) -> None:
-    exp = ppo_experiment(tmp_path, agent_type=CuriousAgent, dataset=DiskTrajDataset())
-    exp.start()
-    before, rollouts = weights(exp), []
-    (buffer,) = exp.trainer.buffers
-    read = buffer.read
-    buffer.read = lambda: rollouts.append(read()) or rollouts[-1]  # type: ignore[method-assign,func-returns-value]
-    epochs = exp.learn_iter()
-    next(epochs)
-    sureness, log_probs = (rollouts[0].steps[name].copy() for name in ("sureness", "log_probs"))
-    assert len(list(epochs)) == 1
-    exp.close()
-    assert sureness.shape == (8, 3, 2)
-    after = weights(exp)
-    assert any(not torch.equal(before[name], after[name]) for name in before)
-    files = list(Path(exp.dataset.save_new_trajs_to).glob("*.npz"))
-    trajectories = [load_trajectory(path) for path in files]
-    assert sum(len(traj) for traj in trajectories) == exp.env_steps == 2 * 3 * 8
-    for traj in trajectories:
-        assert traj.extras["sureness"].shape == (len(traj), 2)
-        np.testing.assert_allclose(
-            traj.extras["sureness"][:, :1], np.exp(traj.extras["log_probs"]), rtol=1e-5
-        )
-    np.testing.assert_allclose(log_probs, np.log(sureness[..., :1]), rtol=1e-4, atol=1e-5)
 
 
 class Mission(gym.ObservationWrapper[Any, Any, Any]):
@@ -84,15 +45,13 @@ class Mission(gym.ObservationWrapper[Any, Any, Any]):
         return {"seen": observation, "words": "go on"}
 
 
-@pytest.mark.parametrize("shares", [True, False])
-def test_text_observations_are_left_out(tmp_path: Path, shares: bool) -> None:
+def test_text_observations_are_left_out(tmp_path: Path) -> None:
     exp = ppo_experiment(
         tmp_path,
         make_train_env=EnvSpec(Mission),
         make_val_env=EnvSpec(Mission),
         val_timesteps_per_epoch=9,
         tstep={"specify_obs_keys": ["seen"]},
-        agent={"share_encoder": shares},
     )
     assert learned(exp).learner.gradient_steps == 2 * 4
 
@@ -134,7 +93,7 @@ def test_settings_that_do_not_go_with_an_on_policy_agent(
 
 @pytest.mark.parametrize(
     "kwargs",
-    [{"kl_threshold": 0.0}, {"factor": 1.0}, {"band": 0.5}, {"min_lr": 1.0, "max_lr": 0.1}, {"min_lr": 0.0}],
+    [{"kl_threshold": 0.0}, {"factor": 1.0}, {"band": 0.5}, {"min_lr": 1.0, "max_lr": 0.1}],
 )
 def test_impossible_bounds_of_the_learning_rate(kwargs: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"KLAdaptiveLR has .*Fix:"):
@@ -153,11 +112,6 @@ def test_settings_without_a_meaning_are_named_once(tmp_path: Path, caplog: pytes
     lines = [record.getMessage() for record in caplog.records if "no meaning" in record.getMessage()]
     assert len(lines) == 1
     assert lines[0].endswith(": padded_sampling, train_batches_per_epoch.")
-
-
-def test_nothing_is_said_where_nothing_differs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    learned(ppo_experiment(tmp_path, **AT_DEFAULTS))
-    assert "no meaning" not in caplog.text
 
 
 class RisingEnv(gym.Env[Any, Any]):
@@ -226,7 +180,7 @@ def test_a_figure_that_is_never_logged_is_told(tmp_path: Path, caplog: pytest.Lo
     assert "best_by is 'val/sucess', but no such figure was logged" in caplog.text
 
 
-@pytest.mark.parametrize("interval", [None, 3, 1])
+@pytest.mark.parametrize("interval", [None, 1])
 def test_a_loaded_run_is_evaluated_before_it_goes_on(tmp_path: Path, interval: int | None) -> None:
     learned(judged(tmp_path, [1.0], epochs=1))
     exp = judged(tmp_path, [2.0, 3.0], epochs=2, val_interval=interval, callbacks=[EvaluateAfterLoad])
@@ -242,22 +196,6 @@ class FlatEnv(RisingEnv):
 
     def step(self, action: Any) -> Any:
         return np.zeros(2, np.float32), 0.0, True, False, {}
-
-
-class StopsAfterTwo(Callback):
-    def after_train(self, exp: Any) -> None:
-        if exp.epoch == 1:
-            exp.request_stop("enough")
-
-
-def test_a_callback_ends_the_run_after_the_epoch_and_it_can_go_on(tmp_path: Path) -> None:
-    exp = learned(ppo_experiment(tmp_path, epochs=5, callbacks=[StopsAfterTwo]))
-    assert (exp.epoch, exp.env_steps) == (2, 2 * 24)
-    again = ppo_experiment(tmp_path, epochs=3)
-    again.start()
-    assert again.load_checkpoint() == 2
-    learned(again)
-    assert again.epoch == 3
 
 
 def test_a_critic_of_nan_is_told(tmp_path: Path) -> None:
@@ -287,11 +225,10 @@ def test_weights_that_become_nan_are_told(tmp_path: Path) -> None:
     exp.close()
 
 
-@pytest.mark.parametrize("encoder", ["gru", "transformer"])
-def test_two_halves_in_worker_processes_read_again_as_they_acted(tmp_path: Path, encoder: str) -> None:
+def test_two_halves_in_worker_processes_read_again_as_they_acted(tmp_path: Path) -> None:
     exp = ppo_experiment(
         tmp_path,
-        encoder,
+        "transformer",
         env_mode="async",
         **{"AsyncVectorEnv.num_workers": 2},
         parallel_actors=4,
@@ -313,6 +250,77 @@ def test_compiled_acting_agrees_with_reading_again(tmp_path: Path, monkeypatch: 
     found = [r for r in metrics(exp.run_dir) if "ppo/kl_last" in r]
     assert len(found) == 2
     assert all(r["ppo/initial_logratio_abs_max"] < r["ppo/initial_logratio_rounding_max"] for r in found)
+
+
+# ---- numbers ----
+
+
+@pytest.fixture
+def float32_only() -> Any:
+    """Fails when what PPO compares and divides comes in another precision."""
+    actor, critic, ratio, gae = PPOLoss.actor, PPOLoss.critic, PPOLoss.log_ratio, GAE.__call__
+    calls = []
+
+    def checked(inner: Any) -> Any:
+        def call(self: Any, *args: Any) -> Any:
+            found = inner(self, *args)
+            every = [*args, *(found if isinstance(found, tuple) else (found,))]
+            kinds = {x.dtype for x in every if isinstance(x, Tensor) and x.is_floating_point()}
+            assert kinds == {torch.float32}
+            calls.append(inner)
+            return found
+
+        return call
+
+    with (
+        mock.patch.object(PPOLoss, "actor", checked(actor)),
+        mock.patch.object(PPOLoss, "critic", checked(critic)),
+        mock.patch.object(PPOLoss, "log_ratio", checked(ratio)),
+        mock.patch.object(GAE, "__call__", checked(gae)),
+    ):
+        yield
+    assert set(calls) == {actor, critic, ratio, gae}
+
+
+@pytest.mark.usefixtures("float32_only")
+@pytest.mark.parametrize(("encoder", "is_discrete"), [("ff", False), ("gru", True), ("transformer", False)])
+def test_bfloat16_keeps_ratios_and_losses_in_float32(tmp_path: Path, encoder: str, is_discrete: bool) -> None:
+    env = EnvSpec(RandomLengths, {"is_discrete": is_discrete})
+    exp = ppo_experiment(tmp_path, encoder, make_train_env=env, mixed_precision="bf16")
+    exp.start()
+    figures: list[dict[str, float]] = []
+    log = exp.log
+    exp.log = lambda values, *args: (figures.append(dict(values)), log(values, *args))[1]  # type: ignore[method-assign]
+    exp.learn()
+    found = [one for one in figures if "ppo/loss" in one]
+    assert len(found) == 2
+    for one in found:
+        assert 0.0 <= one["ppo/initial_logratio_abs_max"] < one["ppo/initial_logratio_rounding_max"]
+        assert np.isfinite([one["ppo/loss"], one["ppo/grad_norm"], one["ppo/kl"]]).all()
+        assert one["ppo/skipped_updates"] == 0
+    assert all(p.dtype == torch.float32 and p.isfinite().all() for p in exp.policy.parameters())
+    exp.close()
+
+
+def test_losses_that_are_nan_are_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
+    exp = ppo_experiment(
+        tmp_path, "ff", epochs=1, learner={"update_epochs": 8}, **{"Learner.bad_grad": "skip"}
+    )
+    exp.start()
+    spoils = [True] * 3 + [False] * 13
+    compute_loss = exp.learner.compute_loss
+
+    def spoilt(*args: Any, **kwargs: Any) -> Any:
+        found = compute_loss(*args, **kwargs)
+        return {**found, "Actor Loss": found["Actor Loss"] * torch.nan} if spoils.pop(0) else found
+
+    exp.learner.compute_loss = spoilt
+    exp.learn()
+    (record,) = [one for one in metrics(exp.run_dir) if "ppo/loss" in one]
+    assert (record["ppo/skipped_updates"], record["ppo/updates"]) == (3, 13)
+    assert np.isfinite([record["ppo/loss"], record["ppo/kl_last"]]).all()
+    assert all(p.isfinite().all() for p in exp.policy.parameters())
+    exp.close()
 
 
 # ---- with gin ----
@@ -383,30 +391,135 @@ def test_check_tries_a_whole_rollout(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_test_run_trains_on_a_whole_rollout_and_draws_its_curves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command(tmp_path, *SMALLER, "--test-run")) == 0
-    assert "test run passed: 64 env steps, 17 updates, one checkpoint" in capsys.readouterr().out
-    (run_dir,) = tmp_path.iterdir()
-    assert metrics(run_dir)
+# ---- before learning begins ----
+
+LONG = EnvSpec(CountingEnv, {"length": 30, "noise": 1.0})  # longer than the rollouts of 8 steps
+
+
+def started(folder: Path, encoder: str = "gru", **changes: Any) -> Experiment:
+    exp = ppo_experiment(folder, encoder, make_train_env=LONG, make_val_env=LONG, epochs=4, **changes)
+    exp.start()
+    return exp
+
+
+def is_statistic(name: str) -> bool:
+    return "input_norm" in name or "value_norm" in name
 
 
 @pytest.mark.parametrize(
-    ("binding", "words"),
-    [
-        ("PPOLearner.update_epoch=3", "Did you mean 'update_epochs'?"),
-        ("PPOLearner.seed=3", "Fix:"),
-        ("PPOLoss.clip=0.1", "PPOLoss has no parameter 'clip'"),
-        ("GEA.lam=0.9", "GEA"),
-        ("KLAdaptiveLR.factr=2", "Did you mean 'factor'?"),
-    ],
+    "changes", [{"learner": {"random_timesteps": 9}}, {"start_learning_at_epoch": 2}], ids=["random", "idle"]
 )
-def test_misspelt_settings_are_caught_at_the_start(
-    tmp_path: Path, binding: str, words: str, capsys: pytest.CaptureFixture[str]
+def test_statistics_move_and_weights_do_not_before_learning_begins(
+    tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    assert main(command(tmp_path, binding)) == 2
-    printed = capsys.readouterr().err
-    assert words in printed
-    assert "Fix:" in printed
-    assert list(tmp_path.iterdir()) == []
+    exp = started(tmp_path, **changes)
+    before, epochs = weights(exp), exp.learn_iter()
+    figures = [next(epochs), next(epochs)]
+    after = weights(exp)
+    assert {name for name, value in before.items() if not torch.equal(value, after[name])} == {
+        name for name in before if is_statistic(name)
+    }
+    figures += list(epochs)
+    exp.close()
+    assert [one["ppo/updates"] for one in figures] == [0, 0, 4, 4]
+    moved = {name for name, value in weights(exp).items() if not torch.equal(value, after[name])}
+    assert any(not is_statistic(name) for name in moved)
+
+
+@pytest.mark.parametrize("encoder", ["gru", "transformer"])
+def test_memory_has_seen_the_random_steps(tmp_path: Path, encoder: str) -> None:
+    exp = started(tmp_path, encoder, learner={"random_timesteps": 11, "chunk_len": 4})
+    figures = list(exp.learn_iter())
+    exp.close()
+    assert ["ppo/initial_logratio_abs_max" in one for one in figures] == [False, False, True, True]
+    # In the middle of an episode that began at random.
+    assert figures[2]["ppo/initial_logratio_abs_max"] < 1e-4
+
+
+SPACES = [spaces.Discrete(3), spaces.MultiDiscrete([3, 2]), spaces.Box(-2.0, 2.0, (2,))]
+
+
+class AnyActions(CountingEnv):
+    """Takes whatever is in its action space."""
+
+    def __init__(self, kind: int) -> None:
+        super().__init__()
+        self.action_space = SPACES[kind]
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return super().step(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "log_prob", "means"),  # of one-hot actions, or of those in [-1, 1]
+    [
+        (0, -math.log(3), [1 / 3] * 3),
+        (1, -math.log(6), [1 / 3] * 3 + [1 / 2] * 2),
+        (2, -2 * math.log(2), [0.0, 0.0]),
+    ],
+    ids=["discrete", "factors", "box"],
+)
+def test_random_actions_are_uniform_and_stored_with_their_probability(
+    tmp_path: Path, kind: int, log_prob: float, means: list[float]
+) -> None:
+    env = EnvSpec(AnyActions, {"kind": kind})
+    exp = ppo_experiment(
+        tmp_path,
+        make_train_env=env,
+        make_val_env=env,
+        epochs=1,
+        dataset=DiskTrajDataset(),
+        train_timesteps_per_epoch=60,
+        learner={"random_timesteps": 50},
+    )
+    exp.start()
+    with torch.no_grad():
+        for parameter in exp.policy.policy_head.parameters():
+            parameter.mul_(30.0)  # a policy that is far from uniform
+    learned(exp)
+    files = sorted(Path(exp.dataset.save_new_trajs_to).glob("*.npz"))
+    trajectories = [load_trajectory(path) for path in files]
+    found = np.concatenate([traj.extras["log_probs"][:, 0] for traj in trajectories])
+    is_random = np.isclose(found, log_prob, atol=1e-6)
+    assert is_random.sum() == 3 * 50
+    actions = np.concatenate([traj.actions for traj in trajectories])[is_random].astype(np.float64)
+    np.testing.assert_allclose(actions.mean(0), means, atol=0.15)
+    if kind == 2:
+        np.testing.assert_allclose(actions.std(0), 3**-0.5, atol=0.1)
+
+
+def test_random_steps_that_are_left_are_taken_after_a_resume(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "learner": {"random_timesteps": 20},
+        "ckpt_interval": 1,
+        "CheckpointManager.exact_resume": True,
+    }
+    whole = learned(started(tmp_path / "whole", **settings))
+    first = started(tmp_path / "parts", **settings)
+    epochs = first.learn_iter()
+    next(epochs)
+    next(epochs)
+    first.close()
+    again = started(tmp_path / "parts", **settings)
+    assert again.load_checkpoint() == 2
+    learned(again)
+    assert [r["ppo/updates"] for r in metrics(again.run_dir) if "ppo/updates" in r] == [0, 0, 0, 4]
+    assert differing(whole, again) == []
+
+
+def test_a_number_of_random_steps_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"PPOLearner.random_timesteps is -1.*Fix:"):
+        started(tmp_path, learner={"random_timesteps": -1})
+
+
+def test_what_only_tries_a_run_takes_no_random_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exp = learned(
+        started(tmp_path, learner={"random_timesteps": 20}, test_run=True, start_learning_at_epoch=2)
+    )
+    assert exp.learner.gradient_steps == 4
+    words = ["--config", "ppo/cartpole", "--check", "PPOLearner.random_timesteps=999"]
+    assert main([*words, "Experiment.parallel_actors=2", "Experiment.val_timesteps_per_epoch=0"]) == 0
+    assert "check passed" in capsys.readouterr().out

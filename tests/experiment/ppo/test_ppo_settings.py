@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from loxodon.experiment.config.registry import find
 from loxodon.experiment.ppo import PPOLearner
 from loxodon.experiment.ppo.trainer import UNREAD
 
-from ..test_resume import metrics
 from .rollouts import make_agent, make_collector, make_learner
 from .whole_runs import learned, ppo_experiment, weights
 
@@ -95,13 +93,6 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _gin_is_left_empty() -> Iterator[None]:
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 @pytest.fixture(scope="module")
 def base_runs() -> dict[str, Experiment]:
     """Runs that several cases are compared with, by what they bind."""
@@ -140,22 +131,6 @@ def test_changing_a_setting_changes_what_is_learned(
     assert not (same_names and all(torch.allclose(before[k], after[k], atol=1e-7) for k in before))
 
 
-def test_the_same_settings_learn_the_same(tmp_path: Path) -> None:
-    one, two = (weights(short_run(tmp_path / name, {})) for name in "ab")
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_the_scope_of_a_stop_decides_whether_further_passes_look_again(tmp_path: Path) -> None:
-    divergences = []
-    for scope in ("update", "epoch"):
-        settings = {"PPOLearner.target_kl": 1e-7, "PPOLearner.stop_scope": f"'{scope}'"}
-        exp = short_run(tmp_path / scope, settings)
-        records = [r for r in metrics(exp.run_dir) if "ppo/kl_last" in r]
-        assert all(r["ppo/updates_share"] < 1 for r in records)
-        divergences.append(records[0]["ppo/kl_last"])
-    assert divergences[0] != divergences[1]
-
-
 @pytest.mark.parametrize(("scope", "expected"), [("batch", 2), ("epoch", 1), ("update", 1)])
 def test_the_scope_of_a_stop_says_how_much_is_left_out(scope: str, expected: int) -> None:
     agent = make_agent()
@@ -168,15 +143,6 @@ def test_the_scope_of_a_stop_says_how_much_is_left_out(scope: str, expected: int
     learner.learner.compute_loss = lying
     make_collector(agent, learner).collect(8)
     assert learner.learn_from_rollout(0)["updates"] == expected
-
-
-def test_parts_of_a_minibatch_add_up_to_it(tmp_path: Path) -> None:
-    one, two = (
-        weights(short_run(tmp_path / str(parts), {"Experiment.batches_per_update": parts}))
-        for parts in (1, 2)
-    )
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-4)
 
 
 # Named on the page, and tested elsewhere: where a run is written to, schedules, privileged observations ...
@@ -223,11 +189,6 @@ def test_every_setting_that_the_page_names_exists_and_is_tested() -> None:
         assert configurable.can_set(name), full_name
     assert names - {case[0] for case in CASES} - ELSEWHERE == set()
     assert not names & {f"Experiment.{name}" for name in UNREAD}
-
-
-def test_every_epoch_is_one_record_of_figures(tmp_path: Path) -> None:
-    exp = short_run(tmp_path, {"Experiment.log_interval": 1})
-    assert [record["epoch"] for record in metrics(exp.run_dir) if "ppo/kl" in record] == [0, 1]
 
 
 def test_every_class_that_the_page_names_exists() -> None:

@@ -12,17 +12,14 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from loxodon.agents import GAE, PPOAgent
+from loxodon.agents import GAE, AdvantageNorm, PPOAgent
 from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment.ppo import RolloutBuffer
+from loxodon.experiment.distributed import merged
+from loxodon.experiment.ppo import RolloutBuffer, sequences
+from loxodon.experiment.ppo.trainer import mean_kl
 from loxodon.nets import (
-    FFTrajEncoder,
-    GRUTrajEncoder,
-    IdentityTrajEncoder,
-    LSTMTrajEncoder,
     PolicyHead,
-    TransformerTrajEncoder,
 )
 
 from ...rounding import assert_equal_but_for_rounding, rounding
@@ -35,26 +32,26 @@ from .rollouts import (
     no_advantage_norm,
     values_of,
 )
+from .whole_runs import ENCODERS
 
 NUM_OPS = 256 * 4 * 8  # width and layers of the agent, timesteps of the context
 VALUE_ROUNDING = rounding(1.0, NUM_OPS)
-ENCODERS: dict[str, Any] = {
-    "identity": IdentityTrajEncoder,
-    "ff": partial(FFTrajEncoder, d_model=16),
-    "gru": partial(GRUTrajEncoder, d_hidden=16, d_output=16, n_layers=2),
-    "lstm": partial(LSTMTrajEncoder, d_hidden=16, d_output=16, n_layers=1),
-    "transformer": partial(
-        TransformerTrajEncoder, d_model=16, n_heads=2, d_ff=32, n_layers=2, dropout_ff=0.0, dropout_emb=0.0
-    ),
-}
 
 
-@pytest.mark.parametrize("longest", [4, 30], ids=["short episodes", "longer than rollout and window"])
-@pytest.mark.parametrize("chunk_len", [8, 3])
-@pytest.mark.parametrize(  # the mode is one of encoders with a limited context
-    ("encoder", "context_mode"), [*((name, "episode") for name in ENCODERS), ("transformer", "segment")]
+@pytest.mark.parametrize(  # episodes of 30 steps are longer than rollout and window
+    ("encoder", "chunk_len", "longest", "context_mode", "share"),
+    [
+        ("identity", 8, 30, "episode", True),
+        ("ff", 3, 4, "episode", False),
+        ("gru", 3, 30, "episode", True),
+        ("gru", 8, 4, "episode", False),
+        ("lstm", 3, 30, "episode", False),
+        ("transformer", 8, 4, "episode", True),
+        ("transformer", 3, 30, "episode", False),
+        ("transformer", 8, 4, "segment", False),
+        ("transformer", 3, 30, "segment", True),
+    ],
 )
-@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
 def test_reading_a_rollout_again_gives_what_acting_gave(
     encoder: str, chunk_len: int, longest: int, context_mode: str, share: bool
 ) -> None:
@@ -91,9 +88,10 @@ def test_reading_a_rollout_again_gives_what_acting_gave(
                     assert_equal_but_for_rounding(next_values[t, n], expected[place + 1], NUM_OPS)
 
 
-@pytest.mark.parametrize("context_mode", ["episode", "segment"])
-@pytest.mark.parametrize("encoder", ["gru", "transformer"])
-@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+@pytest.mark.parametrize(
+    ("encoder", "context_mode", "share"),
+    [("gru", "episode", True), ("transformer", "episode", True), ("transformer", "segment", False)],
+)
 def test_acting_and_reading_agree_although_weights_and_statistics_move(
     encoder: str, context_mode: str, share: bool
 ) -> None:
@@ -109,24 +107,21 @@ def test_acting_and_reading_agree_although_weights_and_statistics_move(
     assert not all(torch.equal(p, q) for p, q in zip(before, agent.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("is_discrete", [True, False])
-def test_continuous_actions_are_judged_before_they_are_clipped(is_discrete: bool) -> None:
-    agent = make_agent(is_discrete=is_discrete)
+def test_continuous_actions_are_judged_before_they_are_clipped() -> None:
+    agent = make_agent(is_discrete=False)
     learner = make_learner(agent, 8, 4)
     collector = make_collector(agent, learner)
     collector.collect(8)
     steps = learner.buffers[0].read().steps
-    if not is_discrete:
-        assert (np.abs(steps["samples"]) > 1.0).any()
-        assert (np.abs(steps["actions"]) <= 1.0).all()
+    assert (np.abs(steps["samples"]) > 1.0).any()
+    assert (np.abs(steps["actions"]) <= 1.0).all()
     figures = learner.learn_from_rollout(0)
     assert figures["initial_logratio_abs_max"] < figures["initial_logratio_rounding_max"]
 
 
-@pytest.mark.parametrize("burn_in", [0, 2])
-def test_burn_in_begins_earlier_and_changes_nothing_before_the_first_update(burn_in: int) -> None:
+def test_burn_in_begins_earlier_and_changes_nothing_before_the_first_update() -> None:
     agent = make_agent()
-    learner = make_learner(agent, 8, 4, chunk_len=4, burn_in=burn_in)
+    learner = make_learner(agent, 8, 4, chunk_len=4, burn_in=2)
     learner.learner.lr_scale = 0.0
     collector = make_collector(agent, learner, longest=30)
     for epoch in range(3):
@@ -134,6 +129,52 @@ def test_burn_in_begins_earlier_and_changes_nothing_before_the_first_update(burn
         figures = learner.learn_from_rollout(epoch)
         assert figures["initial_logratio_abs_max"] < figures["initial_logratio_rounding_max"]
         assert figures["initial_value_diff_abs_max"] < VALUE_ROUNDING
+
+
+@pytest.mark.parametrize(("encoder", "mode"), [("ff", "minibatch"), ("gru", "batch")])
+def test_a_minibatch_in_parts_gives_the_update_of_the_whole(encoder: str, mode: str) -> None:
+    weights = []
+    for parts in (1, 3):
+        agent = make_agent(ENCODERS[encoder], normalize_inputs=True, value_norm="popart")
+        norm = partial(AdvantageNorm, mode=mode)
+        learner = make_learner(agent, 8, 4, batches_per_update=parts, advantage_norm=norm)
+        collector = make_collector(agent, learner)
+        learner.learner.lr_scale = 0.1
+        collector.restart(seed=3)
+        torch.manual_seed(1)
+        for epoch in range(2):
+            collector.collect(8)
+            figures = learner.learn_from_rollout(epoch)
+        assert learner.learner.gradient_steps == figures["updates"] * 2 == 16
+        weights.append(agent.state_dict())
+    for name, value in weights[0].items():
+        assert_equal_but_for_rounding(weights[1][name], value, 256 * 4 * 8 * 16, name)  # of 16 updates
+
+
+def test_a_process_with_too_few_sequences_reads_one_without_loss() -> None:
+    agent = make_agent()
+    learner = make_learner(agent, 8, 1, chunk_len=4)
+    collector = make_collector(agent, learner, num_envs=1, longest=30)
+    collector.collect(8)
+    tensors = sequences.RolloutTensors(
+        learner.buffers[0].read(), np.zeros((8, 1, 3), np.float32), torch.device("cpu")
+    )
+    pieces = learner._pieces(tensors)
+    groups = sequences.shuffled_minibatches(pieces, len(pieces) + 2, np.random.default_rng(0))
+    masks = [tensors.gather(tensors.places(group), {}).mask for group in groups]
+    assert [bool(mask.any()) for mask in masks] == [True] * len(pieces) + [False, False]
+    assert sum(int(mask.sum()) for mask in masks) == 8
+    with pytest.raises(ValueError, match="The rollout has no step"):
+        sequences.shuffled_minibatches(pieces.take(np.arange(0)), 2, np.random.default_rng(0))
+
+
+def test_figures_of_updates_are_means_or_extremes() -> None:
+    names = ("kl", "ratio_min", "ratio_max")
+    updates = [{name: torch.tensor(value) for name in names} for value in (1.0, 4.0, 1.0)]
+    updates.append({"kl": torch.tensor(6.0, dtype=torch.float64)})
+    assert merged([(update, 1.0) for update in updates]) == {"kl": 3.0, "ratio_min": 1.0, "ratio_max": 4.0}
+    assert mean_kl([(1.0, 3.0), (float("nan"), 5.0), (3.0, 1.0)]) == 1.5
+    assert mean_kl([]) == 0.0
 
 
 class LateStates(Sink):
@@ -214,9 +255,8 @@ def golden_vector_env(mode: str, terminates: bool) -> gym.vector.VectorEnv[Any, 
         (True, [-1.7232, -2.6318, -3.6000, 2.0168, 1.3874, 0.7160]),
     ],
 )
-@pytest.mark.parametrize("encoder", ["identity", "gru"])
 def test_golden_advantages_in_every_autoreset_mode(
-    mode: str, terminates: bool, expected: list[float], encoder: str
+    mode: str, terminates: bool, expected: list[float]
 ) -> None:
     spec = EnvSpec(golden_vector_env, {"mode": mode, "terminates": terminates})
     envs = make_vector_env([spec], "already_vectorized")
@@ -225,7 +265,7 @@ def test_golden_advantages_in_every_autoreset_mode(
         envs.single_observation_space,
         envs.single_action_space,
         make_agent().tstep_encoder.__class__,
-        ENCODERS[encoder],
+        ENCODERS["gru"],
         8,
     )
     num_steps = 7 if mode == "NextStep" else 6  # one row is no step

@@ -1,0 +1,86 @@
+"""Runs as processes of their own: started, waited for, killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SCRIPT = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("fakes", {fakes!r})
+fakes = module_from_spec(spec)
+sys.modules["fakes"] = fakes
+spec.loader.exec_module(fakes)
+exp = fakes.make_experiment({folder!r}, **{changes!r})
+exp.start()
+if "--resume" in sys.argv:
+    exp.load_checkpoint()
+exp.learn()
+exp.close()
+"""
+CONFIG_SCRIPT = "import sys; from loxodon.experiment.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def launch(folder: Path, *words: str, **changes: Any) -> subprocess.Popen[str]:
+    """A run of `make_experiment`, in a process group of its own."""
+    fakes = str(Path(__file__).with_name("fakes.py"))
+    return start(SCRIPT.format(fakes=fakes, folder=str(folder), changes=changes), *words)
+
+
+def start(code: str, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+    """A Python process; what it prints is read in the end."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    text, _ = process.communicate(timeout=300)
+    return text
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    deadline_s = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, finish(process)
+        assert time.monotonic() < deadline_s, "timed out"
+        time.sleep(0.01)
+
+
+def is_anybody_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill_and_resume(folder: Path, *, after_epoch: int, last_epoch: int) -> None:
+    """Run `exact.gin`, whose run is called "exact" and lies beside it; `kill -9` it after that checkpoint.
+
+    last_epoch: of the run, before which it has to be dead.
+    """
+    victim = start(CONFIG_SCRIPT, "--config", "exact.gin", cwd=folder)
+    marker = folder / f"exact/ckpts/training_states/exact_epoch_{after_epoch}/COMPLETE"
+    wait_for(marker.exists, victim)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    victim.stdout.close()  # type: ignore[union-attr]  # an orphaned loader worker keeps the other end for a while
+    last = max(int(path.name.rpartition("_")[2]) for path in marker.parents[1].glob("exact_epoch_*[0-9]"))
+    assert last < last_epoch  # else it was not killed in time
+    resumed = start(CONFIG_SCRIPT, "--config", "exact.gin", "--resume", cwd=folder)
+    text = finish(resumed)
+    assert resumed.returncode == 0, text
