@@ -132,10 +132,11 @@ def test_another_format_is_refused(tmp_path: Path, version: int) -> None:
     path = folder / "metadata.json"
     about = json.loads(path.read_text())
     if version == 3:  # had the number elsewhere
-        (folder / "state.json").write_text(json.dumps({"format_version": about.pop("format_version") - 1}))
+        del about["format_version"]
+        (folder / "state.json").write_text(json.dumps({"format_version": version}))
     path.write_text(json.dumps({**about, **({} if version == 3 else {"format_version": version})}))
     (folder / MARKER).write_text(json.dumps({"files": {}}))
-    with pytest.raises(ValueError, match=rf"format version {version}, this Loxodon reads 4. Fix:"):
+    with pytest.raises(ValueError, match=rf"format version {version}, this Loxodon reads \d. Fix:"):
         exp.load_checkpoint()
 
 
