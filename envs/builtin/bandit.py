@@ -30,8 +30,8 @@ class Bandit(Task):
     Source: Duan et al. 2016, arXiv:1611.02779, section 3.1.
     """
 
-    settings: ClassVar = ("num_arms", "num_steps", "kind")
-    variables: ClassVar = ("_means", "_time", "_num_best")
+    settings: ClassVar[tuple[str, ...]] = ("num_arms", "num_steps", "kind")
+    variables: ClassVar[tuple[str, ...]] = ("_means", "_time", "_num_best")
 
     def __init__(self, num_arms: int = 5, num_steps: int = 100, kind: str = "bernoulli") -> None:
         check_counts(self, num_steps=num_steps)

@@ -19,8 +19,8 @@ class _DarkGrid(Task):
     """An empty square in which the agent sees its position; see the classes below."""
 
     can_keep_task: ClassVar[bool] = True
-    settings: ClassVar = ("size",)
-    variables: ClassVar = ("_start", "_places", "_moves", "_cell", "_time", "_num_found")
+    settings: ClassVar[tuple[str, ...]] = ("size",)
+    variables: ClassVar[tuple[str, ...]] = ("_start", "_places", "_moves", "_cell", "_time", "_num_found")
 
     def __init__(self, size: int, time_limit: int, randomize_actions: bool, obs_dim: int) -> None:
         check_counts(self, 2, size=size)

@@ -44,8 +44,8 @@ class FrozenLake(Task):
     """
 
     can_keep_task: ClassVar[bool] = True
-    settings: ClassVar = ("size", "slip_prob", "hard_mode", "recover_mode")
-    variables: ClassVar = ("_holes", "_cracked", "_moves", "_x", "_y", "_time")
+    settings: ClassVar[tuple[str, ...]] = ("size", "slip_prob", "hard_mode", "recover_mode")
+    variables: ClassVar[tuple[str, ...]] = ("_holes", "_cracked", "_moves", "_x", "_y", "_time")
 
     def __init__(
         self,

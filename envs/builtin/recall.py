@@ -21,8 +21,8 @@ class _Questions(Task):
     action does not matter. The episode terminates after the last answer.
     """
 
-    settings: ClassVar = ("length", "num_symbols")
-    variables: ClassVar = ("_symbols", "_answers", "_time", "_num_correct")
+    settings: ClassVar[tuple[str, ...]] = ("length", "num_symbols")
+    variables: ClassVar[tuple[str, ...]] = ("_symbols", "_answers", "_time", "_num_correct")
 
     def __init__(
         self, length: int, num_symbols: int, num_questions: int, obs_dim: int, num_answers: int
@@ -92,8 +92,8 @@ class Recall(_Questions):
             symbol is shown with a key of its own, and asked for by this key, in random order.
     """
 
-    settings: ClassVar = ("length", "num_symbols", "order")
-    variables: ClassVar = (*_Questions.variables, "_keys", "_asked_keys")
+    settings: ClassVar[tuple[str, ...]] = ("length", "num_symbols", "order")
+    variables: ClassVar[tuple[str, ...]] = (*_Questions.variables, "_keys", "_asked_keys")
 
     def __init__(self, length: int = gin.REQUIRED, num_symbols: int = 4, order: str = "forward") -> None:
         check_counts(self, length=length)
@@ -140,7 +140,7 @@ class Counting(_Questions):
         num_symbols: size of the alphabet.
     """
 
-    variables: ClassVar = (*_Questions.variables, "_asked")
+    variables: ClassVar[tuple[str, ...]] = (*_Questions.variables, "_asked")
 
     def __init__(self, length: int = gin.REQUIRED, num_symbols: int = 4) -> None:
         check_counts(self, length=length)

@@ -40,9 +40,9 @@ class Task(gym.Env[np.ndarray, Any]):
         Raises: ValueError if that was of a task with other settings.
         """
         own, name = self._values(self.settings), type(self).__name__
-        if state["settings"] != own:
+        if (found := state.get("settings")) != own:
             raise ValueError(
-                f"The saved state is of {name} with {state['settings']}, this one has {own}. "
+                f"The saved state is of {name} with {found}, this one has {own}. "
                 "Fix: resume with the settings of the earlier run, or set Collector.save_env_state = False."
             )
         for key, value in copy.deepcopy(state["variables"]).items():

@@ -21,8 +21,8 @@ class _TMaze(Task):
         timestep, and at no other even if the agent stays there.
     """
 
-    settings: ClassVar = ("num_bits",)
-    variables: ClassVar = ("_cues", "_position", "_time", "_num_turns", "_num_correct")
+    settings: ClassVar[tuple[str, ...]] = ("num_bits",)
+    variables: ClassVar[tuple[str, ...]] = ("_cues", "_position", "_time", "_num_turns", "_num_correct")
 
     def __init__(
         self, horizon: int, penalty: float | None, goal_reward: float, num_bits: int, oracle_distance: int
@@ -89,7 +89,7 @@ class _TMaze(Task):
         Raises: ValueError if that was with another number of cues, or in a longer corridor at a place that is
             not here.
         """
-        position = state["variables"]["_position"]
+        position = state.get("variables", {}).get("_position", 0)
         if position > self.horizon:
             raise ValueError(
                 f"The saved state is {position} steps from the start, this corridor has {self.horizon}. Fix: "
