@@ -12,7 +12,17 @@ if __name__ == "envs":
 from ..data.spaces import ActionCode, ActionMap, ObsLayout, is_text
 from .async_vector import AsyncVectorEnv, num_usable_cores
 from .attributes import MaxEpisodeLength
-from .builtin import MazeRunner, TMazePassive
+from .builtin import (
+    Bandit,
+    Counting,
+    DarkKeyToDoor,
+    DarkRoom,
+    FrozenLake,
+    MazeRunner,
+    Recall,
+    TMazeActive,
+    TMazePassive,
+)
 from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
@@ -31,23 +41,30 @@ __all__ = [
     "ActionMap",
     "AlreadyVectorizedEnv",
     "AsyncVectorEnv",
+    "Bandit",
     "BilevelEpsilonGreedy",
     "ClassicControlState",
+    "Counting",
+    "DarkKeyToDoor",
+    "DarkRoom",
     "EnvError",
     "EnvHalves",
     "EnvSpec",
     "EpsilonGreedy",
     "ExplorationWrapper",
+    "FrozenLake",
     "Histories",
     "KShotWrapper",
     "MaxEpisodeLength",
     "MazeRunner",
     "ObsLayout",
     "PartialObs",
+    "Recall",
     "ReturnHistory",
     "SequenceEnv",
     "SpecialMetricHistory",
     "SyncVectorEnv",
+    "TMazeActive",
     "TMazePassive",
     "generator_state",
     "gym_env",

@@ -9,8 +9,8 @@ An environment, or a wrapper for everything inside it, offers its state by two m
     missing_state() -> str | None: optional, for a wrapper that asks the environment inside by `chain_state`:
         the name of what cannot be stored there.
 
-Gymnasium's own wrappers TimeLimit and OrderEnforcing, and those that transform single observations, rewards
-or actions by a function, are handled here.
+Gymnasium's own wrappers TimeLimit and OrderEnforcing, those that transform single observations, rewards or
+actions by a function, and `PartialObs` are handled here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import gymnasium as gym
 from gymnasium import wrappers
 
 from .attributes import MaxEpisodeLength, layers, owns
+from .partial import PartialObs
 from .sequence_env import SequenceEnv
 from .spec import EnvSpec, resolve_env
 
@@ -32,7 +33,7 @@ _COUNTERS: dict[type, tuple[str, ...]] = {
     wrappers.OrderEnforcing: ("_has_reset",),
     wrappers.PassiveEnvChecker: (),
 }
-_PURE = (wrappers.TransformObservation, wrappers.TransformReward, wrappers.TransformAction)
+_PURE = (wrappers.TransformObservation, wrappers.TransformReward, wrappers.TransformAction, PartialObs)
 
 
 def offers_state(layer: Any) -> bool:

@@ -17,6 +17,8 @@ from .spec import EnvSpec, resolve_env
 
 FIRST_KEY = "is_first_timestep"
 ATTEMPT_KEY = "attempt_index"
+KEEP_TASK = "keep_task"
+_SUCCESS = METRIC_PREFIX + "success"
 _TRIAL = ("_seed", "_options", "_attempt", "_trial_len", "_return")
 
 
@@ -33,8 +35,13 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     - "attempt_index": Discrete(num_attempts), from zero.
 
     `info["metric/return_attempt_<i>"]`, with i from zero, is the undiscounted return of an attempt, given
-    when it ends; an attempt cut off by `max_trial_len` has none. `info["metric/attempts"]` is the number of
+    when it ends; an attempt cut off by `max_trial_len` has none. `info["metric/success_attempt_<i>"]` is
+    `metric/success` of that attempt, if the environment gives it. `info["metric/attempts"]` is the number of
     attempts that ended, given at the end of the trial.
+
+    What makes attempts of a trial share a task: an environment that has the attribute `can_keep_task = True`
+    begins one more attempt at its task by `reset(options={"keep_task": True})`, and what else is random in it
+    goes on. For all others see `task_seed`.
 
     In gin: `KShotWrapper.env = @gym_env()` (or any other environment, called or not), then
     `Experiment.make_train_env = @KShotWrapper`.
@@ -68,6 +75,9 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
                 )
         super().__init__(env if isinstance(env, gym.Env) else resolve_env(env).build_raw())
         self.num_attempts, self.task_seed, self.max_trial_len = num_attempts, task_seed, max_trial_len
+        self._keeps_task = self.env.has_wrapper_attr("can_keep_task") and bool(
+            self.env.get_wrapper_attr("can_keep_task")
+        )
         self.observation_space = self._extended_space(self.env.observation_space)
         self._trial_seeds = np.random.default_rng()
         self._seed: int | None = None
@@ -96,6 +106,8 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         if terminated or truncated:
             num_ended += 1
             info = {**info, f"{METRIC_PREFIX}return_attempt_{self._attempt}": self._return}
+            if _SUCCESS in info:
+                info[f"{_SUCCESS}_attempt_{self._attempt}"] = info[_SUCCESS]
             if num_ended < self.num_attempts:
                 raw, info = self._next_attempt(info)
                 terminated, truncated, is_first = False, False, True
@@ -125,7 +137,10 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         """Reset the environment, keeping its task: first observation, info of the ended attempt and of it."""
         self._attempt += 1
         self._return = 0.0
-        raw, reset_info = self.env.reset(seed=self._seed, options=self._options)
+        seed, options = self._seed, self._options
+        if self._keeps_task:
+            seed, options = None, {**(options or {}), KEEP_TASK: True}
+        raw, reset_info = self.env.reset(seed=seed, options=options)
         return raw, {**reset_info, **info}
 
     def _extended_space(self, space: gym.Space[Any]) -> spaces.Dict:

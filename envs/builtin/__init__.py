@@ -1,6 +1,20 @@
-"""Built-in tasks."""
+"""Built-in tasks; see docs/tasks.md."""
 
+from .bandit import Bandit
+from .dark_room import DarkKeyToDoor, DarkRoom
+from .frozen_lake import FrozenLake
 from .mazerunner import MazeRunner
-from .tmaze import TMazePassive
+from .recall import Counting, Recall
+from .tmaze import TMazeActive, TMazePassive
 
-__all__ = ["MazeRunner", "TMazePassive"]
+__all__ = [
+    "Bandit",
+    "Counting",
+    "DarkKeyToDoor",
+    "DarkRoom",
+    "FrozenLake",
+    "MazeRunner",
+    "Recall",
+    "TMazeActive",
+    "TMazePassive",
+]

@@ -1,104 +1,164 @@
-"""The passive T-maze: remember one bit for a whole corridor."""
+"""T-mazes: remember for a whole corridor which way to turn at its end."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 import gymnasium as gym
 import numpy as np
 
-from ..env_state import generator_state, set_generator_state
 from ..sequence_env import METRIC_PREFIX
+from .task import StepResult, Task, check_counts
 
 RIGHT, UP, LEFT, DOWN = range(4)
 
 
-@gin.configurable
-class TMazePassive(gym.Env[np.ndarray, Any]):
-    """A corridor with a fork at its end; the side that pays is shown at the first timestep only.
+class _TMaze(Task):
+    """A corridor with `num_bits` forks at its end; see the classes below.
 
-    Observation: Box (3,) float32 = [is first timestep, cue (+1 up, -1 down, 0 after the first timestep), is
-    at the junction]. Actions: 0 right, 1 up, 2 left, 3 down. The junction is `horizon` steps to the right of
-    the start, the episode lasts at most `horizon + 1` steps and always terminates (never truncates). The best
-    return is `goal_reward`; without memory the success rate is one half. `info["metric/success"]` is 0 or 1
-    at the end.
-
-    Args:
-        horizon: length of the corridor in env steps.
-        penalty: reward of each action other than right before the junction. None means -1 / horizon.
-        goal_reward: reward for turning to the side the cue named.
-
-    Source: Ni et al. 2023, arXiv:2307.03864, section 4.1 (our observation layout).
+    oracle_distance: steps to the left of the start to where the cues are shown; 0 shows them at the first
+        timestep, and at no other even if the agent stays there.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ("num_bits",)
+    variables: ClassVar[tuple[str, ...]] = ("_cues", "_position", "_time", "_num_turns", "_num_correct")
+
     def __init__(
-        self, horizon: int = gin.REQUIRED, penalty: float | None = None, goal_reward: float = 1.0
+        self, horizon: int, penalty: float | None, goal_reward: float, num_bits: int, oracle_distance: int
     ) -> None:
-        if not isinstance(horizon, int) or horizon < 1:
-            raise ValueError(
-                f"TMazePassive.horizon is {horizon!r}, but must be an integer of at least 1. "
-                "Fix: bind it in gin, e.g. TMazePassive.horizon = 50."
-            )
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+        check_counts(self, horizon=horizon, num_bits=num_bits)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (1 + 2 * num_bits,), np.float32)
         self.action_space = gym.spaces.Discrete(4)
-        self.horizon = horizon
+        self.horizon, self.num_bits = horizon, num_bits
         self.penalty = -1.0 / horizon if penalty is None else penalty
         self.goal_reward = goal_reward
-        self._cue, self._position, self._time = 1, 0, 0
-        self._corridor_obs, self._junction_obs = _obs(0, 0, 0), _obs(0, 0, 1)
-        self._start_obs = {cue: _obs(1, cue, 0) for cue in (-1, 1)}
+        self._oracle = -oracle_distance
+        self._time_limit = horizon + num_bits + 2 * oracle_distance
+        self._cues, self._position, self._time = [1] * num_bits, 0, 0
+        self._num_turns, self._num_correct = 0, 0
+        self._corridor_obs = np.zeros(1 + 2 * num_bits, np.float32)
+        self._fork_obs = np.eye(1 + 2 * num_bits, dtype=np.float32)[1 + num_bits :]
+        self._enter()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Walk back to the start and draw a new cue."""
+        """Walk back to the start and draw new cues."""
         super().reset(seed=seed)
-        self._cue = int(self.np_random.choice((-1, 1)))
-        self._position, self._time = 0, 0
-        return self._start_obs[self._cue].copy(), {}
+        self._cues = self.np_random.choice((-1, 1), self.num_bits).tolist()
+        self._position, self._time, self._num_turns, self._num_correct = 0, 0, 0, 0
+        self._enter()
+        return self._start_obs.copy(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> StepResult:
         """Move; see the class for rewards."""
         self._time += 1
+        is_over, reward = self._time == self._time_limit, 0.0
+        obs = self._corridor_obs
         if self._position == self.horizon and action in (UP, DOWN):
-            has_success = (action == UP) == (self._cue == 1)
-            return self._end(self._junction_obs, self.goal_reward if has_success else 0.0, has_success)
-        reward = self.penalty if self._position < self.horizon and action != RIGHT else 0.0
-        if action == RIGHT:
-            self._position = min(self._position + 1, self.horizon)
-        elif action == LEFT:
-            self._position = max(self._position - 1, 0)
-        obs = self._junction_obs if self._position == self.horizon else self._corridor_obs
-        if self._time > self.horizon:
-            return self._end(obs, reward, False)
-        return obs.copy(), reward, False, False, {}
-
-    def get_state(self) -> dict[str, Any]:
-        """Where the agent is, the cue, and the generator of cues."""
-        place = {"cue": self._cue, "position": self._position, "time": self._time}
-        return {**place, "generator": generator_state(self)}
+            obs = self._fork_obs[self._num_turns]
+            is_correct = (action == UP) == (self._cues[self._num_turns] == 1)
+            self._num_turns += 1
+            if is_correct:
+                self._num_correct += 1
+                reward = self.goal_reward / self.num_bits
+            if self._num_turns == self.num_bits:
+                is_over = True
+            else:
+                obs = self._fork_obs[self._num_turns]
+        else:
+            if self._position < self.horizon and action != RIGHT:
+                reward = self.penalty
+            if action == RIGHT:
+                self._position = min(self._position + 1, self.horizon)
+            elif action == LEFT and self._position > self._oracle:
+                self._position -= 1
+                if self._position == self._oracle < 0:
+                    reward = 0.0  # the last step of the way to the oracle is free
+            if self._position == self.horizon:
+                obs = self._fork_obs[self._num_turns]
+            elif self._position == self._oracle < 0:
+                obs = self._oracle_obs
+        info = {METRIC_PREFIX + "success": self._num_correct / self.num_bits} if is_over else {}
+        return obs.copy(), reward, is_over, False, info
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Put back what `get_state` returned.
 
-        Raises: ValueError if that was in a longer corridor, at a place that is not here.
+        Raises: ValueError if that was with another number of cues, or in a longer corridor at a place that is
+            not here.
         """
-        if state["position"] > self.horizon:
+        position = state.get("variables", {}).get("_position", 0)
+        if position > self.horizon:
             raise ValueError(
-                f"The saved state is {state['position']} steps from the start, this corridor has "
-                f"{self.horizon}. Fix: resume with the TMazePassive.horizon of the earlier run, or set "
+                f"The saved state is {position} steps from the start, this corridor has {self.horizon}. Fix: "
+                f"resume with the {type(self).__name__}.horizon of the earlier run, or set "
                 "Collector.save_env_state = False."
             )
-        self._cue, self._position, self._time = state["cue"], state["position"], state["time"]
-        set_generator_state(self, state["generator"])
+        super().set_state(state)
+        self._enter()
 
-    @staticmethod
-    def _end(
-        obs: np.ndarray, reward: float, has_success: bool
-    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        return obs.copy(), reward, True, False, {METRIC_PREFIX + "success": float(has_success)}
+    def _enter(self) -> None:
+        """Make the observations that depend on the cues."""
+        self._oracle_obs = self._corridor_obs.copy()
+        self._oracle_obs[1 : 1 + self.num_bits] = self._cues
+        self._start_obs = (self._oracle_obs if self._oracle == 0 else self._corridor_obs).copy()
+        self._start_obs[0] = 1.0
 
 
-def _obs(is_first: int, cue: int, is_at_junction: int) -> np.ndarray:
-    return np.array([is_first, cue, is_at_junction], np.float32)
+@gin.configurable
+class TMazePassive(_TMaze):
+    """A corridor with a fork at its end; the side that pays is shown at the first timestep only.
+
+    Observation: Box (1 + 2 * num_bits,) float32 = [is first timestep, cues (+1 up, -1 down, 0 after the first
+    timestep), is at fork i]. Actions: 0 right, 1 up, 2 left, 3 down. The fork is `horizon` steps to the right
+    of the start. With several bits the next fork follows right behind, whichever way the agent turned; cue i
+    names the side that pays at fork i. The episode lasts at most `horizon + num_bits` steps and always
+    terminates (never truncates). The best return is `goal_reward`; without memory half of the turns are
+    right. `info["metric/success"]` is the share of forks passed on the right side, at the end.
+
+    Args:
+        horizon: length of the corridor in env steps.
+        penalty: reward of each action other than right before the forks. None means -1 / horizon.
+        goal_reward: reward for all turns together if they are those that the cues named.
+        num_bits: number of cues and forks.
+
+    Source: Ni et al. 2023, arXiv:2307.03864, section 4.1 (our observation layout, and forks in a row).
+    """
+
+    def __init__(
+        self,
+        horizon: int = gin.REQUIRED,
+        penalty: float | None = None,
+        goal_reward: float = 1.0,
+        num_bits: int = 1,
+    ) -> None:
+        super().__init__(horizon, penalty, goal_reward, num_bits, oracle_distance=0)
+
+
+@gin.configurable
+class TMazeActive(_TMaze):
+    """As `TMazePassive`, but the cues are shown one step to the left of the start, and only there.
+
+    That step costs nothing, all others that do not lead right do. The episode lasts at most
+    `horizon + num_bits + 2` steps, so that there is time to look once, at the beginning. The best return is
+    `goal_reward`; who does not look turns to the right side half of the time.
+
+    Args:
+        horizon: length of the corridor in env steps, from the start to the first fork.
+        penalty: reward of each action before the forks other than right. None means -1 / horizon.
+        goal_reward: reward for all turns together if they are those that the cues named.
+        num_bits: number of cues and forks.
+
+    Source: Ni et al. 2023, arXiv:2307.03864, section 4.1 (our observation layout, and forks in a row).
+    """
+
+    def __init__(
+        self,
+        horizon: int = gin.REQUIRED,
+        penalty: float | None = None,
+        goal_reward: float = 1.0,
+        num_bits: int = 1,
+    ) -> None:
+        super().__init__(horizon, penalty, goal_reward, num_bits, oracle_distance=1)

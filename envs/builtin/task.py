@@ -1,0 +1,84 @@
+"""What the built-in tasks share: their state for checkpoints, and checks of their settings."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+from ..env_state import generator_state, set_generator_state
+
+GRID_MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
+"""Column and row step of the actions 0 stay, 1 right, 2 left, 3 down, 4 up."""
+StepResult = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+
+
+class Task(gym.Env[np.ndarray, Any]):
+    """A task whose state is a few attributes and the random generator.
+
+    Attributes:
+        settings: names of the arguments that a stored state must agree with.
+        variables: names of the attributes that are the state; their values are replaced or changed in place.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ()
+    variables: ClassVar[tuple[str, ...]] = ()
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that later steps and resets depend on."""
+        return {
+            "settings": self._values(self.settings),
+            "variables": copy.deepcopy(self._values(self.variables)),
+            "generator": generator_state(self),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put back what `get_state` returned.
+
+        Raises: ValueError if that was of a task with other settings.
+        """
+        own, name = self._values(self.settings), type(self).__name__
+        if (found := state.get("settings")) != own:
+            raise ValueError(
+                f"The saved state is of {name} with {found}, this one has {own}. "
+                "Fix: resume with the settings of the earlier run, or set Collector.save_env_state = False."
+            )
+        for key, value in copy.deepcopy(state["variables"]).items():
+            setattr(self, key, value)
+        set_generator_state(self, state["generator"])
+
+    def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
+
+
+def check_counts(task: gym.Env[Any, Any], least: int = 1, **counts: Any) -> None:
+    """Raise ValueError unless all settings are whole numbers of at least `least`."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < least:
+            setting = f"{type(task).__name__}.{name}"
+            raise ValueError(
+                f"{setting} is {count!r}, but must be an integer of at least {least}. "
+                f"Fix: bind it in gin, e.g. {setting} = {max(least, 10)}."
+            )
+
+
+def check_share(task: gym.Env[Any, Any], name: str, share: float, most: float) -> None:
+    """Raise ValueError unless a setting is within [0, most]."""
+    if not 0.0 <= share <= most:
+        setting = f"{type(task).__name__}.{name}"
+        raise ValueError(
+            f"{setting} is {share!r}, but must be at least 0 and at most {most}. "
+            f"Fix: bind it in gin, e.g. {setting} = 0.2."
+        )
+
+
+def check_choice(task: gym.Env[Any, Any], name: str, found: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError unless a setting is one of the allowed words."""
+    if found not in allowed:
+        setting = f"{type(task).__name__}.{name}"
+        raise ValueError(
+            f"{setting} is {found!r}, but must be one of {allowed}. "
+            f"Fix: bind it in gin, e.g. {setting} = {allowed[0]!r}."
+        )
