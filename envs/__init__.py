@@ -9,10 +9,10 @@ if __name__ == "envs":
         "Fix: run pip install -e . and import loxodon.envs."
     )
 
-from ..data.spaces import ActionCode, ActionMap, ObsLayout, is_text
+from ..data.spaces import MINIGRID_WORDS, ActionCode, ActionMap, ObsLayout, Tokens, is_text
 from .async_vector import AsyncVectorEnv, num_usable_cores
 from .attributes import MaxEpisodeLength
-from .builtin import MazeRunner, TMazePassive
+from .builtin import MazeRunner, TMazePassive, TMazePixels
 from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
@@ -27,6 +27,7 @@ from .vectorized import AlreadyVectorizedEnv
 
 __all__ = [
     "METRIC_PREFIX",
+    "MINIGRID_WORDS",
     "ActionCode",
     "ActionMap",
     "AlreadyVectorizedEnv",
@@ -49,6 +50,8 @@ __all__ = [
     "SpecialMetricHistory",
     "SyncVectorEnv",
     "TMazePassive",
+    "TMazePixels",
+    "Tokens",
     "generator_state",
     "gym_env",
     "is_text",

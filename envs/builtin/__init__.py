@@ -1,6 +1,6 @@
 """Built-in tasks."""
 
 from .mazerunner import MazeRunner
-from .tmaze import TMazePassive
+from .tmaze import TMazePassive, TMazePixels
 
-__all__ = ["MazeRunner", "TMazePassive"]
+__all__ = ["MazeRunner", "TMazePassive", "TMazePixels"]

@@ -1,4 +1,4 @@
-"""The passive T-maze: remember one bit for a whole corridor."""
+"""The passive T-maze: remember one bit for a whole corridor; as numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -102,3 +102,49 @@ class TMazePassive(gym.Env[np.ndarray, Any]):
 
 def _obs(is_first: int, cue: int, is_at_junction: int) -> np.ndarray:
     return np.array([is_first, cue, is_at_junction], np.float32)
+
+
+SIDE = 64  # pixels
+_ROWS = slice(28, 36)  # the corridor
+_AGENT = 8  # pixels, the side of its square
+_COLORS = {"floor": (90, 90, 90), "agent": (255, 255, 255), 1: (40, 200, 60), -1: (220, 50, 40)}
+
+
+@gin.configurable
+class TMazePixels(TMazePassive):
+    """The passive T-maze seen from above, as a picture: (64, 64, 3) uint8.
+
+    Grey are the corridor from left to right and the fork at its right end, white is the agent. At the first
+    timestep the agent is green if up pays, and red if down does. Everything else is as in `TMazePassive`.
+
+    Args:
+        horizon: length of the corridor in env steps.
+        penalty: as in `TMazePassive`.
+        goal_reward: as in `TMazePassive`.
+    """
+
+    def __init__(
+        self, horizon: int = gin.REQUIRED, penalty: float | None = None, goal_reward: float = 1.0
+    ) -> None:
+        super().__init__(horizon, penalty, goal_reward)
+        self.observation_space = gym.spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)
+        self._maze = np.zeros((SIDE, SIDE, 3), np.uint8)
+        self._maze[_ROWS] = self._maze[:, -_AGENT:] = _COLORS["floor"]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Walk back to the start and draw a new cue."""
+        _, info = super().reset(seed=seed, options=options)
+        return self._draw(_COLORS[self._cue]), info
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Move; see the class for rewards."""
+        _, *rest = super().step(action)
+        return self._draw(_COLORS["agent"]), *rest
+
+    def _draw(self, color: tuple[int, int, int]) -> np.ndarray:
+        picture = self._maze.copy()
+        left = self._position * (SIDE - _AGENT) // self.horizon  # the last column at the junction only
+        picture[_ROWS, left : left + _AGENT] = color
+        return picture
