@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import Space, spaces
 
+from loxodon.envs import Tokens
 from loxodon.experiment.checkpoint.spaces import EnvSpaces, space_differences, space_from_json, space_to_json
 
 ALL: list[Space[Any]] = [
@@ -19,6 +20,7 @@ ALL: list[Space[Any]] = [
     spaces.MultiDiscrete([[3, 4], [5, 6]], dtype=np.int32),
     spaces.MultiBinary(7),
     spaces.MultiBinary((2, 3)),
+    Tokens(["go", "left"], 4),
     spaces.Text(9, min_length=2, charset="xyz"),
     spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,))])}),
 ]
