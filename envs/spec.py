@@ -16,6 +16,9 @@ from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
 from .gin_values import portable
 from .sequence_env import SequenceEnv
 
+_PACKAGES = {"popgym": "popgym", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+"""Which package registers ids that begin so; it is imported when one is named."""
+
 
 @dataclass(frozen=True)
 class EnvSpec:
@@ -160,8 +163,8 @@ def _registered_name(env_id: str) -> str:
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
-    elif name.startswith("popgym"):
-        _import_popgym(env_id)
+    elif package := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
+        _import_package(package, env_id)
     try:
         gym.spec(name)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
@@ -169,16 +172,16 @@ def _registered_name(env_id: str) -> str:
     return name
 
 
-def _import_popgym(env_id: str) -> None:
+def _import_package(package: str, env_id: str) -> None:
     try:
-        importlib.import_module("popgym")
+        importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != "popgym":
+        if error.name != package:
             raise
         raise ModuleNotFoundError(
-            f"The environment {env_id!r} needs the package popgym, which is not installed. "
-            "Fix: pip install popgym, or in the checkout pip install -e '.[envs]'.",
-            name="popgym",
+            f"The environment {env_id!r} needs the package {package}, which is not installed. "
+            f"Fix: pip install {package}, or in the checkout pip install -e '.[envs]'.",
+            name=package,
         ) from error
 
 

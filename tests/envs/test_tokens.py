@@ -85,6 +85,18 @@ def test_an_environment_may_declare_tokens_itself() -> None:
     assert env.observation_space["0"] == Tokens(["left"], 2)
 
 
+def test_minigrid_works_with_its_own_words(caplog: Any) -> None:
+    pytest.importorskip("minigrid")
+    env = gym_env("MiniGrid-MemoryS7-v0", vocabulary="minigrid").build()
+    obs, _ = env.reset(seed=0)
+    assert {key: str(value.dtype) for key, value in obs.items()} == {
+        "direction": "int64",
+        "image": "uint8",
+        "mission": "int16",
+    }
+    assert not caplog.records
+
+
 def test_gin_names_the_vocabulary() -> None:
     spec = gym_env("BabyAI-GoToLocal-v0", vocabulary="minigrid", max_tokens=9)
     assert spec.vocabulary == Tokens(MINIGRID_WORDS, 9)
