@@ -48,7 +48,8 @@ class Tokens(spaces.MultiDiscrete):
             )
         self._numbers = {word: 2 + i for i, word in enumerate(self.words)}
         self._has_warned: set[str] = set()
-        super().__init__(np.full(max_tokens, 2 + len(self.words)), dtype=np.int16)
+        dtype: Any = np.int16
+        super().__init__(np.full(max_tokens, 2 + len(self.words)), dtype=dtype)
 
     def encode(self, texts: Any) -> np.ndarray:
         """A string -> (max_tokens,) int16; N of them -> (N, max_tokens). Numbers are returned as they are."""

@@ -228,7 +228,7 @@ class _Picture(nn.Module):
     def _embedded(self, x: Tensor, batch: int) -> Tensor:
         """(B * L, C, H, W) float -> (B, L, features)."""
         y: Tensor = self.out(self.cnn(x).flatten(1))
-        return y.unflatten(0, (batch, -1))
+        return y.view(batch, -1, y.shape[-1])
 
 
 class ImageEmb(_Picture):

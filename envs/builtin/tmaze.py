@@ -140,8 +140,8 @@ class TMazePixels(TMazePassive):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Move; see the class for rewards."""
-        _, *rest = super().step(action)
-        return self._draw(_COLORS["agent"]), *rest
+        _, reward, terminated, truncated, info = super().step(action)
+        return self._draw(_COLORS["agent"]), reward, terminated, truncated, info
 
     def _draw(self, color: tuple[int, int, int]) -> np.ndarray:
         picture = self._maze.copy()
