@@ -21,6 +21,7 @@ _PICTURE_AXES = 3
 _MAX_IDS = 1024  # per channel of a map; more are rather measurements than kinds of things
 _SHIFT = 4  # pixels; Kostrikov et al. 2020
 _SMALLEST_NATURE = 36  # pixels
+_WIDEST = 1e6  # bounds farther apart, such as those of float32, say nothing of the values
 
 CNNType = Callable[..., nn.Module]
 """Called with the number of channels and the name of an activation: (N, C, H, W) float -> (N, C', H', W')."""
@@ -125,13 +126,13 @@ def random_shift(pictures: Tensor, share: float, pixels: int = _SHIFT) -> Tensor
     batch, device = len(pictures), pictures.device
     is_moved = torch.rand(batch, device=device) < share
     moves = torch.randint(-pixels, pixels + 1, (2, batch), device=device) * is_moved
-    rows, columns = (
-        (torch.arange(size, device=device) + move[:, None]).clamp(0, size - 1)
-        for size, move in zip(pictures.shape[-2:], moves, strict=True)
-    )
-    which = torch.arange(batch, device=device)[:, None, None]
-    moved = pictures[which, :, :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, L, C)
-    return moved.permute(0, 3, 4, 1, 2)
+    for axis, move in zip((-2, -1), moves, strict=True):
+        size = pictures.shape[axis]
+        source = (torch.arange(size, device=device) + move[:, None]).clamp(0, size - 1)
+        shape = [batch, 1, 1, 1, 1]
+        shape[axis] = size
+        pictures = pictures.gather(axis, source.view(shape).expand_as(pictures))
+    return pictures
 
 
 def sides_of(space: spaces.Box) -> tuple[int, int]:
@@ -150,22 +151,18 @@ def _has_channels_first(key: str, space: spaces.Box, channels_first: bool | None
                 f"axis. Fix: bind {setting}.channels_first to True or False."
             )
         channels_first = shape[0] < shape[2]
-    _tell(key, shape, channels_first)
+    channels, height, width = shape if channels_first else (shape[2], *shape[:2])
+    say_once(
+        f"Observation {key!r} {shape} is read as {height} x {width} with {channels} channels, which are its "
+        f"{'first' if channels_first else 'last'} axis."
+    )
     return channels_first
 
 
-@functools.cache  # said once, however many networks are built
-def _tell(key: str, shape: tuple[int, ...], channels_first: bool) -> None:
-    channels, height, width = shape if channels_first else (shape[2], *shape[:2])
-    logger.info(
-        "Observation %r %s is read as %d x %d with %d channels, which are its %s axis.",
-        key,
-        shape,
-        height,
-        width,
-        channels,
-        "first" if channels_first else "last",
-    )
+@functools.cache  # however many networks are built alike
+def say_once(message: str) -> None:
+    """Log it if it is new in this process."""
+    logger.info("%s", message)
 
 
 class _Picture(nn.Module):
@@ -232,19 +229,17 @@ class _Picture(nn.Module):
 
 
 class ImageEmb(_Picture):
-    """Pictures (B, L, *shape) -> (B, L, features); their bounds become -1 and 1, here on the device.
+    """Pictures (B, L, *shape) -> (B, L, features); their bounds, if any, become -1 and 1 on the device.
 
     Args:
         key, space, settings: see `_Picture`.
         shifted_share: of the sequences that are moved at random in training, see `random_shift`.
     """
 
-    def __init__(
-        self, key: str, space: spaces.Box, *, shifted_share: float = 0.0, **settings: object
-    ) -> None:
-        super().__init__(key, space, **settings)  # type: ignore[arg-type]
+    def __init__(self, key: str, space: spaces.Box, *, shifted_share: float = 0.0, **settings: Any) -> None:
+        super().__init__(key, space, **settings)
         low, high = float(space.low.min()), float(space.high.max())
-        is_bounded = math.isfinite(low) and math.isfinite(high) and high > low
+        is_bounded = 0.0 < high - low < _WIDEST
         self.scale = 2.0 / (high - low) if is_bounded else 1.0
         self.offset = -1.0 - low * self.scale if is_bounded else 0.0
         self.shifted_share = shifted_share
@@ -253,8 +248,8 @@ class ImageEmb(_Picture):
         x = self._planes(x)
         if self.training and self.shifted_share:
             x = random_shift(x, self.shifted_share)
-        pictures = x.flatten(0, 1).float() * self.scale + self.offset
-        return self._embedded(pictures, len(x))
+        pictures = x.flatten(0, 1).to(torch.float32, copy=True)  # own memory, so that it can be changed
+        return self._embedded(pictures.mul_(self.scale).add_(self.offset), len(x))
 
 
 class MapEmb(_Picture):

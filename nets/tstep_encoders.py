@@ -21,6 +21,7 @@ from .images import (
     NatureishCNN,
     default_cnn,
     holds_ids,
+    say_once,
     sides_of,
 )
 from .mlp import MLP, activation_fn, initialize, norm_layer, require_positive
@@ -307,6 +308,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
 
         keys = _chosen_keys("DictTstepEncoder", obs_space, specify_obs_keys)
         kinds = _chosen_kinds({key: obs_space[key] for key in keys}, obs_kinds or {})
+        say_once(f"Observations as DictTstepEncoder sees them (obs_kinds sets others): {kinds}.")
         super().__init__(
             obs_space,
             rl2_dim,
