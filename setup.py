@@ -14,7 +14,7 @@ from setuptools import find_packages, setup
 LAYERS = ("data", "envs", "nets", "agents", "experiment", "gin_configs")
 CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 
-ENVS = ["popgym>=1.0.6"]
+ENVS = ["minigrid>=3.0", "popgym>=1.0.6"]
 PLOTS = ["matplotlib>=3.8"]
 TENSORBOARD = ["tensorboard"]
 MINARI = ["minari[hdf5]>=0.5.3", "pillow>=10"]  # minari reads images with pillow, but does not ask for it

@@ -6,6 +6,9 @@ spaces and numpy only.
 
 from __future__ import annotations
 
+import logging
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +17,103 @@ import numpy as np
 from gymnasium import Space, spaces
 
 SINGLE_KEY = "observation"
+_WORD = re.compile(r"\w+|[^\w\s]")
+logger = logging.getLogger("loxodon")
+
+
+class Tokens(spaces.MultiDiscrete):
+    """Texts as rows of numbers, by a vocabulary that is part of the space: (max_tokens,) int16.
+
+    PAD = 0 fills up short texts, UNKNOWN = 1 is every word that `words` lacks, 2 + i is words[i]. Words are
+    compared in lower case; a punctuation mark is a word of its own. An environment may declare an observation
+    of this space and return Python strings, or numbers of its own.
+
+    Args:
+        words: the vocabulary; the order gives the numbers.
+        max_tokens: longest text; what follows is cut off, with one warning.
+    Raises: ValueError for an empty or too large vocabulary, words twice, or what is no single word.
+    """
+
+    PAD, UNKNOWN = 0, 1
+
+    def __init__(self, words: Sequence[str], max_tokens: int = 16) -> None:
+        self.words, self.max_tokens = tuple(word.lower() for word in words), max_tokens
+        wrong = [word for word in self.words if not _WORD.fullmatch(word)]
+        wrong += [word for word, count in Counter(self.words).items() if count > 1]
+        if wrong or not 0 < len(self.words) < np.iinfo(np.int16).max - 1 or max_tokens < 1:
+            raise ValueError(
+                f"The vocabulary has {len(self.words)} words (at least 1 and fewer than 32,766 are allowed), "
+                f"max_tokens is {max_tokens} (at least 1), and these are no single words or there twice: "
+                f"{wrong[:5]}. Fix: give every word once, without spaces."
+            )
+        self._numbers = {word: 2 + i for i, word in enumerate(self.words)}
+        self._has_warned: set[str] = set()
+        dtype: Any = np.int16
+        super().__init__(np.full(max_tokens, 2 + len(self.words)), dtype=dtype)
+
+    def encode(self, texts: Any) -> np.ndarray:
+        """A string -> (max_tokens,) int16; N of them -> (N, max_tokens). Numbers are returned as they are."""
+        if isinstance(texts, str):
+            return self._encode(texts)
+        rows = np.asarray(texts)
+        if rows.dtype.kind not in "OUT":
+            return rows
+        return np.stack([self._encode(str(text)) for text in rows.reshape(-1)]).reshape(*rows.shape, -1)
+
+    def _encode(self, text: str) -> np.ndarray:
+        row = np.zeros(self.max_tokens, np.int16)
+        words = _WORD.findall(text.lower())
+        numbers = [self._numbers.get(word, self.UNKNOWN) for word in words[: self.max_tokens]]
+        row[: len(numbers)] = numbers
+        if len(words) > self.max_tokens:
+            self._warn("length", "%r has %d words, and only %d are seen", text, len(words), self.max_tokens)
+        if self.UNKNOWN in numbers:
+            word = words[numbers.index(self.UNKNOWN)]
+            self._warn("word", "%r has the word %r, which the vocabulary lacks", text, word)
+        return row
+
+    def _warn(self, kind: str, message: str, *values: Any) -> None:
+        """Say it once of its kind, not with every timestep."""
+        if kind not in self._has_warned:
+            self._has_warned.add(kind)
+            logger.warning(f"The text observation {message}. Fix: change the vocabulary.", *values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokens) and (self.words, self.max_tokens) == (other.words, other.max_tokens)
+
+    __hash__ = None  # type: ignore[assignment]  # as of the spaces it derives from
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self.words)} words, max_tokens={self.max_tokens})"
+
+
+_MISSIONS = (
+    "a after agent all an and at avoid ball behind blue box by color door drop end explore fetch find floor "
+    "from front get go goal green grey hallway in it key lava left locked matching maze must near next not "
+    "object of on one open opening or order pick purple put reach red right room rooms same side square "
+    "switch the then through to toggle traverse twice unlock up use using wall with yellow you your , ."
+)
+MINIGRID_WORDS = tuple(_MISSIONS.split())
+"""Vocabulary of the missions of MiniGrid and BabyAI."""
+
+
+def with_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
+    """The same space with `tokens` in the place of every text. Raises: ValueError if there is no text."""
+    replaced = _replace_texts(space, tokens)
+    if replaced == space:
+        raise ValueError(
+            f"A vocabulary was given, but the observation space {space} has no text. "
+            "Fix: give none (EnvSpec.vocabulary, gym_env.vocabulary)."
+        )
+    return replaced
+
+
+def _replace_texts(space: Space[Any], tokens: Tokens) -> Space[Any]:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _replace_texts(child, tokens) for name, child in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_replace_texts(child, tokens) for child in space.spaces])
+    return tokens if is_text(space) else space
 
 
 @dataclass(frozen=True)
@@ -33,6 +133,8 @@ class ObsLeaf:
         """The leaf's raw value inside a raw observation, or inside arrays of several ones."""
         for part in self.path:
             raw = raw[part]
+        if isinstance(self.space, Tokens):
+            return self.space.encode(raw)
         return raw if self.offset is None else np.asarray(raw) - self.offset
 
     def restore(self, values: np.ndarray) -> np.ndarray:
@@ -53,7 +155,7 @@ def storage_dtype(space: Space[Any]) -> Any:
 
 def _array_leaf(space: Space[Any], path: tuple[str | int, ...]) -> ObsLeaf:
     key = "/".join(str(part) for part in path) or SINGLE_KEY
-    if isinstance(space, (spaces.Box, spaces.MultiBinary)) or is_text(space):
+    if isinstance(space, (spaces.Box, spaces.MultiBinary, Tokens)) or is_text(space):
         return ObsLeaf(key, path, space, None)
     if isinstance(space, spaces.Discrete):
         zero_based = spaces.Discrete(int(space.n))
@@ -88,7 +190,7 @@ class ObsLayout:
         space: Dict of the leaves' spaces. A lone Box, Discrete, … sits under "observation"; nested names are
             joined with "/"; integers start at zero.
 
-    Text stays text: Python strings in object arrays.
+    Text becomes numbers where its space is `Tokens`; else it stays text: Python strings in object arrays.
 
     Raises: TypeError for spaces without a fixed array form (Graph, Sequence, OneOf).
     """
@@ -103,7 +205,9 @@ class ObsLayout:
                 "Fix: rename one of them in the environment."
             )
         self._shapes = tuple(_shape_of(leaf.space) for leaf in self.leaves)
-        self._is_plain = len(self.leaves) == 1 and not self.leaves[0].path and self.leaves[0].offset is None
+        first = self.leaves[0]
+        has_own_form = first.offset is None and not isinstance(first.space, Tokens)
+        self._is_plain = len(self.leaves) == 1 and not first.path and has_own_form
 
     def write(self, raw: Any, columns: Sequence[np.ndarray], row: int) -> None:
         """Copy a raw observation into row `row` of every column ([N, ...] arrays, one per leaf)."""

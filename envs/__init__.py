@@ -9,7 +9,7 @@ if __name__ == "envs":
         "Fix: run pip install -e . and import loxodon.envs."
     )
 
-from ..data.spaces import ActionCode, ActionMap, ObsLayout, is_text
+from ..data.spaces import MINIGRID_WORDS, ActionCode, ActionMap, ObsLayout, Tokens, is_text
 from .async_vector import AsyncVectorEnv, num_usable_cores
 from .attributes import MaxEpisodeLength
 from .builtin import (
@@ -22,6 +22,7 @@ from .builtin import (
     Recall,
     TMazeActive,
     TMazePassive,
+    TMazePixels,
 )
 from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
@@ -37,6 +38,7 @@ from .vectorized import AlreadyVectorizedEnv
 
 __all__ = [
     "METRIC_PREFIX",
+    "MINIGRID_WORDS",
     "ActionCode",
     "ActionMap",
     "AlreadyVectorizedEnv",
@@ -66,6 +68,8 @@ __all__ = [
     "SyncVectorEnv",
     "TMazeActive",
     "TMazePassive",
+    "TMazePixels",
+    "Tokens",
     "generator_state",
     "gym_env",
     "is_text",

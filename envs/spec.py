@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gin
 import gymnasium as gym
 
+from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
 from .gin_values import portable
 from .sequence_env import SequenceEnv
+
+_PACKAGES = {"popgym": "popgym", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+"""Which package registers ids that begin so; it is imported when one is named."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,14 @@ class EnvSpec:
         target: a gymnasium id, or a callable that returns an environment.
         kwargs: plain keyword arguments for it.
         env_name: fixed name for metrics and files; None lets the environment say.
+        vocabulary: the words of text observations, which become numbers by it, the same in every process and
+            in policy files; None leaves texts out.
     """
 
     target: Callable[..., Any] | str
     kwargs: dict[str, Any] = field(default_factory=dict)
     env_name: str | None = None
+    vocabulary: Tokens | None = None
 
     def build(self) -> SequenceEnv:
         """A new environment in the library's form. Errors of the environment's constructor pass through."""
@@ -36,12 +43,17 @@ class EnvSpec:
         return made if type(made) is SequenceEnv else SequenceEnv(made, self.env_name)
 
     def build_raw(self) -> Any:
-        """What the target itself returns, not yet in the library's form."""
+        """What the target itself returns, not yet in the library's form; its texts have the vocabulary."""
         kwargs = copy.deepcopy(self.kwargs)
-        if isinstance(self.target, str):
-            return _make_registered(self.target, kwargs)
-        made = self.target(**kwargs)
-        return made.build_raw() if isinstance(made, EnvSpec) else made
+        made = (
+            _make_registered(self.target, kwargs) if isinstance(self.target, str) else self.target(**kwargs)
+        )
+        if isinstance(made, EnvSpec):
+            made = made.build_raw()
+        if self.vocabulary is None or not isinstance(made, gym.Env):
+            return made
+        space = with_tokens(made.observation_space, self.vocabulary)
+        return gym.wrappers.TransformObservation(made, _unchanged, space)
 
     def build_vector(self, num_envs: int) -> Any:
         """A vector environment: `gymnasium.make_vec` for an id, else whatever the target returns.
@@ -57,9 +69,18 @@ class EnvSpec:
         return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
 
 
+def _unchanged(obs: Any) -> Any:
+    """Strings stay strings until `ObsLayout` reads them; their space says how."""
+    return obs
+
+
 @gin.configurable
 def gym_env(
-    env_id: str = gin.REQUIRED, kwargs: dict[str, Any] | None = None, env_name: str | None = None
+    env_id: str = gin.REQUIRED,
+    kwargs: dict[str, Any] | None = None,
+    env_name: str | None = None,
+    vocabulary: Sequence[str] | str | None = None,
+    max_tokens: int = 16,
 ) -> EnvSpec:
     """Recipe for a registered environment, by its id.
 
@@ -67,13 +88,24 @@ def gym_env(
         env_id: e.g. "CartPole-v1" or "popgym-RepeatPreviousEasy-v0"; "module:id" imports the module first.
         kwargs: arguments for `gymnasium.make`.
         env_name: name for metrics and files; None takes the registered name without version.
+        vocabulary: words of text observations, or "minigrid" for those of MiniGrid and BabyAI; None leaves
+            texts out.
+        max_tokens: longest text, in words.
     """
     if not isinstance(env_id, str):
         raise TypeError(
             f"gym_env.env_id is {env_id!r}, but must be the string of a registered id. "
             'Fix: e.g. gym_env.env_id = "CartPole-v1".'
         )
-    return EnvSpec(env_id, dict(kwargs or {}), env_name)
+    if isinstance(vocabulary, str):
+        if vocabulary != "minigrid":
+            raise ValueError(
+                f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words or 'minigrid'. "
+                "Fix: e.g. gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball']."
+            )
+        vocabulary = MINIGRID_WORDS
+    tokens = None if vocabulary is None else Tokens(vocabulary, max_tokens)
+    return EnvSpec(env_id, dict(kwargs or {}), env_name, tokens)
 
 
 def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
@@ -131,8 +163,8 @@ def _registered_name(env_id: str) -> str:
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
-    elif name.startswith("popgym"):
-        _import_popgym(env_id)
+    elif package := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
+        _import_package(package, env_id)
     try:
         gym.spec(name)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
@@ -140,16 +172,16 @@ def _registered_name(env_id: str) -> str:
     return name
 
 
-def _import_popgym(env_id: str) -> None:
+def _import_package(package: str, env_id: str) -> None:
     try:
-        importlib.import_module("popgym")
+        importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != "popgym":
+        if error.name != package:
             raise
         raise ModuleNotFoundError(
-            f"The environment {env_id!r} needs the package popgym, which is not installed. "
-            "Fix: pip install popgym, or in the checkout pip install -e '.[envs]'.",
-            name="popgym",
+            f"The environment {env_id!r} needs the package {package}, which is not installed. "
+            f"Fix: pip install {package}, or in the checkout pip install -e '.[envs]'.",
+            name=package,
         ) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from ..data.spaces import ActionMap, ObsLayout
+from ..data.spaces import ActionMap, ObsLayout, with_tokens
 from .attributes import layers, owns
 from .env_state import offers_state
 from .group import Metrics, StepBuffers, find_non_finite
@@ -52,13 +52,14 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         env = specs[0].build_vector(len(specs))
         _check_kind(env, len(specs))
         self.env, self._mode = env, _autoreset_mode(env)
-        self._layout, self._map = ObsLayout(env.single_observation_space), ActionMap(env.single_action_space)
+        raw_obs, vocabulary = env.single_observation_space, specs[0].vocabulary
+        self.env_observation_space = raw_obs if vocabulary is None else with_tokens(raw_obs, vocabulary)
+        self._layout, self._map = ObsLayout(self.env_observation_space), ActionMap(env.single_action_space)
         obs_space, action_space = self._layout.space, self._map.policy_space
         memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, env.num_envs))
         super().__init__(
             obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, env.num_envs)
         )
-        self.env_observation_space = env.single_observation_space
         self.env_action_space = env.single_action_space
         self._checked_obs = self.buffers.floats(self.buffers.obs)
         self._checked_final = self.buffers.floats(self.buffers.final_obs)

@@ -27,6 +27,7 @@ from ..agents import BaseAgent, LossTerms, OnPolicyAgent
 from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter, WritingClock
 from ..data.spaces import ActionCode, PolicyActionSpace
 from ..envs import EnvHalves, ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
+from ..nets import default_tstep_encoder
 from .artifacts import RunAccess
 from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
@@ -249,6 +250,7 @@ class Experiment(Settings):
         envs = self.train_envs if self.train_envs is not None else self.val_envs
         found = build.spaces_of(envs, self.make_train_env, self.parallel_actors, self.env_mode)
         self.obs_space, self.action_space = found.obs, found.action
+        self.tstep_encoder_type = self.tstep_encoder_type or default_tstep_encoder(self.obs_space)
         self.env_spaces = EnvSpaces(found.env_obs, found.env_action)
         self.dataset.expect(build.layout_of(found.obs, found.action))
         return build.describe_envs(self.train_envs, self.env_mode)

@@ -37,7 +37,9 @@ class Settings:
         run_name, ckpt_base_dir: the run folder is `<ckpt_base_dir>/<run_name>`.
         max_seq_len: longest training sequence, in transitions.
         dataset: where trajectories are kept; by default in the run folder.
-        tstep_encoder_type, traj_encoder_type, agent_type: types; their keywords are set in gin.
+        tstep_encoder_type, traj_encoder_type, agent_type: types; their keywords are set in gin. Without a
+            timestep encoder (None, or no line in gin) it is FFTstepEncoder for numbers, else
+            DictTstepEncoder.
         val_timesteps_per_epoch: env steps per actor and evaluation; 0 never evaluates.
         make_train_env, make_val_env: an EnvSpec, an id, a callable, or a list with one of these per actor.
     Environments:
@@ -95,7 +97,7 @@ class Settings:
     ckpt_base_dir: str
     max_seq_len: int
     dataset: RLDataset
-    tstep_encoder_type: Callable[..., TstepEncoder]
+    tstep_encoder_type: Callable[..., TstepEncoder] | None
     traj_encoder_type: Callable[..., TrajEncoder]
     agent_type: Callable[..., BaseAgent]
     val_timesteps_per_epoch: int

@@ -15,7 +15,9 @@ from .distributions import (
     PolicyDistribution,
     TanhGaussian,
 )
+from .goals import FFGoalEmb, TokenGoalEmb
 from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .images import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
 from .mlp import MLP, orthogonal_init
 from .normalization import (
     PopArt,
@@ -28,33 +30,50 @@ from .normalization import (
 from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
 from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
-from .tstep_encoders import FFTstepEncoder, TstepEncoder
+from .tstep_encoders import (
+    CNNTstepEncoder,
+    DictTstepEncoder,
+    FFTstepEncoder,
+    GridworldCNNTstepEncoder,
+    TstepEncoder,
+    default_tstep_encoder,
+)
 
 __all__ = [
     "MLP",
     "Actor",
+    "CNNTstepEncoder",
     "Categorical",
     "CriticEnsemble",
+    "DictTstepEncoder",
     "DistributionType",
+    "DrQCNN",
+    "FFGoalEmb",
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
     "Gaussian",
+    "GridworldCNN",
+    "GridworldCNNTstepEncoder",
+    "IMPALAishCNN",
     "IdentityTrajEncoder",
     "LSTMTrajEncoder",
     "MultiCategorical",
     "MultiCategoricalType",
+    "NatureishCNN",
     "PolicyDistribution",
     "PolicyHead",
     "PopArt",
     "RunningNorm",
     "RunningStatistics",
     "TanhGaussian",
+    "TokenGoalEmb",
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
     "ValueHead",
     "ValueNorm",
+    "default_tstep_encoder",
     "orthogonal_init",
     "sum_over_processes",
     "summed_over_processes",

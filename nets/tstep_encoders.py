@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -11,34 +12,72 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import MLP, initialize, norm_layer, require_positive
+from .goals import FFGoalEmb, TokenGoalEmb
+from .images import (
+    CNNType,
+    GridworldCNN,
+    ImageEmb,
+    MapEmb,
+    NatureishCNN,
+    default_cnn,
+    holds_ids,
+    say_once,
+    sides_of,
+)
+from .mlp import MLP, activation_fn, initialize, norm_layer, require_positive
 from .normalization import RunningNorm
+
+_SHIFTED_SHARE = 0.75  # of the sequences of a batch
+_SMALLEST_IMAGE, _SMALLEST_MAP = 17, 4  # pixels and cells, shorter side
 
 
 class TstepEncoder(nn.Module, ABC):
     """Base class. Subclasses must treat every timestep alone: no mixing over time.
 
+    A subclass defines `emb_dim` and `inner_forward`, which sees only what these settings leave it:
+
     Args:
         obs_space: the observations, one entry per name.
         rl2_dim: width 1 + A of the previous reward and action.
+        specify_obs_keys: names of the observations to use; all of them when None.
+        hide_rl2s: zeros instead of previous reward and action.
+        hide_rewards: zeros instead of the previous reward only.
+
+    Attributes:
+        keys: names of the observations that it uses, sorted.
+    Raises: ValueError for names that are not in obs_space.
     """
 
-    def __init__(self, obs_space: spaces.Dict, rl2_dim: int) -> None:
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        rl2_dim: int,
+        *,
+        specify_obs_keys: Sequence[str] | None = None,
+        hide_rl2s: bool = False,
+        hide_rewards: bool = False,
+    ) -> None:
         super().__init__()
         self.obs_space, self.rl2_dim = obs_space, rl2_dim
+        self.keys = _chosen_keys(type(self).__name__, obs_space, specify_obs_keys)
+        self.hide_rl2s, self.hide_rewards = hide_rl2s, hide_rewards
 
     @property
     @abstractmethod
     def emb_dim(self) -> int:
         """Width of the output."""
 
-    @abstractmethod
     def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Obs each (B, L, ...), rl2s (B, L, 1+A) -> (B, L, emb_dim).
+        """Obs each (B, L, ...) in the environment's dtype, rl2s (B, L, 1+A) float32 -> (B, L, emb_dim).
 
         mask (B, L, 1) bool is True on real timesteps; when given in training mode, those feed running
         statistics.
         """
+        return self.inner_forward({key: obs[key] for key in self.keys}, self._shown(rl2s), mask)
+
+    def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
+        """As `forward`, which calls it, with the observations of `keys` alone and hidden numbers as zeros."""
+        raise NotImplementedError(f"{type(self).__name__} has no inner_forward. Fix: define it.")
 
     def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
         """Show running statistics the timesteps of a rollout where mask (B, L, 1) bool is True.
@@ -48,9 +87,93 @@ class TstepEncoder(nn.Module, ABC):
         without statistics leave it as it is.
         """
 
+    def _shown(self, rl2s: Tensor) -> Tensor:
+        """What is seen of rl2s (B, L, 1+A)."""
+        if self.hide_rl2s:
+            return torch.zeros_like(rl2s)
+        if self.hide_rewards:
+            return torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
+        return rl2s
+
+
+def _chosen_keys(owner: str, obs_space: spaces.Dict, names: Sequence[str] | None) -> list[str]:
+    keys = sorted(names if names is not None else obs_space.spaces)
+    unknown = [key for key in keys if key not in obs_space.spaces]
+    if unknown or not keys:
+        raise ValueError(
+            f"specify_obs_keys names {unknown or 'nothing'}, but the environment offers "
+            f"{sorted(obs_space.spaces)}. Fix: bind {owner}.specify_obs_keys to some of these names."
+        )
+    return keys
+
+
+# ---- numbers through an MLP, with or without embeddings of other things ----
+
+
+class _MLPTstepEncoder(TstepEncoder):
+    """Flat observations and rl2s, normalised, beside embeddings of the others, through an MLP.
+
+    embedders: by name of the observation, each (B, L, ...) -> (B, L, width), with that width.
+    """
+
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        rl2_dim: int,
+        embedders: Mapping[str, tuple[nn.Module, int]],
+        *,
+        n_layers: int,
+        d_hidden: int,
+        d_output: int,
+        activation: str,
+        out_norm: str | None,
+        normalize_inputs: bool,
+        init: str,
+        activate_output: bool = False,
+        **base: Any,
+    ) -> None:
+        super().__init__(obs_space, rl2_dim, **base)
+        owner = type(self).__name__
+        require_positive(owner, n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
+        self.flat_keys = [key for key in self.keys if key not in embedders]
+        self.embedded_keys = list(embedders)
+        width = sum(_flat_width(owner, key, obs_space[key]) for key in self.flat_keys) + rl2_dim
+        self.input_norm = RunningNorm(width) if normalize_inputs else None
+        width += sum(added for _, added in embedders.values())
+        self.mlp = MLP(width, d_hidden, d_output, n_layers, activation)
+        self.out_norm = norm_layer(out_norm, d_output)
+        self.activates_output = activate_output
+        self._emb_dim = d_output
+        initialize(self.mlp, init)
+        self.embedders = nn.ModuleList(module for module, _ in embedders.values())
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
+        x = self._flat(obs, rl2s)
+        if self.input_norm is not None:
+            if self.training and mask is not None:
+                self.input_norm.gather(x, mask)
+            x = self.input_norm(x)
+        if self.embedded_keys:
+            pairs = zip(self.embedders, self.embedded_keys, strict=True)
+            x = torch.cat([x, *(embedder(obs[key]) for embedder, key in pairs)], dim=-1)
+        y: Tensor = self.out_norm(self.mlp(x))
+        return self.mlp.activation(y) if self.activates_output else y
+
+    def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
+        if self.input_norm is not None:
+            self.input_norm.gather(self._flat(obs, self._shown(rl2s)), mask)
+
+    def _flat(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
+        """(B, L, width) float32, what is normalised."""
+        return torch.cat([*(_flatten(obs[key], self.obs_space[key]) for key in self.flat_keys), rl2s], dim=-1)
+
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
-class FFTstepEncoder(TstepEncoder):
+class FFTstepEncoder(_MLPTstepEncoder):
     """Observations (flattened, discrete ones one-hot) and rl2s, normalised, through an MLP.
 
     Args:
@@ -88,53 +211,347 @@ class FFTstepEncoder(TstepEncoder):
         init: str = "default",
         activate_output: bool = False,
     ) -> None:
-        super().__init__(obs_space, rl2_dim)
-        require_positive("FFTstepEncoder", n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
-        self.keys = sorted(specify_obs_keys if specify_obs_keys is not None else obs_space.spaces)
-        unknown = [key for key in self.keys if key not in obs_space.spaces]
-        if unknown or not self.keys:
+        super().__init__(
+            obs_space,
+            rl2_dim,
+            {},
+            n_layers=n_layers,
+            d_hidden=d_hidden,
+            d_output=d_output,
+            activation=activation,
+            out_norm=out_norm,
+            normalize_inputs=normalize_inputs,
+            init=init,
+            activate_output=activate_output,
+            hide_rl2s=hide_rl2s,
+            hide_rewards=hide_rewards,
+            specify_obs_keys=specify_obs_keys,
+        )
+
+
+@gin.configurable(denylist=["obs_space", "rl2_dim"])
+class DictTstepEncoder(_MLPTstepEncoder):
+    """Any observations: each is embedded by what fits it, then all go through an MLP with the rl2s.
+
+    - "image": a Box of two or three axes with sides of 17 or more (uint8, or three axes of floats), by
+      convolutions as in `CNNTstepEncoder`.
+    - "map": a Box of two or three axes of few whole numbers, sides from 4, as in `GridworldCNNTstepEncoder`.
+    - "tokens": text with a vocabulary (`loxodon.envs.Tokens`), by `TokenGoalEmb`.
+    - "flat": all others, as in `FFTstepEncoder`.
+    - "goal": a Box (goal_length, goal_dim), by `FFGoalEmb`; only where obs_kinds says so.
+
+    Args:
+        obs_space: given by the agent.
+        rl2_dim: given by the agent.
+        obs_kinds: the kind of an observation, by name, where it should be another one.
+        cnn_type: convolutions of images; None takes NatureishCNN from 36 pixels, IMPALAishCNN below.
+        img_features: width of an embedded image or map.
+        channels_first: of images and maps; None finds it from the space.
+        drqv2_aug: shift images in training, see `CNNTstepEncoder`.
+        d_embedding: width of an embedded id of a map.
+        n_layers: hidden layers.
+        d_hidden: width of the hidden layers.
+        d_output: width of the result.
+        activation: name of the non-linearity.
+        out_norm: normalisation of the result.
+        normalize_inputs: shift and scale flat inputs by running statistics of the replayed data.
+        hide_rl2s: feed zeros instead of previous reward and action.
+        hide_rewards: feed zeros instead of the previous reward only.
+        specify_obs_keys: names of the observations to use; all of them when None.
+        init: how the linear layers of the MLP start, "default" or "orthogonal".
+    Raises: ValueError for a size below 1, unknown names or kinds, and text without a vocabulary.
+    """
+
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+        self,
+        obs_space: spaces.Dict,
+        rl2_dim: int,
+        *,
+        obs_kinds: Mapping[str, str] | None = None,
+        cnn_type: CNNType | None = None,
+        img_features: int = 256,
+        channels_first: bool | None = None,
+        drqv2_aug: bool = False,
+        d_embedding: int = 8,
+        n_layers: int = 2,
+        d_hidden: int = 512,
+        d_output: int = 256,
+        activation: str = "leaky_relu",
+        out_norm: str | None = "layer",
+        normalize_inputs: bool = True,
+        hide_rl2s: bool = False,
+        hide_rewards: bool = False,
+        specify_obs_keys: list[str] | None = None,
+        init: str = "default",
+    ) -> None:
+        require_positive("DictTstepEncoder", img_features=img_features, d_embedding=d_embedding)
+        shared = {
+            "owner": "DictTstepEncoder",
+            "features": img_features,
+            "activation": activation,
+            "channels_first": channels_first,
+        }
+
+        def embedder(key: str, kind: str, space: Any) -> tuple[nn.Module, int]:
+            if kind == "image":
+                cnn = cnn_type or default_cnn(space)
+                share = _SHIFTED_SHARE * drqv2_aug
+                return ImageEmb(key, space, cnn_type=cnn, shifted_share=share, **shared), img_features
+            if kind == "map":
+                cnn = GridworldCNN
+                return MapEmb(key, space, cnn_type=cnn, d_embedding=d_embedding, **shared), img_features
+            length, dim = (*space.shape, 1)[:2]
+            goal: Any = FFGoalEmb(length, dim)
+            if kind == "tokens":
+                goal = TokenGoalEmb(length, dim, min_token=0, max_token=int(space.nvec.max()) - 1)
+            return goal, goal.goal_emb_dim
+
+        keys = _chosen_keys("DictTstepEncoder", obs_space, specify_obs_keys)
+        kinds = _chosen_kinds({key: obs_space[key] for key in keys}, obs_kinds or {})
+        say_once(f"Observations as DictTstepEncoder sees them (obs_kinds sets others): {kinds}.")
+        super().__init__(
+            obs_space,
+            rl2_dim,
+            {key: embedder(key, kind, obs_space[key]) for key, kind in kinds.items() if kind != "flat"},
+            n_layers=n_layers,
+            d_hidden=d_hidden,
+            d_output=d_output,
+            activation=activation,
+            out_norm=out_norm,
+            normalize_inputs=normalize_inputs,
+            init=init,
+            hide_rl2s=hide_rl2s,
+            hide_rewards=hide_rewards,
+            specify_obs_keys=specify_obs_keys,
+        )
+        self.kinds = kinds
+
+
+_FITS: dict[str, Callable[[spaces.Space[Any]], bool]] = {
+    "image": lambda space: isinstance(space, spaces.Box) and len(space.shape) in (2, 3),
+    "map": lambda space: isinstance(space, spaces.Box) and len(space.shape) in (2, 3),
+    "tokens": lambda space: hasattr(space, "words"),
+    "goal": lambda space: isinstance(space, spaces.Box) and len(space.shape) in (1, 2),
+    "flat": lambda space: True,
+}
+
+
+def _chosen_kinds(parts: Mapping[str, spaces.Space[Any]], given: Mapping[str, str]) -> dict[str, str]:
+    for key, kind in given.items():
+        if key not in parts or kind not in _FITS or not _FITS[kind](parts[key]):
             raise ValueError(
-                f"specify_obs_keys names {unknown or 'nothing'}, but the environment offers "
-                f"{sorted(obs_space.spaces)}. "
-                "Fix: bind FFTstepEncoder.specify_obs_keys to some of these names."
+                f"DictTstepEncoder.obs_kinds makes {key!r} of kind {kind!r}, but the observations are "
+                f"{dict(parts)} and the kinds {sorted(_FITS)}. Fix: name one of each that go together."
             )
-        width = sum(_flat_width(key, obs_space[key]) for key in self.keys) + rl2_dim
-        self.hide_rl2s, self.hide_rewards = hide_rl2s, hide_rewards
-        self.input_norm = RunningNorm(width) if normalize_inputs else None
-        self.mlp = MLP(width, d_hidden, d_output, n_layers, activation)
+    return {key: given.get(key, kind_of(space)) for key, space in parts.items()}
+
+
+def kind_of(space: spaces.Space[Any]) -> str:
+    """How `DictTstepEncoder` sees an observation: "image", "map", "tokens" or "flat"."""
+    if hasattr(space, "words"):  # loxodon.data.spaces.Tokens
+        return "tokens"
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
+        return "flat"
+    side = sides_of(space)[0]
+    is_pixels = space.dtype.name == "uint8" or (space.dtype.kind == "f" and len(space.shape) == 3)  # noqa: PLR2004
+    if side >= _SMALLEST_IMAGE and is_pixels:
+        return "image"
+    return "map" if side >= _SMALLEST_MAP and holds_ids(space) else "flat"
+
+
+def default_tstep_encoder(obs_space: spaces.Dict) -> type[TstepEncoder]:
+    """The encoder of an experiment that names none: `DictTstepEncoder`, but for numbers `FFTstepEncoder`."""
+    is_flat = all(kind_of(space) == "flat" for space in obs_space.spaces.values())
+    return FFTstepEncoder if is_flat else DictTstepEncoder
+
+
+# ---- pictures alone ----
+
+
+class _PictureTstepEncoder(TstepEncoder):
+    """Embedded pictures beside rl2s, each through a linear layer, then one more of both."""
+
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        rl2_dim: int,
+        make: Callable[..., nn.Module],
+        *,
+        img_features: int,
+        rl2_features: int,
+        d_output: int,
+        out_norm: str | None,
+        activation: str,
+        channels_first: bool | None,
+        cnn_type: CNNType,
+        **base: Any,
+    ) -> None:
+        super().__init__(obs_space, rl2_dim, **base)
+        owner = type(self).__name__
+        require_positive(owner, img_features=img_features, rl2_features=rl2_features, d_output=d_output)
+        others = [key for key in self.keys if not _FITS["image"](obs_space[key])]
+        if others:
+            raise ValueError(
+                f"{owner} embeds Boxes of two or three axes, but {others} of the observations {self.keys} "
+                f"are none. Fix: use DictTstepEncoder, or leave them out with {owner}.specify_obs_keys."
+            )
+        self.pictures = nn.ModuleList(
+            make(
+                key,
+                obs_space[key],
+                owner=owner,
+                cnn_type=cnn_type,
+                features=img_features,
+                activation=activation,
+                channels_first=channels_first,
+            )
+            for key in self.keys
+        )
+        self.activation = activation_fn(activation)
+        self.rl2_in = nn.Linear(rl2_dim, rl2_features)
+        self.out = nn.Linear(len(self.keys) * img_features + rl2_features, d_output)
         self.out_norm = norm_layer(out_norm, d_output)
-        self.activates_output = activate_output
         self._emb_dim = d_output
-        initialize(self.mlp, init)
 
     @property
     def emb_dim(self) -> int:
         return self._emb_dim
 
-    def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = self._inputs(obs, rl2s)
-        if self.input_norm is not None:
-            if self.training and mask is not None:
-                self.input_norm.gather(x, mask)
-            x = self.input_norm(x)
-        y: Tensor = self.out_norm(self.mlp(x))
-        return self.mlp.activation(y) if self.activates_output else y
-
-    def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
-        if self.input_norm is not None:
-            self.input_norm.gather(self._inputs(obs, rl2s), mask)
-
-    def _inputs(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
-        """(B, L, width) float32, what the network sees before it is normalised."""
-        parts = [_flatten(obs[key], self.obs_space[key]) for key in self.keys]
-        if self.hide_rl2s:
-            rl2s = torch.zeros_like(rl2s)
-        elif self.hide_rewards:
-            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
-        return torch.cat([*parts, rl2s], dim=-1)
+    def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
+        pictures = [picture(obs[key]) for key, picture in zip(self.keys, self.pictures, strict=True)]
+        symlog = rl2s.sign() * rl2s.abs().log1p()  # rewards of any size, without statistics
+        x = torch.cat([*pictures, self.rl2_in(symlog)], dim=-1)
+        y: Tensor = self.out_norm(self.out(self.activation(x)))
+        return y
 
 
-def _flat_width(key: str, space: spaces.Space[Any]) -> int:
+@gin.configurable(denylist=["obs_space", "rl2_dim"])
+class CNNTstepEncoder(_PictureTstepEncoder):
+    """Pictures through convolutions: Boxes (H, W), (H, W, C) or (C, H, W), e.g. uint8.
+
+    They come to the device as they are, and are scaled from their bounds to [-1, 1] there.
+
+    Args:
+        obs_space: given by the agent.
+        rl2_dim: given by the agent.
+        cnn_type: @NatureishCNN, @IMPALAishCNN, @DrQCNN or your own, see `CNNType`.
+        channels_first: order of the axes; None takes the shorter of the first and the last for channels,
+            and says so once in the log.
+        img_features: width of an embedded picture.
+        rl2_features: width of the embedded previous reward and action.
+        d_output: width of the result.
+        out_norm: normalisation of the result.
+        activation: name of the non-linearity.
+        drqv2_aug: in training, shift pictures at random by up to 4 pixels: all of a sequence alike. It never
+            happens while acting, nor in PPO, which evaluates what it has seen.
+        aug_pct_of_batch: share of the sequences that are shifted.
+        hide_rl2s: feed zeros instead of previous reward and action.
+        hide_rewards: feed zeros instead of the previous reward only.
+        specify_obs_keys: names of the observations to use; all of them when None.
+    Raises: ValueError for unknown names, what is no picture, and pictures too small for cnn_type.
+    """
+
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+        self,
+        obs_space: spaces.Dict,
+        rl2_dim: int,
+        *,
+        cnn_type: CNNType = NatureishCNN,
+        channels_first: bool | None = None,
+        img_features: int = 256,
+        rl2_features: int = 12,
+        d_output: int = 256,
+        out_norm: str | None = "layer",
+        activation: str = "leaky_relu",
+        drqv2_aug: bool = False,
+        aug_pct_of_batch: float = _SHIFTED_SHARE,
+        hide_rl2s: bool = False,
+        hide_rewards: bool = False,
+        specify_obs_keys: list[str] | None = None,
+    ) -> None:
+        if not 0.0 <= aug_pct_of_batch <= 1.0:
+            raise ValueError(
+                f"CNNTstepEncoder.aug_pct_of_batch is {aug_pct_of_batch}, but must lie in [0, 1]. "
+                "Fix: e.g. bind it to 0.75."
+            )
+        share = aug_pct_of_batch if drqv2_aug else 0.0
+        super().__init__(
+            obs_space,
+            rl2_dim,
+            lambda key, space, **settings: ImageEmb(key, space, shifted_share=share, **settings),
+            cnn_type=cnn_type,
+            channels_first=channels_first,
+            img_features=img_features,
+            rl2_features=rl2_features,
+            d_output=d_output,
+            out_norm=out_norm,
+            activation=activation,
+            hide_rl2s=hide_rl2s,
+            hide_rewards=hide_rewards,
+            specify_obs_keys=specify_obs_keys,
+        )
+
+
+@gin.configurable(denylist=["obs_space", "rl2_dim"])
+class GridworldCNNTstepEncoder(_PictureTstepEncoder):
+    """Small maps whose cells hold ids, such as MiniGrid's (7, 7, 3): embeddings, then convolutions.
+
+    Args:
+        obs_space: given by the agent.
+        rl2_dim: given by the agent.
+        cnn_type: the convolutions, see `CNNType`.
+        d_embedding: width of an embedded id; every channel has its own ids.
+        channels_first: order of the axes; None takes the shorter of the first and the last for channels.
+        img_features: width of an embedded map.
+        rl2_features: width of the embedded previous reward and action.
+        d_output: width of the result.
+        out_norm: normalisation of the result.
+        activation: name of the non-linearity.
+        hide_rl2s: feed zeros instead of previous reward and action.
+        hide_rewards: feed zeros instead of the previous reward only.
+        specify_obs_keys: names of the observations to use; all of them when None.
+    Raises: ValueError for unknown names, what is no map of ids, and maps too small for cnn_type.
+    """
+
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+        self,
+        obs_space: spaces.Dict,
+        rl2_dim: int,
+        *,
+        cnn_type: CNNType = GridworldCNN,
+        d_embedding: int = 8,
+        channels_first: bool | None = None,
+        img_features: int = 256,
+        rl2_features: int = 12,
+        d_output: int = 256,
+        out_norm: str | None = "layer",
+        activation: str = "leaky_relu",
+        hide_rl2s: bool = False,
+        hide_rewards: bool = False,
+        specify_obs_keys: list[str] | None = None,
+    ) -> None:
+        require_positive("GridworldCNNTstepEncoder", d_embedding=d_embedding)
+        super().__init__(
+            obs_space,
+            rl2_dim,
+            lambda key, space, **settings: MapEmb(key, space, d_embedding=d_embedding, **settings),
+            cnn_type=cnn_type,
+            channels_first=channels_first,
+            img_features=img_features,
+            rl2_features=rl2_features,
+            d_output=d_output,
+            out_norm=out_norm,
+            activation=activation,
+            hide_rl2s=hide_rl2s,
+            hide_rewards=hide_rewards,
+            specify_obs_keys=specify_obs_keys,
+        )
+
+
+# ---- flat numbers ----
+
+
+def _flat_width(owner: str, key: str, space: spaces.Space[Any]) -> int:
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -146,7 +563,8 @@ def _flat_width(key: str, space: spaces.Space[Any]) -> int:
         return width
     raise ValueError(
         f"Observation {key!r} is a {type(space).__name__}, which cannot be flattened to numbers. "
-        "Fix: leave it out with FFTstepEncoder.specify_obs_keys, or write a TstepEncoder for it."
+        f"Fix: leave it out with {owner}.specify_obs_keys, give text a vocabulary (gym_env.vocabulary, "
+        "EnvSpec.vocabulary), or write a TstepEncoder for it."
     )
 
 

@@ -5,7 +5,7 @@ from .dark_room import DarkKeyToDoor, DarkRoom
 from .frozen_lake import FrozenLake
 from .mazerunner import MazeRunner
 from .recall import Counting, Recall
-from .tmaze import TMazeActive, TMazePassive
+from .tmaze import TMazeActive, TMazePassive, TMazePixels
 
 __all__ = [
     "Bandit",
@@ -17,4 +17,5 @@ __all__ = [
     "Recall",
     "TMazeActive",
     "TMazePassive",
+    "TMazePixels",
 ]

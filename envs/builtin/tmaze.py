@@ -12,6 +12,10 @@ from ..sequence_env import METRIC_PREFIX
 from .task import StepResult, Task, check_counts
 
 RIGHT, UP, LEFT, DOWN = range(4)
+SIDE = 64  # pixels of a picture of the maze
+_ROWS = slice(28, 36)  # the corridor
+_AGENT = 8  # pixels, the side of its square
+_COLORS = {"floor": (90, 90, 90), "agent": (255, 255, 255), 1: (40, 200, 60), -1: (220, 50, 40)}
 
 
 class _TMaze(Task):
@@ -162,3 +166,43 @@ class TMazeActive(_TMaze):
         num_bits: int = 1,
     ) -> None:
         super().__init__(horizon, penalty, goal_reward, num_bits, oracle_distance=1)
+
+
+@gin.configurable
+class TMazePixels(TMazePassive):
+    """The passive T-maze seen from above, as a picture: (64, 64, 3) uint8.
+
+    Grey are the corridor from left to right and the fork at its right end, white is the agent. At the first
+    timestep the agent is green if up pays, and red if down does. Everything else is as in `TMazePassive`.
+
+    Args:
+        horizon: length of the corridor in env steps.
+        penalty: as in `TMazePassive`.
+        goal_reward: as in `TMazePassive`.
+    """
+
+    def __init__(
+        self, horizon: int = gin.REQUIRED, penalty: float | None = None, goal_reward: float = 1.0
+    ) -> None:
+        super().__init__(horizon, penalty, goal_reward)
+        self.observation_space = gym.spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)
+        self._maze = np.zeros((SIDE, SIDE, 3), np.uint8)
+        self._maze[_ROWS] = self._maze[:, -_AGENT:] = _COLORS["floor"]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Walk back to the start and draw a new cue."""
+        _, info = super().reset(seed=seed, options=options)
+        return self._draw(_COLORS[self._cues[0]]), info
+
+    def step(self, action: int) -> StepResult:
+        """Move; see the class for rewards."""
+        _, reward, terminated, truncated, info = super().step(action)
+        return self._draw(_COLORS["agent"]), reward, terminated, truncated, info
+
+    def _draw(self, color: tuple[int, int, int]) -> np.ndarray:
+        picture = self._maze.copy()
+        left = self._position * (SIDE - _AGENT) // self.horizon  # the last column at the junction only
+        picture[_ROWS, left : left + _AGENT] = color
+        return picture

@@ -13,7 +13,7 @@ from gymnasium import Space, spaces
 
 from ...data.errors import FormatError, visible
 from ...data.spaces import PolicyActionSpace
-from ...envs import ActionMap, ObsLayout, is_text
+from ...envs import ActionMap, ObsLayout, Tokens, is_text
 
 _LONGEST_TEXT = 2**16
 _MAX_NUMBERS = 2**26  # of an observation and an action together; a Box keeps two bounds for each
@@ -95,6 +95,7 @@ _ENCODERS: dict[type, Any] = {
         "dtype": np.dtype(s.dtype).name,
     },
     spaces.Discrete: lambda s: {"n": int(s.n), "start": int(s.start)},
+    Tokens: lambda s: {"words": list(s.words), "max_tokens": s.max_tokens},  # is a MultiDiscrete, too
     spaces.MultiDiscrete: lambda s: {
         "nvec": s.nvec.tolist(),
         "start": np.broadcast_to(getattr(s, "start", 0), s.nvec.shape).tolist(),
@@ -121,6 +122,8 @@ def _num_numbers(value: dict[str, Any], *, is_one_hot: bool = False) -> int:
     if kind in ("Dict", "Tuple"):
         children = [child[1] if kind == "Dict" else child for child in value["spaces"]]
         return sum(_num_numbers(child, is_one_hot=is_one_hot) for child in children)
+    if kind == "Tokens":
+        return abs(value["max_tokens"])  # type: ignore[no-any-return]
     if kind in ("Box", "MultiBinary"):
         size = value["shape"] if kind == "Box" else value["n"]
         return math.prod(map(abs, size if isinstance(size, list) else [size]))
@@ -150,6 +153,7 @@ def _text(value: dict[str, Any]) -> Space[Any]:
 _DECODERS: dict[str, Any] = {
     "Box": _box,
     "Text": _text,
+    "Tokens": lambda v: Tokens(list(map(str, v["words"])), v["max_tokens"]),
     "Dict": lambda v: spaces.Dict({key: space_from_json(child) for key, child in v["spaces"]}),
     "Tuple": lambda v: spaces.Tuple([space_from_json(child) for child in v["spaces"]]),
     "Discrete": lambda v: spaces.Discrete(v["n"], start=v["start"]),

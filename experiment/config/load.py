@@ -16,7 +16,16 @@ import gin
 
 from . import checks, registry
 from .checks import Node, shown
-from .reading import Binding, ConfigError, Source, raise_if_any, read_source, with_references
+from .reading import (
+    COMMAND_LINE,
+    Binding,
+    ConfigError,
+    Origin,
+    Source,
+    raise_if_any,
+    read_source,
+    with_references,
+)
 from .registry import MACRO, MISSING
 
 _COMMENT_COLUMN = 60
@@ -93,6 +102,7 @@ def load_config(
     source = read_source(configs, [(text, text) if isinstance(text, str) else text for text in overrides])
     unknown = checks.unknown_names(source.bindings)
     bindings = checks.resolved(source.bindings)
+    bindings = [*_left_out(root, bindings), *bindings]
     start = Node(registry.find(root)[0], is_called=True)
     missing = checks.missing_required(bindings, start, source.files)
     # a misspelt name is not also a missing value
@@ -101,6 +111,18 @@ def load_config(
         value = with_references(b.value, lambda ref: gin.config.parse_value(repr(ref)))
         gin.bind_parameter((b.scope, b.selector, b.param), value)
     return LoadedConfig(tuple(bindings), start, source)
+
+
+def _left_out(root: str, bindings: Sequence[Binding]) -> list[Binding]:
+    """None for an encoder that no source names: the experiment then takes what fits the observations.
+
+    In Python the field has no default, so that the order of the required fields stays that of AMAGO.
+    """
+    selector, param = registry.find(root)[0].selector, "tstep_encoder_type"
+    if root != "Experiment" or any((b.selector, b.param) == (selector, param) for b in bindings):
+        return []
+    origin = Origin(COMMAND_LINE, 0, f"{root}.{param} is not set: what fits the observations")
+    return [Binding("", selector, param, None, origin, 0)]
 
 
 # --- as text --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The T-maze asks for memory and for nothing else."""
+"""The T-maze asks for memory and for nothing else; drawn as pictures, too."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import check_env
 
-from loxodon.envs import TMazePassive
+from loxodon.envs import TMazePassive, TMazePixels
 
 RIGHT, UP, LEFT, DOWN = range(4)
 
@@ -79,3 +80,23 @@ def test_wrong_steps_cost(
 def test_wrong_horizon(horizon: Any) -> None:
     with pytest.raises(ValueError, match=r"TMazePassive.horizon is .*at least 1.*Fix"):
         TMazePassive(horizon=horizon)
+
+
+def play_pictures(seen: list[np.ndarray]) -> int:
+    """Optimal play: the agent's pixels say where it is, those of the first picture where to turn."""
+    is_at_junction = (seen[-1][32, -8:] == 255).all()
+    if not is_at_junction:
+        return RIGHT
+    return UP if seen[0][32, 0, 1] > seen[0][32, 0, 0] else DOWN  # green or red
+
+
+@pytest.mark.parametrize("horizon", [1, 10, 100])
+def test_the_pictures_show_all_that_is_needed(horizon: int) -> None:
+    drawn, numbers = TMazePixels(horizon=horizon), TMazePassive(horizon=horizon)
+    for seed in range(6):
+        total, length, success, seen = run(drawn, play_pictures, seed)
+        assert (total, length, success) == run(numbers, with_memory, seed)[:3] == (1.0, horizon + 1, 1.0)
+        assert all(drawn.observation_space.contains(picture) for picture in seen)
+        later = np.stack(seen[1:])
+        assert (later == later[..., :1]).all()  # the cue's colour is in the first picture only
+    check_env(TMazePixels(horizon=3), skip_render_check=True)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
-from loxodon.envs import EnvSpec
+from loxodon.envs import EnvSpec, Tokens
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint import record
 from loxodon.experiment.checkpoint.policy_file import plain_tensors, read_info, read_policy
@@ -219,6 +219,7 @@ ALL: list[Space[Any]] = [
     spaces.MultiDiscrete([[3, 4], [5, 6]], dtype=np.int32),
     spaces.MultiBinary(7),
     spaces.MultiBinary((2, 3)),
+    Tokens(["go", "left"], 4),
     spaces.Text(9, min_length=2, charset="xyz"),
     spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,))])}),
 ]

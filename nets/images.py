@@ -1,0 +1,289 @@
+"""Pictures and small maps as vectors: convolutional networks, and what prepares their input on the device."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .mlp import activation_fn
+
+logger = logging.getLogger("loxodon")
+_PICTURE_AXES = 3
+_MAX_IDS = 1024  # per channel of a map; more are rather measurements than kinds of things
+_SHIFT = 4  # pixels; Kostrikov et al. 2020
+_SMALLEST_NATURE = 36  # pixels
+_WIDEST = 1e6  # bounds farther apart, such as those of float32, say nothing of the values
+
+CNNType = Callable[..., nn.Module]
+"""Called with the number of channels and the name of an activation: (N, C, H, W) float -> (N, C', H', W')."""
+
+
+# ---- convolutions ----
+
+
+class _Convs(nn.Module):
+    """Convolutions with an activation after each; `layers` are (channels, kernel, stride)."""
+
+    def __init__(self, channels: int, activation: str, layers: Sequence[tuple[int, int, int]]) -> None:
+        super().__init__()
+        self.activation = activation_fn(activation)
+        self.convs = nn.ModuleList()
+        for width, kernel, stride in layers:
+            conv = nn.Conv2d(channels, width, kernel, stride)
+            nn.init.orthogonal_(conv.weight, gain=math.sqrt(2.0))
+            nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+            self.convs.append(conv)
+            channels = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = self.activation(conv(x))
+        return x
+
+
+@gin.configurable(denylist=["channels", "activation"])
+class NatureishCNN(_Convs):
+    """Three convolutions, for pictures from 36 x 36 pixels. Source: Mnih et al. 2015, Nature 518."""
+
+    def __init__(self, channels: int, activation: str = "leaky_relu") -> None:
+        super().__init__(channels, activation, [(32, 8, 4), (64, 4, 2), (64, 3, 1)])
+
+
+@gin.configurable(denylist=["channels", "activation"])
+class DrQCNN(_Convs):
+    """Four convolutions that keep much of the resolution. Source: Yarats et al. 2021, arXiv:2107.09645."""
+
+    def __init__(self, channels: int, activation: str = "leaky_relu") -> None:
+        super().__init__(channels, activation, [(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)])
+
+
+@gin.configurable(denylist=["channels", "activation"])
+class GridworldCNN(_Convs):
+    """Three convolutions of 2 x 2 cells, for maps from 4 x 4 cells."""
+
+    def __init__(self, channels: int, activation: str = "leaky_relu") -> None:
+        super().__init__(channels, activation, [(16, 2, 1), (32, 2, 1), (48, 2, 1)])
+
+
+@gin.configurable(denylist=["channels", "activation"])
+class IMPALAishCNN(nn.Module):
+    """Blocks of a convolution, a pool that halves the picture, and two residual pairs; for any size.
+
+    Args:
+        channels: of the picture.
+        activation: between convolutions.
+        cnn_block_depths: channels of each block.
+    Source: Espeholt et al. 2018, arXiv:1802.01561, figure 3.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        activation: str = "leaky_relu",
+        *,
+        cnn_block_depths: Sequence[int] = (16, 32, 32),
+    ) -> None:
+        super().__init__()
+        self.activation = activation_fn(activation)
+        self.first, self.residual = nn.ModuleList(), nn.ModuleList()
+        for width in cnn_block_depths:
+            self.first.append(nn.Conv2d(channels, width, 3, padding=1))
+            self.residual.extend(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+            channels = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        act, residual = self.activation, iter(self.residual)
+        for conv in self.first:
+            x = F.max_pool2d(conv(x), 3, stride=2, padding=1)
+            for _ in range(2):
+                x = x + next(residual)(act(next(residual)(act(x))))
+        return act(x)
+
+
+# ---- from an observation to the input of convolutions ----
+
+
+def random_shift(pictures: Tensor, share: float, pixels: int = _SHIFT) -> Tensor:
+    """Move whole sequences of pictures by up to `pixels` in each direction; edges are repeated.
+
+    Args:
+        pictures: (B, L, C, H, W), any dtype. All L pictures of a sequence move alike, since a memory would
+            take a shift that changes with time for movement.
+        share: of the sequences that are moved.
+        pixels: the farthest move.
+    Returns: the same shape and dtype.
+    Source: Kostrikov et al. 2020, arXiv:2004.13649, section 3 (there one shift per picture).
+    """
+    batch, device = len(pictures), pictures.device
+    is_moved = torch.rand(batch, device=device) < share
+    moves = torch.randint(-pixels, pixels + 1, (2, batch), device=device) * is_moved
+    for axis, move in zip((-2, -1), moves, strict=True):
+        size = pictures.shape[axis]
+        source = (torch.arange(size, device=device) + move[:, None]).clamp(0, size - 1)
+        shape = [batch, 1, 1, 1, 1]
+        shape[axis] = size
+        pictures = pictures.gather(axis, source.view(shape).expand_as(pictures))
+    return pictures
+
+
+def sides_of(space: spaces.Box) -> tuple[int, int]:
+    """The two longest axes of a picture or map, shorter one first."""
+    first, second = sorted(map(int, space.shape))[-2:]
+    return first, second
+
+
+def _has_channels_first(key: str, space: spaces.Box, channels_first: bool | None, setting: str) -> bool:
+    """Whether the channels of a picture with three axes come first; the shorter of both ends has them."""
+    shape = tuple(map(int, space.shape))
+    if channels_first is None:
+        if shape[0] == shape[2]:
+            raise ValueError(
+                f"Observation {key!r} has shape {shape}, of which the channels may be the first or the last "
+                f"axis. Fix: bind {setting}.channels_first to True or False."
+            )
+        channels_first = shape[0] < shape[2]
+    channels, height, width = shape if channels_first else (shape[2], *shape[:2])
+    say_once(
+        f"Observation {key!r} {shape} is read as {height} x {width} with {channels} channels, which are its "
+        f"{'first' if channels_first else 'last'} axis."
+    )
+    return channels_first
+
+
+@functools.cache  # however many networks are built alike
+def say_once(message: str) -> None:
+    """Log it if it is new in this process."""
+    logger.info("%s", message)
+
+
+class _Picture(nn.Module):
+    """What pictures and maps share: the order of their axes, convolutions and a linear layer.
+
+    Args:
+        key: name of the observation, for errors.
+        space: (H, W), or with channels first or last.
+        owner: the configurable that has the settings below, for errors.
+        cnn_type: the convolutions.
+        features: width of the result.
+        activation: of the convolutions.
+        channels_first: order of the axes; None finds it from the space.
+        depth: channels that the convolutions get for each channel of the observation.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        space: spaces.Box,
+        *,
+        owner: str,
+        cnn_type: CNNType,
+        features: int,
+        activation: str,
+        channels_first: bool | None,
+        depth: int = 1,
+    ) -> None:
+        super().__init__()
+        shape = tuple(map(int, space.shape))
+        if len(shape) not in (_PICTURE_AXES - 1, _PICTURE_AXES):
+            raise ValueError(
+                f"Observation {key!r} has the space {space}, but a picture has two or three axes. Fix: leave "
+                f"it out with {owner}.specify_obs_keys, or use DictTstepEncoder."
+            )
+        self.has_channels = len(shape) == _PICTURE_AXES
+        self.channels_first = self.has_channels and _has_channels_first(key, space, channels_first, owner)
+        if not self.has_channels:
+            shape = (*shape, 1)
+        self.channels, *size = shape if self.channels_first else (shape[2], *shape[:2])
+        self.cnn = cnn_type(self.channels * depth, activation)
+        try:
+            with torch.no_grad():
+                width = self.cnn(torch.zeros(1, self.channels * depth, *size)).numel()
+        except RuntimeError as error:
+            name = type(self.cnn).__name__
+            raise ValueError(
+                f"{name} does not take observation {key!r} of {size[0]} x {size[1]} with {self.channels} "
+                f"channels ({error}). Fix: bind {owner}.cnn_type to @IMPALAishCNN, which takes any size "
+                "(NatureishCNN needs 36 x 36, GridworldCNN 4 x 4)."
+            ) from error
+        self.out = nn.Linear(width, features)
+
+    def _planes(self, x: Tensor) -> Tensor:
+        """(B, L, *shape) -> a view (B, L, C, H, W)."""
+        if not self.has_channels:
+            return x.unsqueeze(2)
+        return x if self.channels_first else x.movedim(-1, -3)
+
+    def _embedded(self, x: Tensor, batch: int) -> Tensor:
+        """(B * L, C, H, W) float -> (B, L, features)."""
+        y: Tensor = self.out(self.cnn(x).flatten(1))
+        return y.view(batch, -1, y.shape[-1])
+
+
+class ImageEmb(_Picture):
+    """Pictures (B, L, *shape) -> (B, L, features); their bounds, if any, become -1 and 1 on the device.
+
+    Args:
+        key, space, settings: see `_Picture`.
+        shifted_share: of the sequences that are moved at random in training, see `random_shift`.
+    """
+
+    def __init__(self, key: str, space: spaces.Box, *, shifted_share: float = 0.0, **settings: Any) -> None:
+        super().__init__(key, space, **settings)
+        low, high = float(space.low.min()), float(space.high.max())
+        is_bounded = 0.0 < high - low < _WIDEST
+        self.scale = 2.0 / (high - low) if is_bounded else 1.0
+        self.offset = -1.0 - low * self.scale if is_bounded else 0.0
+        self.shifted_share = shifted_share
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._planes(x)
+        if self.training and self.shifted_share:
+            x = random_shift(x, self.shifted_share)
+        pictures = x.flatten(0, 1).to(torch.float32, copy=True)  # own memory, so that it can be changed
+        return self._embedded(pictures.mul_(self.scale).add_(self.offset), len(x))
+
+
+class MapEmb(_Picture):
+    """Maps (B, L, *shape) of ids -> (B, L, features); every channel's ids have embeddings of their own.
+
+    Args:
+        key, space, settings: see `_Picture`.
+        d_embedding: width of an embedded id.
+    Raises: ValueError for what is no integer Box, or has more than 1,024 ids in a channel.
+    """
+
+    def __init__(self, key: str, space: spaces.Box, *, d_embedding: int, **settings: Any) -> None:
+        super().__init__(key, space, depth=d_embedding, **settings)
+        if not holds_ids(space):
+            raise ValueError(
+                f"Observation {key!r} has the space {space}, but a map has whole numbers of which at most "
+                f"{_MAX_IDS:,} differ. Fix: use CNNTstepEncoder or DictTstepEncoder, or narrow its bounds."
+            )
+        self.low = int(space.low.min())
+        self.num_ids = int(space.high.max()) - self.low + 1
+        self.embedding = nn.Embedding(self.channels * self.num_ids, d_embedding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = self._planes(x).flatten(0, 1).movedim(1, -1).long() - self.low  # (B * L, H, W, C)
+        # What breaks the bounds was warned of; as an index it would end the run without a word on a GPU.
+        ids = cells.clamp(0, self.num_ids - 1) + self.num_ids * torch.arange(self.channels, device=x.device)
+        return self._embedded(self.embedding(ids).flatten(-2).movedim(-1, 1), len(x))
+
+
+def holds_ids(space: spaces.Box) -> bool:
+    """Whether the values of a Box can be kinds of things: few whole numbers."""
+    return space.dtype.kind in "iu" and int(space.high.max()) - int(space.low.min()) < _MAX_IDS
+
+
+def default_cnn(space: spaces.Box) -> CNNType:
+    """NatureishCNN for pictures that are large enough, else IMPALAishCNN."""
+    return NatureishCNN if sides_of(space)[0] >= _SMALLEST_NATURE else IMPALAishCNN
