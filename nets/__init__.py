@@ -16,6 +16,13 @@ from .distributions import (
     TanhGaussian,
 )
 from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .mixers.ffm import FFMTrajEncoder
+from .mixers.gated_delta import GatedDeltaNetTrajEncoder
+from .mixers.gla import GLATrajEncoder
+from .mixers.lru import LRUTrajEncoder
+from .mixers.mamba import Mamba2TrajEncoder, MambaTrajEncoder
+from .mixers.min_rnn import MinGRUTrajEncoder, MinLSTMTrajEncoder
+from .mixers.mlstm import MLSTMTrajEncoder
 from .mlp import MLP, orthogonal_init
 from .normalization import (
     PopArt,
@@ -28,9 +35,21 @@ from .normalization import (
 from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
 from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
+from .trunk import Mixer, MixerTrajEncoder
 from .tstep_encoders import FFTstepEncoder, TstepEncoder
 
 __all__ = [
+    "FFMTrajEncoder",
+    "GatedDeltaNetTrajEncoder",
+    "GLATrajEncoder",
+    "LRUTrajEncoder",
+    "Mamba2TrajEncoder",
+    "MambaTrajEncoder",
+    "MinGRUTrajEncoder",
+    "MinLSTMTrajEncoder",
+    "MLSTMTrajEncoder",
+    "Mixer",
+    "MixerTrajEncoder",
     "MLP",
     "Actor",
     "Categorical",

@@ -25,7 +25,7 @@ MIN_LOG_DECAY = -2.5
 CHUNK, CHUNK_PER_KEY = 64, 32
 
 
-def _in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
+def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
     """Run without autocast, on arguments of float32 or wider."""
 
     def widened(x: Any) -> Any:
@@ -86,10 +86,8 @@ class _LinearRecurrence(torch.autograd.Function):
         return felt * before, felt, felt[:, 0] * decay[:, 0]
 
 
-@_in_full_precision
-def linear_recurrence(
-    decay: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None = None
-) -> Tensor:
+@in_full_precision
+def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None = None) -> Tensor:
     """All h_t = decay_t * h_{t-1} + inputs_t, where h_{-1} is `initial`.
 
     Only products of decays and sums are formed, so that nothing overflows that the loop would not.
@@ -107,7 +105,7 @@ def linear_recurrence(
     return cast("Tensor", states)
 
 
-@_in_full_precision
+@in_full_precision
 def rotating_recurrence(
     decay: Tensor, angle: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None = None
 ) -> Tensor:
@@ -197,7 +195,7 @@ def _unchunked(x: Tensor, length: int) -> Tensor:
     return rearrange(x, "b n h c e -> b (n c) h e")[:, :length]
 
 
-@_in_full_precision
+@in_full_precision
 def matrix_recurrence(
     queries: Tensor,
     keys: Tensor,
@@ -251,7 +249,7 @@ def _read(query: Tensor, state: Tensor) -> Tensor:
     return (query.to(state.dtype)[..., None, :] @ state).squeeze(-2)
 
 
-@_in_full_precision
+@in_full_precision
 def delta_recurrence(
     queries: Tensor,
     keys: Tensor,

@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 
 from loxodon.nets import (
+    FFMTrajEncoder,
     FFTrajEncoder,
+    GatedDeltaNetTrajEncoder,
+    GLATrajEncoder,
     GRUTrajEncoder,
     IdentityTrajEncoder,
+    LRUTrajEncoder,
     LSTMTrajEncoder,
+    Mamba2TrajEncoder,
+    MambaTrajEncoder,
+    MinGRUTrajEncoder,
+    MinLSTMTrajEncoder,
+    MLSTMTrajEncoder,
     TrajEncoder,
     TransformerTrajEncoder,
 )
@@ -24,12 +33,27 @@ def transformer(**kwargs: object) -> TrajEncoder:
     return TransformerTrajEncoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
 
 
+def trunk(encoder: type[TrajEncoder], **kwargs: object) -> Callable[[], TrajEncoder]:
+    sizes = {"d_model": 16, "n_layers": 2, "d_ff": 24}
+    return lambda: encoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
+
+
 def with_static_shapes(encoder: TrajEncoder) -> TrajEncoder:
     encoder.use_static_shapes()
     return encoder
 
 
 ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
+    "ffm": trunk(FFMTrajEncoder, d_trace=8, d_context=3),
+    "gated_delta": trunk(GatedDeltaNetTrajEncoder, n_heads=2),
+    "gla": trunk(GLATrajEncoder, n_heads=2),
+    "lru": trunk(LRUTrajEncoder, norm="rmsnorm", normformer_norms=True, glu=True),
+    "mamba": trunk(MambaTrajEncoder, d_state=4, d_ff=0),
+    "mamba2": trunk(Mamba2TrajEncoder, d_state=8, n_heads=2, d_ff=0),
+    "min_gru": trunk(MinGRUTrajEncoder, gating="gru"),
+    "min_lstm": trunk(MinLSTMTrajEncoder, sigma_reparam=True),
+    "mlstm": trunk(MLSTMTrajEncoder, n_heads=2),
+    "retnet": trunk(GLATrajEncoder, n_heads=2, decay="fixed"),
     "ff": lambda: FFTrajEncoder(DIM, WINDOW, d_model=16),
     "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),

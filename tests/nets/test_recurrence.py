@@ -101,7 +101,9 @@ def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: in
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     weights = [draw(20 + i, *x.shape) for i, x in enumerate(expected)]
     grads = [
-        torch.autograd.grad([(x * w).sum() for x, w in zip(xs, weights, strict=True)], args, allow_unused=True)
+        torch.autograd.grad(
+            [(x * w).sum() for x, w in zip(xs, weights, strict=True)], args, allow_unused=True
+        )
         for xs in (found, expected)
     ]
     for one, other in zip(*grads, strict=True):

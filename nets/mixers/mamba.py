@@ -1,0 +1,194 @@
+"""Selective state spaces, in which the input decides what is kept: Mamba and Mamba-2."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import gin
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ..mlp import RMSNorm, require_positive
+from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
+from ..trunk import Mixer, MixerTrajEncoder, State
+from .parts import ShortConv, inverse_softplus, require_heads
+
+SCAN_CHUNK = 64
+"""Timesteps whose states, d_state times as wide as the sequence, are in memory at once."""
+
+
+def _initial_step_sizes(num: int) -> Tensor:
+    """(num,) what a softplus turns into step sizes between 0.001 and 0.1."""
+    return inverse_softplus(torch.exp(torch.rand(num) * math.log(100.0) + math.log(0.001)))
+
+
+class MambaMixer(Mixer):
+    """A diagonal state per feature, whose step size, input and output weights depend on the input."""
+
+    def __init__(
+        self, d_model: int, max_seq_len: int, *, d_state: int = 16, d_conv: int = 4, expand: int = 2
+    ) -> None:
+        super().__init__()
+        require_positive("MambaTrajEncoder", d_state=d_state, d_conv=d_conv, expand=expand)
+        self.d_state, self.width = d_state, expand * d_model
+        self.rank = math.ceil(d_model / 16)
+        self.inp = nn.Linear(d_model, 2 * self.width, bias=False)
+        self.conv = ShortConv(self.width, d_conv)
+        self.select = nn.Linear(self.width, self.rank + 2 * d_state, bias=False)
+        self.step_size = nn.Linear(self.rank, self.width)
+        nn.init.uniform_(self.step_size.weight, -(self.rank**-0.5), self.rank**-0.5)
+        self.step_size.bias.data = _initial_step_sizes(self.width)
+        self.log_rate = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.width, 1))
+        self.skip = nn.Parameter(torch.ones(self.width))
+        self.out = nn.Linear(self.width, d_model, bias=False)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"conv": (self.conv.num_kept, self.width), "h": (self.width, self.d_state)}
+
+    def _selected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Step sizes (..., width), input and output weights (..., d_state)."""
+        low, writes, reads = self.select(x).split([self.rank, self.d_state, self.d_state], dim=-1)
+        return F.softplus(self.step_size(low).float()), writes, reads
+
+    def _finish(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        out: Tensor = self.out((y + self.skip * x) * F.silu(z))
+        return out
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        x, z = self.inp(x).chunk(2, dim=-1)
+        x, conv = self.conv(x, resets, state["conv"])
+        x = F.silu(x)
+        step_sizes, writes, reads = self._selected(x)
+        rate, h, outputs = -self.log_rate.exp(), state["h"], []
+        for begin in range(0, x.shape[1], SCAN_CHUNK):
+            part = slice(begin, begin + SCAN_CHUNK)
+            chunk = (step_sizes[:, part], x[:, part], writes[:, part], reads[:, part])
+            begins = None if resets is None else resets[:, part]
+            y, h = checkpoint(selective_scan, *chunk, rate, h, begins, use_reentrant=False)
+            outputs.append(y)
+        return self._finish(torch.cat(outputs, dim=1), x, z), {"conv": conv, "h": h}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        x, z = self.inp(x).chunk(2, dim=-1)
+        x, conv = self.conv.step(x, state["conv"])
+        x = F.silu(x)
+        step_sizes, writes, reads = self._selected(x)
+        written = (step_sizes * x)[..., None] * writes[:, None]
+        h = torch.addcmul(written, (step_sizes[..., None] * -self.log_rate.exp()).exp(), state["h"])
+        y = (h @ reads.to(h.dtype)[..., None]).squeeze(-1)
+        return self._finish(y, x, z), {"conv": conv, "h": h}
+
+
+@in_full_precision
+def selective_scan(
+    step_sizes: Tensor,
+    x: Tensor,
+    writes: Tensor,
+    reads: Tensor,
+    rate: Tensor,
+    initial: Tensor,
+    resets: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """h_t = exp(step_t rate) h_{t-1} + step_t x_t writes_t^T, read as y_t = h_t reads_t.
+
+    Shapes: step_sizes, x (B, L, D); writes, reads (B, L, S); rate (D, S); initial (B, D, S); resets (B, L).
+    Returns: y (B, L, D) and the state after the last timestep (B, D, S).
+    Source: Gu & Dao 2023, arXiv:2312.00752, algorithm 2.
+    """
+    decay = (step_sizes[..., None] * rate).exp()
+    states = linear_recurrence(decay, (step_sizes * x)[..., None] * writes[:, :, None], initial, resets)
+    return (states @ reads[..., None]).squeeze(-1), states[:, -1]
+
+
+class Mamba2Mixer(Mixer):
+    """One decay per head, so that a chunk of a sequence is a few matrix products."""
+
+    def __init__(
+        self,
+        d_model: int,
+        max_seq_len: int,
+        *,
+        d_state: int = 64,
+        d_conv: int = 4,
+        expand: int = 2,
+        n_heads: int = 8,
+    ) -> None:
+        super().__init__()
+        require_positive("Mamba2TrajEncoder", d_state=d_state, d_conv=d_conv, expand=expand)
+        self.d_state, self.width, self.n_heads = d_state, expand * d_model, n_heads
+        self.d_head = require_heads("Mamba2TrajEncoder", self.width, n_heads)
+        self.inp = nn.Linear(d_model, 2 * self.width + 2 * d_state + n_heads, bias=False)
+        self.conv = ShortConv(self.width + 2 * d_state, d_conv)
+        self.step_bias = nn.Parameter(_initial_step_sizes(n_heads))
+        self.log_rate = nn.Parameter(torch.empty(n_heads).uniform_(1.0, 16.0).log())
+        self.skip = nn.Parameter(torch.ones(n_heads, 1))
+        self.norm = RMSNorm(self.width)
+        self.out = nn.Linear(self.width, d_model, bias=False)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        conv = (self.conv.num_kept, self.width + 2 * self.d_state)
+        return {"conv": conv, "S": (self.n_heads, self.d_state, self.d_head)}
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate, what goes through the convolution, and step sizes (..., H, 1)."""
+        z, x, low = self.inp(x).split([self.width, self.width + 2 * self.d_state, self.n_heads], dim=-1)
+        return z, x, F.softplus(low.float() + self.step_bias)[..., None]
+
+    def _selected(self, convolved: Tensor, step_sizes: Tensor) -> tuple[Tensor, ...]:
+        """Heads x (..., H, V); queries, keys, values and log decay of the recurrence."""
+        x, k, q = F.silu(convolved).split([self.width, self.d_state, self.d_state], dim=-1)
+        x = x.unflatten(-1, (self.n_heads, -1))
+        log_decay = -self.log_rate.exp()[:, None] * step_sizes
+        return x, q[..., None, :], k[..., None, :], step_sizes * x, log_decay
+
+    def _finish(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        y = (y + self.skip * x).flatten(-2)
+        return cast("Tensor", self.out(self.norm(y * F.silu(z))))
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        z, x, step_sizes = self._split(x)
+        convolved, conv = self.conv(x, resets, state["conv"])
+        x, *parts = self._selected(convolved, step_sizes)
+        y, last = matrix_recurrence(*parts, state["S"], resets)
+        return self._finish(y, x, z), {"conv": conv, "S": last}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        z, x, step_sizes = self._split(x)
+        convolved, conv = self.conv.step(x, state["conv"])
+        x, *parts = self._selected(convolved, step_sizes)
+        y, last = matrix_step(*parts, state["S"])
+        return self._finish(y, x, z), {"conv": conv, "S": last}
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class MambaTrajEncoder(MixerTrajEncoder):
+    """A trunk of Mamba layers, by default without feed-forward parts; settings of `MixerTrajEncoder` and these.
+
+    Args:
+        d_state: numbers that each feature keeps.
+        d_conv: timesteps that the convolution before the state sees.
+        expand: width inside a layer, in d_model.
+    Source: Gu & Dao 2023, arXiv:2312.00752.
+    """
+
+    mixer_type, ff_ratio = MambaMixer, 0
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class Mamba2TrajEncoder(MixerTrajEncoder):
+    """A trunk of Mamba-2 layers, by default without feed-forward parts; settings of `MixerTrajEncoder` and these.
+
+    Args:
+        d_state: numbers that each feature keeps.
+        d_conv: timesteps that the convolution before the state sees.
+        expand: width inside a layer, in d_model.
+        n_heads: groups of features that fade together, a divisor of expand * d_model.
+    Source: Dao & Gu 2024, arXiv:2405.21060.
+    """
+
+    mixer_type, ff_ratio = Mamba2Mixer, 0
