@@ -21,7 +21,7 @@ from torch.nn import functional as F
 P, R = ParamSpec("P"), TypeVar("R")
 
 MIN_LOG_DECAY = -2.5
-"""Least log decay per timestep where each key feature has its own; with chunks of 32, exp(32 * 2.5) is a float."""
+"""Least log decay per timestep where key features have their own: exp(2.5 * CHUNK_PER_KEY) is a float32."""
 CHUNK, CHUNK_PER_KEY = 64, 32
 
 
@@ -114,7 +114,8 @@ def rotating_recurrence(
     Seen from axes that turn along with it, such a state decays without turning: one real recurrence.
 
     Args:
-        decay, angle: (D,) float; angle in radians per timestep.
+        decay: (D,) float in [0, 1].
+        angle: (D,) float, radians per timestep.
         inputs: (B, L, 2, D) float, real and imaginary parts.
         initial: (B, 2, D) float.
         resets: (B, L) bool, True where h_{t-1} counts as zero.
@@ -143,7 +144,7 @@ def rotating_step(decay: Tensor, angle: Tensor, inputs: Tensor, state: Tensor) -
 
 @dataclass
 class _Decays:
-    """Decay inside chunks of c timesteps, restarting at resets; E is 1, or K where each key feature has its own.
+    """Decay inside chunks of c timesteps, restarting at resets; E is 1, or K if each key feature has its own.
 
     within: (B, C, H, c, E), log decay since the chunk or the newest episode in it began.
     visible: (B, C, 1, c, c) or (c, c) bool, True on earlier timesteps (the columns) of the same episode.
@@ -209,7 +210,8 @@ def matrix_recurrence(
     Inside a chunk this is attention with decaying weights; chunks pass on their states.
 
     Args:
-        queries, keys: (B, L, H, K) float; the head axis may be 1, if all share them.
+        queries: (B, L, H, K) float; the head axis may be 1, if all share them.
+        keys: the same.
         values: (B, L, H, V) float.
         log_decay: (B, L, H, 1) float, at most 0; or (B, L, H, K), one for each row of S, and then at least
             `MIN_LOG_DECAY`.
@@ -265,7 +267,8 @@ def delta_recurrence(
     system.
 
     Args:
-        queries, keys: (B, L, H, K) float, keys of length 1.
+        queries: (B, L, H, K) float.
+        keys: (B, L, H, K) float of length 1.
         values: (B, L, H, V) float.
         rate: (B, L, H, 1) float in [0, 1].
         log_decay: (B, L, H, 1) float, at most 0.

@@ -167,7 +167,9 @@ class Mamba2Mixer(Mixer):
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
 class MambaTrajEncoder(MixerTrajEncoder):
-    """A trunk of Mamba layers, by default without feed-forward parts; settings of `MixerTrajEncoder` and these.
+    """A trunk of Mamba layers, by default without feed-forward parts.
+
+    Settings are those of `MixerTrajEncoder` and these.
 
     Args:
         d_state: numbers that each feature keeps.
@@ -181,7 +183,9 @@ class MambaTrajEncoder(MixerTrajEncoder):
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
 class Mamba2TrajEncoder(MixerTrajEncoder):
-    """A trunk of Mamba-2 layers, by default without feed-forward parts; settings of `MixerTrajEncoder` and these.
+    """A trunk of Mamba-2 layers, by default without feed-forward parts.
+
+    Settings are those of `MixerTrajEncoder` and these.
 
     Args:
         d_state: numbers that each feature keeps.

@@ -26,6 +26,7 @@ from loxodon.nets import (
 )
 
 DIM, WINDOW = 6, 5
+WIDE_KEYS = {"expand_k": 1.0}  # what few features read is often near 0, and its norm enlarges rounding
 
 
 def transformer(**kwargs: object) -> TrajEncoder:
@@ -46,14 +47,14 @@ def with_static_shapes(encoder: TrajEncoder) -> TrajEncoder:
 ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "ffm": trunk(FFMTrajEncoder, d_trace=8, d_context=3),
     "gated_delta": trunk(GatedDeltaNetTrajEncoder, n_heads=2),
-    "gla": trunk(GLATrajEncoder, n_heads=2),
+    "gla": trunk(GLATrajEncoder, n_heads=2, **WIDE_KEYS),
     "lru": trunk(LRUTrajEncoder, norm="rmsnorm", normformer_norms=True, glu=True),
     "mamba": trunk(MambaTrajEncoder, d_state=4, d_ff=0),
     "mamba2": trunk(Mamba2TrajEncoder, d_state=8, n_heads=2, d_ff=0),
     "min_gru": trunk(MinGRUTrajEncoder, gating="gru"),
     "min_lstm": trunk(MinLSTMTrajEncoder, sigma_reparam=True),
-    "mlstm": trunk(MLSTMTrajEncoder, n_heads=2),
-    "retnet": trunk(GLATrajEncoder, n_heads=2, decay="fixed"),
+    "mlstm": trunk(MLSTMTrajEncoder, n_heads=2, **WIDE_KEYS),
+    "retnet": trunk(GLATrajEncoder, n_heads=2, decay="fixed", **WIDE_KEYS),
     "ff": lambda: FFTrajEncoder(DIM, WINDOW, d_model=16),
     "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),
