@@ -54,7 +54,7 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "min_gru": trunk(MinGRUTrajEncoder, gating="gru"),
     "min_lstm": trunk(MinLSTMTrajEncoder, sigma_reparam=True),
     "mlstm": trunk(MLSTMTrajEncoder, n_heads=2, **WIDE_KEYS),
-    "retnet": trunk(GLATrajEncoder, n_heads=2, decay="fixed", **WIDE_KEYS),
+    "retnet": trunk(GLATrajEncoder, n_heads=1, decay="fixed", **WIDE_KEYS),
     "ff": lambda: FFTrajEncoder(DIM, WINDOW, d_model=16),
     "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),
