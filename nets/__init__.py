@@ -16,6 +16,7 @@ from .distributions import (
     TanhGaussian,
 )
 from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .hybrid import HybridTrajEncoder
 from .mixers.ffm import FFMTrajEncoder
 from .mixers.gated_delta import GatedDeltaNetTrajEncoder
 from .mixers.gla import GLATrajEncoder
@@ -51,6 +52,7 @@ __all__ = [
     "GRUTrajEncoder",
     "GatedDeltaNetTrajEncoder",
     "Gaussian",
+    "HybridTrajEncoder",
     "IdentityTrajEncoder",
     "LRUTrajEncoder",
     "LSTMTrajEncoder",

@@ -140,9 +140,24 @@ class KeyValueCache:
         self.begin = max(self.end - self.window, self.oldest)
         return None if self.newest <= self.begin else self.bias[:, None, None, self.begin : self.end]
 
-    def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _recent(self, window: int) -> slice:
+        return slice(max(self.begin, self.end - window), self.end)
+
+    def bias_within(self, window: int) -> Tensor:
+        """As `advance` of a cache with this window, in each case."""
+        return self.bias[:, None, None, self._recent(window)]
+
+    def lags(self, window: int) -> Tensor:
+        """(S,) int64, how many timesteps ago each one of the window was."""
+        recent = self._recent(window)
+        return torch.arange(recent.stop - recent.start - 1, -1, -1, device=self.bias.device)
+
+    def store(
+        self, layer: int, key: Tensor, value: Tensor, window: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Keep (N, H, E) of the newest timestep; returns the keys and values (N, H, S, E) to attend to."""
-        keys, values = (buffer[layer, :, :, self.begin : self.end] for buffer in (self.keys, self.values))
+        recent = self._recent(window or self.window)
+        keys, values = (buffer[layer, :, :, recent] for buffer in (self.keys, self.values))
         keys[:, :, -1] = key
         values[:, :, -1] = value
         return keys, values
@@ -232,7 +247,21 @@ class RingKeyValueCache:
         self.bias.index_fill_(1, self.slot, 0.0)
         return self.bias[:, None, None]
 
-    def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def window(self) -> int:
+        return self.bias.shape[1]
+
+    def bias_within(self, window: int) -> Tensor:
+        """As `advance` of a cache with this window, but over all places."""
+        return self.bias.masked_fill(self.lags(window) >= window, -torch.inf)[:, None, None]
+
+    def lags(self, window: int) -> Tensor:
+        """(window,) int64, how many timesteps ago each place of the ring was taken, whatever `window` is."""
+        return (self.slot - torch.arange(self.window, device=self.slot.device)) % self.window
+
+    def store(
+        self, layer: int, key: Tensor, value: Tensor, window: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Keep (N, H, E) of the newest timestep; returns all keys and values (N, H, window, E)."""
         keys, values = self.keys[layer], self.values[layer]
         keys.index_copy_(2, self.slot, key[:, :, None].to(keys.dtype))

@@ -13,6 +13,7 @@ from loxodon.nets import (
     GatedDeltaNetTrajEncoder,
     GLATrajEncoder,
     GRUTrajEncoder,
+    HybridTrajEncoder,
     IdentityTrajEncoder,
     LRUTrajEncoder,
     LSTMTrajEncoder,
@@ -48,6 +49,18 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "ffm": trunk(FFMTrajEncoder, d_trace=8, d_context=3),
     "gated_delta": trunk(GatedDeltaNetTrajEncoder, n_heads=2),
     "gla": trunk(GLATrajEncoder, n_heads=2, **WIDE_KEYS),
+    "hybrid": lambda: HybridTrajEncoder(
+        DIM, WINDOW, mixers=["min_gru", "attention", "lru"], d_model=16, n_heads=2, d_ff=24
+    ),
+    "hybrid_attention": lambda: HybridTrajEncoder(
+        DIM,
+        WINDOW,
+        mixers=["attention"] * 2,
+        mixer_settings={"attention": {"window": 4, "attention_sink": True}},
+        d_model=16,
+        n_heads=2,
+        d_ff=24,
+    ),
     "lru": trunk(LRUTrajEncoder, norm="rmsnorm", normformer_norms=True, glu=True),
     "mamba": trunk(MambaTrajEncoder, d_state=4, d_ff=0),
     "mamba2": trunk(Mamba2TrajEncoder, d_state=8, n_heads=2, d_ff=0),
@@ -62,7 +75,22 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "transformer_rope": transformer,
     "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
     "transformer_static_shapes": lambda: with_static_shapes(transformer()),
-    "transformer_plain": lambda: transformer(pos_emb=None, qk_norm=False, norm="rmsnorm"),
+    "transformer_plain": lambda: transformer(
+        pos_emb=None, qk_norm=False, norm="rmsnorm", attention_type="plain", glu=True
+    ),
+    "transformer_alibi": lambda: transformer(pos_emb="alibi", attention_sink=True, windows=[2, 5, 3]),
+    "transformer_alibi_static": lambda: with_static_shapes(
+        transformer(pos_emb="alibi", attention_sink=True, windows=[2, 5, 3])
+    ),
+    "transformer_reference": lambda: transformer(
+        pos_emb="fixed",
+        sigma_reparam=True,
+        normformer_norms=True,
+        head_scaling=True,
+        dropout_attn=0.1,
+        dropout_qkv=0.1,
+    ),
+    "transformer_gtrxl": lambda: transformer(gating="gru", attention_sink=True),
 }
 MEMORYLESS = {"ff", "identity"}
 
