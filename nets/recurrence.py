@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MIN_LOG_DECAY = -2.5
 """Least log decay per timestep where key features have their own: exp(2.5 * CHUNK_PER_KEY) is a float32."""
@@ -36,7 +37,8 @@ def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next(x.device.type for x in args if isinstance(x, Tensor))
         with torch.autocast(device, enabled=False):
-            return function(*map(widened, args), **{key: widened(x) for key, x in kwargs.items()})  # type: ignore[arg-type]
+            wide = {key: widened(x) for key, x in kwargs.items()}
+            return cast("R", cast("Any", function)(*map(widened, args), **wide))
 
     return run
 
@@ -50,10 +52,9 @@ def _scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
     size = max(1, math.isqrt(length))
     missing = -length % size
     padding = [0, 0] * (inputs.ndim - 2) + [0, missing]
-    states, kept = (
-        (F.pad(x, padding) if missing else x.clone(memory_format=torch.contiguous_format)).unflatten(
-            1, (-1, size)
-        )
+    shape = (len(inputs), -1, size, *inputs.shape[2:])
+    states, kept = (  # copies
+        (F.pad(x, padding) if missing else x.clone(memory_format=torch.contiguous_format)).view(shape)
         for x in (inputs, decay)
     )
     for t in range(1, size):  # every chunk as if it began with nothing, and what it keeps of its beginning
@@ -63,7 +64,7 @@ def _scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
     for n in range(states.shape[1] - 1):
         starts.append(torch.addcmul(states[:, n, -1], kept[:, n, -1], starts[-1]))
     states.addcmul_(kept, torch.stack(starts, dim=1)[:, :, None])
-    return states.flatten(1, 2)[:, :length]
+    return states.view(len(inputs), -1, *inputs.shape[2:])[:, :length]
 
 
 class _LinearRecurrence(torch.autograd.Function):
@@ -76,7 +77,7 @@ class _LinearRecurrence(torch.autograd.Function):
         return states
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay, initial, states = ctx.saved_tensors
         nothing = torch.zeros_like(initial)

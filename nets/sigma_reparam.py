@@ -10,8 +10,9 @@ from torch.nn import functional as F
 class SigmaReparamLinear(nn.Module):
     """A linear layer with weight (gain / sigma) W, where sigma is the spectral norm of W.
 
-    While training each forward pass moves the estimate of the singular vectors one power iteration on. It
-    keeps attention from collapsing onto single timesteps.
+    It keeps attention from collapsing onto single timesteps. While training, each forward pass with gradient
+    ends with one power iteration of the singular vectors: a pass over untouched weights still gives the
+    result of the last one without gradient.
     Shapes: (..., d_in) -> (..., d_out).
     Source: Zhai et al. 2023, arXiv:2303.06296.
     """
@@ -31,12 +32,12 @@ class SigmaReparamLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            if self.training:
+            # Clones, as the vectors change before the gradient is computed.
+            scale = self.gain / (self.left.clone() @ (self.weight @ self.right.clone()))
+            if self.training and torch.is_grad_enabled():
                 with torch.no_grad():
                     self.left.copy_(F.normalize(self.weight @ self.right, dim=0))
                     self.right.copy_(F.normalize(self.weight.T @ self.left, dim=0))
-            # Clones: the next pass changes the vectors before this one's gradient may have been computed.
-            scale = self.gain / (self.left.clone() @ (self.weight @ self.right.clone()))
         return F.linear(x, self.weight * scale, self.bias)
 
 

@@ -74,7 +74,9 @@ class TransformerLayer(ResidualBlock):
     ) -> None:
         super().__init__(settings)
         d_model, width = settings.d_model, settings.d_model // n_heads
-        self.n_heads, self.window, self.alibi = n_heads, window, alibi
+        self.n_heads, self.window, self.alibi, self.context_len = n_heads, window, alibi, window - 1
+        kept = (n_heads, window - 1, width)
+        self.state_shapes = {"keys": kept, "values": kept, "age": ()}
         self.attention, self.dropout_attn, self.dropout_qkv = attention, dropout_attn, nn.Dropout(dropout_qkv)
         self.qkv = linear(d_model, 3 * d_model, bias=False, sigma_reparam=settings.sigma_reparam)
         self.proj = linear(d_model, d_model, bias=False, sigma_reparam=settings.sigma_reparam)
@@ -179,15 +181,6 @@ class TransformerLayer(ResidualBlock):
         return self.finish(x, self.proj(attended.flatten(1)))
 
     # A block of a trunk.
-
-    @property
-    def context_len(self) -> int:
-        return self.window - 1
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        shape = (self.n_heads, self.window - 1, self.settings.d_model // self.n_heads)
-        return {"keys": shape, "values": shape, "age": ()}
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
         num_used = min(int(state["age"].max()), self.window - 1)

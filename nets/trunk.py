@@ -30,10 +30,8 @@ class Mixer(nn.Module, ABC):
     context_len: int | None = None
     """Earlier timesteps that an output can depend on; None without a bound."""
 
-    @property
-    @abstractmethod
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each part of the state of one env."""
+    state_shapes: dict[str, tuple[int, ...]]
+    """Shape of each part of the state of one env; to be set by subclasses."""
 
     @abstractmethod
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
@@ -97,6 +95,9 @@ class ResidualBlock(nn.Module, ABC):
     arXiv:2110.09456 (NormFormer); gated linear units from Shazeer 2020, arXiv:2002.05202.
     """
 
+    context_len: int | None  # these two as those of `Mixer`
+    state_shapes: dict[str, tuple[int, ...]]
+
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
         self.settings, width = settings, settings.d_model
@@ -118,17 +119,9 @@ class ResidualBlock(nn.Module, ABC):
         self.join_mixed = GRUGate(s.d_model) if s.gating else None
         self.join_ff = GRUGate(s.d_model) if s.gating and s.d_ff else None
 
-    @property
     @abstractmethod
-    def context_len(self) -> int | None:
-        """As that of `Mixer`, and so are the methods below; x includes the residual stream."""
-
-    @property
-    @abstractmethod
-    def state_shapes(self) -> dict[str, tuple[int, ...]]: ...
-
-    @abstractmethod
-    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]: ...
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """As that of `Mixer`, with the residual stream; and so is `step`."""
 
     @abstractmethod
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]: ...
@@ -153,16 +146,8 @@ class MixerBlock(ResidualBlock):
 
     def __init__(self, settings: BlockSettings, mixer: Mixer) -> None:
         super().__init__(settings)
-        self.mixer = mixer
+        self.mixer, self.context_len, self.state_shapes = mixer, mixer.context_len, mixer.state_shapes
         self._add_feed_forward()
-
-    @property
-    def context_len(self) -> int | None:
-        return self.mixer.context_len
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return self.mixer.state_shapes
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
         mixed, state = self.mixer(self.norm_attn(x), resets, state)

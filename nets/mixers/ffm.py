@@ -26,10 +26,7 @@ class FFMMixer(Mixer):
         self.inp = nn.Linear(d_model, 2 * d_trace + 2 * d_model)
         self.out = nn.Linear(2 * d_trace * d_context, d_model)
         self.norm = nn.LayerNorm(d_model, elementwise_affine=False)
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"h": (2, self.d_trace * self.d_context)}
+        self.state_shapes = {"h": (2, self.d_trace * self.d_context)}
 
     def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
         """Decay, angle and inputs of the recurrence; output gate and skip."""
@@ -41,7 +38,8 @@ class FFMMixer(Mixer):
         return (decay, angle, torch.stack([real, torch.zeros_like(real)], dim=-2)), gate.sigmoid(), skip
 
     def _read(self, h: Tensor, gate: Tensor, skip: Tensor) -> Tensor:
-        return skip + gate * (self.norm(self.out(h.flatten(-2))) - skip)
+        read: Tensor = self.norm(self.out(h.flatten(-2)))
+        return skip + gate * (read - skip)
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
         parts, gate, skip = self._parts(x)

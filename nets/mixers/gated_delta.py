@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import delta_recurrence, delta_step
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import ShortConv, inverse_softplus, require_heads, timescales
+from .parts import ShortConv, by_head, inverse_softplus, require_heads, timescales
 
 
 class GatedDeltaNetMixer(Mixer):
@@ -29,11 +29,8 @@ class GatedDeltaNetMixer(Mixer):
         self.step_bias = nn.Parameter(inverse_softplus(1 / timescales(n_heads, max_seq_len, least=8.0)))
         self.norm = RMSNorm(self.d_head)
         self.out = nn.Linear(d_model, d_model, bias=False)
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        conv = (self.conv.num_kept, 3 * self.d_model)
-        return {"conv": conv, "S": (self.n_heads, self.d_head, self.d_head)}
+        kept = (self.conv.num_kept, 3 * self.d_model)
+        self.state_shapes = {"conv": kept, "S": (self.n_heads, self.d_head, self.d_head)}
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What goes through the convolution, output gate, and write rate and log decay (..., H, 1)."""
@@ -43,7 +40,7 @@ class GatedDeltaNetMixer(Mixer):
         return qkv, z, rate.float().sigmoid()[..., None], log_decay[..., None]
 
     def _queries_keys_values(self, convolved: Tensor) -> list[Tensor]:
-        q, k, v = F.silu(convolved).unflatten(-1, (3, self.n_heads, -1)).float().unbind(-3)
+        q, k, v = (by_head(part, self.n_heads) for part in F.silu(convolved).float().chunk(3, dim=-1))
         return [F.normalize(q, dim=-1) * self.d_head**-0.5, F.normalize(k, dim=-1), v]
 
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import MIN_LOG_DECAY, matrix_recurrence, matrix_step
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import require_heads, timescales
+from .parts import by_head, require_heads, timescales
 
 TEMPERATURE = 16.0
 """Gates fade this much slower than a sigmoid of their input would."""
@@ -50,20 +50,17 @@ class GLAMixer(Mixer):
             cast("nn.Linear", self.gate[1]).bias.data = torch.logit(torch.exp(-TEMPERATURE / fades))
         log_decay = torch.log1p(-(2.0 ** (-5 - torch.arange(n_heads, dtype=torch.float32))))
         self.register_buffer("fixed", log_decay[:, None], persistent=False)
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_heads, self.d_head_k, self.d_head_v)}
+        self.state_shapes = {"S": (self.n_heads, self.d_head_k, self.d_head_v)}
 
     def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Queries, keys, values (..., H, E) and log decay of the recurrence; output gate (..., D)."""
         q, k, v, z = self.inp(x).split([self.d_k, self.d_k, self.d_v, self.d_v], dim=-1)
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
+        q, k, v = (by_head(part, self.n_heads) for part in (q, k, v))
         if self.gate is None:
             log_decay = cast("Tensor", self.fixed).expand(*x.shape[:-1], -1, -1)
         else:
-            log_decay = F.logsigmoid(self.gate(x).float()) / TEMPERATURE
-            log_decay = log_decay.clamp(min=MIN_LOG_DECAY).unflatten(-1, (self.n_heads, -1))
+            log_decay = F.logsigmoid(by_head(self.gate(x).float(), self.n_heads)) / TEMPERATURE
+            log_decay = log_decay.clamp(min=MIN_LOG_DECAY)
         return [q * self.d_head_k**-0.5, k, v, log_decay], z
 
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:

@@ -41,10 +41,7 @@ class LRUMixer(Mixer):
         self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
         self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
         self.skip = nn.Parameter(torch.randn(d_model))
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"h": (2, self.d_state)}
+        self.state_shapes = {"h": (2, self.d_state)}
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inputs = self.inp(x).float().unflatten(-1, (2, -1)) * self.log_scale.exp()

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import ShortConv, inverse_softplus, require_heads
+from .parts import ShortConv, by_head, inverse_softplus, require_heads
 
 SCAN_CHUNK = 64
 """Timesteps whose states, d_state times as wide as the sequence, are in memory at once."""
@@ -44,10 +44,7 @@ class MambaMixer(Mixer):
         self.log_rate = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.width, 1))
         self.skip = nn.Parameter(torch.ones(self.width))
         self.out = nn.Linear(self.width, d_model, bias=False)
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"conv": (self.conv.num_kept, self.width), "h": (self.width, self.d_state)}
+        self.state_shapes = {"conv": (self.conv.num_kept, self.width), "h": (self.width, self.d_state)}
 
     def _selected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Step sizes (..., width), input and output weights (..., d_state)."""
@@ -128,11 +125,8 @@ class Mamba2Mixer(Mixer):
         self.skip = nn.Parameter(torch.ones(n_heads, 1))
         self.norm = RMSNorm(self.width)
         self.out = nn.Linear(self.width, d_model, bias=False)
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        conv = (self.conv.num_kept, self.width + 2 * self.d_state)
-        return {"conv": conv, "S": (self.n_heads, self.d_state, self.d_head)}
+        kept = (self.conv.num_kept, self.width + 2 * self.d_state)
+        self.state_shapes = {"conv": kept, "S": (self.n_heads, self.d_state, self.d_head)}
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gate, what goes through the convolution, and step sizes (..., H, 1)."""
@@ -141,8 +135,8 @@ class Mamba2Mixer(Mixer):
 
     def _selected(self, convolved: Tensor, step_sizes: Tensor) -> tuple[Tensor, ...]:
         """Heads x (..., H, V); queries, keys, values and log decay of the recurrence."""
-        x, k, q = F.silu(convolved).split([self.width, self.d_state, self.d_state], dim=-1)
-        x = x.unflatten(-1, (self.n_heads, -1))
+        x, k, q = torch.split(F.silu(convolved), [self.width, self.d_state, self.d_state], dim=-1)
+        x = by_head(x, self.n_heads)
         log_decay = -self.log_rate.exp()[:, None] * step_sizes
         return x, q[..., None, :], k[..., None, :], step_sizes * x, log_decay
 
@@ -153,15 +147,15 @@ class Mamba2Mixer(Mixer):
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
         z, x, step_sizes = self._split(x)
         convolved, conv = self.conv(x, resets, state["conv"])
-        x, *parts = self._selected(convolved, step_sizes)
-        y, last = matrix_recurrence(*parts, state["S"], resets)
+        x, q, k, v, log_decay = self._selected(convolved, step_sizes)
+        y, last = matrix_recurrence(q, k, v, log_decay, state["S"], resets)
         return self._finish(y, x, z), {"conv": conv, "S": last}
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         z, x, step_sizes = self._split(x)
         convolved, conv = self.conv.step(x, state["conv"])
-        x, *parts = self._selected(convolved, step_sizes)
-        y, last = matrix_step(*parts, state["S"])
+        x, q, k, v, log_decay = self._selected(convolved, step_sizes)
+        y, last = matrix_step(q, k, v, log_decay, state["S"])
         return self._finish(y, x, z), {"conv": conv, "S": last}
 
 

@@ -29,10 +29,7 @@ class MinRNNMixer(Mixer):
         with torch.no_grad():
             odds = (timescales(self.width, max_seq_len) - 1).log()  # keeping against writing
             self.inp.bias[: self.num_gates * self.width] = torch.cat([odds, -odds][-self.num_gates :])
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"h": (self.width,)}
+        self.state_shapes = {"h": (self.width,)}
 
     @abstractmethod
     def _log_odds(self, gates: Tensor) -> Tensor:

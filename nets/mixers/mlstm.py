@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..mlp import RMSNorm
 from ..recurrence import matrix_recurrence, matrix_step
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import require_heads, timescales
+from .parts import by_head, require_heads, timescales
 
 
 class MLSTMMixer(Mixer):
@@ -41,15 +41,12 @@ class MLSTMMixer(Mixer):
         self.gates.bias.data = torch.cat([torch.zeros(n_heads), forget])
         self.norm = RMSNorm(self.d_head_v)
         self.out = nn.Linear(self.d_v, d_model, bias=False)
-
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_heads, self.d_head_k, self.d_head_v + 1)}
+        self.state_shapes = {"S": (self.n_heads, self.d_head_k, self.d_head_v + 1)}
 
     def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Queries, keys, values (..., H, E) and log decay of the recurrence; output gate (..., D)."""
         q, k, v, z = self.inp(x).split([self.d_k, self.d_k, self.d_v, self.d_v], dim=-1)
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
+        q, k, v = (by_head(part, self.n_heads) for part in (q, k, v))
         gates = self.gate_cap * torch.tanh(self.gates(x).float() / self.gate_cap)
         write, forget = gates[..., None].chunk(2, dim=-2)
         k = k.float() * (write.exp() * self.d_head_k**-0.5)

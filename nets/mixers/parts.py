@@ -66,6 +66,11 @@ def inverse_softplus(y: Tensor) -> Tensor:
     return y + torch.log(-torch.expm1(-y))
 
 
+def by_head(x: Tensor, n_heads: int) -> Tensor:
+    """(..., H * E) -> (..., H, E)."""
+    return x.view(*x.shape[:-1], n_heads, -1)
+
+
 def require_heads(owner: str, width: int, n_heads: int) -> int:
     """The width of each head. Raises: ValueError if they do not divide `width`."""
     if n_heads < 1 or width % n_heads:

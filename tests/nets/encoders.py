@@ -50,16 +50,7 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "gated_delta": trunk(GatedDeltaNetTrajEncoder, n_heads=2),
     "gla": trunk(GLATrajEncoder, n_heads=2, **WIDE_KEYS),
     "hybrid": lambda: HybridTrajEncoder(
-        DIM, WINDOW, mixers=["min_gru", "attention", "lru"], d_model=16, n_heads=2, d_ff=24
-    ),
-    "hybrid_attention": lambda: HybridTrajEncoder(
-        DIM,
-        WINDOW,
-        mixers=["attention"] * 2,
-        mixer_settings={"attention": {"window": 4, "attention_sink": True}},
-        d_model=16,
-        n_heads=2,
-        d_ff=24,
+        DIM, WINDOW, mixers=["attention", "min_gru", "attention"], d_model=16, n_heads=2, d_ff=24
     ),
     "lru": trunk(LRUTrajEncoder, norm="rmsnorm", normformer_norms=True, glu=True),
     "mamba": trunk(MambaTrajEncoder, d_state=4, d_ff=0),
@@ -89,8 +80,9 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
         head_scaling=True,
         dropout_attn=0.1,
         dropout_qkv=0.1,
+        gating="gru",
+        attention_sink=True,
     ),
-    "transformer_gtrxl": lambda: transformer(gating="gru", attention_sink=True),
 }
 MEMORYLESS = {"ff", "identity"}
 
