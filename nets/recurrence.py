@@ -289,10 +289,11 @@ def delta_recurrence(
     new, replaced = solved[..., :num_values], solved[..., num_values:]
     scores, reads, writes = (q @ k.mT) * weights, q * decays.from_start, (k * decays.to_end).mT
     state, outputs = initial.to(new.dtype), []
-    for n in range(q.shape[1]):
-        corrected = new[:, n] - replaced[:, n] @ state
-        outputs.append(reads[:, n] @ state + scores[:, n] @ corrected)
-        state = decays.whole[:, n, :, :, None] * state + writes[:, n] @ corrected
+    parts = (new, replaced, scores, reads, writes, decays.whole[..., None])
+    for added, removed, score, read, write, kept in zip(*(x.unbind(1) for x in parts), strict=True):
+        corrected = added - removed @ state
+        outputs.append(read @ state + score @ corrected)
+        state = kept * state + write @ corrected
     return _unchunked(torch.stack(outputs, dim=1), length), state
 
 

@@ -175,10 +175,18 @@ class TransformerLayer(ResidualBlock):
             bias = cache.bias_within(self.window)
             if self.alibi:
                 bias = bias - self.slopes * cache.lags(self.window)
-        elif self.sink is not None and bias is None:
-            bias = keys.new_zeros(1, 1, 1, keys.shape[2])
-        attended = self._attend(q[:, :, None].to(keys.dtype), keys, values, bias).to(x.dtype)
+        attended = self._attend_once(q[:, :, None].to(keys.dtype), keys, values, bias).to(x.dtype)
         return self.finish(x, self.proj(attended.flatten(1)))
+
+    def _attend_once(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+        """One query (N, H, 1, E), keys (N, H, E, S): plain products, as kernels are made for many queries."""
+        q = q * q.shape[-1] ** -0.5
+        logits = q @ keys if bias is None else q @ keys + bias
+        if self.sink is not None:
+            logits = torch.cat([logits, q @ self.sink.mT], dim=-1)
+        weights = logits.softmax(-1)
+        attended = (weights if self.sink is None else weights[..., :-1]) @ values
+        return attended if self.head_scale is None else attended * self.head_scale
 
     # A block of a trunk.
 
@@ -251,7 +259,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         sigma_reparam: linear layers keep a learned spectral norm.
         glu: the feed-forward part is gated: activation(A x) * B x.
         gating: "gru" replaces residual sums by gates that begin close to the identity (GTrXL); None for sums.
-        attention_type: "sdpa" (torch's own kernels), "plain" (the formula) or a function, see `Attention`.
+        attention_type: of training: "sdpa" (torch's own kernels), "plain" (the formula) or a function, see
+            `Attention`. Acting always takes the formula.
     Raises: ValueError for a size below 1, a bad head count or an unknown name.
     """
 

@@ -114,8 +114,8 @@ class ResidualBlock(nn.Module, ABC):
             self.down = linear(s.d_ff, s.d_model, sigma_reparam=s.sigma_reparam)
             self.gate_ff = linear(s.d_model, s.d_ff, sigma_reparam=s.sigma_reparam) if s.glu else None
         after = s.norm if s.normformer_norms else None
-        self.norm_mixed = norm_layer(after, s.d_model)
-        self.norm_up = norm_layer(after, s.d_ff) if s.d_ff else None
+        self.norm_mixed = norm_layer(after, s.d_model) if after else None
+        self.norm_up = norm_layer(after, s.d_ff) if after and s.d_ff else None
         self.join_mixed = GRUGate(s.d_model) if s.gating else None
         self.join_ff = GRUGate(s.d_model) if s.gating and s.d_ff else None
 
@@ -128,13 +128,15 @@ class ResidualBlock(nn.Module, ABC):
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add the result of mixing and the feed-forward part to x; all (..., D)."""
-        x = self._join(x, self.norm_mixed(mixed), self.join_mixed)
-        if self.norm_ff is None or self.norm_up is None:
+        mixed = mixed if self.norm_mixed is None else self.norm_mixed(mixed)
+        x = self._join(x, mixed, self.join_mixed)
+        if self.norm_ff is None:
             return x
         y = self.norm_ff(x)
         up = self.up(y)
         up = self.activation(up) if self.gate_ff is None else self.activation(self.gate_ff(y)) * up
-        return self._join(x, self.down(self.norm_up(up)), self.join_ff)
+        up = up if self.norm_up is None else self.norm_up(up)
+        return self._join(x, self.down(up), self.join_ff)
 
     def _join(self, x: Tensor, y: Tensor, gate: nn.Module | None) -> Tensor:
         y = self.dropout(y)

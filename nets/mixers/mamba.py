@@ -16,8 +16,8 @@ from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence
 from ..trunk import Mixer, MixerTrajEncoder, State
 from .parts import ShortConv, by_head, inverse_softplus, require_heads
 
-SCAN_CHUNK = 64
-"""Timesteps whose states, d_state times as wide as the sequence, are in memory at once."""
+SCAN_BYTES = {"cpu": 2**23, "else": 2**27}
+"""Size of states, d_state times as wide as sequences, that are in memory at once: on a CPU in its cache."""
 
 
 def _initial_step_sizes(num: int) -> Tensor:
@@ -61,10 +61,11 @@ class MambaMixer(Mixer):
         x = F.silu(x)
         step_sizes, writes, reads = self._selected(x)
         rate, h, outputs = -self.log_rate.exp(), state["h"], []
-        for begin in range(0, x.shape[1], SCAN_CHUNK):
-            part = slice(begin, begin + SCAN_CHUNK)
-            chunk = (step_sizes[:, part], x[:, part], writes[:, part], reads[:, part])
-            begins = None if resets is None else resets[:, part]
+        most = SCAN_BYTES["cpu" if x.device.type == "cpu" else "else"] // h.nbytes
+        size = min(max(most, 8), 256)
+        chunks = [part.split(size, dim=1) for part in (step_sizes, x, writes, reads)]
+        for i, chunk in enumerate(zip(*chunks, strict=True)):
+            begins = None if resets is None else resets[:, i * size : (i + 1) * size]
             y, h = checkpoint(selective_scan, *chunk, rate, h, begins, use_reentrant=False)
             outputs.append(y)
         return self._finish(torch.cat(outputs, dim=1), x, z), {"conv": conv, "h": h}
