@@ -63,7 +63,7 @@ class MambaMixer(Mixer):
         rate, h, outputs = -self.log_rate.exp(), state["h"], []
         most = SCAN_BYTES["cpu" if x.device.type == "cpu" else "else"] // h.nbytes
         size = min(max(most, 8), 256)
-        chunks = [part.split(size, dim=1) for part in (step_sizes, x, writes, reads)]
+        chunks = [torch.split(part, size, dim=1) for part in (step_sizes, x, writes, reads)]
         for i, chunk in enumerate(zip(*chunks, strict=True)):
             begins = None if resets is None else resets[:, i * size : (i + 1) * size]
             y, h = checkpoint(selective_scan, *chunk, rate, h, begins, use_reentrant=False)
