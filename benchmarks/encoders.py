@@ -52,11 +52,14 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+MIN_CALLS = 3
+
+
 def cpu_s(call: Callable[[], object], seconds: float) -> float:
-    """CPU seconds of the fastest of all calls that fit into `seconds`, three at least."""
+    """CPU seconds of the fastest of all calls that fit into `seconds`, and of three at least."""
     times: list[float] = []
     call()
-    while len(times) < 3 or sum(times) < seconds:
+    while len(times) < MIN_CALLS or sum(times) < seconds:
         begin = time.process_time()
         call()
         times.append(time.process_time() - begin)
@@ -64,12 +67,14 @@ def cpu_s(call: Callable[[], object], seconds: float) -> float:
 
 
 def flops_per_s(seconds: float) -> float:
+    """Speed of one large matrix product."""
     size = 1024
     x, y = torch.randn(2, size, size).unbind(0)
     return 2 * size**3 / cpu_s(lambda: x @ y, seconds)
 
 
 def build(name: str, max_seq_len: int) -> TrajEncoder:
+    """A new encoder with the same weights in each call."""
     torch.manual_seed(0)
     kind, settings = ENCODERS[name]
     encoder: TrajEncoder = getattr(nets, kind)(WIDTH, max_seq_len, **settings)
@@ -77,6 +82,7 @@ def build(name: str, max_seq_len: int) -> TrajEncoder:
 
 
 def train(name: str, length: int, seconds: float, speed: float) -> dict[str, float]:
+    """What forward and backward passes cost, see above."""
     encoder, rows = build(name, length), TIMESTEPS // length
     seq, times = torch.randn(rows, length, WIDTH), torch.arange(length).expand(rows, -1)[..., None]
 
@@ -109,6 +115,7 @@ def remembering(encoder: TrajEncoder, context: int) -> tuple[Any, int]:
 
 @torch.no_grad()
 def act(name: str, context: int, seconds: float) -> dict[str, float]:
+    """What a step costs after `context` timesteps, see above."""
     encoder = build(name, context).eval()
     state, state_bytes = remembering(encoder, context)
     seq, times = torch.randn(NUM_ENVS, 1, WIDTH), torch.full((NUM_ENVS, 1, 1), context)
@@ -145,6 +152,7 @@ def bare_transformer_step(context: int) -> Callable[[], torch.Tensor]:
 
 
 def main() -> None:
+    """Print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
