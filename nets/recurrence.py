@@ -122,9 +122,16 @@ def rotating_recurrence(
         resets: (B, L) bool, True where h_{t-1} counts as zero.
     Returns: (B, L, 2, D) float.
     """
-    time = torch.arange(1, inputs.shape[1] + 1, device=inputs.device, dtype=torch.float64)
-    angles = time[:, None] * angle.double()  # many turns, of which float32 would lose the last digits
-    cos, sin = angles.cos().to(inputs.dtype), angles.sin().to(inputs.dtype)
+    length = inputs.shape[1]
+
+    def axes(begin: int, end: int, stride: int) -> Tensor:
+        """(T, 2, D), cosines and sines of many turns, of which float32 would lose the last digits."""
+        time = torch.arange(begin, end, stride, device=inputs.device, dtype=torch.float64)
+        angles = time[:, None] * angle.double()
+        return torch.stack([angles.cos(), angles.sin()], dim=1).to(inputs.dtype)
+
+    cos, sin = axes(0, length, CHUNK)[:, None].unbind(2)
+    cos, sin = _turned(axes(1, CHUNK + 1, 1), cos, sin).flatten(0, 1)[:length].unbind(1)
     seen = linear_recurrence(decay, _turned(inputs, cos, -sin), initial, resets)
     return _turned(seen, cos, sin)
 
@@ -231,11 +238,18 @@ def matrix_recurrence(
         scores = scores.masked_fill(~decays.visible, 0.0)
     else:
         scores = (q @ k.mT) * decays.weights()
-    written = (k * decays.to_end).mT @ v
+    shared = q.shape[2] < v.shape[2]  # then one product serves all heads, and decays belong to their values
+    written = _for_all_heads(k.mT, v * decays.to_end) if shared else (k * decays.to_end).mT @ v
     ends = linear_recurrence(decays.whole[..., None], written, initial)
     starts = torch.cat([initial.to(ends.dtype)[:, None], ends[:, :-1]], dim=1)
-    y = scores @ v + (q * decays.from_start) @ starts
-    return _unchunked(y, length), ends[:, -1]
+    read = _for_all_heads(q, starts) * decays.from_start if shared else (q * decays.from_start) @ starts
+    return _unchunked(scores @ v + read, length), ends[:, -1]
+
+
+def _for_all_heads(x: Tensor, y: Tensor) -> Tensor:
+    """X @ y of x (B, C, 1, I, J) and y (B, C, H, J, E)."""
+    product = x[:, :, 0] @ rearrange(y, "b n h j e -> b n j (h e)")
+    return rearrange(product, "b n i (h e) -> b n h i e", h=y.shape[2])
 
 
 def matrix_step(
@@ -288,13 +302,15 @@ def delta_recurrence(
     solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)
     new, replaced = solved[..., :num_values], solved[..., num_values:]
     scores, reads, writes = (q @ k.mT) * weights, q * decays.from_start, (k * decays.to_end).mT
-    state, outputs = initial.to(new.dtype), []
-    parts = (new, replaced, scores, reads, writes, decays.whole[..., None])
-    for added, removed, score, read, write, kept in zip(*(x.unbind(1) for x in parts), strict=True):
-        corrected = added - removed @ state
-        outputs.append(read @ state + score @ corrected)
-        state = kept * state + write @ corrected
-    return _unchunked(torch.stack(outputs, dim=1), length), state
+    # Over a whole chunk the state changes linearly: S -> passed S + added.
+    kept = torch.diag_embed(decays.whole.expand(*k.shape[:3], k.shape[-1]))
+    passed, added = kept - writes @ replaced, writes @ new
+    states = [initial.to(new.dtype)]
+    for factor, term in zip(passed.unbind(1), added.unbind(1), strict=True):
+        states.append(term + factor @ states[-1])
+    starts = torch.stack(states[:-1], dim=1)
+    y = reads @ starts + scores @ (new - replaced @ starts)
+    return _unchunked(y, length), states[-1]
 
 
 def delta_step(
