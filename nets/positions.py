@@ -68,4 +68,4 @@ class RotaryPositions(nn.Module):
     @staticmethod
     def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """X (B, H, L, E) -> the same, rotated."""
-        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)

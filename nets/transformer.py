@@ -56,6 +56,7 @@ class TransformerLayer(ResidualBlock):
     """
 
     slopes: Tensor
+    least_length: Tensor
 
     def __init__(
         self,
@@ -85,6 +86,8 @@ class TransformerLayer(ResidualBlock):
         if qk_gain is not None:
             self.q_norm, self.k_norm = (RMSNorm(width) for _ in range(2))
             nn.init.constant_(next(self.q_norm.parameters()), qk_gain)
+            eps = self.q_norm.eps or 0.0
+            self.register_buffer("least_length", torch.tensor((width * eps) ** 0.5), persistent=False)
         self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
         self.sink = nn.Parameter(0.02 * torch.randn(n_heads, 1, width)) if attention_sink else None
         self.rotary = RotaryPositions(width) if rotary else None
@@ -164,12 +167,16 @@ class TransformerLayer(ResidualBlock):
         """
         qkv = self.qkv(self.norm_attn(x)).view(x.shape[0], 3, self.n_heads, -1)
         both = qkv[:, :2]  # queries and keys share each operation: (N, 2, H, E)
+        root, scale = both.shape[-1] ** 0.5, both.shape[-1] ** -0.5
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
-            both = F.rms_norm(both.float(), both.shape[-1:], eps=self.q_norm.eps)
-            both = both * torch.stack((self.q_norm.weight, self.k_norm.weight))[:, None]
+            length = torch.linalg.vector_norm(both.float(), dim=-1, keepdim=True)
+            gains = torch.stack((self.q_norm.weight, self.k_norm.weight * root))
+            both = both / torch.hypot(length, self.least_length) * gains[:, None]
+            scale = 1.0  # the root of E of a normed query and the 1 / root of logits cancel
         if rotary is not None:
             both = RotaryPositions.rotate(both, *rotary)
         q, k = both.unbind(1)
+        q = q if scale == 1.0 else q * scale
         keys, values = cache.store(layer, k, qkv[:, 2], self.window)
         if self.alibi or self.window < cache.window:
             bias = cache.bias_within(self.window)
@@ -179,8 +186,7 @@ class TransformerLayer(ResidualBlock):
         return self.finish(x, self.proj(attended.flatten(1)))
 
     def _attend_once(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-        """One query (N, H, 1, E), keys (N, H, E, S): plain products, as kernels are made for many queries."""
-        q = q * q.shape[-1] ** -0.5
+        """One scaled query (N, H, 1, E), keys (N, H, E, S): plain products; kernels are for many queries."""
         logits = q @ keys if bias is None else q @ keys + bias
         if self.sink is not None:
             logits = torch.cat([logits, q @ self.sink.mT], dim=-1)

@@ -139,7 +139,7 @@ class ResidualBlock(nn.Module, ABC):
         return self._join(x, self.down(up), self.join_ff)
 
     def _join(self, x: Tensor, y: Tensor, gate: nn.Module | None) -> Tensor:
-        y = self.dropout(y)
+        y = self.dropout(y) if self.training else y
         return x + y if gate is None else gate(x, y)
 
 
