@@ -14,15 +14,20 @@ from torch.utils.checkpoint import checkpoint
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import ShortConv, by_head, inverse_softplus, require_heads
+from .parts import ShortConv, by_head, require_heads, timescales
 
 SCAN_BYTES = {"cpu": 2**23, "else": 2**27}
 """Size of states, d_state times as wide as sequences, that are in memory at once: on a CPU in its cache."""
 
 
-def _initial_step_sizes(num: int) -> Tensor:
-    """(num,) what a softplus turns into step sizes between 0.001 and 0.1."""
-    return inverse_softplus(torch.exp(torch.rand(num) * math.log(100.0) + math.log(0.001)))
+# Step sizes begin at 0.7, and rates so that memories last. With the step sizes of the reference, 0.001 to 0.1,
+# what is kept for long is written with so little weight that a cue of 100 timesteps ago was not learned.
+STEP_BIAS = 0.0
+
+
+def _initial_log_rates(num: int, max_seq_len: int) -> Tensor:
+    """(num,) for timescales spread up to the training window."""
+    return -(timescales(num, max_seq_len) * math.log(2.0)).log()
 
 
 class MambaMixer(Mixer):
@@ -38,10 +43,13 @@ class MambaMixer(Mixer):
         self.inp = nn.Linear(d_model, 2 * self.width, bias=False)
         self.conv = ShortConv(self.width, d_conv)
         self.select = nn.Linear(self.width, self.rank + 2 * d_state, bias=False)
+        self.select.weight.data[self.rank :] *= (
+            4.0  # so that reads of what was written are not near 0 at first
+        )
         self.step_size = nn.Linear(self.rank, self.width)
         nn.init.uniform_(self.step_size.weight, -(self.rank**-0.5), self.rank**-0.5)
-        self.step_size.bias.data = _initial_step_sizes(self.width)
-        self.log_rate = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.width, 1))
+        self.step_size.bias.data.fill_(STEP_BIAS)
+        self.log_rate = nn.Parameter(_initial_log_rates(d_state, max_seq_len).repeat(self.width, 1))
         self.skip = nn.Parameter(torch.ones(self.width))
         self.out = nn.Linear(self.width, d_model, bias=False)
         self.state_shapes = {"conv": (self.conv.num_kept, self.width), "h": (self.width, self.d_state)}
@@ -121,8 +129,8 @@ class Mamba2Mixer(Mixer):
         self.d_head = require_heads("Mamba2TrajEncoder", self.width, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.width + 2 * d_state + n_heads, bias=False)
         self.conv = ShortConv(self.width + 2 * d_state, d_conv)
-        self.step_bias = nn.Parameter(_initial_step_sizes(n_heads))
-        self.log_rate = nn.Parameter(torch.empty(n_heads).uniform_(1.0, 16.0).log())
+        self.step_bias = nn.Parameter(torch.full((n_heads,), STEP_BIAS))
+        self.log_rate = nn.Parameter(_initial_log_rates(n_heads, max_seq_len))
         self.skip = nn.Parameter(torch.ones(n_heads, 1))
         self.norm = RMSNorm(self.width)
         self.out = nn.Linear(self.width, d_model, bias=False)
