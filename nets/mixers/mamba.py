@@ -20,7 +20,7 @@ SCAN_BYTES = {"cpu": 2**23, "else": 2**27}
 """Size of states, d_state times as wide as sequences, that are in memory at once: on a CPU in its cache."""
 
 
-# Step sizes begin at 0.7, and rates so that memories last. With the step sizes of the reference, 0.001 to 0.1,
+# Step sizes begin at 0.7, and rates so that memories last. With the reference's step sizes (0.001 to 0.1)
 # what is kept for long is written with so little weight that a cue of 100 timesteps ago was not learned.
 STEP_BIAS = 0.0
 
@@ -43,9 +43,7 @@ class MambaMixer(Mixer):
         self.inp = nn.Linear(d_model, 2 * self.width, bias=False)
         self.conv = ShortConv(self.width, d_conv)
         self.select = nn.Linear(self.width, self.rank + 2 * d_state, bias=False)
-        self.select.weight.data[self.rank :] *= (
-            4.0  # so that reads of what was written are not near 0 at first
-        )
+        self.select.weight.data[self.rank :] *= 4.0  # or what was written would hardly be read at first
         self.step_size = nn.Linear(self.rank, self.width)
         nn.init.uniform_(self.step_size.weight, -(self.rank**-0.5), self.rank**-0.5)
         self.step_size.bias.data.fill_(STEP_BIAS)
