@@ -17,7 +17,15 @@ from .distributions import (
 )
 from .goals import FFGoalEmb, TokenGoalEmb
 from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .hybrid import HybridTrajEncoder
 from .images import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
+from .mixers.ffm import FFMTrajEncoder
+from .mixers.gated_delta import GatedDeltaNetTrajEncoder
+from .mixers.gla import GLATrajEncoder
+from .mixers.lru import LRUTrajEncoder
+from .mixers.mamba import Mamba2TrajEncoder, MambaTrajEncoder
+from .mixers.min_rnn import MinGRUTrajEncoder, MinLSTMTrajEncoder
+from .mixers.mlstm import MLSTMTrajEncoder
 from .mlp import MLP, orthogonal_init
 from .normalization import (
     PopArt,
@@ -30,6 +38,7 @@ from .normalization import (
 from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
 from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
+from .trunk import Mixer, MixerTrajEncoder
 from .tstep_encoders import (
     CNNTstepEncoder,
     DictTstepEncoder,
@@ -49,15 +58,27 @@ __all__ = [
     "DistributionType",
     "DrQCNN",
     "FFGoalEmb",
+    "FFMTrajEncoder",
     "FFTrajEncoder",
     "FFTstepEncoder",
+    "GLATrajEncoder",
     "GRUTrajEncoder",
+    "GatedDeltaNetTrajEncoder",
     "Gaussian",
     "GridworldCNN",
     "GridworldCNNTstepEncoder",
+    "HybridTrajEncoder",
     "IMPALAishCNN",
     "IdentityTrajEncoder",
+    "LRUTrajEncoder",
     "LSTMTrajEncoder",
+    "MLSTMTrajEncoder",
+    "Mamba2TrajEncoder",
+    "MambaTrajEncoder",
+    "MinGRUTrajEncoder",
+    "MinLSTMTrajEncoder",
+    "Mixer",
+    "MixerTrajEncoder",
     "MultiCategorical",
     "MultiCategoricalType",
     "NatureishCNN",

@@ -28,6 +28,24 @@ class LearnedPositions(nn.Module):
         return y
 
 
+class SinusoidalPositions(nn.Module):
+    """A fixed vector of waves per timestep index: time_idxs (B, L, 1) int64 -> (B, L, D) float.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5, with all sines before all cosines.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, d_model: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        exponent = torch.arange(0, d_model, 2).float() / d_model
+        self.register_buffer("frequencies", base**-exponent, persistent=False)
+
+    def forward(self, time_idxs: Tensor) -> Tensor:
+        angles = time_idxs * self.frequencies
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
 class RotaryPositions(nn.Module):
     """Rotate pairs of query and key features by an angle proportional to the timestep index.
 
@@ -50,4 +68,4 @@ class RotaryPositions(nn.Module):
     @staticmethod
     def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """X (B, H, L, E) -> the same, rotated."""
-        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)

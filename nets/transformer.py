@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias, cast
 
 import gin
 import torch
@@ -12,77 +12,148 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
-from .mlp import RMSNorm, activation_fn, norm_layer, require_positive
-from .positions import LearnedPositions, RotaryPositions
-from .traj_encoders import TrajEncoder
+from .mlp import RMSNorm, require_positive
+from .positions import LearnedPositions, RotaryPositions, SinusoidalPositions
+from .sigma_reparam import linear
+from .trunk import BlockSettings, ResidualBlock, State, TrunkTrajEncoder
+
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+"""Attention over queries (B, H, L, E), keys and values (B, H, S, E) with a mask and a dropout rate.
+
+The mask is bool (True where attention is allowed) or float (added to logits), broadcast to (B, H, L, S). None
+stands for a causal one with L = S, and for none with L = 1. Returns (B, H, L, E).
+"""
 
 
-class TransformerLayer(nn.Module):
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """The attention of torch, which takes the fastest kernel that it has for the device."""
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """The formula, with all weights in memory."""
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    if mask is None and q.shape[2] > 1:
+        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+    return F.dropout(logits.softmax(-1), dropout) @ v
+
+
+ATTENTIONS: dict[str, Attention] = {"sdpa": sdpa, "plain": plain_attention}
+
+
+class TransformerLayer(ResidualBlock):
     """Pre-norm attention and feed-forward block, with normalised queries and keys.
 
+    As a block of a trunk with other mixers it keeps the keys and values of its window itself; a Transformer
+    keeps those of all layers in one cache, and gives them to `encode` and `act`.
+
     Shapes: x (B, L, D) -> (B, L, D).
-    Source: Vaswani et al. 2017, arXiv:1706.03762; query/key normalisation of
-    Henry et al. 2020, arXiv:2010.04245.
+    Source: Vaswani et al. 2017, arXiv:1706.03762; query/key normalisation of Henry et al. 2020,
+    arXiv:2010.04245; head scales of Shleifer et al. 2021, arXiv:2110.09456; linear biases of Press et al.
+    2021, arXiv:2108.12409; a learned key that attention can rest on of Xiao et al. 2023, arXiv:2309.17453.
     """
+
+    slopes: Tensor
+    least_length: Tensor
 
     def __init__(
         self,
-        d_model: int,
-        n_heads: int,
-        d_ff: int,
+        settings: BlockSettings,
         *,
-        dropout: float,
-        activation: str,
-        norm: str,
+        n_heads: int,
+        window: int,
         qk_gain: float | None,
+        rotary: bool = False,
+        alibi: bool = False,
+        head_scaling: bool = False,
+        attention_sink: bool = False,
+        dropout_attn: float = 0.0,
+        dropout_qkv: float = 0.0,
+        attention: Attention = sdpa,
     ) -> None:
-        super().__init__()
-        self.n_heads, self.dropout = n_heads, nn.Dropout(dropout)
-        self.activation = activation_fn(activation)
-        self.norm_attn, self.norm_ff = norm_layer(norm, d_model), norm_layer(norm, d_model)
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.proj = nn.Linear(d_model, d_model, bias=False)
+        super().__init__(settings)
+        d_model, width = settings.d_model, settings.d_model // n_heads
+        self.n_heads, self.window, self.alibi, self.context_len = n_heads, window, alibi, window - 1
+        kept = (n_heads, window - 1, width)
+        self.state_shapes = {"keys": kept, "values": kept, "age": ()}
+        self.attention, self.dropout_attn, self.dropout_qkv = attention, dropout_attn, nn.Dropout(dropout_qkv)
+        self.qkv = linear(d_model, 3 * d_model, bias=False, sigma_reparam=settings.sigma_reparam)
+        self.proj = linear(d_model, d_model, bias=False, sigma_reparam=settings.sigma_reparam)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         if qk_gain is not None:
-            self.q_norm, self.k_norm = (RMSNorm(d_model // n_heads) for _ in range(2))
+            self.q_norm, self.k_norm = (RMSNorm(width) for _ in range(2))
             nn.init.constant_(next(self.q_norm.parameters()), qk_gain)
-        self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
+            eps = self.q_norm.eps or 0.0
+            self.register_buffer("least_length", torch.tensor((width * eps) ** 0.5), persistent=False)
+        self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
+        self.sink = nn.Parameter(0.02 * torch.randn(n_heads, 1, width)) if attention_sink else None
+        self.rotary = RotaryPositions(width) if rotary else None
+        slopes = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
+        self.register_buffer("slopes", slopes[:, None, None], persistent=False)
+        self._add_feed_forward()
 
     def queries_keys_values(
         self, x: Tensor, rotary: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Each (B, H, L, E), positions applied."""
-        qkv = self.qkv(self.norm_attn(x))
+        qkv = self.dropout_qkv(self.qkv(self.norm_attn(x)))
         q, k, v = rearrange(qkv, "b l (qkv h e) -> qkv b h l e", qkv=3, h=self.n_heads)
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = RotaryPositions.rotate(q, *rotary), RotaryPositions.rotate(k, *rotary)
         return q, k, v
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add the attention result and the feed-forward part to x; all (..., D)."""
-        x = x + self.dropout(self.proj(attended))
-        y: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm_ff(x)))))
-        return y
+    def mask(self, seq: Tensor, resets: Tensor | None, visible: Tensor | None = None) -> Tensor | None:
+        """What `encode` needs; arguments as those of `attention_mask`."""
+        mask = attention_mask(seq, self.window, resets, visible)
+        if not self.alibi and self.sink is None:
+            return mask
+        length, num_before = seq.shape[1], 0 if visible is None else visible.shape[1]
+        t = torch.arange(-num_before, length, device=seq.device)
+        lag = t[num_before:, None] - t
+        mask = lag >= 0 if mask is None else mask
+        return torch.where(mask, -self.slopes * lag, -torch.inf) if self.alibi else mask
 
-    def forward(
+    def encode(
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         memory: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The memory holds keys and values (B, H, M, E) of timesteps before x."""
+        """A sequence; the memory holds keys and values (B, H, M, E) of timesteps before x."""
+        return self._encode(x, rotary, mask, memory)[0]
+
+    def _encode(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        memory: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Also the keys and values attended to, (B, H, M + L, E)."""
         q, k, v = self.queries_keys_values(x, rotary)
         if memory is not None:
             k, v = (
                 torch.cat([old.to(new.dtype), new], dim=2) for old, new in zip(memory, (k, v), strict=True)
             )
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        return self.finish(x, rearrange(attended, "b h l e -> b l (h e)"))
+        attended = self._attend(q, k, v, mask)
+        return self.finish(x, self.proj(rearrange(attended, "b h l e -> b l (h e)"))), k, v
 
-    def forward_timestep(
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if self.sink is not None and mask is not None:
+            sink = self.sink.to(k.dtype).expand(len(k), -1, -1, -1)
+            k, v = torch.cat([sink, k], dim=2), F.pad(v, (0, 0, 1, 0))  # whose value is 0
+            mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(q.dtype)
+        attended = self.attention(q, k, v, mask, self.dropout_attn if self.training else 0.0)
+        return attended if self.head_scale is None else attended * self.head_scale
+
+    def act(
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
@@ -90,26 +161,75 @@ class TransformerLayer(nn.Module):
         layer: int,
         bias: Tensor | None,
     ) -> Tensor:
-        """One timestep of N envs against what is cached; the same result as `forward`, in fewer operations.
+        """One timestep of N envs against what is cached; the same result as `encode`, in fewer operations.
 
         Shapes: x (N, D) -> (N, D); layer: number of this one in the cache; bias (N, 1, 1, S) float or None.
         """
         qkv = self.qkv(self.norm_attn(x)).view(x.shape[0], 3, self.n_heads, -1)
         both = qkv[:, :2]  # queries and keys share each operation: (N, 2, H, E)
+        root, scale = both.shape[-1] ** 0.5, both.shape[-1] ** -0.5
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
-            both = F.rms_norm(both.float(), both.shape[-1:], eps=self.q_norm.eps)
-            both = both * torch.stack((self.q_norm.weight, self.k_norm.weight))[:, None]
+            length = torch.linalg.vector_norm(both.float(), dim=-1, keepdim=True)
+            gains = torch.stack((self.q_norm.weight, self.k_norm.weight * root))
+            both = both / torch.hypot(length, self.least_length) * gains[:, None]
+            scale = 1.0  # the root of E of a normed query and the 1 / root of logits cancel
         if rotary is not None:
             both = RotaryPositions.rotate(both, *rotary)
         q, k = both.unbind(1)
-        keys, values = cache.store(layer, k, qkv[:, 2])
-        q = q[:, :, None].to(keys.dtype)
-        attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias).to(x.dtype)
-        return self.finish(x, attended.flatten(1))
+        q = q if scale == 1.0 else q * scale
+        keys, values = cache.store(layer, k, qkv[:, 2], self.window)
+        if self.alibi or self.window < cache.window:
+            bias = cache.bias_within(self.window)
+            if self.alibi:
+                bias = bias - self.slopes * cache.lags(self.window)
+        attended = self._attend_once(q[:, :, None].to(keys.dtype), keys, values, bias).to(x.dtype)
+        return self.finish(x, self.proj(attended.flatten(1)))
+
+    def _attend_once(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+        """One scaled query (N, H, 1, E), keys (N, H, E, S): plain products; kernels are for many queries."""
+        logits = q @ keys if bias is None else q @ keys + bias
+        if self.sink is not None:
+            logits = torch.cat([logits, q @ self.sink.mT], dim=-1)
+        weights = logits.softmax(-1)
+        attended = (weights if self.sink is None else weights[..., :-1]) @ values
+        return attended if self.head_scale is None else attended * self.head_scale
+
+    # A block of a trunk.
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        num_used = min(int(state["age"].max()), self.window - 1)
+        return self._go_on(x, resets, state, num_used)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = self._go_on(x[:, None], None, state, self.window - 1)  # of one shape at any time
+        return y[:, 0], state
+
+    def _go_on(self, x: Tensor, resets: Tensor | None, state: State, num_used: int) -> tuple[Tensor, State]:
+        """From the newest `num_used` timesteps of the state, which hold all that some row has seen."""
+        length, num_kept, age = x.shape[1], self.window - 1, state["age"]
+        ages = age[:, None] + torch.arange(length, device=x.device)
+        newest = torch.arange(num_used, 0, -1, device=x.device)
+        visible = newest <= age[:, None]
+        if resets is not None:
+            since = torch.where(resets, torch.arange(length, device=x.device), -1).cummax(1).values
+            ages = torch.where(since < 0, ages, torch.arange(length, device=x.device) - since)
+        rotary = None if self.rotary is None else self.rotary(ages[..., None], x.dtype)
+        memory = (state["keys"][:, :, num_kept - num_used :], state["values"][:, :, num_kept - num_used :])
+        mask = self.mask(x, resets, visible if num_used else None)
+        y, k, v = self._encode(x, rotary, mask, memory if num_used else None)
+        age = ages[:, -1] + 1
+        short = max(num_kept - k.shape[2], 0)
+        shown = torch.arange(num_kept, 0, -1, device=x.device) <= age[:, None]
+        keys, values = (
+            F.pad(part[:, :, k.shape[2] + short - num_kept :].float(), (0, 0, short, 0))
+            * shown[:, None, :, None]
+            for part in (k, v)
+        )
+        return y, {"keys": keys, "values": values, "age": age}
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
-class TransformerTrajEncoder(TrajEncoder):
+class TransformerTrajEncoder(TrunkTrajEncoder):
     """Causal Transformer in which every timestep attends to itself and the `max_seq_len - 1` before it.
 
     The same sliding window holds in training and acting, so the key/value cache gives what the full
@@ -130,13 +250,24 @@ class TransformerTrajEncoder(TrajEncoder):
         dropout_emb: on the input.
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
-        pos_emb: "rope" (rotary), "learned" or None.
+        pos_emb: "rope" (rotary), "learned", "fixed" (sines), "alibi" (attention fades with distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
             single out rare timesteps by chance and recall is learned from there; nearly uniform attention
             would dilute such a timestep's gradient by the length of the sequence.
-    Raises: ValueError for a size below 1, a bad head count or position kind.
+        dropout_attn: on attention weights.
+        dropout_qkv: on queries, keys and values.
+        windows: timesteps that each layer attends to, max_seq_len at most; None takes max_seq_len for all.
+        attention_sink: a learned key of no value beside the timesteps, for heads that look for nothing.
+        head_scaling: a learned factor of each head's result.
+        normformer_norms: normalise behind attention and inside the feed-forward part, too.
+        sigma_reparam: linear layers keep a learned spectral norm.
+        glu: the feed-forward part is gated: activation(A x) * B x.
+        gating: "gru" replaces residual sums by gates that begin close to the identity (GTrXL); None for sums.
+        attention_type: of training: "sdpa" (torch's own kernels), "plain" (the formula) or a function, see
+            `Attention`. Acting always takes the formula.
+    Raises: ValueError for a size below 1, a bad head count or an unknown name.
     """
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
@@ -156,43 +287,68 @@ class TransformerTrajEncoder(TrajEncoder):
         max_time_idx: int = 10_000,
         qk_norm: bool = True,
         qk_gain: float = 3.0,
+        dropout_attn: float = 0.0,
+        dropout_qkv: float = 0.0,
+        windows: Sequence[int] | None = None,
+        attention_sink: bool = False,
+        head_scaling: bool = False,
+        normformer_norms: bool = False,
+        sigma_reparam: bool = False,
+        glu: bool = False,
+        gating: str | None = None,
+        attention_type: str | Attention = "sdpa",
     ) -> None:
-        super().__init__(tstep_dim, max_seq_len)
         require_positive(
             "TransformerTrajEncoder", d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=n_layers
         )
-        if d_model % n_heads or (d_model // n_heads) % 2:
+        require_even_heads("TransformerTrajEncoder", d_model, n_heads)
+        if pos_emb not in ("rope", "learned", "fixed", "alibi", None):
             raise ValueError(
-                f"d_model {d_model} and n_heads {n_heads} give no even width per head. "
-                "Fix: choose TransformerTrajEncoder.d_model as a multiple of 2 * n_heads."
+                f"pos_emb is {pos_emb!r}, allowed are 'rope', 'learned', 'fixed', 'alibi', None. "
+                "Fix: bind one of these."
             )
-        if pos_emb not in ("rope", "learned", None):
+        if isinstance(attention_type, str) and attention_type not in ATTENTIONS:
             raise ValueError(
-                f"pos_emb is {pos_emb!r}, allowed are 'rope', 'learned', None. Fix: bind one of these."
+                f"attention_type is {attention_type!r}, allowed are {sorted(ATTENTIONS)} and functions. "
+                "Fix: bind one of these."
             )
-        self.n_heads, self.window = n_heads, max_seq_len
-        self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), nn.Dropout(dropout_emb)
-        self.learned = LearnedPositions(d_model, max_time_idx) if pos_emb == "learned" else None
-        self.rotary = RotaryPositions(d_model // n_heads) if pos_emb == "rope" else None
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                d_model,
-                n_heads,
-                d_ff,
-                dropout=dropout_ff,
-                activation=activation,
-                norm=norm,
-                qk_gain=qk_gain if qk_norm else None,
+        reach = [max_seq_len] * n_layers if windows is None else list(windows)
+        if len(reach) != n_layers or not all(1 <= window <= max_seq_len for window in reach):
+            raise ValueError(
+                f"windows is {reach}, but must be {n_layers} numbers from 1 to {max_seq_len}, one per layer. "
+                "Fix: bind TransformerTrajEncoder.windows so."
             )
-            for _ in range(n_layers)
+        settings = BlockSettings(
+            d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
-        self.out_norm = norm_layer(norm, d_model)
-        self._emb_dim = d_model
+        positions: dict[str | None, Callable[[], nn.Module]] = {
+            "learned": lambda: LearnedPositions(d_model, max_time_idx),
+            "fixed": lambda: SinusoidalPositions(d_model),
+        }
+        super().__init__(
+            tstep_dim,
+            max_seq_len,
+            lambda i: TransformerLayer(
+                settings,
+                n_heads=n_heads,
+                window=reach[i],
+                qk_gain=qk_gain if qk_norm else None,
+                alibi=pos_emb == "alibi",
+                head_scaling=head_scaling,
+                attention_sink=attention_sink,
+                dropout_attn=dropout_attn,
+                dropout_qkv=dropout_qkv,
+                attention=ATTENTIONS[attention_type] if isinstance(attention_type, str) else attention_type,
+            ),
+            d_model=d_model,
+            n_layers=n_layers,
+            norm=norm,
+            dropout_emb=dropout_emb,
+            positions=positions[pos_emb]() if pos_emb in positions else None,
+        )
+        self.n_heads, self.window = n_heads, max(reach)
+        self.rotary = RotaryPositions(d_model // n_heads) if pos_emb == "rope" else None
         self._cache_type: type[Cache] = KeyValueCache
-
-    @property
-    def emb_dim(self) -> int:
-        return self._emb_dim
 
     def use_static_shapes(self) -> None:
         self._cache_type = RingKeyValueCache
@@ -211,10 +367,6 @@ class TransformerTrajEncoder(TrajEncoder):
         hidden_state.forget(ended)
         return hidden_state
 
-    @property
-    def context_len(self) -> int:
-        return len(self.layers) * (self.window - 1)
-
     def export_hidden_state(self, hidden_state: Cache) -> Rows:
         return hidden_state.export()
 
@@ -228,8 +380,8 @@ class TransformerTrajEncoder(TrajEncoder):
         return self._encode_sequence(seq, time_idxs, resets, without_unused(memory))
 
     def remember(self, seq: Tensor, time_idxs: Tensor, resets: Tensor) -> Rows:
-        x, rotary = self._embed(seq, time_idxs)
-        mask = attention_mask(seq, self.window, resets)
+        x, masks = self._embed(seq, time_idxs), self._masks(seq, resets)
+        rotary = self._rotary(time_idxs, x.dtype)
         kept = self.window - 1
         all_keys: list[Tensor] = []
         all_values: list[Tensor] = []
@@ -238,7 +390,7 @@ class TransformerTrajEncoder(TrajEncoder):
             _, keys, values = layer.queries_keys_values(x, rotary)
             for column, new in ((all_keys, keys), (all_values, values)):
                 column.append(F.pad(new[:, :, max(seq.shape[1] - kept, 0) :].float(), (0, 0, short, 0)))
-            x = layer(x, rotary, mask)
+            x = layer.encode(x, rotary, masks[layer.window])
         episode = resets.long().cumsum(1)
         visible = F.pad(episode == episode[:, -1:], (short, 0))[:, -kept:] if kept else episode[:, :0].bool()
         shown = visible[:, None, None, :, None]
@@ -261,32 +413,45 @@ class TransformerTrajEncoder(TrajEncoder):
             outputs.append(self._encode_timestep(seq[:, t : t + 1], time_idxs[:, t : t + 1], hidden_state))
         return torch.cat(outputs, dim=1), hidden_state
 
-    def _embed(self, seq: Tensor, time_idxs: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        x = self.inp(seq)
-        if self.learned is not None:
-            x = x + self.learned(time_idxs)
-        return self.dropout_emb(x), self.rotary(time_idxs, x.dtype) if self.rotary is not None else None
+    def _rotary(self, time_idxs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        return None if self.rotary is None else self.rotary(time_idxs, dtype)
+
+    def _masks(
+        self, seq: Tensor, resets: Tensor | None, visible: Tensor | None = None
+    ) -> dict[int, Tensor | None]:
+        """The mask of layers of each window."""
+        layers = cast("Iterable[TransformerLayer]", self.layers)
+        one_of_each = {layer.window: layer for layer in layers}
+        return {window: layer.mask(seq, resets, visible) for window, layer in one_of_each.items()}
 
     def _encode_sequence(
         self, seq: Tensor, time_idxs: Tensor, resets: Tensor | None, memory: Rows | None = None
     ) -> Tensor:
-        x, rotary = self._embed(seq, time_idxs)
-        visible = None if memory is None else memory["visible"]
-        mask = attention_mask(seq, self.window, resets, visible)
-        for i, layer in enumerate(self.layers):
+        x = self._embed(seq, time_idxs)
+        rotary = self._rotary(time_idxs, x.dtype)
+        masks = self._masks(seq, resets, None if memory is None else memory["visible"])
+        for i, layer in enumerate(cast("Iterable[TransformerLayer]", self.layers)):
             past = None if memory is None else (memory["keys"][:, i], memory["values"][:, i])
-            x = layer(x, rotary, mask, past)
+            x = layer.encode(x, rotary, masks[layer.window], past)
         y: Tensor = self.out_norm(x)
         return y
 
     def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: Cache) -> Tensor:
-        embedded, rotary = self._embed(seq, time_idxs)
-        x = embedded[:, 0]
-        bias = cache.advance()
+        x = self._embed(seq, time_idxs)[:, 0]
+        rotary, bias = self._rotary(time_idxs, x.dtype), cache.advance()
         for i, layer in enumerate(cast("Iterable[TransformerLayer]", self.layers)):
-            x = layer.forward_timestep(x, rotary, cache, i, bias)
+            x = layer.act(x, rotary, cache, i, bias)
         y: Tensor = self.out_norm(x)
         return y[:, None]
+
+
+def require_even_heads(owner: str, d_model: int, n_heads: int) -> None:
+    """Check that heads have an even width. Raises: ValueError if not."""
+    if d_model % n_heads or (d_model // n_heads) % 2:
+        raise ValueError(
+            f"d_model {d_model} and n_heads {n_heads} give no even width per head. "
+            f"Fix: choose {owner}.d_model as a multiple of 2 * n_heads."
+        )
 
 
 def attention_mask(

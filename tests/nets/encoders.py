@@ -8,20 +8,36 @@ import torch
 from torch import Tensor
 
 from loxodon.nets import (
+    FFMTrajEncoder,
     FFTrajEncoder,
+    GatedDeltaNetTrajEncoder,
+    GLATrajEncoder,
     GRUTrajEncoder,
+    HybridTrajEncoder,
     IdentityTrajEncoder,
+    LRUTrajEncoder,
     LSTMTrajEncoder,
+    Mamba2TrajEncoder,
+    MambaTrajEncoder,
+    MinGRUTrajEncoder,
+    MinLSTMTrajEncoder,
+    MLSTMTrajEncoder,
     TrajEncoder,
     TransformerTrajEncoder,
 )
 
 DIM, WINDOW = 6, 5
+WIDE_KEYS = {"expand_k": 1.0}  # what few features read is often near 0, and its norm enlarges rounding
 
 
 def transformer(**kwargs: object) -> TrajEncoder:
     sizes = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 3}
     return TransformerTrajEncoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
+
+
+def trunk(encoder: type[TrajEncoder], **kwargs: object) -> Callable[[], TrajEncoder]:
+    sizes = {"d_model": 16, "n_layers": 2, "d_ff": 24}
+    return lambda: encoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
 
 
 def with_static_shapes(encoder: TrajEncoder) -> TrajEncoder:
@@ -30,6 +46,19 @@ def with_static_shapes(encoder: TrajEncoder) -> TrajEncoder:
 
 
 ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
+    "ffm": trunk(FFMTrajEncoder, d_trace=8, d_context=3),
+    "gated_delta": trunk(GatedDeltaNetTrajEncoder, n_heads=2),
+    "gla": trunk(GLATrajEncoder, n_heads=2, **WIDE_KEYS),
+    "hybrid": lambda: HybridTrajEncoder(
+        DIM, WINDOW, mixers=["attention", "min_gru", "attention"], d_model=16, n_heads=2, d_ff=24
+    ),
+    "lru": trunk(LRUTrajEncoder, norm="rmsnorm", normformer_norms=True, glu=True),
+    "mamba": trunk(MambaTrajEncoder, d_state=4, d_ff=0),
+    "mamba2": trunk(Mamba2TrajEncoder, d_state=8, n_heads=2, d_ff=0),
+    "min_gru": trunk(MinGRUTrajEncoder, gating="gru"),
+    "min_lstm": trunk(MinLSTMTrajEncoder, sigma_reparam=True),
+    "mlstm": trunk(MLSTMTrajEncoder, n_heads=2, **WIDE_KEYS),
+    "retnet": trunk(GLATrajEncoder, n_heads=1, decay="fixed", **WIDE_KEYS),
     "ff": lambda: FFTrajEncoder(DIM, WINDOW, d_model=16),
     "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),
@@ -37,7 +66,23 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "transformer_rope": transformer,
     "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
     "transformer_static_shapes": lambda: with_static_shapes(transformer()),
-    "transformer_plain": lambda: transformer(pos_emb=None, qk_norm=False, norm="rmsnorm"),
+    "transformer_plain": lambda: transformer(
+        pos_emb=None, qk_norm=False, norm="rmsnorm", attention_type="plain", glu=True
+    ),
+    "transformer_alibi": lambda: transformer(pos_emb="alibi", attention_sink=True, windows=[2, 5, 3]),
+    "transformer_alibi_static": lambda: with_static_shapes(
+        transformer(pos_emb="alibi", attention_sink=True, windows=[2, 5, 3])
+    ),
+    "transformer_reference": lambda: transformer(
+        pos_emb="fixed",
+        sigma_reparam=True,
+        normformer_norms=True,
+        head_scaling=True,
+        dropout_attn=0.1,
+        dropout_qkv=0.1,
+        gating="gru",
+        attention_sink=True,
+    ),
 }
 MEMORYLESS = {"ff", "identity"}
 

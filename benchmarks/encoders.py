@@ -1,0 +1,179 @@
+"""What do trajectory encoders cost? Prints one JSON document.
+
+    OMP_NUM_THREADS=1 python benchmarks/encoders.py                       # all, some 20 minutes
+    OMP_NUM_THREADS=1 python benchmarks/encoders.py min_gru gla --lengths 128 --contexts 128 --seconds 0.5
+
+Width 128, 3 layers, one torch thread, float32; all times are CPU time, of the fastest of several runs.
+
+train: forward and backward pass over 4,096 timesteps in sequences of each length; timesteps per second, the
+time that the counted operations of matrix products (attention included) would take at the speed of one large
+product, and the share of that in the whole. Attention reaches over the whole sequence.
+act: one step of 12 environments after each number of timesteps, in milliseconds.
+state_bytes: what is remembered of one environment then.
+floor_act_ms: of the Transformer, its matrix products and attention alone, with plain tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from provenance import provenance
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from loxodon import nets
+from loxodon.nets import TrajEncoder
+
+WIDTH, LAYERS, NUM_ENVS, TIMESTEPS, HEADS = 128, 3, 12, 4096, 8
+CPU = torch.device("cpu")
+TRUNK = {"d_model": WIDTH, "n_layers": LAYERS}
+RNN = {"d_hidden": WIDTH, "n_layers": LAYERS, "d_output": WIDTH}
+HYBRID = {"mixers": ["gated_delta", "gated_delta", "attention"], "d_model": WIDTH}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformer": ("TransformerTrajEncoder", {**TRUNK, "d_ff": 4 * WIDTH}),
+    "gru": ("GRUTrajEncoder", RNN),
+    "lstm": ("LSTMTrajEncoder", RNN),
+    "min_gru": ("MinGRUTrajEncoder", TRUNK),
+    "min_lstm": ("MinLSTMTrajEncoder", TRUNK),
+    "lru": ("LRUTrajEncoder", TRUNK),
+    "ffm": ("FFMTrajEncoder", TRUNK),
+    "mamba": ("MambaTrajEncoder", TRUNK),
+    "mamba2": ("Mamba2TrajEncoder", TRUNK),
+    "gla": ("GLATrajEncoder", TRUNK),
+    "retnet": ("GLATrajEncoder", {**TRUNK, "decay": "fixed"}),
+    "mlstm": ("MLSTMTrajEncoder", TRUNK),
+    "gated_delta": ("GatedDeltaNetTrajEncoder", TRUNK),
+    "hybrid": ("HybridTrajEncoder", HYBRID),
+}
+
+
+MIN_CALLS = 3
+
+
+def cpu_s(call: Callable[[], object], seconds: float) -> float:
+    """CPU seconds of the fastest of all calls that fit into `seconds`, and of three at least."""
+    times: list[float] = []
+    call()
+    while len(times) < MIN_CALLS or sum(times) < seconds:
+        begin = time.process_time()
+        call()
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+def flops_per_s(seconds: float) -> float:
+    """Speed of one large matrix product."""
+    size = 1024
+    x, y = torch.randn(2, size, size).unbind(0)
+    return 2 * size**3 / cpu_s(lambda: x @ y, seconds)
+
+
+def build(name: str, max_seq_len: int) -> TrajEncoder:
+    """A new encoder with the same weights in each call."""
+    torch.manual_seed(0)
+    kind, settings = ENCODERS[name]
+    encoder: TrajEncoder = getattr(nets, kind)(WIDTH, max_seq_len, **settings)
+    return encoder
+
+
+def train(name: str, length: int, seconds: float, speed: float) -> dict[str, float]:
+    """What forward and backward passes cost, see above."""
+    encoder, rows = build(name, length), TIMESTEPS // length
+    seq, times = torch.randn(rows, length, WIDTH), torch.arange(length).expand(rows, -1)[..., None]
+
+    def update() -> None:
+        encoder(seq, times)[0].square().mean().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        update()
+    took, products = cpu_s(update, seconds), counter.get_total_flops() / speed
+    return {
+        "timesteps_per_s": round(rows * length / took),
+        "products_s": round(products, 4),
+        "products_share": round(products / took, 3),
+    }
+
+
+def remembering(encoder: TrajEncoder, context: int) -> tuple[Any, int]:
+    """A state as after `context` timesteps, and its bytes per env."""
+    rows = encoder.export_hidden_state(encoder.init_hidden_state(NUM_ENVS, CPU))
+    for name, part in rows.items():
+        if part.is_floating_point():
+            part.normal_(std=0.1)
+        elif part.dtype == torch.bool:
+            part.fill_(True)
+        if name.endswith("age"):
+            part.fill_(context)
+    state_bytes = sum(part.nbytes for part in rows.values()) // NUM_ENVS
+    return encoder.import_hidden_state(rows), state_bytes
+
+
+@torch.no_grad()
+def act(name: str, context: int, seconds: float) -> dict[str, float]:
+    """What a step costs after `context` timesteps, see above."""
+    encoder = build(name, context).eval()
+    state, state_bytes = remembering(encoder, context)
+    seq, times = torch.randn(NUM_ENVS, 1, WIDTH), torch.full((NUM_ENVS, 1, 1), context)
+
+    def step() -> None:
+        nonlocal state
+        _, state = encoder(seq, times, state)
+
+    figures = {"ms": round(1e3 * cpu_s(step, seconds), 3), "state_bytes": state_bytes}
+    if name == "transformer":
+        figures["floor_act_ms"] = round(1e3 * cpu_s(bare_transformer_step(context), seconds), 3)
+    return figures
+
+
+def bare_transformer_step(context: int) -> Callable[[], torch.Tensor]:
+    """The matrix products and the attention of a Transformer's step, and nothing else."""
+    x = torch.randn(NUM_ENVS, WIDTH)
+    qkv, proj, up, down = (
+        torch.randn(n, m) / m**0.5
+        for n, m in ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
+    )
+    shape = (LAYERS, NUM_ENVS, HEADS, context, WIDTH // HEADS)
+    keys, values = torch.randn(shape), torch.randn(shape)
+
+    def step() -> torch.Tensor:
+        y = x
+        for layer in range(LAYERS):
+            q = F.linear(y, qkv)[:, :WIDTH].view(NUM_ENVS, HEADS, 1, -1)
+            y = F.linear((torch.softmax(q @ keys[layer].mT, -1) @ values[layer]).flatten(1), proj)
+            y = F.linear(F.linear(y, up), down)
+        return y
+
+    return step
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=list(ENCODERS), help=f"of {list(ENCODERS)}")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[128, 1024, 4096])
+    parser.add_argument("--contexts", type=int, nargs="*", default=[128, 1024, 2048, 8192])
+    parser.add_argument("--seconds", type=float, default=3.0, help="CPU time per figure")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    speed = flops_per_s(args.seconds)
+    found = {
+        name: {
+            "parameters": sum(p.numel() for p in build(name, 128).parameters()),
+            "train": {length: train(name, length, args.seconds, speed) for length in args.lengths},
+            "act": {context: act(name, context, args.seconds) for context in args.contexts},
+        }
+        for name in args.names
+    }
+    head = {**provenance(), "gflops_per_s_of_a_large_product": round(speed / 1e9, 1)}
+    print(json.dumps({**head, "encoders": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

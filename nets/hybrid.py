@@ -1,0 +1,112 @@
+"""A trunk whose layers mix in different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gin
+
+from .mixers.ffm import FFMMixer
+from .mixers.gated_delta import GatedDeltaNetMixer
+from .mixers.gla import GLAMixer
+from .mixers.lru import LRUMixer
+from .mixers.mamba import Mamba2Mixer, MambaMixer
+from .mixers.min_rnn import MinGRUMixer, MinLSTMMixer
+from .mixers.mlstm import MLSTMMixer
+from .mlp import require_at_least, require_positive
+from .transformer import TransformerLayer, require_even_heads
+from .trunk import BlockSettings, Mixer, MixerBlock, ResidualBlock, TrunkTrajEncoder, build_mixer
+
+MIXERS: dict[str, type[Mixer]] = {
+    "ffm": FFMMixer,
+    "gated_delta": GatedDeltaNetMixer,
+    "gla": GLAMixer,
+    "lru": LRUMixer,
+    "mamba": MambaMixer,
+    "mamba2": Mamba2Mixer,
+    "min_gru": MinGRUMixer,
+    "min_lstm": MinLSTMMixer,
+    "mlstm": MLSTMMixer,
+}
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class HybridTrajEncoder(TrunkTrajEncoder):
+    """A residual trunk with a mixer of its own in each layer, e.g. three of linear cost to one of attention.
+
+    Attention has rotary positions and normalised queries and keys, and reaches `max_seq_len` timesteps back.
+
+    Args:
+        tstep_dim: given by the agent.
+        max_seq_len: given by the agent.
+        mixers: one per layer: "attention", a name of `MIXERS` or a class of one's own.
+        mixer_settings: settings of mixers by their name, e.g. {"mamba": {"d_state": 8}}; for attention those
+            of `TransformerLayer`.
+        d_model: width.
+        n_heads: heads of attention, a divisor of d_model.
+        d_ff: width of the feed-forward part of each block, 0 for none; None takes 4 * d_model.
+        dropout_ff: after mixer and feed-forward.
+        dropout_emb: on the input.
+        activation: name of the non-linearity of the feed-forward part.
+        norm: normalisation before each part and of the result, "layer", "rmsnorm" or None.
+        glu: the feed-forward part is gated: activation(A x) * B x.
+        normformer_norms: normalise behind the mixer and inside the feed-forward part, too.
+        gating: "gru" replaces residual sums by gates that begin close to the identity; None for sums.
+        sigma_reparam: linear layers of attention and feed-forward part keep a learned spectral norm.
+    Raises: ValueError for a size below 1 or an unknown name; TypeError for an unknown setting.
+    """
+
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        *,
+        mixers: Sequence[str | type[Mixer]] = ("gated_delta", "gated_delta", "gated_delta", "attention"),
+        mixer_settings: Mapping[str, dict[str, Any]] | None = None,
+        d_model: int = 256,
+        n_heads: int = 8,
+        d_ff: int | None = None,
+        dropout_ff: float = 0.0,
+        dropout_emb: float = 0.0,
+        activation: str = "leaky_relu",
+        norm: str | None = "layer",
+        glu: bool = False,
+        normformer_norms: bool = False,
+        gating: str | None = None,
+        sigma_reparam: bool = False,
+    ) -> None:
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        require_at_least(0, "HybridTrajEncoder", d_ff=d_ff)
+        require_positive("HybridTrajEncoder", n_heads=n_heads)
+        given = dict(mixer_settings or {})
+        for name in [*(name for name in mixers if isinstance(name, str)), *given]:
+            if name not in MIXERS and name != "attention":
+                raise ValueError(
+                    f"HybridTrajEncoder has no mixer {name!r}, it has {['attention', *sorted(MIXERS)]}. "
+                    "Fix: name one of these in HybridTrajEncoder.mixers and mixer_settings."
+                )
+        settings = BlockSettings(
+            d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
+        )
+
+        def make_block(layer: int) -> ResidualBlock:
+            kind = mixers[layer]
+            own = given.get(kind, {}) if isinstance(kind, str) else {}
+            if kind == "attention":
+                require_even_heads("HybridTrajEncoder", d_model, n_heads)
+                attention: dict[str, Any] = {"window": max_seq_len, "qk_gain": 3.0, "rotary": True, **own}
+                return TransformerLayer(settings, n_heads=n_heads, **attention)
+            mixer_type = MIXERS[kind] if isinstance(kind, str) else kind
+            mixer = build_mixer("HybridTrajEncoder", mixer_type, d_model, max_seq_len, own)
+            return MixerBlock(settings, mixer)
+
+        super().__init__(
+            tstep_dim,
+            max_seq_len,
+            make_block,
+            d_model=d_model,
+            n_layers=len(mixers),
+            norm=norm,
+            dropout_emb=dropout_emb,
+        )

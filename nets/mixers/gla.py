@@ -1,0 +1,93 @@
+"""Linear attention that forgets: gated, with a decay of each key feature, or with fixed decays (RetNet)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import gin
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..mlp import RMSNorm, require_positive
+from ..recurrence import MIN_LOG_DECAY, matrix_recurrence, matrix_step
+from ..trunk import Mixer, MixerTrajEncoder, State
+from .parts import by_head, require_heads, timescales
+
+TEMPERATURE = 16.0
+"""Gates fade this much slower than a sigmoid of their input would."""
+
+
+class GLAMixer(Mixer):
+    """Keys and values are summed up in one matrix per head, which fades."""
+
+    def __init__(
+        self,
+        d_model: int,
+        max_seq_len: int,
+        *,
+        n_heads: int = 4,
+        expand_k: float = 0.5,
+        decay: str = "gated",
+        gate_rank: int = 16,
+    ) -> None:
+        super().__init__()
+        if decay not in ("gated", "fixed"):
+            raise ValueError(f"decay is {decay!r}, allowed are 'gated', 'fixed'. Fix: bind one of these.")
+        self.n_heads, self.d_k, self.d_v = n_heads, int(expand_k * d_model), d_model
+        require_positive("GLATrajEncoder", n_heads=n_heads, expand_k=self.d_k, gate_rank=gate_rank)
+        self.d_head_k = require_heads("GLATrajEncoder", self.d_k, n_heads)
+        self.d_head_v = require_heads("GLATrajEncoder", self.d_v, n_heads)
+        self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
+        self.norm = RMSNorm(self.d_head_v)
+        self.out = nn.Linear(self.d_v, d_model, bias=False)
+        self.gate: nn.Sequential | None = None
+        if decay == "gated":
+            self.gate = nn.Sequential(
+                nn.Linear(d_model, gate_rank, bias=False), nn.Linear(gate_rank, self.d_k)
+            )
+            fades = timescales(self.d_k, max_seq_len, least=TEMPERATURE)[torch.randperm(self.d_k)]
+            cast("nn.Linear", self.gate[1]).bias.data = torch.logit(torch.exp(-TEMPERATURE / fades))
+        log_decay = torch.log1p(-(2.0 ** (-5 - torch.arange(n_heads, dtype=torch.float32))))
+        self.register_buffer("fixed", log_decay[:, None], persistent=False)
+        self.state_shapes = {"S": (self.n_heads, self.d_head_k, self.d_head_v)}
+
+    def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Queries, keys, values (..., H, E) and log decay of the recurrence; output gate (..., D)."""
+        q, k, v, z = self.inp(x).split([self.d_k, self.d_k, self.d_v, self.d_v], dim=-1)
+        q, k, v = (by_head(part, self.n_heads) for part in (q, k, v))
+        if self.gate is None:
+            log_decay = cast("Tensor", self.fixed).expand(*x.shape[:-1], -1, -1)
+        else:
+            log_decay = F.logsigmoid(by_head(self.gate(x).float(), self.n_heads)) / TEMPERATURE
+            log_decay = log_decay.clamp(min=MIN_LOG_DECAY)
+        return [q * self.d_head_k**-0.5, k, v, log_decay], z
+
+    def _finish(self, y: Tensor, z: Tensor) -> Tensor:
+        return cast("Tensor", self.out(self.norm(y).flatten(-2) * F.silu(z)))
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        (q, k, v, log_decay), z = self._parts(x)
+        y, last = matrix_recurrence(q, k, v, log_decay, state["S"], resets)
+        return self._finish(y, z), {"S": last}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (q, k, v, log_decay), z = self._parts(x)
+        y, last = matrix_step(q, k, v, log_decay, state["S"])
+        return self._finish(y, z), {"S": last}
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class GLATrajEncoder(MixerTrajEncoder):
+    """A trunk of gated linear attention; settings of `MixerTrajEncoder` and these.
+
+    Args:
+        n_heads: heads, a divisor of d_model and of expand_k * d_model.
+        expand_k: width of queries and keys, in d_model.
+        decay: "gated": the input decides how fast each key feature fades; "fixed": each head fades at a
+            constant rate, as in a retentive network (without its rotation of queries and keys).
+        gate_rank: width of the bottleneck that decays are computed from.
+    Source: Yang et al. 2024, arXiv:2312.06635; Sun et al. 2023, arXiv:2307.08621 (RetNet).
+    """
+
+    mixer_type = GLAMixer

@@ -1,0 +1,75 @@
+"""A linear recurrence of complex numbers that turn and fade at learned, fixed rates."""
+
+from __future__ import annotations
+
+import math
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from ..mlp import require_positive
+from ..recurrence import rotating_recurrence, rotating_step
+from ..trunk import Mixer, MixerTrajEncoder, State
+
+
+class LRUMixer(Mixer):
+    """Linear recurrent unit; non-linear is the feed-forward part of the trunk alone."""
+
+    def __init__(
+        self,
+        d_model: int,
+        max_seq_len: int,
+        *,
+        d_state: int | None = None,
+        r_min: float = 0.9,
+        r_max: float = 0.999,
+        max_phase: float = math.pi / 10,
+    ) -> None:
+        super().__init__()
+        self.d_state = d_model if d_state is None else d_state
+        require_positive("LRUTrajEncoder", d_state=self.d_state)
+        if not 0.0 <= r_min < r_max < 1.0:
+            raise ValueError(
+                f"r_min is {r_min} and r_max {r_max}, but 0 <= r_min < r_max < 1 must hold. "
+                "Fix: bind LRUTrajEncoder.r_min and LRUTrajEncoder.r_max so."
+            )
+        radius = torch.empty(self.d_state).uniform_(r_min**2, r_max**2).clamp(min=1e-8).sqrt()
+        self.log_rate = nn.Parameter((-radius.log()).log())
+        self.log_angle = nn.Parameter((max_phase * torch.rand(self.d_state)).clamp(min=1e-6).log())
+        self.log_scale = nn.Parameter(0.5 * torch.log1p(-radius.square()))  # states begin with variance 1
+        self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
+        self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
+        self.skip = nn.Parameter(torch.randn(d_model))
+        self.state_shapes = {"h": (2, self.d_state)}
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = self.inp(x).float().unflatten(-1, (2, -1)) * self.log_scale.exp()
+        return (-self.log_rate.exp()).exp(), self.log_angle.exp(), inputs
+
+    def _read(self, h: Tensor, x: Tensor) -> Tensor:
+        y: Tensor = self.out(h.flatten(-2)) + self.skip * x
+        return y
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        h = rotating_recurrence(*self._parts(x), state["h"], resets)
+        return self._read(h, x), {"h": h[:, -1]}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        h = rotating_step(*self._parts(x), state["h"])
+        return self._read(h, x), {"h": h}
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class LRUTrajEncoder(MixerTrajEncoder):
+    """A trunk of linear recurrent units; settings of `MixerTrajEncoder` and these.
+
+    Args:
+        d_state: complex numbers in the state of a layer; None takes d_model.
+        r_min: least factor by which a state fades per timestep, at the start of training.
+        r_max: greatest factor.
+        max_phase: greatest angle in radians by which a state turns per timestep, at the start of training.
+    Source: Orvieto et al. 2023, arXiv:2303.06349.
+    """
+
+    mixer_type = LRUMixer

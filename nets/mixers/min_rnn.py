@@ -1,0 +1,93 @@
+"""Recurrent cells whose gates see the input alone, so that a whole sequence is one linear recurrence."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import gin
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..mlp import require_positive
+from ..recurrence import linear_recurrence
+from ..trunk import Mixer, MixerTrajEncoder, State
+from .parts import timescales
+
+
+class MinRNNMixer(Mixer):
+    """Base class: h_t = a_t * h_{t-1} + (1 - a_t) * candidate_t, with gates of the input at t."""
+
+    num_gates: int
+
+    def __init__(self, d_model: int, max_seq_len: int, *, expand: int = 2) -> None:
+        super().__init__()
+        require_positive(type(self).__name__, expand=expand)
+        self.width = expand * d_model
+        self.inp = nn.Linear(d_model, (1 + self.num_gates) * self.width)
+        self.out = nn.Linear(self.width, d_model)
+        with torch.no_grad():
+            odds = (timescales(self.width, max_seq_len) - 1).log()  # keeping against writing
+            self.inp.bias[: self.num_gates * self.width] = torch.cat([odds, -odds][-self.num_gates :])
+        self.state_shapes = {"h": (self.width,)}
+
+    @abstractmethod
+    def _log_odds(self, gates: Tensor) -> Tensor:
+        """Log of a / (1 - a) from (..., num_gates * width)."""
+
+    def _decay_and_input(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        gates, candidate = self.inp(x).float().split([self.num_gates * self.width, self.width], dim=-1)
+        odds = self._log_odds(gates)  # in float32, as a decay close to 1 would be 1 in bfloat16
+        return odds.sigmoid(), (-odds).sigmoid() * candidate
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        h = linear_recurrence(*self._decay_and_input(x), state["h"], resets)
+        return self.out(h), {"h": h[:, -1]}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        decay, written = self._decay_and_input(x)
+        h = torch.addcmul(written, decay, state["h"])
+        return self.out(h), {"h": h}
+
+
+class MinGRUMixer(MinRNNMixer):
+    """One gate decides between keeping and writing."""
+
+    num_gates = 1
+
+    def _log_odds(self, gates: Tensor) -> Tensor:
+        return -gates
+
+
+class MinLSTMMixer(MinRNNMixer):
+    """A forget and an input gate, scaled to a sum of 1."""
+
+    num_gates = 2
+
+    def _log_odds(self, gates: Tensor) -> Tensor:
+        forget, write = gates.chunk(2, dim=-1)
+        return F.logsigmoid(forget) - F.logsigmoid(write)
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class MinGRUTrajEncoder(MixerTrajEncoder):
+    """A trunk of minGRU layers, the cheapest memory here; settings of `MixerTrajEncoder` and these.
+
+    Args:
+        expand: width of the state, in d_model.
+    Source: Feng et al. 2024, arXiv:2410.01201.
+    """
+
+    mixer_type = MinGRUMixer
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class MinLSTMTrajEncoder(MixerTrajEncoder):
+    """A trunk of minLSTM layers; settings of `MixerTrajEncoder` and these.
+
+    Args:
+        expand: width of the state, in d_model.
+    Source: Feng et al. 2024, arXiv:2410.01201.
+    """
+
+    mixer_type = MinLSTMMixer

@@ -1,0 +1,82 @@
+"""The matrix memory of xLSTM: exponential input gates and a read that is normalised by what was written."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import gin
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..mlp import RMSNorm
+from ..recurrence import matrix_recurrence, matrix_step
+from ..trunk import Mixer, MixerTrajEncoder, State
+from .parts import by_head, require_heads, timescales
+
+
+class MLSTMMixer(Mixer):
+    """A matrix of values and a vector of keys per head; the vector is kept as one more column of values.
+
+    Input gates are exponentials of at most exp(`gate_cap`), so that sums over any sequence fit into float32
+    and no running maximum has to be carried along.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        max_seq_len: int,
+        *,
+        n_heads: int = 4,
+        expand_k: float = 0.5,
+        gate_cap: float = 15.0,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.d_k, self.d_v, self.gate_cap = n_heads, int(expand_k * d_model), d_model, gate_cap
+        self.d_head_k = require_heads("MLSTMTrajEncoder", self.d_k, n_heads)
+        self.d_head_v = require_heads("MLSTMTrajEncoder", self.d_v, n_heads)
+        self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
+        self.gates = nn.Linear(d_model, 2 * n_heads)
+        forget = (timescales(n_heads, max_seq_len, least=8.0) - 1).log()
+        self.gates.bias.data = torch.cat([torch.zeros(n_heads), forget])
+        self.norm = RMSNorm(self.d_head_v)
+        self.out = nn.Linear(self.d_v, d_model, bias=False)
+        self.state_shapes = {"S": (self.n_heads, self.d_head_k, self.d_head_v + 1)}
+
+    def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Queries, keys, values (..., H, E) and log decay of the recurrence; output gate (..., D)."""
+        q, k, v, z = self.inp(x).split([self.d_k, self.d_k, self.d_v, self.d_v], dim=-1)
+        q, k, v = (by_head(part, self.n_heads) for part in (q, k, v))
+        gates = self.gate_cap * torch.tanh(self.gates(x).float() / self.gate_cap)
+        write, forget = gates[..., None].chunk(2, dim=-2)
+        k = k.float() * (write.exp() * self.d_head_k**-0.5)
+        return [q, k, F.pad(v, (0, 1), value=1.0), F.logsigmoid(forget)], z
+
+    def _finish(self, y: Tensor, z: Tensor) -> Tensor:
+        y, written = y[..., :-1], y[..., -1:]
+        y = self.norm(y / written.abs().clamp(min=1.0))
+        return cast("Tensor", self.out(y.flatten(-2) * z.sigmoid()))
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        (q, k, v, log_decay), z = self._parts(x)
+        y, last = matrix_recurrence(q, k, v, log_decay, state["S"], resets)
+        return self._finish(y, z), {"S": last}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (q, k, v, log_decay), z = self._parts(x)
+        y, last = matrix_step(q, k, v, log_decay, state["S"])
+        return self._finish(y, z), {"S": last}
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class MLSTMTrajEncoder(MixerTrajEncoder):
+    """A trunk of xLSTM's matrix memories; settings of `MixerTrajEncoder` and these.
+
+    Args:
+        n_heads: heads, a divisor of d_model and of expand_k * d_model.
+        expand_k: width of queries and keys, in d_model.
+        gate_cap: gates before their non-linearity stay between plus and minus this.
+    Source: Beck et al. 2024, arXiv:2405.04517; layout and capped gates of Beck et al. 2025, arXiv:2503.13427.
+    """
+
+    mixer_type = MLSTMMixer

@@ -1,0 +1,323 @@
+"""Linear recurrences over a sequence, computed in chunks: the mathematics that memories of linear cost share.
+
+All begin from a state, and none carries anything across a timestep where `resets` is True. They compute in
+float32 (or in float64, if given it) under autocast too. Lengths need not be multiples of anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from einops import rearrange
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MIN_LOG_DECAY = -2.5
+"""Least log decay per timestep where key features have their own: exp(2.5 * CHUNK_PER_KEY) is a float32."""
+CHUNK, CHUNK_PER_KEY = 64, 32
+
+
+def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Run without autocast, on arguments of float32 or wider."""
+
+    def widened(x: Any) -> Any:
+        is_narrow = isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16)
+        return x.float() if is_narrow else x
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = next(x.device.type for x in args if isinstance(x, Tensor))
+        with torch.autocast(device, enabled=False):
+            wide = {key: widened(x) for key, x in kwargs.items()}
+            return cast("R", cast("Any", function)(*map(widened, args), **wide))
+
+    return run
+
+
+# --- one number per channel ----------------------------------------------------------------------------
+
+
+def _scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
+    """See `linear_recurrence`; in about 2 sqrt(L) operations, each over many timesteps at once."""
+    length = inputs.shape[1]
+    size = max(1, math.isqrt(length))
+    missing = -length % size
+    padding = [0, 0] * (inputs.ndim - 2) + [0, missing]
+    shape = (len(inputs), -1, size, *inputs.shape[2:])
+    states, kept = (  # copies
+        (F.pad(x, padding) if missing else x.clone(memory_format=torch.contiguous_format)).view(shape)
+        for x in (inputs, decay)
+    )
+    for t in range(1, size):  # every chunk as if it began with nothing, and what it keeps of its beginning
+        states[:, :, t].addcmul_(kept[:, :, t], states[:, :, t - 1])
+        kept[:, :, t].mul_(kept[:, :, t - 1])
+    starts = [initial]
+    for n in range(states.shape[1] - 1):
+        starts.append(torch.addcmul(states[:, n, -1], kept[:, n, -1], starts[-1]))
+    states.addcmul_(kept, torch.stack(starts, dim=1)[:, :, None])
+    return states.view(len(inputs), -1, *inputs.shape[2:])[:, :length]
+
+
+class _LinearRecurrence(torch.autograd.Function):
+    """The gradient of the recurrence is the same recurrence, run backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
+        states = _scan(decay, inputs, initial)
+        ctx.save_for_backward(decay, initial, states)
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        decay, initial, states = ctx.saved_tensors
+        nothing = torch.zeros_like(initial)
+        following = torch.cat([nothing[:, None], decay[:, 1:].flip(1)], dim=1)
+        felt = _scan(following, grad.flip(1), nothing).flip(1)
+        before = torch.cat([initial[:, None], states[:, :-1]], dim=1)
+        return felt * before, felt, felt[:, 0] * decay[:, 0]
+
+
+@in_full_precision
+def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None = None) -> Tensor:
+    """All h_t = decay_t * h_{t-1} + inputs_t, where h_{-1} is `initial`.
+
+    Only products of decays and sums are formed, so that nothing overflows that the loop would not.
+
+    Args:
+        decay: (B, L, ...) float in [0, 1], broadcast to the shape of `inputs`.
+        inputs: (B, L, ...) float.
+        initial: (B, ...) float.
+        resets: (B, L) bool, True where h_{t-1} counts as zero.
+    Returns: (B, L, ...) float.
+    """
+    if resets is not None:
+        decay = decay.masked_fill(resets.view(*resets.shape, *[1] * (inputs.ndim - 2)), 0.0)
+    states = _LinearRecurrence.apply(decay.expand_as(inputs), inputs, initial.to(inputs.dtype))  # type: ignore[no-untyped-call]
+    return cast("Tensor", states)
+
+
+@in_full_precision
+def rotating_recurrence(
+    decay: Tensor, angle: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None = None
+) -> Tensor:
+    """All h_t = decay * exp(i angle) * h_{t-1} + inputs_t, complex, in real arithmetic.
+
+    Seen from axes that turn along with it, such a state decays without turning: one real recurrence.
+
+    Args:
+        decay: (D,) float in [0, 1].
+        angle: (D,) float, radians per timestep.
+        inputs: (B, L, 2, D) float, real and imaginary parts.
+        initial: (B, 2, D) float.
+        resets: (B, L) bool, True where h_{t-1} counts as zero.
+    Returns: (B, L, 2, D) float.
+    """
+    length = inputs.shape[1]
+
+    def axes(begin: int, end: int, stride: int) -> Tensor:
+        """(T, 2, D), cosines and sines of many turns, of which float32 would lose the last digits."""
+        time = torch.arange(begin, end, stride, device=inputs.device, dtype=torch.float64)
+        angles = time[:, None] * angle.double()
+        return torch.stack([angles.cos(), angles.sin()], dim=1).to(inputs.dtype)
+
+    cos, sin = axes(0, length, CHUNK)[:, None].unbind(2)
+    cos, sin = _turned(axes(1, CHUNK + 1, 1), cos, sin).flatten(0, 1)[:length].unbind(1)
+    seen = linear_recurrence(decay, _turned(inputs, cos, -sin), initial, resets)
+    return _turned(seen, cos, sin)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """X (..., 2, D) as complex numbers times cos + i sin, each (..., D)."""
+    real, imaginary = x.unbind(-2)
+    return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-2)
+
+
+def rotating_step(decay: Tensor, angle: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
+    """One timestep of `rotating_recurrence`: inputs and state (N, 2, D)."""
+    return inputs + _turned(state, decay * angle.cos(), decay * angle.sin())
+
+
+# --- one matrix per head -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Decays:
+    """Decay inside chunks of c timesteps, restarting at resets; E is 1, or K if each key feature has its own.
+
+    within: (B, C, H, c, E), log decay since the chunk or the newest episode in it began.
+    visible: (B, C, 1, c, c) or (c, c) bool, True on earlier timesteps (the columns) of the same episode.
+    from_start: (B, C, H, c, E), factor of the state before the chunk in what a timestep reads.
+    to_end: (B, C, H, c, E), factor of what a timestep writes in the state after the chunk.
+    whole: (B, C, H, E), factor of the state before the chunk in the state after it.
+    """
+
+    within: Tensor
+    visible: Tensor
+    from_start: Tensor
+    to_end: Tensor
+    whole: Tensor
+
+    @classmethod
+    def of(cls, log_decay: Tensor, resets: Tensor | None, size: int) -> _Decays:
+        """From (B, L, H, E), and resets (B, L) bool."""
+        visible = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
+        chunks = _chunked(log_decay, size)
+        if resets is None:
+            within = chunks.cumsum(-2)
+            to_end = (within[..., -1:, :] - within).exp()
+            from_start = within.exp()
+            return cls(within, visible, from_start, to_end, from_start[..., -1, :])
+        begins = _chunked(resets[:, :, None, None], size)  # (B, C, 1, c, 1)
+        episode = begins.long().cumsum(-2)
+        visible = visible & (episode == episode.mT)
+        # Sums over an episode alone, as a product: differences of sums would round what came before into it.
+        chunks = rearrange(chunks.masked_fill(begins, 0.0), "b n h c e -> b n c (h e)")
+        within = visible[:, :, 0].to(chunks.dtype) @ chunks
+        within = rearrange(within, "b n c (h e) -> b n h c e", h=log_decay.shape[2])
+        to_end = (within[..., -1:, :] - within).masked_fill(episode != episode[..., -1:, :], -torch.inf).exp()
+        from_start = within.masked_fill(episode > 0, -torch.inf).exp()
+        return cls(within, visible, from_start, to_end, from_start[..., -1, :])
+
+    def weights(self) -> Tensor:
+        """(B, C, H, c, c), decay from each timestep (column) to each later one; for E = 1."""
+        return (self.within - self.within.mT).masked_fill(~self.visible, -torch.inf).exp()
+
+
+def _chunked(x: Tensor, size: int) -> Tensor:
+    """(B, L, H, E) -> (B, C, H, size, E), with zeros (no write, no decay, no reset) behind the end."""
+    missing = -x.shape[1] % size
+    x = F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
+    return rearrange(x, "b (n c) h e -> b n h c e", c=size)
+
+
+def _unchunked(x: Tensor, length: int) -> Tensor:
+    return rearrange(x, "b n h c e -> b (n c) h e")[:, :length]
+
+
+@in_full_precision
+def matrix_recurrence(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    log_decay: Tensor,
+    initial: Tensor,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, read as y_t = S_t^T q_t, as matrix products.
+
+    Inside a chunk this is attention with decaying weights; chunks pass on their states.
+
+    Args:
+        queries: (B, L, H, K) float; the head axis may be 1, if all share them.
+        keys: the same.
+        values: (B, L, H, V) float.
+        log_decay: (B, L, H, 1) float, at most 0; or (B, L, H, K), one for each row of S, and then at least
+            `MIN_LOG_DECAY`.
+        initial: (B, H, K, V) float, the state before the first timestep.
+        resets: (B, L) bool, True where S_{t-1} counts as zero.
+    Returns: y (B, L, H, V) and the state after the last timestep (B, H, K, V), float.
+    Source: Yang et al. 2024, arXiv:2312.06635, section 4; for one decay per head Dao & Gu 2024,
+        arXiv:2405.21060, section 6.
+    """
+    length, per_key = queries.shape[1], log_decay.shape[-1] > 1
+    size = min(length, CHUNK_PER_KEY if per_key else CHUNK)
+    q, k, v = (_chunked(x, size) for x in (queries, keys, values))
+    decays = _Decays.of(log_decay, resets, size)
+    if per_key:
+        scores = (q * decays.within.exp()) @ (k * (-decays.within).exp()).mT
+        scores = scores.masked_fill(~decays.visible, 0.0)
+    else:
+        scores = (q @ k.mT) * decays.weights()
+    shared = q.shape[2] < v.shape[2]  # then one product serves all heads, and decays belong to their values
+    written = _for_all_heads(k.mT, v * decays.to_end) if shared else (k * decays.to_end).mT @ v
+    ends = linear_recurrence(decays.whole[..., None], written, initial)
+    starts = torch.cat([initial.to(ends.dtype)[:, None], ends[:, :-1]], dim=1)
+    read = _for_all_heads(q, starts) * decays.from_start if shared else (q * decays.from_start) @ starts
+    return _unchunked(scores @ v + read, length), ends[:, -1]
+
+
+def _for_all_heads(x: Tensor, y: Tensor) -> Tensor:
+    """X @ y of x (B, C, 1, I, J) and y (B, C, H, J, E)."""
+    product = x[:, :, 0] @ rearrange(y, "b n h j e -> b n j (h e)")
+    return rearrange(product, "b n i (h e) -> b n h i e", h=y.shape[2])
+
+
+def matrix_step(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One timestep of `matrix_recurrence`: (N, H, K), (N, H, K), (N, H, V), (N, H, 1 or K), (N, H, K, V)."""
+    written = key[..., None] * value[..., None, :]
+    state = torch.addcmul(written, log_decay.exp()[..., None], state)
+    return _read(query, state), state
+
+
+def _read(query: Tensor, state: Tensor) -> Tensor:
+    """(N, H, K) and (N, H, K, V) -> (N, H, V)."""
+    return (query.to(state.dtype)[..., None, :] @ state).squeeze(-2)
+
+
+@in_full_precision
+def delta_recurrence(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rate: Tensor,
+    log_decay: Tensor,
+    initial: Tensor,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """S_t = D + rate_t k_t (v_t - D^T k_t)^T, D = exp(log_decay_t) S_{t-1}; read as y_t = S_t^T q_t.
+
+    Each write replaces what was stored under its key. Inside a chunk the corrected values solve a triangular
+    system.
+
+    Args:
+        queries: (B, L, H, K) float.
+        keys: (B, L, H, K) float of length 1.
+        values: (B, L, H, V) float.
+        rate: (B, L, H, 1) float in [0, 1].
+        log_decay: (B, L, H, 1) float, at most 0.
+        initial: (B, H, K, V) float, the state before the first timestep.
+        resets: (B, L) bool, True where S_{t-1} counts as zero.
+    Returns: y (B, L, H, V) and the state after the last timestep (B, H, K, V), float.
+    Source: Yang et al. 2024, arXiv:2412.06464, section 3.3.
+    """
+    length = queries.shape[1]
+    size = min(length, CHUNK)
+    q, k, v, beta = (_chunked(x, size) for x in (queries, keys, values, rate))
+    decays = _Decays.of(log_decay, resets, size)
+    weights, num_values = decays.weights(), v.shape[-1]
+    rhs = torch.cat([beta * v, beta * decays.from_start * k], dim=-1)
+    system = beta * weights * (k @ k.mT)  # only what lies below its diagonal is read
+    solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)
+    new, replaced = solved[..., :num_values], solved[..., num_values:]
+    scores, reads, writes = (q @ k.mT) * weights, q * decays.from_start, (k * decays.to_end).mT
+    # Over a whole chunk the state changes linearly: S -> passed S + added.
+    kept = torch.diag_embed(decays.whole.expand(*k.shape[:3], k.shape[-1]))
+    passed, added = kept - writes @ replaced, writes @ new
+    states = [initial.to(new.dtype)]
+    for factor, term in zip(passed.unbind(1), added.unbind(1), strict=True):
+        states.append(term + factor @ states[-1])
+    starts = torch.stack(states[:-1], dim=1)
+    y = reads @ starts + scores @ (new - replaced @ starts)
+    return _unchunked(y, length), states[-1]
+
+
+def delta_step(
+    query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One timestep of `delta_recurrence`: (N, H, K), (N, H, K), (N, H, V), (N, H, 1) twice, (N, H, K, V)."""
+    state = log_decay.exp()[..., None] * state
+    corrected = rate * (value - _read(key, state))
+    state = torch.addcmul(state, key[..., None].to(state.dtype), corrected[..., None, :])
+    return _read(query, state), state

@@ -1,0 +1,46 @@
+"""Linear layers whose spectral norm is a parameter of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class SigmaReparamLinear(nn.Module):
+    """A linear layer with weight (gain / sigma) W, where sigma is the spectral norm of W.
+
+    It keeps attention from collapsing onto single timesteps. While training, each forward pass with gradient
+    ends with one power iteration of the singular vectors: a pass over untouched weights still gives the
+    result of the last one without gradient.
+    Shapes: (..., d_in) -> (..., d_out).
+    Source: Zhai et al. 2023, arXiv:2303.06296.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, d_in: int, d_out: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        nn.init.trunc_normal_(self.weight, std=0.02)
+        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
+        self.gain = nn.Parameter(torch.ones(()))
+        u, _, vh = torch.linalg.svd(self.weight.detach(), full_matrices=False)
+        self.register_buffer("left", u[:, 0].clone())
+        self.register_buffer("right", vh[0].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            # Clones, as the vectors change before the gradient is computed.
+            scale = self.gain / (self.left.clone() @ (self.weight @ self.right.clone()))
+            if self.training and torch.is_grad_enabled():
+                with torch.no_grad():
+                    self.left.copy_(F.normalize(self.weight @ self.right, dim=0))
+                    self.right.copy_(F.normalize(self.weight.T @ self.left, dim=0))
+        return F.linear(x, self.weight * scale, self.bias)
+
+
+def linear(d_in: int, d_out: int, bias: bool = True, *, sigma_reparam: bool = False) -> nn.Module:
+    """A linear layer, reparametrised if asked."""
+    return SigmaReparamLinear(d_in, d_out, bias) if sigma_reparam else nn.Linear(d_in, d_out, bias)

@@ -1,0 +1,338 @@
+"""The residual trunk that trajectory encoders share, and the contract of the mixers it carries."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .mlp import activation_fn, norm_layer, require_at_least, require_positive
+from .sigma_reparam import linear
+from .traj_encoders import TrajEncoder
+
+State: TypeAlias = dict[str, Tensor]
+"""What one layer remembers of N envs, each tensor (N, ...) and all zeros before the first timestep."""
+
+
+class Mixer(nn.Module, ABC):
+    """What moves information along time in one layer of a trunk.
+
+    A mixer is built as `Name(d_model, max_seq_len)`; keyword arguments are settings. The trunk gives it what
+    the contract of trajectory encoders asks for beyond these methods. States are never changed in place.
+    """
+
+    context_len: int | None = None
+    """Earlier timesteps that an output can depend on; None without a bound."""
+
+    state_shapes: dict[str, tuple[int, ...]]
+    """Shape of each part of the state of one env; to be set by subclasses."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """Mix a sequence.
+
+        Args:
+            x: (B, L, D) float.
+            resets: (B, L) bool, True on the first timestep of an episode; nothing crosses one.
+            state: what was remembered before the sequence.
+        Returns: (B, L, D) float and the state after the last timestep.
+        """
+
+    @abstractmethod
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Mix one timestep, the same as `forward`: x (N, D) -> (N, D) and the state after it."""
+
+
+class GRUGate(nn.Module):
+    """A gated residual connection that begins close to the identity: x, y (..., D) -> (..., D).
+
+    Source: Parisotto et al. 2019, arXiv:1910.06764 (GTrXL), section 3.2.
+    """
+
+    def __init__(self, d_model: int, bias: float = 2.0) -> None:
+        super().__init__()
+        self.of_new = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.of_old = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.of_kept = nn.Linear(d_model, d_model, bias=False)
+        self.bias = nn.Parameter(torch.full((d_model,), bias))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        new_r, new_z, new_h = self.of_new(F.relu(y)).chunk(3, dim=-1)
+        old_r, old_z = self.of_old(x).chunk(2, dim=-1)
+        candidate = torch.tanh(new_h + self.of_kept(torch.sigmoid(new_r + old_r) * x))
+        return x + torch.sigmoid(new_z + old_z - self.bias) * (candidate - x)
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """Settings of a residual block; their meaning is told by `MixerTrajEncoder`."""
+
+    d_model: int
+    d_ff: int
+    dropout: float = 0.0
+    activation: str = "leaky_relu"
+    norm: str | None = "layer"
+    glu: bool = False
+    normformer_norms: bool = False
+    gating: str | None = None
+    sigma_reparam: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gating not in (None, "gru"):
+            raise ValueError(f"gating is {self.gating!r}, allowed are 'gru', None. Fix: bind one of these.")
+
+
+class ResidualBlock(nn.Module, ABC):
+    """Norm, mixing, residual; norm, feed-forward, residual. A subclass mixes.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762; norms behind each part from Shleifer et al. 2021,
+    arXiv:2110.09456 (NormFormer); gated linear units from Shazeer 2020, arXiv:2002.05202.
+    """
+
+    context_len: int | None  # these two as those of `Mixer`
+    state_shapes: dict[str, tuple[int, ...]]
+
+    def __init__(self, settings: BlockSettings) -> None:
+        super().__init__()
+        self.settings, width = settings, settings.d_model
+        self.dropout, self.activation = nn.Dropout(settings.dropout), activation_fn(settings.activation)
+        # Called after attention whatever mixes, so that the weights of a Transformer keep their names.
+        self.norm_attn = norm_layer(settings.norm, width)
+        self.norm_ff = norm_layer(settings.norm, width) if settings.d_ff else None
+
+    def _add_feed_forward(self) -> None:
+        """To be called last by subclasses: optimizers know parameters by their order."""
+        s = self.settings
+        if s.d_ff:
+            self.up = linear(s.d_model, s.d_ff, sigma_reparam=s.sigma_reparam)
+            self.down = linear(s.d_ff, s.d_model, sigma_reparam=s.sigma_reparam)
+            self.gate_ff = linear(s.d_model, s.d_ff, sigma_reparam=s.sigma_reparam) if s.glu else None
+        after = s.norm if s.normformer_norms else None
+        self.norm_mixed = norm_layer(after, s.d_model) if after else None
+        self.norm_up = norm_layer(after, s.d_ff) if after and s.d_ff else None
+        self.join_mixed = GRUGate(s.d_model) if s.gating else None
+        self.join_ff = GRUGate(s.d_model) if s.gating and s.d_ff else None
+
+    @abstractmethod
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """As that of `Mixer`, with the residual stream; and so is `step`."""
+
+    @abstractmethod
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]: ...
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add the result of mixing and the feed-forward part to x; all (..., D)."""
+        mixed = mixed if self.norm_mixed is None else self.norm_mixed(mixed)
+        x = self._join(x, mixed, self.join_mixed)
+        if self.norm_ff is None:
+            return x
+        y = self.norm_ff(x)
+        up = self.up(y)
+        up = self.activation(up) if self.gate_ff is None else self.activation(self.gate_ff(y)) * up
+        up = up if self.norm_up is None else self.norm_up(up)
+        return self._join(x, self.down(up), self.join_ff)
+
+    def _join(self, x: Tensor, y: Tensor, gate: nn.Module | None) -> Tensor:
+        y = self.dropout(y) if self.training else y
+        return x + y if gate is None else gate(x, y)
+
+
+class MixerBlock(ResidualBlock):
+    """A residual block around a mixer."""
+
+    def __init__(self, settings: BlockSettings, mixer: Mixer) -> None:
+        super().__init__(settings)
+        self.mixer, self.context_len, self.state_shapes = mixer, mixer.context_len, mixer.state_shapes
+        self._add_feed_forward()
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        mixed, state = self.mixer(self.norm_attn(x), resets, state)
+        return self.finish(x, mixed), state
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        mixed, state = self.mixer.step(self.norm_attn(x), state)
+        return self.finish(x, mixed), state
+
+
+class TrunkTrajEncoder(TrajEncoder):
+    """Base class of stacks of residual blocks, which know how to mix a sequence and one timestep.
+
+    Hidden state: one `State` per block, of a size that does not depend on the time passed.
+
+    Args:
+        tstep_dim: given by the agent.
+        max_seq_len: given by the agent.
+        make_block: block of layer i.
+        d_model: width.
+        n_layers: blocks.
+        norm: normalisation of the result.
+        dropout_emb: on the input.
+    """
+
+    layers: nn.ModuleList
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        make_block: Callable[[int], ResidualBlock],
+        *,
+        d_model: int,
+        n_layers: int,
+        norm: str | None,
+        dropout_emb: float,
+        positions: nn.Module | None = None,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        require_positive(type(self).__name__, d_model=d_model, n_layers=n_layers)
+        self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), nn.Dropout(dropout_emb)
+        self.learned = positions
+        self.layers = nn.ModuleList(make_block(i) for i in range(n_layers))
+        self.out_norm = norm_layer(norm, d_model)
+        self._emb_dim = d_model
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    @property
+    def blocks(self) -> Sequence[ResidualBlock]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
+        return [
+            {name: torch.zeros(num_envs, *shape, device=device) for name, shape in block.state_shapes.items()}
+            for block in self.blocks
+        ]
+
+    def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
+        def forgotten(x: Tensor) -> Tensor:
+            return x.masked_fill(ended.to(x.device).view(-1, *[1] * (x.ndim - 1)), 0)
+
+        return [{name: forgotten(x) for name, x in state.items()} for state in hidden_state]
+
+    @property
+    def context_len(self) -> int | None:
+        bounds = [block.context_len for block in self.blocks]
+        known = [bound for bound in bounds if bound is not None]
+        return sum(known) if len(known) == len(bounds) else None
+
+    def export_hidden_state(self, hidden_state: Any) -> dict[str, Tensor]:
+        return {
+            f"{i}.{name}": x.detach().clone(memory_format=torch.contiguous_format)
+            for i, state in enumerate(hidden_state)
+            for name, x in state.items()
+        }
+
+    def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
+        return [
+            {name: rows[f"{i}.{name}"].detach().clone() for name in block.state_shapes}
+            for i, block in enumerate(self.blocks)
+        ]
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        x, states = self._embed(seq, time_idxs), []
+        if hidden_state is not None and seq.shape[1] == 1:
+            if resets is not None:
+                hidden_state = self.reset_hidden_state(hidden_state, resets[:, 0])
+            x = x[:, 0]
+            for block, state in zip(self.blocks, hidden_state, strict=True):
+                x, state = block.step(x, state)  # noqa: PLW2901 - the state moves on
+                states.append(state)
+            return self.out_norm(x)[:, None], states
+        if hidden_state is None:
+            hidden_state = self.init_hidden_state(seq.shape[0], seq.device)
+        for block, state in zip(self.blocks, hidden_state, strict=True):
+            x, state = block(x, resets, state)  # noqa: PLW2901
+            states.append(state)
+        return self.out_norm(x), states
+
+    def _embed(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
+        """The input of the first block (B, L, D)."""
+        x = self.inp(seq)
+        if self.learned is not None:
+            x = x + self.learned(time_idxs)
+        y: Tensor = self.dropout_emb(x)
+        return y
+
+
+class MixerTrajEncoder(TrunkTrajEncoder):
+    """Base class of trunks with one kind of mixer, which a subclass names.
+
+    Args:
+        tstep_dim: given by the agent.
+        max_seq_len: given by the agent.
+        d_model: width.
+        n_layers: blocks.
+        d_ff: width of the feed-forward part of each block, 0 for none; None takes `ff_ratio` times d_model.
+        dropout_ff: after mixer and feed-forward.
+        dropout_emb: on the input.
+        activation: name of the non-linearity of the feed-forward part.
+        norm: normalisation before each part and of the result, "layer", "rmsnorm" or None.
+        glu: the feed-forward part is gated: activation(A x) * B x.
+        normformer_norms: normalise behind the mixer and inside the feed-forward part, too.
+        gating: "gru" replaces residual sums by gates that begin close to the identity; None for sums.
+        sigma_reparam: linear layers of the feed-forward part keep a learned spectral norm.
+        mixer: settings of the mixer, told by its class.
+    Raises: ValueError for a size below 1 or an unknown name; TypeError for an unknown setting.
+    """
+
+    mixer_type: ClassVar[type[Mixer]]
+    ff_ratio: ClassVar[int] = 4
+
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        *,
+        d_model: int = 256,
+        n_layers: int = 3,
+        d_ff: int | None = None,
+        dropout_ff: float = 0.0,
+        dropout_emb: float = 0.0,
+        activation: str = "leaky_relu",
+        norm: str | None = "layer",
+        glu: bool = False,
+        normformer_norms: bool = False,
+        gating: str | None = None,
+        sigma_reparam: bool = False,
+        **mixer: Any,
+    ) -> None:
+        d_ff = self.ff_ratio * d_model if d_ff is None else d_ff
+        require_at_least(0, type(self).__name__, d_ff=d_ff)
+        settings = BlockSettings(
+            d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
+        )
+        super().__init__(
+            tstep_dim,
+            max_seq_len,
+            lambda i: MixerBlock(settings, self._make_mixer(i, d_model, mixer)),
+            d_model=d_model,
+            n_layers=n_layers,
+            norm=norm,
+            dropout_emb=dropout_emb,
+        )
+
+    def _make_mixer(self, layer: int, d_model: int, settings: dict[str, Any]) -> Mixer:
+        return build_mixer(type(self).__name__, self.mixer_type, d_model, self.max_seq_len, settings)
+
+
+def build_mixer(
+    owner: str, mixer_type: type[Mixer], d_model: int, max_seq_len: int, settings: dict[str, Any]
+) -> Mixer:
+    """Build a mixer of the configurable `owner`. Raises: TypeError for settings that it does not have."""
+    allowed = list(inspect.signature(mixer_type).parameters)[2:]
+    if unknown := sorted(settings.keys() - set(allowed)):
+        raise TypeError(
+            f"{owner} has no setting {unknown}; beside those of MixerTrajEncoder it has {allowed}. "
+            "Fix: bind one of these."
+        )
+    return mixer_type(d_model, max_seq_len, **settings)

@@ -1,0 +1,140 @@
+"""Recurrences in chunks give what the plain loop gives, with its gradients and with resets anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from loxodon.nets import recurrence as R
+
+B, H, K, V = 3, 2, 4, 5
+LENGTHS = [1, 2, 17, 64, 150]
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def diagonal(length: int) -> tuple[Tensor, ...]:
+    return draw(0, B, length, K).sigmoid(), draw(1, B, length, K), draw(2, B, K)
+
+
+def rotating(length: int) -> tuple[Tensor, ...]:
+    return draw(0, K).sigmoid(), draw(1, K) * 3, draw(2, B, length, 2, K), draw(3, B, 2, K)
+
+
+def matrix(length: int, decay_width: int = 1, strength: float = 1.0) -> tuple[Tensor, ...]:
+    log_decay = (-strength * draw(3, B, length, H, decay_width).abs()).clamp(min=R.MIN_LOG_DECAY)
+    q, k, v = (draw(i, B, length, H, width) for i, width in enumerate((K, K, V)))
+    return q, k, v, log_decay, draw(4, B, H, K, V)
+
+
+def shared(length: int) -> tuple[Tensor, ...]:
+    q, k, *others = matrix(length)
+    return q[:, :, :1], k[:, :, :1], *others
+
+
+def delta(length: int) -> tuple[Tensor, ...]:
+    q, k, v, log_decay, state = matrix(length)
+    return q, k / k.norm(dim=-1, keepdim=True), v, draw(5, B, length, H, 1).sigmoid(), log_decay, state
+
+
+def loop_diagonal(decay: Tensor, inputs: Tensor, state: Tensor, resets: Tensor) -> Tensor:
+    outputs = []
+    for t in range(inputs.shape[1]):
+        state = decay[:, t] * state * ~resets[:, t, None] + inputs[:, t]
+        outputs.append(state)
+    return torch.stack(outputs, dim=1)
+
+
+def loop_rotating(decay: Tensor, angle: Tensor, inputs: Tensor, state: Tensor, resets: Tensor) -> Tensor:
+    factor, value, outputs = torch.polar(decay, angle), torch.complex(*state.unbind(1)), []
+    for t in range(inputs.shape[1]):
+        value = factor * value * ~resets[:, t, None] + torch.complex(*inputs[:, t].unbind(1))
+        outputs.append(torch.view_as_real(value).mT)
+    return torch.stack(outputs, dim=1)
+
+
+def loop_matrix(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, resets: Tensor
+) -> tuple[Tensor, Tensor]:
+    outputs = []
+    for t in range(q.shape[1]):
+        old = log_decay[:, t, :, :, None].exp() * state * ~resets[:, t, None, None, None]
+        state = old + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+    return torch.stack(outputs, dim=1), state
+
+
+def loop_delta(
+    q: Tensor, k: Tensor, v: Tensor, rate: Tensor, log_decay: Tensor, state: Tensor, resets: Tensor
+) -> tuple[Tensor, Tensor]:
+    outputs = []
+    for t in range(q.shape[1]):
+        old = log_decay[:, t, :, :, None].exp() * state * ~resets[:, t, None, None, None]
+        wrong = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], old)
+        state = old + torch.einsum("bhk,bhv->bhkv", rate[:, t] * k[:, t], wrong)
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+    return torch.stack(outputs, dim=1), state
+
+
+KINDS: dict[str, tuple[Callable[..., object], Callable[..., object], Callable[[int], tuple[Tensor, ...]]]] = {
+    "diagonal": (R.linear_recurrence, loop_diagonal, diagonal),
+    "rotating": (R.rotating_recurrence, loop_rotating, rotating),
+    "matrix": (R.matrix_recurrence, loop_matrix, matrix),
+    "matrix_per_key": (R.matrix_recurrence, loop_matrix, lambda n: matrix(n, K)),
+    "matrix_shared_keys": (R.matrix_recurrence, loop_matrix, shared),
+    "delta": (R.delta_recurrence, loop_delta, delta),
+}
+
+
+def tensors(result: object) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: int) -> None:
+    chunked, loop, make = KINDS[kind]
+    args = [x.detach().requires_grad_() for x in make(length)]
+    resets = draw(9, B, length) > 1.0
+    resets[0] = False  # one row that begins no episode
+    found, expected = tensors(chunked(*args, resets)), tensors(loop(*args, resets))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    weights = [draw(20 + i, *x.shape) for i, x in enumerate(expected)]
+    grads = [
+        torch.autograd.grad(
+            [(x * w).sum() for x, w in zip(xs, weights, strict=True)], args, allow_unused=True
+        )
+        for xs in (found, expected)
+    ]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+    without = tensors(loop(*args, torch.zeros_like(resets)))
+    torch.testing.assert_close(tensors(chunked(*args)), without, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("strength", [1e-4, 1e3])
+@pytest.mark.parametrize("kind", ["matrix", "matrix_per_key"])
+def test_neither_strong_nor_absent_decay_overflows(kind: str, strength: float) -> None:
+    q, k, v, log_decay, state = matrix(150, 1 if kind == "matrix" else K, strength)
+    if kind == "matrix":
+        log_decay = -strength * draw(3, B, 150, H, 1).abs()  # without a least value
+    resets = draw(9, B, 150) > 1.5
+    found = R.matrix_recurrence(*(x.float() for x in (q, k, v, log_decay, state)), resets)
+    for one, other in zip(found, loop_matrix(q, k, v, log_decay, state, resets), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_one_step_is_a_sequence_of_one() -> None:
+    for sequence, step, args in (
+        (R.matrix_recurrence, R.matrix_step, matrix(1)),
+        (R.matrix_recurrence, R.matrix_step, matrix(1, K)),
+        (R.delta_recurrence, R.delta_step, delta(1)),
+    ):
+        y, state = sequence(*args)
+        torch.testing.assert_close(step(*(x[:, 0] for x in args[:-1]), args[-1]), (y[:, 0], state))
