@@ -7,15 +7,25 @@ if __name__ == "nets":
     )
 
 from .distributions import (
+    Bernoulli,
+    Beta,
     Categorical,
     DistributionType,
     Gaussian,
+    GaussianMixture,
     MultiCategorical,
     MultiCategoricalType,
     PolicyDistribution,
     TanhGaussian,
 )
-from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .heads import (
+    Actor,
+    BinnedCriticEnsemble,
+    CriticEnsemble,
+    DuelingCriticEnsemble,
+    PolicyHead,
+    ValueHead,
+)
 from .mlp import MLP, orthogonal_init
 from .normalization import (
     PopArt,
@@ -29,17 +39,23 @@ from .recurrent import GRUTrajEncoder, LSTMTrajEncoder
 from .traj_encoders import FFTrajEncoder, IdentityTrajEncoder, TrajEncoder
 from .transformer import TransformerTrajEncoder
 from .tstep_encoders import FFTstepEncoder, TstepEncoder
+from .value_bins import ValueBins
 
 __all__ = [
     "MLP",
     "Actor",
+    "Bernoulli",
+    "Beta",
+    "BinnedCriticEnsemble",
     "Categorical",
     "CriticEnsemble",
     "DistributionType",
+    "DuelingCriticEnsemble",
     "FFTrajEncoder",
     "FFTstepEncoder",
     "GRUTrajEncoder",
     "Gaussian",
+    "GaussianMixture",
     "IdentityTrajEncoder",
     "LSTMTrajEncoder",
     "MultiCategorical",
@@ -53,6 +69,7 @@ __all__ = [
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "ValueBins",
     "ValueHead",
     "ValueNorm",
     "orthogonal_init",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import gin
 import torch
@@ -100,6 +101,13 @@ class CriticEnsemble(nn.Module):
         self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
+        x, lead = self.features(state, actions)
+        x = self.out(x)
+        y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
+        return unpack(y, lead, "* c g a")[0]
+
+    def features(self, state: Tensor, actions: Tensor | None = None) -> tuple[Tensor, Any]:
+        """What the last layer sees, (C, n, d_hidden), and the leading shapes behind n, for einops.unpack."""
         x = self.from_state(state)
         if self.from_action is not None:
             x = x.unsqueeze(-2) + self.from_action(actions)
@@ -107,9 +115,71 @@ class CriticEnsemble(nn.Module):
         x = rearrange(x, "n (c h) -> c n h", c=self.num_critics)
         for layer in self.hidden:
             x = layer(self.activation(x))
-        x = self.out(self.activation(x))
-        y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
-        return unpack(y, lead, "* c g a")[0]
+        return self.activation(x), lead
+
+
+class DuelingCriticEnsemble(CriticEnsemble):
+    """Critics of discrete actions that add a value of the state and an advantage of each action.
+
+    Q = V + A - mean of A. Settings are those of `CriticEnsemble`.
+
+    Shapes: state (..., D) -> (..., C, G, A).
+    Raises: ValueError unless there is one output per action.
+    Source: Wang et al. 2016, arXiv:1511.06581, eq. 9.
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        num_discounts: int,
+        is_discrete: bool,
+        *,
+        num_critics: int = 4,
+    ) -> None:
+        super().__init__(state_dim, action_dim, num_discounts, is_discrete, num_critics=num_critics)
+        if not is_discrete:
+            raise ValueError(
+                "DuelingCriticEnsemble needs an output per action, so a Discrete action space. "
+                "Fix: bind CriticEnsemble in its place."
+            )
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim))
+
+    def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
+        value, advantages = super().forward(state, actions).split([1, self.num_outputs], dim=-1)
+        return value + advantages - advantages.mean(-1, keepdim=True)
+
+
+class BinnedCriticEnsemble(CriticEnsemble):
+    """Critics that classify the value of an action: logits of K bins in place of a number.
+
+    Actions of every kind enter beside the state, discrete ones as one-hots. Settings are those of
+    `CriticEnsemble`. All logits start at 0.
+
+    Shapes: state (..., D), actions (..., M, A) -> (..., M, C, G, K); with `own_discount`, actions
+        (..., M, G, A) -> (..., M, C, G, K), where the outputs of a discount judge its own action only.
+    """
+
+    def __init__(
+        self, state_dim: int, action_dim: int, num_discounts: int, num_bins: int, *, num_critics: int = 4
+    ) -> None:
+        super().__init__(state_dim, action_dim, num_discounts, False, num_critics=num_critics)
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, state: Tensor, actions: Tensor | None = None, own_discount: bool = False) -> Tensor:
+        assert actions is not None
+        if not own_discount:
+            return super().forward(state, actions)
+        x, lead = self.features(state, rearrange(actions, "... m g a -> ... (m g) a"))
+        c, g = self.num_critics, self.num_discounts
+        weight = rearrange(self.out.weight, "c h (g k) -> (c g) h k", g=g)
+        bias = rearrange(self.out.bias, "c 1 (g k) -> (c g) 1 k", g=g)
+        logits = torch.baddbmm(bias, rearrange(x, "c (n g) h -> (c g) n h", g=g), weight)
+        *batch, num_actions = lead[0]
+        shape = (*batch, num_actions // g, c, g)
+        return rearrange(logits, "(c g) n k -> n c g k", c=c).reshape(*shape, -1)
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "distribution"])
