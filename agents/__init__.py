@@ -12,12 +12,14 @@ from .base import ActOutput, BaseAgent, LossTerms
 from .filters import binary_filter, exp_filter, leaky_relu_filter
 from .gae import GAE, gae
 from .imitation import Demonstrations, imitation_loss
-from .objectives import masked_mean, n_step_targets
+from .objectives import masked_mean
+from .off_policy import OffPolicyAgent
 from .on_policy import Evaluation, OnPolicyAgent
 from .ppo import PPOAgent
 from .ppo_loss import PPOLoss
 from .rewards import RewardNormalizer
 from .schedules import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule, value_at
+from .targets import lambda_returns, n_step_targets, retrace_targets
 
 __all__ = [
     "GAE",
@@ -31,6 +33,7 @@ __all__ = [
     "Evaluation",
     "LinearSchedule",
     "LossTerms",
+    "OffPolicyAgent",
     "OnPolicyAgent",
     "PPOAgent",
     "PPOLoss",
@@ -40,8 +43,10 @@ __all__ = [
     "exp_filter",
     "gae",
     "imitation_loss",
+    "lambda_returns",
     "leaky_relu_filter",
     "masked_mean",
     "n_step_targets",
+    "retrace_targets",
     "value_at",
 ]

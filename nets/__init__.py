@@ -25,6 +25,7 @@ from .heads import (
     DuelingCriticEnsemble,
     PolicyHead,
     ValueHead,
+    dead_units,
 )
 from .mlp import MLP, orthogonal_init
 from .normalization import (
@@ -72,6 +73,7 @@ __all__ = [
     "ValueBins",
     "ValueHead",
     "ValueNorm",
+    "dead_units",
     "orthogonal_init",
     "sum_over_processes",
     "summed_over_processes",

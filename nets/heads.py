@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gin
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
 from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
+
+_DEAD = 0.025  # of its layer's average activation
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
@@ -45,6 +48,27 @@ class Actor(nn.Module):
     def forward(self, state: Tensor) -> PolicyDistribution:
         params: Tensor = self.mlp(state)
         return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
+
+    def activations(self, state: Tensor) -> list[Tensor]:
+        """Hidden layers (..., d_hidden), first to last."""
+        found = [state]
+        for linear, norm in zip(self.mlp.hidden, self.mlp.norms, strict=True):
+            found.append(self.mlp.activation(norm(linear(found[-1]))))
+        return found[1:]
+
+
+@torch.no_grad()
+def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Share of hidden units that are hardly ever active: by mean size below 1/40 of their layer's average.
+
+    Args:
+        layers: activations, each (..., n, units).
+        mask: (n,) bool, the places that count.
+    Returns: a scalar tensor.
+    Source: Sokar et al. 2023, arXiv:2302.12902, definition 3.1, with a threshold of 0.025.
+    """
+    sizes = torch.stack([(layer.abs() * mask[:, None]).sum(-2) for layer in layers])
+    return (sizes <= _DEAD * sizes.mean(-1, keepdim=True)).float().mean()
 
 
 class EnsembleLinear(nn.Module):
@@ -101,23 +125,24 @@ class CriticEnsemble(nn.Module):
         self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
-        x, lead = self.features(state, actions)
-        x = self.out(x)
+        hidden, lead = self.activations(state, actions)
+        x = self.out(hidden[-1])
         y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
         return unpack(y, lead, "* c g a")[0]
 
-    def features(self, state: Tensor, actions: Tensor | None = None) -> tuple[Tensor, Any]:
-        """What the last layer sees, (C, n, d_hidden), and the leading shapes behind n, for einops.unpack."""
+    def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
+        """Hidden layers (C, n, d_hidden), first to last, and the shapes behind n, for einops.unpack."""
         x = self.from_state(state)
         if self.from_action is not None:
             x = x.unsqueeze(-2) + self.from_action(actions)
         x, lead = pack([x], "* d")
-        x = rearrange(x, "n (c h) -> c n h", c=self.num_critics)
+        found = [self.activation(rearrange(x, "n (c h) -> c n h", c=self.num_critics))]
         for layer in self.hidden:
-            x = layer(self.activation(x))
-        return self.activation(x), lead
+            found.append(self.activation(layer(found[-1])))
+        return found, lead
 
 
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "num_critics"])
 class DuelingCriticEnsemble(CriticEnsemble):
     """Critics of discrete actions that add a value of the state and an advantage of each action.
 
@@ -150,6 +175,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
         return value + advantages - advantages.mean(-1, keepdim=True)
 
 
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "num_bins", "num_critics"])
 class BinnedCriticEnsemble(CriticEnsemble):
     """Critics that classify the value of an action: logits of K bins in place of a number.
 
@@ -172,11 +198,11 @@ class BinnedCriticEnsemble(CriticEnsemble):
         assert actions is not None
         if not own_discount:
             return super().forward(state, actions)
-        x, lead = self.features(state, rearrange(actions, "... m g a -> ... (m g) a"))
+        hidden, lead = self.activations(state, rearrange(actions, "... m g a -> ... (m g) a"))
         c, g = self.num_critics, self.num_discounts
         weight = rearrange(self.out.weight, "c h (g k) -> (c g) h k", g=g)
         bias = rearrange(self.out.bias, "c 1 (g k) -> (c g) 1 k", g=g)
-        logits = torch.baddbmm(bias, rearrange(x, "c (n g) h -> (c g) n h", g=g), weight)
+        logits = torch.baddbmm(bias, rearrange(hidden[-1], "c (n g) h -> (c g) n h", g=g), weight)
         *batch, num_actions = lead[0]
         shape = (*batch, num_actions // g, c, g)
         return rearrange(logits, "(c g) n k -> n c g k", c=c).reshape(*shape, -1)

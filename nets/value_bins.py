@@ -86,7 +86,6 @@ class ValueBins(nn.Module):
 
     def decode(self, logits: Tensor) -> Tensor:
         """Expected values under the probabilities that logits stand for."""
-        # Centered, so that the large ends of a wide range cancel out exactly where nothing is known.
         mean = (F.softmax(logits.float(), dim=-1) * self.support).sum(-1)
         return mean if self.is_mean_of_values else self._to_value(mean)
 

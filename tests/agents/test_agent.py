@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch.nn.functional import one_hot
 
 from loxodon.agents import Agent, masked_mean
+from loxodon.agents.off_policy import Timesteps
 from loxodon.data import Batch
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
@@ -126,7 +127,8 @@ def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
 def test_discrete_targets_are_exact_expectations_over_a_subset_minimum() -> None:
     agent = make_agent(num_critics=3, num_critics_td=3, training_discounts=[], gamma=0.9, popart=False)
     batch, following = make_batch(), torch.randn(3, 5, 16)
-    y = agent._td_targets(batch, following)
+    view = replace(agent.view(batch), following=Timesteps(following, {}))
+    y = agent.policy_targets(view, agent.target_actor(following))
     probs = agent.target_actor(following).probs[:, :, None]
     q = (agent.target_critics(following) * probs).sum(-1, keepdim=True).amin(2)
     expected = 10.0 * batch.rews[..., None] + 0.9 * q * ~batch.dones[..., None]
@@ -203,7 +205,7 @@ def test_each_discount_judges_its_own_continuous_action() -> None:
     state = torch.randn(2, 3, 16)
     policy = agent.actor(state)
     torch.manual_seed(5)
-    values = agent._policy_values(agent.critics, state, policy)
+    values = agent.policy_values(agent.critics, state, policy)
     torch.manual_seed(5)
     actions = policy.sample()
     for g in range(2):
