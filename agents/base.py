@@ -138,7 +138,7 @@ class BaseAgent(nn.Module, ABC):
         return policy.masked(self.allowed_actions(obs, policy.params))
 
     def allowed_actions(self, obs: dict[str, Tensor], like: Tensor) -> Tensor:
-        """(..., A) bool, True where the mask allows it; with axes of 1 to fit `like` (..., G, *) or (..., *)."""
+        """(..., A) bool, True where the mask allows it, with axes of 1 to fit `like`, such as (..., G, A)."""
         assert self.action_mask is not None
         space = self.obs_space[self.action_mask.key]
         mask = obs[self.action_mask.key]

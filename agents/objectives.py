@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -16,4 +15,3 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """
     mask = mask.expand_as(x)
     return x.where(mask, 0.0).sum() / mask.sum().clamp(min=1)
-

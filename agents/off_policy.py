@@ -154,6 +154,12 @@ class OffPolicyAgent(BaseAgent, ABC):
         column = torch.tensor(discounts, dtype=torch.float32)[:, None]
         self.register_buffer("discounts", column, persistent=False)
         width, num_discounts = self.traj_encoder.emb_dim, len(discounts)
+        if self.actor_obs_keys and not self.has_actor:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.pass_obs_keys_to_actor is {list(self.actor_obs_keys)}, but {name} has no actor. "
+                f"Fix: leave {name}.pass_obs_keys_to_actor out."
+            )
         if self.has_actor:
             self.actor = actor_type(self.actor_dim, self.action_dim, num_discounts, self.distribution)
         has_all_values = isinstance(action_space, spaces.Discrete)  # one output per action
@@ -211,7 +217,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         return actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
 
     def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
-        """Critic outputs (B, L, C, G, 1) of actions (K, B, L, G, A), each judged for its discount, averaged."""
+        """Critic outputs (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
         values = critics(state, rearrange(actions, "k b l g a -> b l (k g) a"))
         # g2 counts the actions' discounts, g those of the outputs: the critic of g judges the action of g
         values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
@@ -249,23 +255,23 @@ class OffPolicyAgent(BaseAgent, ABC):
     # --- targets -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def policy_targets(self, view: View, policy: PolicyDistribution) -> Tensor:
+    def policy_targets(self, view: View, policy: PolicyDistribution, bonus: Tensor | float = 0.0) -> Tensor:
         """(B, L, G, 1) targets for a policy at the following timesteps, by the target critics.
 
-        In environment units times the reward multiplier, as are all targets.
+        In environment units times the reward multiplier, as are all targets. bonus: (B, L, G, 1), added to
+        the values of these timesteps.
         """
         state, critics = view.following.state, self.target_critics
         values = self.popart.value(self.policy_values(critics, state, policy))
         reduced = self.reduction(values)
         if self.returns != "retrace":
-            return self.returns_from(view, reduced(values))
+            return self.returns_from(view, reduced(values) + bonus)
         none = torch.zeros_like(view.recorded[:, :1])
         actions = torch.cat([view.recorded[:, 1:], none], dim=1)
         q = self.popart.value(self.recorded_values(critics, state, actions))
         traces = self.trace_decay * policy.log_prob(actions).exp()
-        return retrace_targets(
-            *self._steps(view), reduced(values), self.discounts, next_q=reduced(q), next_traces=traces
-        )
+        steps = (*self._steps(view), reduced(values) + bonus, self.discounts)
+        return retrace_targets(*steps, next_q=reduced(q), next_traces=traces)
 
     @torch.no_grad()
     def returns_from(self, view: View, next_values: Tensor) -> Tensor:
@@ -351,10 +357,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             actions = None if self.critics.from_action is None else view.recorded
             layers, _ = self.critics.activations(view.here.state, actions)
             found["dead_units/critics"] = dead_units(layers, places)
-        if self.popart.enabled:
-            scales = {"popart_mu": self.popart.mu, "popart_sigma": self.popart.sigma}
-        else:
-            scales = {"popart_mu": torch.zeros_like(self.discounts), "popart_sigma": torch.ones_like(self.discounts)}
+        scales = {"popart_mu": self.popart.mu, "popart_sigma": self.popart.sigma}
         for name, values in per_discount.items():
             scales[name] = values.where(mask_g, 0.0).sum((0, 1)) / mask.sum().clamp(min=1)
         for name, by_discount in scales.items():
@@ -384,8 +387,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             )
         if self.n_step < 1 or self.num_actions_for_value < 1 or self.burn_in < 0:
             raise ValueError(
-                f"n_step is {self.n_step}, num_actions_for_value is {self.num_actions_for_value}, both must be "
-                f"at least 1, and burn_in is {self.burn_in}, at least 0. "
+                f"n_step is {self.n_step} and num_actions_for_value is {self.num_actions_for_value}, both must "
+                f"be at least 1, and burn_in is {self.burn_in}, at least 0. "
                 f"Fix: bind {name}.n_step, {name}.num_actions_for_value and {name}.burn_in to such integers."
             )
         if not all(0.0 <= g <= 1.0 for g in (*discounts, self.trace_decay)):

@@ -99,8 +99,8 @@ class ActionMask:
         fits = isinstance(space, spaces.Box | spaces.MultiBinary) and prod(space.shape) == sum(nvec)
         if not fits:
             raise ValueError(
-                f"{setting} is {key!r}, where the environment offers {space}, but a mask of {action_space} is "
-                f"a MultiBinary or Box with {sum(nvec)} entries (of several factors, side by side). "
+                f"{setting} is {key!r}, where the environment offers {space}, but a mask of {action_space} "
+                f"is a MultiBinary or Box with {sum(nvec)} entries (of several factors, side by side). "
                 f"Fix: name one of the observations {sorted(obs_space.spaces)} that is such a mask."
             )
         return cls(key, tuple(nvec))

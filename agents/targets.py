@@ -1,13 +1,8 @@
 """What critics learn to predict: returns of a sequence that bootstrap from values, as scans over time.
 
-Axes: B batch, L time, G discounts. Arguments that all functions share:
-    rewards: (B, L, 1, 1) float.
-    terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
-    mask: (B, L, 1, 1) bool, True on real steps; False only after the last True.
-    next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
-    discounts: (G, 1) float in [0, 1].
-All return (B, L, G, 1) float. A return never looks beyond a termination, nor beyond the last real step, after
-which it bootstraps (as at a truncation). Entries where mask is False are meaningless.
+Axes: B batch, L time, G discounts. All return (B, L, G, 1) float. A return never looks beyond a termination,
+nor beyond the last real step, after which it bootstraps (as at a truncation). Entries where mask is False are
+meaningless.
 """
 
 from __future__ import annotations
@@ -26,7 +21,11 @@ def n_step_targets(
     r + discount (1 - d) V'. No importance correction.
 
     Args:
-        rewards, terminated, mask, next_values, discounts: see the module.
+        rewards: (B, L, 1, 1) float.
+        terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
+        mask: (B, L, 1, 1) bool, True on real steps; False only after the last True.
+        next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
+        discounts: (G, 1) float in [0, 1].
         n_step: at least 1; may exceed L.
     """
     targets = rewards + discounts * next_values * ~terminated
@@ -54,7 +53,11 @@ def lambda_returns(
     y_t = r_t + discount (1 - d_t) ((1 - lambda) V_{t+1} + lambda y_{t+1}). No importance correction.
 
     Args:
-        rewards, terminated, mask, next_values, discounts: see the module.
+        rewards: (B, L, 1, 1) float.
+        terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
+        mask: (B, L, 1, 1) bool, True on real steps; False only after the last True.
+        next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
+        discounts: (G, 1) float in [0, 1].
         trace_decay: lambda in [0, 1]; 0 gives the one-step target.
     Source: Sutton & Barto 2018, eq. 12.18; for Q functions Peng & Williams 1996.
     """
@@ -79,11 +82,15 @@ def retrace_targets(
     y_t = r_t + discount (1 - d_t) (V_{t+1} + c_{t+1} (y_{t+1} - Q_{t+1})), V the mean of Q under the policy.
 
     Args:
-        rewards, terminated, mask, next_values, discounts: see the module.
-        next_q: (B, L, G, 1) float, value of the recorded action of the timestep after each step. Unused where
-            there is none.
-        next_traces: (B, L, G, 1) float in [0, 1], its c: lambda min(1, pi(a|s) / mu(a|s)) for Retrace, with mu
-            the policy that acted; lambda pi(a|s) for tree backup.
+        rewards: (B, L, 1, 1) float.
+        terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
+        mask: (B, L, 1, 1) bool, True on real steps; False only after the last True.
+        next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
+        discounts: (G, 1) float in [0, 1].
+        next_q: (B, L, G, 1) float, value of the recorded action of the timestep after each step. Unused
+            where there is none.
+        next_traces: (B, L, G, 1) float in [0, 1], its c: lambda min(1, pi(a|s) / mu(a|s)) for Retrace, with
+            mu the policy that acted; lambda pi(a|s) for tree backup.
     Source: Munos et al. 2016, arXiv:1606.02647, eq. 3 and 4; tree backup: Precup et al. 2000.
     """
     going = discounts * ~terminated

@@ -25,7 +25,9 @@ class PolicyDistribution(ABC):
     """
 
     is_discrete: ClassVar[bool]
-    is_bounded: ClassVar[bool] = True  # False: samples may lie outside of [-1, 1], and whoever acts clips them
+    is_bounded: ClassVar[bool] = (
+        True  # False: samples may lie outside of [-1, 1], and whoever acts clips them
+    )
     has_gradient: ClassVar[bool] = True  # whether gradients pass through samples
 
     def __init__(self, params: Tensor) -> None:
@@ -70,7 +72,8 @@ class PolicyDistribution(ABC):
     @abstractmethod
     def kl(self, other: Self) -> Tensor:
         """(..., 1) Kullback-Leibler divergence of `other` from this one, E_self[log(self / other)]; exact,
-        or an estimate where no closed form exists."""
+        or an estimate where no closed form exists.
+        """
 
 
 _NO_ACTION = -1e9  # logit of what is no action or not allowed; its probability is exactly zero
@@ -306,7 +309,9 @@ class TanhGaussian(PolicyDistribution):
         return (gaussian - _log_slope_of_tanh(pre_tanh)).sum(-1, keepdim=True)
 
     def entropy(self) -> Tensor:
-        return -self.log_prob(self.sample())
+        """That of the Gaussian before tanh, and the mean slope of tanh, estimated by one sample."""
+        drawn = torch.addcmul(self.loc, self.log_std.exp(), torch.randn_like(self.loc))
+        return (_entropy_of_normal(self.log_std) + _log_slope_of_tanh(drawn)).sum(-1, keepdim=True)
 
     def kl(self, other: Self) -> Tensor:
         """That of the Gaussians before tanh: the same, as tanh is a bijection."""
@@ -342,7 +347,7 @@ class Gaussian(PolicyDistribution):
         return _log_prob_of_normal(action, self.loc, self.log_std).sum(-1, keepdim=True)
 
     def entropy(self) -> Tensor:
-        return (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, keepdim=True)
+        return _entropy_of_normal(self.log_std).sum(-1, keepdim=True)
 
     def kl(self, other: Self) -> Tensor:
         return _kl_of_normals(self.loc, self.log_std, other.loc, other.log_std)
@@ -458,6 +463,11 @@ def _log_prob_of_normal(x: Tensor, loc: Tensor, log_std: Tensor) -> Tensor:
     """Elementwise."""
     z = (x - loc) * (-log_std).exp()
     return -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+
+
+def _entropy_of_normal(log_std: Tensor) -> Tensor:
+    """Elementwise."""
+    return log_std + 0.5 * math.log(2.0 * math.pi * math.e)
 
 
 def _kl_of_normals(loc: Tensor, log_std: Tensor, other_loc: Tensor, other_log_std: Tensor) -> Tensor:

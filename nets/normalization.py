@@ -257,6 +257,11 @@ class PopArt(RunningStatistics):
         rms = self.nu.sqrt()
         return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(self.floor * rms).clamp(min=1e-4)
 
+    @property
+    def scale(self) -> Tensor:
+        """What one at unit scale is in environment units, (G, 1)."""
+        return self.sigma.float() if self.enabled else torch.ones_like(self.sigma)
+
     def normalize(self, value: Tensor) -> Tensor:
         """Values in environment units -> unit scale."""
         return ((value - self.mu) / self.sigma).float() if self.enabled else value
