@@ -207,14 +207,6 @@ class BaseAgent(nn.Module, ABC):
         action = policy.act(sample)
         return action if policy.is_bounded else action.clamp(-1.0, 1.0), hidden_state
 
-    def grad_norms(self) -> dict[str, Tensor]:
-        """Norms of the gradients of all direct parts that have any, scalar tensors by "grad_norm/<part>"."""
-        found = {}
-        for name, part in self.named_children():
-            if grads := [p.grad for p in part.parameters() if p.grad is not None]:
-                found[f"grad_norm/{name}"] = torch.stack(torch._foreach_norm(grads)).norm()
-        return found
-
     def trainable_params(self) -> list[nn.Parameter]:
         """The parameters an optimizer should own."""
         return [p for p in self.parameters() if p.requires_grad]

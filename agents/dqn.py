@@ -75,8 +75,8 @@ class DQNAgent(OffPolicyAgent):
     ) -> None:
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(
-                f"DQNAgent got actions in {action_space}, but compares the values of all actions, so it needs "
-                "a Discrete space. Fix: Experiment.agent_type = @SACAgent or @Agent."
+                f"DQNAgent got actions in {action_space}, but compares the values of all actions, so it "
+                "needs a Discrete space. Fix: Experiment.agent_type = @SACAgent or @Agent."
             )
         settings = {**shared, "num_critics": num_critics, "num_critics_td": num_critics_td}
         super().__init__(

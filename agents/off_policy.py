@@ -387,8 +387,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             )
         if self.n_step < 1 or self.num_actions_for_value < 1 or self.burn_in < 0:
             raise ValueError(
-                f"n_step is {self.n_step} and num_actions_for_value is {self.num_actions_for_value}, both must "
-                f"be at least 1, and burn_in is {self.burn_in}, at least 0. "
+                f"n_step is {self.n_step} and num_actions_for_value is {self.num_actions_for_value}, both "
+                f"must be at least 1, and burn_in is {self.burn_in}, at least 0. "
                 f"Fix: bind {name}.n_step, {name}.num_actions_for_value and {name}.burn_in to such integers."
             )
         if not all(0.0 <= g <= 1.0 for g in (*discounts, self.trace_decay)):

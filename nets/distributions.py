@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import gin
 import torch
@@ -25,9 +26,7 @@ class PolicyDistribution(ABC):
     """
 
     is_discrete: ClassVar[bool]
-    is_bounded: ClassVar[bool] = (
-        True  # False: samples may lie outside of [-1, 1], and whoever acts clips them
-    )
+    is_bounded: ClassVar[bool] = True  # False: samples may lie outside of [-1, 1]; whoever acts clips them
     has_gradient: ClassVar[bool] = True  # whether gradients pass through samples
 
     def __init__(self, params: Tensor) -> None:
@@ -71,8 +70,9 @@ class PolicyDistribution(ABC):
 
     @abstractmethod
     def kl(self, other: Self) -> Tensor:
-        """(..., 1) Kullback-Leibler divergence of `other` from this one, E_self[log(self / other)]; exact,
-        or an estimate where no closed form exists.
+        """(..., 1) Kullback-Leibler divergence of `other` from this one, E_self[log(self / other)].
+
+        Exact, or an estimate where no closed form exists.
         """
 
 
@@ -88,7 +88,8 @@ class Categorical(PolicyDistribution):
     @cached_property
     def log_probs(self) -> Tensor:
         """(..., A) logarithms of the probabilities."""
-        return F.log_softmax(self.params, dim=-1)
+        with _gradient_of(self.params):
+            return F.log_softmax(self.params, dim=-1)
 
     @staticmethod
     def num_params(action_dim: int) -> int:
@@ -157,7 +158,8 @@ class MultiCategorical(PolicyDistribution):
     @cached_property
     def log_probs(self) -> Tensor:
         """(..., K, M) logarithms of the probabilities, M actions of the largest factor."""
-        return F.log_softmax(self._by_factor(self.params, _NO_ACTION), dim=-1)
+        with _gradient_of(self.params):
+            return F.log_softmax(self._by_factor(self.params, _NO_ACTION), dim=-1)
 
     @property
     def probs(self) -> Tensor:
@@ -230,7 +232,8 @@ class Bernoulli(MultiCategorical):
 
     @cached_property
     def log_probs(self) -> Tensor:
-        return torch.stack([F.logsigmoid(-self.params), F.logsigmoid(self.params)], dim=-1)
+        with _gradient_of(self.params):
+            return torch.stack([F.logsigmoid(-self.params), F.logsigmoid(self.params)], dim=-1)
 
     def masked(self, allowed: Tensor) -> PolicyDistribution:
         zero, one = self._by_factor(allowed, 0.0).unbind(-1)
@@ -447,6 +450,11 @@ class GaussianMixture(PolicyDistribution):
     def kl(self, other: Self) -> Tensor:
         action = self.sample()
         return self.log_prob(action) - other.log_prob(action)
+
+
+def _gradient_of(params: Tensor) -> AbstractContextManager[Any]:
+    """For what is computed once and kept: it has a gradient even if first asked for where none is wanted."""
+    return torch.set_grad_enabled(torch.is_grad_enabled() or params.requires_grad)
 
 
 def _between(raw: Tensor, low: float, high: float) -> Tensor:

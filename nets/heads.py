@@ -161,8 +161,11 @@ class DuelingCriticEnsemble(CriticEnsemble):
         is_discrete: bool,
         *,
         num_critics: int = 4,
+        **settings: Any,
     ) -> None:
-        super().__init__(state_dim, action_dim, num_discounts, is_discrete, num_critics=num_critics)
+        super().__init__(
+            state_dim, action_dim, num_discounts, is_discrete, num_critics=num_critics, **settings
+        )
         if not is_discrete:
             raise ValueError(
                 "DuelingCriticEnsemble needs an output per action, so a Discrete action space. "
@@ -180,19 +183,24 @@ class BinnedCriticEnsemble(CriticEnsemble):
     """Critics that classify the value of an action: logits of K bins in place of a number.
 
     Actions of every kind enter beside the state, discrete ones as one-hots. Settings are those of
-    `CriticEnsemble`. All logits start at 0.
+    `CriticEnsemble`.
 
     Shapes: state (..., D), actions (..., M, A) -> (..., M, C, G, K); with `own_discount`, actions
         (..., M, G, A) -> (..., M, C, G, K), where the outputs of a discount judge its own action only.
     """
 
     def __init__(
-        self, state_dim: int, action_dim: int, num_discounts: int, num_bins: int, *, num_critics: int = 4
+        self,
+        state_dim: int,
+        action_dim: int,
+        num_discounts: int,
+        num_bins: int,
+        *,
+        num_critics: int = 4,
+        **settings: Any,
     ) -> None:
-        super().__init__(state_dim, action_dim, num_discounts, False, num_critics=num_critics)
+        super().__init__(state_dim, action_dim, num_discounts, False, num_critics=num_critics, **settings)
         self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
 
     def forward(self, state: Tensor, actions: Tensor | None = None, own_discount: bool = False) -> Tensor:
         assert actions is not None

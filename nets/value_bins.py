@@ -18,7 +18,8 @@ class ValueBins(nn.Module):
 
     Bin centers are evenly spaced in z, where z = y ("linear") or sign(y) log(1 + |y| / unit) ("symlog"). With
     mean_of "bins", an expectation is the mean of z, taken back to y: as robust to outliers as the spacing,
-    and for symlog below the true mean where outcomes are mixed. With "values" it is the mean of y itself.
+    and for symlog below the true mean where outcomes are mixed. With "values" it is the mean of y itself, to
+    which the ends of a wide range add noise as long as they have any probability.
 
     Shapes: values (...) float <-> probabilities or logits (..., num_bins).
 

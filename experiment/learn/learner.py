@@ -293,7 +293,7 @@ class Learner:
         norms = {} if grad_norm is None else {"grad_norm": grad_norm.detach()}
         if log_step and grad_norm is not None:  # the loss scaler of fp16 has let go of gradients only now
             undo = (grad_norm.detach() / self.grad_clip).clamp(min=1.0)
-            norms |= {name: norm * undo for name, norm in self.agent.grad_norms().items()}
+            norms |= {name: norm * undo for name, norm in grad_norms(self.agent).items()}
         # Judged after those of all processes were averaged, so that all processes decide alike.
         if self._on_bad_grad == "skip" and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
             self._leave_out()
@@ -427,6 +427,15 @@ class Learner:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress.gradient_steps = int(state["gradient_steps"])
+
+
+def grad_norms(agent: nn.Module) -> dict[str, Tensor]:
+    """Norms of the gradients of all direct parts that have any, scalar tensors by "grad_norm/<part>"."""
+    found = {}
+    for name, part in agent.named_children():
+        if grads := [p.grad for p in part.parameters() if p.grad is not None]:
+            found[f"grad_norm/{name}"] = torch.stack(torch._foreach_norm(grads)).norm()
+    return found
 
 
 def _sum(scalars: Sequence[Tensor]) -> Tensor:
