@@ -73,6 +73,10 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
     assert out.critic.shape == (3, 5, 4, 7, 1)
     assert all(x.ndim == 0 and torch.isfinite(x) for x in out.metrics.values())
     assert {"q", "td_target", "policy_entropy", "filter_approved"} <= set(out.metrics)
+    for name in ("q", "td_target", "advantage", "policy_entropy", "popart_mu", "popart_sigma"):
+        assert {f"{name}/0.1", f"{name}/0.995"} <= out.metrics.keys()
+        assert out.metrics[f"{name}/0.999"] == out.metrics[name]  # the acting discount
+    assert 0 <= out.metrics["dead_units/actor"] < 1
 
 
 def test_gradients_go_where_they_should_and_nowhere_else(space: Space) -> None:
@@ -263,6 +267,27 @@ def test_impossible_settings_are_explained() -> None:
         make_agent(n_step=0)
     with pytest.raises(ValueError, match=r"Discounts are \[1.5, 0.9\].*Fix"):
         make_agent(training_discounts=[1.5], gamma=0.9)
+    for wrong, words in (
+        ({"returns": "td"}, r"returns is 'td' .*'lambda'.*Fix: bind Agent.returns"),
+        ({"critic_subset": "x"}, r"critic_subset 'x'.*Fix"),
+        ({"burn_in": -1}, r"burn_in is -1.*Fix"),
+        ({"trace_decay": 2.0}, r"trace_decay is 2.0.*Fix"),
+        (
+            {"distribution_type": "Beta"},
+            r"is Beta, which does not fit actions in Discrete\(4\).*'Categorical'",
+        ),
+        ({"action_mask_key": "x"}, r"action_mask_key is 'x'.*offers None.*4 entries.*Fix"),
+        ({"pass_obs_keys_to_actor": ["x"]}, r"pass_obs_keys_to_actor names \['x'\].*Fix"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make_agent(**wrong)  # type: ignore[arg-type]
+    for wrong, words in (
+        ({"returns": "retrace"}, r"returns is 'retrace', but .* densities.*Fix"),
+        ({"action_mask_key": "observation"}, r"cannot be ruled out one by one. Fix: leave"),
+        ({"distribution_type": "GaussianMixture"}, r"carry no gradient.*Fix: .*Agent.online_coeff = 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make_agent(BOX, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"action space is MultiBinary.*SequenceEnv"):
         Agent(OBS, spaces.MultiBinary(3), tstep, gru, 8)  # type: ignore[arg-type]
 

@@ -14,7 +14,18 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from loxodon.agents import Agent, BCAgent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent
+from loxodon.agents import (
+    Agent,
+    BCAgent,
+    DQNAgent,
+    IQLAgent,
+    MultiTaskAgent,
+    PPOAgent,
+    SACAgent,
+    lambda_returns,
+    n_step_targets,
+    retrace_targets,
+)
 from loxodon.data import Batch
 from loxodon.nets import (
     Actor,
@@ -72,21 +83,33 @@ def make_batch(space: Any, rows: int = 3, length: int = 5, lengths: tuple[int, .
 
 CASES: dict[str, Case] = {
     "multi-task discrete": (MultiTaskAgent, DISCRETE, {}),
-    "multi-task sampled discrete": (MultiTaskAgent, DISCRETE, {"training_discounts": (), "entropy_coeff": 0.1}),
+    "multi-task sampled discrete": (
+        MultiTaskAgent,
+        DISCRETE,
+        {"training_discounts": (), "entropy_coeff": 0.1},
+    ),
     "multi-task factors": (MultiTaskAgent, MULTI, {"critic_subset": "element"}),
     "multi-task box": (MultiTaskAgent, BOX, {"distribution_type": "GaussianMixture"}),
     "bc discrete": (BCAgent, DISCRETE, {"entropy_coeff": 0.1}),
     "bc bits": (BCAgent, BITS, {"distribution_type": "Bernoulli"}),
     "bc box": (BCAgent, BOX, {"distribution_type": "Beta", "pass_obs_keys_to_actor": ["observation"]}),
     "dqn": (DQNAgent, DISCRETE, {"n_step": 3, "burn_in": 2}),
-    "dqn plain": (DQNAgent, DISCRETE, {"critic_type": CriticEnsemble, "double_q": False, "returns": "retrace"}),
+    "dqn plain": (
+        DQNAgent,
+        DISCRETE,
+        {"critic_type": CriticEnsemble, "double_q": False, "returns": "retrace"},
+    ),
     "sac discrete": (SACAgent, DISCRETE, {"returns": "lambda"}),
     "sac factors": (SACAgent, MULTI, {"returns": "retrace", "learn_alpha": False}),
     "sac box": (SACAgent, BOX, {"num_actions_for_value": 2}),
     "iql discrete": (IQLAgent, DISCRETE, {"returns": "lambda"}),
     "iql factors": (IQLAgent, MULTI, {"popart": False}),
     "iql box": (IQLAgent, BOX, {"distribution_type": "Gaussian"}),
-    "actor-critic beta": (Agent, BOX, {"distribution_type": "Beta", "pass_obs_keys_to_actor": ["observation"]}),
+    "actor-critic beta": (
+        Agent,
+        BOX,
+        {"distribution_type": "Beta", "pass_obs_keys_to_actor": ["observation"]},
+    ),
     "actor-critic gaussian": (Agent, BOX, {"distribution_type": "Gaussian", "popart_floor": 0.0}),
     "actor-critic bits": (Agent, BITS, {"distribution_type": "Bernoulli", "returns": "retrace"}),
 }
@@ -160,10 +183,8 @@ def test_the_rewarded_action_is_found(case: str) -> None:
         actions = random_actions(space, 64, 1)
         if kind is BCAgent:
             actions = one_hot(right[..., 0].long(), 2).float()
-        if space is ONE_BOX:
-            reward = -(actions - (right - 0.5)).abs()
-        else:
-            reward = (actions[..., 1:] == right).float()
+        distance = (actions - (right - 0.5)).abs()
+        reward = -distance if space is ONE_BOX else (actions[..., 1:] == right).float()
         out = agent(Batch({"observation": x}, torch.zeros(64, 2, width), times, actions, reward, ones, ones))
         (out.actor.mean() + 10 * out.critic.mean()).backward()
         optimizer.step()
@@ -178,3 +199,191 @@ def test_the_rewarded_action_is_found(case: str) -> None:
         assert (action - 0.5 * x[:, :1].sign()).abs().mean() < 0.2
     else:
         assert (action == (x[:, :1] > 0)).float().mean() > 0.95
+
+
+# --- formulas, by hand: critics and policies that are the same everywhere --------------------------------
+
+
+def by_hand(kind: Any, space: Any = DISCRETE, **kwargs: Any) -> Any:
+    """One discount of 0.5, two critics, no PopArt; all values are 0 and the policy is uniform."""
+    settings = {"training_discounts": (), "gamma": 0.5, "num_critics": 2, "reward_multiplier": 2.0, **kwargs}
+    agent = make(kind, space, **({} if kind is MultiTaskAgent else {"popart": False}), **settings)
+    heads = [agent.critics.out, agent.target_critics.out]
+    heads += [module.mlp.out for module in (getattr(agent, "actor", None),) if module is not None]
+    heads += [agent.target_actor.mlp.out] if agent.has_target_actor else []
+    heads += [agent.value_function.out] if kind is IQLAgent else []
+    for layer in heads:
+        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.zeros_(layer.bias)
+    return agent
+
+
+def paid(reward: float, space: Any = DISCRETE) -> Batch:
+    """No episode ends, and every step pays the same."""
+    batch = make_batch(space, lengths=(5, 5, 5))
+    return replace(batch, rews=torch.full_like(batch.rews, reward), dones=torch.zeros_like(batch.dones))
+
+
+def same(losses: Tensor, value: float) -> None:
+    torch.testing.assert_close(losses, torch.full_like(losses, value))
+
+
+def test_sac_adds_entropy_to_values_and_steers_its_temperature() -> None:
+    agent = by_hand(SACAgent, alpha=0.5, target_entropy=1.0)
+    torch.nn.init.constant_(agent.target_critics.out.bias, 6.0)
+    torch.nn.init.constant_(agent.critics.out.bias, 3.0)
+    out, h = agent(paid(1.5)), math.log(4)
+    same(out.critic, (2 * 1.5 + 0.5 * (6.0 + 0.5 * h) - 3.0) ** 2)
+    same(out.actor, -(3.0 + 0.5 * h) + math.log(0.5) * (h - 1.0))
+    out.actor.mean().backward()
+    assert agent.log_alpha.grad.item() == pytest.approx(h - 1.0, rel=1e-5)
+    assert agent.critics.out.weight.grad is None
+    assert [make(SACAgent, s).target_entropy for s in (BOX, MULTI)] == [
+        -2.0,
+        pytest.approx(0.3 * math.log(6)),
+    ]
+
+
+def test_iql_follows_an_expectile_and_weighs_by_advantage() -> None:
+    agent = by_hand(IQLAgent, expectile=0.7, beta=3.0, max_weight=10.0)
+    for bias, value_loss, weight in (
+        (0.5, 0.7 * 0.25, math.exp(1.5)),
+        (2.0, 0.7 * 4, 10.0),
+        (-1.0, 0.3, math.exp(-3)),
+    ):
+        torch.nn.init.constant_(agent.target_critics.out.bias, bias)
+        out = agent(paid(1.5))
+        same(out.critic[:, :, :2], 9.0)  # y = 2 * 1.5 + 0.5 * V, of which critics predict 0
+        same(out.critic[:, :, 2:], value_loss)
+        same(out.actor, weight * math.log(4))
+    torch.nn.init.constant_(agent.value_function.out.bias, 4.0)
+    same(agent(paid(1.5)).critic[:, :, :2], 25.0)
+
+
+def test_multi_task_critics_classify_and_the_actor_imitates_what_is_better() -> None:
+    bins = partial(ValueBins, num_bins=5, low=-2.0, high=2.0, spacing="linear")
+    agent = by_hand(MultiTaskAgent, bins_type=bins, fake_filter=True, training_discounts=(0.5, 0.5))
+    with torch.no_grad():
+        agent.target_critics.out.bias.view(2, 3, 5)[:, :, 3] = 50.0  # surely worth 1
+    out = agent(paid(0.25))  # y = 2 * 0.25 + 0.5 * 1
+    same(out.critic, math.log(5))
+    same(out.actor, math.log(4))
+    with torch.no_grad():
+        agent.critics.out.bias.view(2, 3, 5)[:, :, 3] = 50.0
+    same(agent(paid(0.25)).critic, 0.0)
+    agent.fake_filter = False
+    same(agent(paid(0.25)).actor, 0.0)  # no recorded action is better than the policy
+
+
+def test_dqn_chooses_by_its_critics_and_judges_by_the_averages() -> None:
+    for double_q, expected in ((True, 1.0), (False, 16.0)):
+        agent = by_hand(DQNAgent, double_q=double_q, critic_type=CriticEnsemble, num_critics_td=2)
+        with torch.no_grad():
+            agent.critics.out.bias[..., 1] = 3.0
+            agent.target_critics.out.bias.copy_(torch.tensor([8.0, 2.0, 0.0, 0.0]))
+        batch = paid(0.0)
+        out = agent(replace(batch, actions=one_hot(torch.zeros(3, 5, dtype=torch.int64), 4).float()))
+        same(out.critic, expected)
+        state = agent.init_hidden_state(3, torch.device("cpu"))
+        obs = {"observation": batch.obs["observation"][:, 0]}
+        for sample in (True, False):  # exploration is not the agent's affair
+            action, _ = agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], state, sample)
+            assert action.tolist() == [1, 1, 1]
+
+
+def test_critics_of_a_target_are_drawn_per_update_or_per_element() -> None:
+    q = torch.arange(4.0).view(1, 1, 4, 1, 1).expand(50, 6, 4, 2, 1)
+    for subset, num_kinds in (("update", 1), ("element", 3)):
+        reduced = make(Agent, DISCRETE, critic_subset=subset).reduction(q)
+        low = reduced(q)
+        assert low.shape == (50, 6, 2, 1)
+        assert len(low.unique()) == num_kinds  # the minimum of 2 of 4 is 0, 1 or 2
+        torch.testing.assert_close(reduced(q + 1.0), low + 1.0)
+    assert make(MultiTaskAgent, DISCRETE).reduction(q)(q).mean() > low.mean()  # means there
+
+
+def test_losses_leave_out_a_burn_in_that_is_not_the_begin_of_an_episode() -> None:
+    agent, batch = make(DQNAgent, DISCRETE, burn_in=2), make_batch(DISCRETE, lengths=(5, 5, 5))
+    batch = replace(batch, time_idxs=batch.time_idxs + torch.tensor([0, 7, 1])[:, None, None])
+    counts = agent(batch).critic.detach().flatten(2).abs().sum(-1) > 0
+    assert counts.tolist() == [[True] * 5, [False] * 2 + [True] * 3, [False] * 2 + [True] * 3]
+
+
+@pytest.mark.parametrize("returns", ["n_step", "lambda", "retrace"])
+def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
+    agent, batch = (
+        make(Agent, DISCRETE, returns=returns, n_step=2, trace_decay=0.8, num_critics_td=4),
+        make_batch(DISCRETE),
+    )
+    view = agent.view(batch)
+    policy = agent.policies(agent.actor, view.following)
+    q = agent.target_critics(view.following.state)
+    rewards, done, mask = 10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None]
+    values = (q * policy.probs[:, :, None]).sum(-1, keepdim=True).amin(2)
+    steps = (rewards, done, mask, values, agent.discounts)
+    if returns == "n_step":
+        expected = n_step_targets(*steps, n_step=2)
+    elif returns == "lambda":
+        expected = lambda_returns(*steps, trace_decay=0.8)
+    else:
+        index = torch.cat([batch.actions[:, 1:], batch.actions[:, :1]], dim=1).argmax(-1)[:, :, None, None]
+        next_q = q.gather(-1, index[:, :, None].expand(-1, -1, 4, 7, -1)).amin(2)
+        traces = 0.8 * policy.probs.gather(-1, index.expand(-1, -1, 7, -1))
+        expected = retrace_targets(*steps, next_q=next_q, next_traces=traces)
+    torch.testing.assert_close(
+        agent.policy_targets(view, policy)[batch.mask[..., 0]], expected[batch.mask[..., 0]]
+    )
+
+
+# --- masks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Agent, MultiTaskAgent, BCAgent, DQNAgent, SACAgent, IQLAgent, PPOAgent])
+@pytest.mark.parametrize("space", [DISCRETE, MULTI], ids=["discrete", "factors"])
+def test_actions_that_are_not_allowed_are_never_taken(kind: Any, space: Any) -> None:
+    if kind is DQNAgent and space is MULTI:
+        return
+    allowed = torch.tensor([1, 0, 1, 0] if space is DISCRETE else [0, 1, 1, 1, 0])
+    agent = make(kind, space, len(allowed), encoder=partial(FFTrajEncoder, d_model=16)).eval()
+    n = 20_000
+    obs = {"observation": torch.randn(n, 3), "allowed": allowed.expand(n, -1).to(torch.int8)}
+    inputs = (torch.zeros(n, 1 + agent.action_dim), torch.zeros(n, 1, dtype=torch.int64))
+    with torch.no_grad():
+        for sample in (True, False):
+            action, _ = agent.get_actions(
+                obs, *inputs, agent.init_hidden_state(n, torch.device("cpu")), sample
+            )
+            if space is DISCRETE:
+                assert set(action.tolist()) <= {0, 2}
+            else:
+                assert set(action[:, 0].tolist()) == {1}
+                assert set(action[:, 1].tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("kind", [Agent, DQNAgent, SACAgent])
+@pytest.mark.parametrize("where", ["critics", "target_critics"])
+def test_what_is_not_allowed_is_not_bootstrapped_from(kind: Any, where: str) -> None:
+    """Its value can be anything."""
+    losses = []
+    for value in (0.0, 1e6):
+        agent = make(kind, DISCRETE, 4, critic_type=CriticEnsemble)
+        with torch.no_grad():
+            out = getattr(agent, where).out.bias.view(agent.critics.num_critics, -1, 4)
+            out[..., 1] = value
+        batch = make_batch(DISCRETE)
+        allowed = torch.tensor([1, 0, 1, 1], dtype=torch.int8).expand(3, 6, -1)
+        actions = one_hot(batch.actions.argmax(-1).masked_fill(batch.actions[..., 1] > 0, 2), 4).float()
+        batch = replace(batch, obs={**batch.obs, "allowed": allowed}, actions=actions)
+        torch.manual_seed(3)
+        terms = agent(batch)
+        losses.append((terms.actor * batch.mask[..., None], terms.critic * batch.mask[..., None, None]))
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_where_nothing_is_allowed_everything_is() -> None:
+    agent = make(BCAgent, MULTI, 5)
+    like = torch.zeros(2, 7, 5)
+    mask = torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 0, 0]])
+    allowed = agent.allowed_actions({"allowed": mask}, like)
+    assert allowed.shape == (2, 1, 5)
+    assert allowed[:, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]]
