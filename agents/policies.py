@@ -108,5 +108,5 @@ class ActionMask:
     def __call__(self, obs: dict[str, Tensor], lead: Sequence[int]) -> Tensor:
         """(*lead, A) bool, True where allowed, from observations that begin with the shape `lead`."""
         allowed = obs[self.key].reshape(*lead, sum(self.nvec)) != 0
-        parts = allowed.split(list(self.nvec), dim=-1)
+        parts = torch.split(allowed, list(self.nvec), dim=-1)
         return torch.cat([part | ~part.any(-1, keepdim=True) for part in parts], dim=-1)

@@ -223,8 +223,8 @@ class ActionMap:
             flat = (flat - (low / 2 + high / 2)) / half
             if self._is_free is not None and (np.abs(flat[:, self._is_free]) > 1.0 + 1e-6).any():
                 raise ValueError(
-                    f"Actions range from {actions.min()} to {actions.max()}, beyond the bounds that stand for the "
-                    f"infinite ones of the action space: {space}. Fix: give the dataset's action_space "
+                    f"Actions range from {actions.min()} to {actions.max()}, beyond bounds that stand for "
+                    f"the infinite ones of the action space: {space}. Fix: give the dataset's action_space "
                     "finite bounds that hold all its actions."
                 )
             scaled: np.ndarray = np.clip(flat, -1.0, 1.0).astype(np.float32)
@@ -289,4 +289,4 @@ def finite_box(space: spaces.Box) -> spaces.Box:
     low_is_free, high_is_free = ~np.isfinite(low), ~np.isfinite(high)
     new_low = np.where(low_is_free, np.where(high_is_free, -1.0, high - 2.0), low)
     new_high = np.where(high_is_free, np.where(low_is_free, 1.0, low + 2.0), high)
-    return spaces.Box(new_low.astype(space.dtype), new_high.astype(space.dtype), dtype=space.dtype)  # type: ignore[arg-type]
+    return spaces.Box(new_low.astype(space.dtype), new_high.astype(space.dtype), dtype=space.dtype)

@@ -385,11 +385,11 @@ class Beta(PolicyDistribution):
 
     def log_prob(self, action: Tensor) -> Tensor:
         inside = 0.5 * (action.clamp(-_MAX_ABS_ACTION, _MAX_ABS_ACTION) + 1.0)
-        log_probs: Tensor = self.unit.log_prob(inside) - math.log(2.0)
+        log_probs: Tensor = self.unit.log_prob(inside) - math.log(2.0)  # type: ignore[no-untyped-call]
         return log_probs.sum(-1, keepdim=True)
 
     def entropy(self) -> Tensor:
-        entropies: Tensor = self.unit.entropy() + math.log(2.0)
+        entropies: Tensor = self.unit.entropy() + math.log(2.0)  # type: ignore[no-untyped-call]
         return entropies.sum(-1, keepdim=True)
 
     def kl(self, other: Self) -> Tensor:
@@ -419,7 +419,7 @@ class GaussianMixture(PolicyDistribution):
         self.log_std = _between(raw_std, TanhGaussian.LOG_STD_MIN, TanhGaussian.LOG_STD_MAX)
 
     @classmethod
-    def num_params(cls, action_dim: int) -> int:  # type: ignore[override]
+    def num_params(cls, action_dim: int) -> int:
         return cls.NUM_COMPONENTS * (1 + 2 * action_dim)
 
     @torch.no_grad()

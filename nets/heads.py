@@ -174,8 +174,10 @@ class DuelingCriticEnsemble(CriticEnsemble):
         self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim))
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
-        value, advantages = super().forward(state, actions).split([1, self.num_outputs], dim=-1)
-        return value + advantages - advantages.mean(-1, keepdim=True)
+        parts = super().forward(state, actions)
+        value, advantages = parts[..., :1], parts[..., 1:]
+        q: Tensor = value + advantages - advantages.mean(-1, keepdim=True)
+        return q
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "num_bins", "num_critics"])
