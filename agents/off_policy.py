@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from einops import rearrange, reduce
@@ -67,7 +68,8 @@ class View:
 class OffPolicyAgent(BaseAgent, ABC):
     """Critics, and mostly an actor, over every timestep of a sequence, for several discount factors at once.
 
-    Subclasses say in `losses` what is learned. Their settings are these and their own.
+    Subclasses say in `losses` what is learned. Their settings are these and their own: what their constructor
+    hands on by `**shared` belongs to its signature, for gin, checks of configs and people.
 
     Args:
         obs_space: see BaseAgent.
@@ -170,6 +172,20 @@ class OffPolicyAgent(BaseAgent, ABC):
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.popart = PopArt(num_discounts, beta=popart_beta, floor=popart_floor, enabled=popart)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own: Any = vars(cls).get("__init__")
+        if own is None:
+            return
+        base = inspect.unwrap(cls.__mro__[1].__init__)
+        settings = dict(inspect.signature(own).parameters)
+        if any(p.kind is p.VAR_KEYWORD for p in settings.values()):
+            handed_on = inspect.signature(base).parameters
+            settings = {name: p for name, p in settings.items() if p.kind is not p.VAR_KEYWORD}
+            settings |= {n: p for n, p in handed_on.items() if p.kind is p.KEYWORD_ONLY and n not in settings}
+            own.__signature__ = inspect.Signature(list(settings.values()))
+            own.__annotations__ = get_type_hints(base) | own.__annotations__
 
     @abstractmethod
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
