@@ -7,7 +7,7 @@ from typing import Any
 
 import gin
 import torch
-from einops import rearrange, reduce
+from einops import rearrange
 from gymnasium import spaces
 from torch import Tensor
 
@@ -125,17 +125,17 @@ class MultiTaskAgent(OffPolicyAgent):
         return self._expected(critics, state, policy, self.num_actions_for_value)
 
     def recorded_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
-        return self.bins.decode(critics(state, actions).squeeze(2))[..., None]
+        values: Tensor = critics(state, actions, read=self.bins.decode).squeeze(2)
+        return values
 
     def _expected(self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int) -> Tensor:
         """(B, L, C, G, 1) values of what the policy does: exact for a few discrete actions, else sampled."""
         if isinstance(policy, Categorical) and self.action_dim <= num_samples * len(self.discounts):
             every = torch.eye(self.action_dim, device=state.device).expand(*state.shape[:2], -1, -1)
-            values = self.bins.decode(critics(state, every))  # (B, L, A, C, G)
-            exact: Tensor = (values * rearrange(policy.probs, "b l g a -> b l a 1 g")).sum(2)[..., None]
+            values = critics(state, every, read=self.bins.decode)  # (B, L, A, C, G, 1)
+            exact: Tensor = (values * rearrange(policy.probs, "b l g a -> b l a 1 g 1")).sum(2)
             return exact
         actions = torch.stack([policy.sample() for _ in range(num_samples)], dim=2)
         actions = actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
-        values = self.bins.decode(critics(state, actions, own_discount=True))
-        sampled: Tensor = reduce(values, "b l k c g -> b l c g 1", "mean")
+        sampled: Tensor = critics(state, actions, own_discount=True, read=self.bins.decode).mean(2)
         return sampled

@@ -87,7 +87,7 @@ class ValueBins(nn.Module):
 
     def decode(self, logits: Tensor) -> Tensor:
         """Expected values under the probabilities that logits stand for."""
-        mean = (F.softmax(logits.float(), dim=-1) * self.support).sum(-1)
+        mean = F.softmax(logits.float(), dim=-1) @ self.support
         return mean if self.is_mean_of_values else self._to_value(mean)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -71,6 +71,8 @@ def test_classifying_critics_judge_actions_for_all_discounts_or_for_their_own() 
     assert own.shape == (2, 5, 6, 4, 3, 11)
     for g in range(3):
         torch.testing.assert_close(own[..., g, :], critics(state, actions[..., g, :])[..., g, :])
+    read = critics(state, actions, own_discount=True, read=lambda logits: logits.sum(-1))
+    torch.testing.assert_close(read, own.sum(-1, keepdim=True))
 
 
 def test_dead_units_are_those_hardly_active_where_it_counts() -> None:
