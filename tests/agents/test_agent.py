@@ -79,6 +79,25 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
     assert 0 <= out.metrics["dead_units/actor"] < 1
 
 
+@pytest.mark.parametrize(
+    ("space", "actor", "critic"),
+    [(DISCRETE, 0.194021, 3.035427), (MULTI, 0.383032, 2.35623), (BOX, 0.367917, 0.931751)],
+)
+def test_losses_of_the_third_update_are_what_they_always_were(
+    space: Space, actor: float, critic: float
+) -> None:
+    agent, batch = make_agent(space), make_batch(space, lengths=[5, 3, 1])
+    optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-3)
+    for _ in range(3):
+        out = agent(batch, with_metrics=True)
+        (out.actor.mean() + 10 * out.critic.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        agent.after_update()
+    found = out.actor.mean().item(), out.critic.mean().item()
+    assert found == pytest.approx((actor, critic), rel=1e-3)
+
+
 def test_gradients_go_where_they_should_and_nowhere_else(space: Space) -> None:
     agent, batch = make_agent(space), make_batch(space)
     agent(batch).actor.mean().backward()
