@@ -178,7 +178,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         own: Any = vars(cls).get("__init__")
         if own is None:
             return
-        base = inspect.unwrap(cls.__mro__[1].__init__)
+        parent: Any = cls.__mro__[1]
+        base = inspect.unwrap(parent.__init__)
         settings = dict(inspect.signature(own).parameters)
         if any(p.kind is p.VAR_KEYWORD for p in settings.values()):
             handed_on = inspect.signature(base).parameters

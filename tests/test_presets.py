@@ -64,5 +64,5 @@ def test_a_mix_in_has_a_header_and_known_names(name: str) -> None:
 )
 def test_an_agent_goes_on_top_of_a_preset(task: str, agent: str) -> None:
     loaded = load_config([task, f"agents/{agent}"])
-    assert loaded.warnings == ()
+    assert loaded.source.warnings == []
     assert f"--config {task} --config agents/{agent}" in header_of(f"agents/{agent}")

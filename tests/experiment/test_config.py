@@ -320,9 +320,8 @@ def test_settings_that_a_class_hands_on_to_its_base_are_known_by_name_and_type()
 
     agent = checks.registry.find("MultiTaskAgent")[0]
     assert not agent.takes_any
-    assert {"n_step", "fake_filter", "gamma"} <= agent.params.keys()
-    assert not agent.params["obs_space"].is_settable
-    assert agent.params["gamma"].hint is float
+    assert {"n_step", "fake_filter"} <= agent.params.keys()
+    assert agent.params["gamma"].annotation is float
 
 
 def test_an_unknown_file_lists_presets() -> None:
