@@ -176,17 +176,9 @@ class OffPolicyAgent(BaseAgent, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own: Any = vars(cls).get("__init__")
-        if own is None:
-            return
-        parent: Any = cls.__mro__[1]
-        base = inspect.unwrap(parent.__init__)
-        settings = dict(inspect.signature(own).parameters)
-        if any(p.kind is p.VAR_KEYWORD for p in settings.values()):
-            handed_on = inspect.signature(base).parameters
-            settings = {name: p for name, p in settings.items() if p.kind is not p.VAR_KEYWORD}
-            settings |= {n: p for n, p in handed_on.items() if p.kind is p.KEYWORD_ONLY and n not in settings}
-            own.__signature__ = inspect.Signature(list(settings.values()))
-            own.__annotations__ = get_type_hints(base) | own.__annotations__
+        if own is not None:
+            parent: Any = cls.__mro__[1]
+            _show_settings_of_base(own, inspect.unwrap(parent.__init__))
 
     @abstractmethod
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
@@ -424,3 +416,20 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"returns is 'retrace', but the action space is {self.action_space}, whose actions have "
                 f"densities, not probabilities. Fix: bind {name}.returns = 'lambda' or 'n_step'."
             )
+
+
+def _show_settings_of_base(own: Any, base: Any) -> None:
+    """Put the keywords that a constructor hands on to that of its base class into its signature."""
+    params = inspect.signature(own).parameters
+    kept = {name: p for name, p in params.items() if p.kind is not p.VAR_KEYWORD}
+    if len(kept) == len(params):
+        return
+    for name, p in inspect.signature(base).parameters.items():
+        if p.kind is p.KEYWORD_ONLY:
+            kept.setdefault(name, p)
+    own.__signature__ = inspect.Signature(list(kept.values()))
+    try:
+        hints = get_type_hints(base)
+    except NameError:  # something that only type checkers import
+        hints = {}
+    own.__annotations__ = hints | own.__annotations__

@@ -118,6 +118,11 @@ def test_squashed_policies_against_numeric_integration(kind: Any) -> None:
     estimate.backward()
     assert abs(estimate.item() - entropy.item()) < 0.03
     torch.testing.assert_close(leaf.grad, exact.grad, rtol=0.1, atol=0.03)
+    if kind.has_gradient:
+        exact, leaf = (params.clone().requires_grad_() for _ in range(2))
+        (kind(exact).log_prob(x).exp() * x).sum().mul(dx).backward()
+        kind(leaf.expand(20_000, -1)).sample().mean().backward()
+        torch.testing.assert_close(leaf.grad, exact.grad, rtol=0.1, atol=0.02)
     with torch.no_grad():
         rival, drawn = kind(other.expand(20_000, -1)), many.sample()
         divergence = (log_p.exp() * (log_p - kind(other).log_prob(x))).sum() * dx
