@@ -15,6 +15,7 @@ from .distributions import DistributionType, Gaussian, PolicyDistribution
 from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
 
 _DEAD = 0.025  # of its layer's average activation
+_BLOCK = 2**21  # logits that are read at once
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
@@ -189,7 +190,8 @@ class BinnedCriticEnsemble(CriticEnsemble):
 
     Shapes: state (..., D), actions (..., M, A) -> (..., M, C, G, K); with `own_discount`, actions
         (..., M, G, A) -> (..., M, C, G, K), where the outputs of a discount judge its own action only. With
-        `read`, which makes numbers (...) of logits (..., K), 1 in place of K: that saves copies of logits.
+        `read`, which makes numbers (...) of logits (..., K), 1 in place of K: all logits are never held at
+        once then.
     """
 
     def __init__(
@@ -215,15 +217,23 @@ class BinnedCriticEnsemble(CriticEnsemble):
         assert actions is not None
         lead, g = actions.shape[: -2 if own_discount else -1], self.num_discounts
         hidden, _ = self.activations(state, actions.flatten(-3, -2) if own_discount else actions)
-        if own_discount:
-            weight = rearrange(self.out.weight, "c h (g k) -> (c g) h k", g=g)
-            bias = rearrange(self.out.bias, "c 1 (g k) -> (c g) 1 k", g=g)
-            logits = torch.baddbmm(bias, rearrange(hidden[-1], "c (n g) h -> (c g) n h", g=g), weight)
-            logits = rearrange(logits, "(c g) n k -> c g n k", g=g)
-        else:
-            logits = rearrange(self.out(hidden[-1]), "c n (g k) -> c n g k", g=g)
-        y = logits if read is None else read(logits)[..., None]
-        y = rearrange(y, "c g n k -> n c g k" if own_discount else "c n g k -> n c g k")
+        x, weight, bias = hidden[-1], self.out.weight, self.out.bias
+        if own_discount:  # c counts members and discounts
+            x = rearrange(x, "c (n g) h -> (c g) n h", g=g)
+            weight = rearrange(weight, "c h (g k) -> (c g) h k", g=g)
+            bias = rearrange(bias, "c 1 (g k) -> (c g) 1 k", g=g)
+
+        def outputs(rows: Tensor) -> Tensor:
+            logits = torch.baddbmm(bias, rows, weight)
+            logits = rearrange(logits, "c n (g k) -> c n g k", g=1 if own_discount else g)
+            return logits if read is None else read(logits)[..., None]
+
+        if read is None:
+            y = outputs(x)
+        else:  # in blocks that stay in a processor's cache from one operation to the next
+            rows = max(1, _BLOCK // (weight.shape[0] * weight.shape[2]))
+            y = torch.cat([outputs(block) for block in torch.split(x, rows, dim=1)], dim=1)
+        y = rearrange(y, "(c g2) n g k -> n c (g2 g) k", c=self.num_critics)
         return y.reshape(*lead, *y.shape[1:])
 
 
