@@ -9,39 +9,54 @@ if __name__ == "agents":
 from .advantages import AdvantageNorm
 from .agent import Agent
 from .base import ActOutput, BaseAgent, LossTerms
+from .bc import BCAgent
+from .dqn import DQNAgent
 from .filters import binary_filter, exp_filter, leaky_relu_filter
 from .gae import GAE, gae
 from .imitation import Demonstrations, imitation_loss
-from .objectives import masked_mean, n_step_targets
+from .iql import IQLAgent
+from .multi_task import MultiTaskAgent
+from .objectives import masked_mean
+from .off_policy import OffPolicyAgent
 from .on_policy import Evaluation, OnPolicyAgent
 from .ppo import PPOAgent
 from .ppo_loss import PPOLoss
 from .rewards import RewardNormalizer
+from .sac import SACAgent
 from .schedules import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule, value_at
+from .targets import lambda_returns, n_step_targets, retrace_targets
 
 __all__ = [
     "GAE",
     "ActOutput",
     "AdvantageNorm",
     "Agent",
+    "BCAgent",
     "BaseAgent",
     "ConstantSchedule",
     "CosineSchedule",
+    "DQNAgent",
     "Demonstrations",
     "Evaluation",
+    "IQLAgent",
     "LinearSchedule",
     "LossTerms",
+    "MultiTaskAgent",
+    "OffPolicyAgent",
     "OnPolicyAgent",
     "PPOAgent",
     "PPOLoss",
     "RewardNormalizer",
+    "SACAgent",
     "Schedule",
     "binary_filter",
     "exp_filter",
     "gae",
     "imitation_loss",
+    "lambda_returns",
     "leaky_relu_filter",
     "masked_mean",
     "n_step_targets",
+    "retrace_targets",
     "value_at",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -13,16 +14,14 @@ from torch import Tensor, nn
 
 from ..data import Batch
 from ..nets import (
-    Categorical,
     DistributionType,
-    MultiCategorical,
     PolicyDistribution,
     RunningStatistics,
-    TanhGaussian,
     TrajEncoder,
     TstepEncoder,
     sum_over_processes,
 )
+from .policies import ActionMask, distribution_for
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,12 @@ class BaseAgent(nn.Module, ABC):
         action_space: Discrete or MultiDiscrete (K,) starting at 0, or Box of shape (A,) within [-1, 1].
         tstep_encoder_type, traj_encoder_type: built here from positional arguments only; gin sets the rest.
         max_seq_len: longest training sequence in transitions.
-    Raises: ValueError for any other action space.
+        distribution_type: of the policy, by name or as a class; None: as the action space asks. See
+            `policies.distribution_for`.
+        action_mask_key: observation that tells which discrete actions are allowed (see
+            `policies.ActionMask`); others are never taken, nor bootstrapped from. None: all are.
+        pass_obs_keys_to_actor: Box observations that the policy's head reads beside the state, as they are.
+    Raises: ValueError for any other action space, or settings that do not fit it.
     """
 
     def __init__(
@@ -76,23 +80,34 @@ class BaseAgent(nn.Module, ABC):
         tstep_encoder_type: Callable[..., TstepEncoder],
         traj_encoder_type: Callable[..., TrajEncoder],
         max_seq_len: int,
+        *,
+        distribution_type: DistributionType | str | None = None,
+        action_mask_key: str | None = None,
+        pass_obs_keys_to_actor: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self.obs_space, self.action_space, self.max_seq_len = obs_space, action_space, max_seq_len
-        self.distribution: DistributionType
         if isinstance(action_space, spaces.Discrete):
-            self.action_dim, self.distribution = int(action_space.n), Categorical
+            self.action_dim = int(action_space.n)
         elif isinstance(action_space, spaces.MultiDiscrete) and len(action_space.shape) == 1:
             self.action_dim = int(action_space.nvec.sum())
-            self.distribution = MultiCategorical.for_nvec(action_space.nvec.tolist())
         elif isinstance(action_space, spaces.Box) and len(action_space.shape) == 1:
-            self.action_dim, self.distribution = int(action_space.shape[0]), TanhGaussian
+            self.action_dim = int(action_space.shape[0])
         else:
             raise ValueError(
                 f"The action space is {action_space}, but agents act in Discrete and flat MultiDiscrete or "
                 "Box spaces. Fix: wrap the environment in loxodon.envs.SequenceEnv."
             )
+        name = type(self).__name__
+        self.distribution = distribution_for(action_space, distribution_type, f"{name}.distribution_type")
         self.is_discrete = self.distribution.is_discrete
+        self.action_mask: ActionMask | None = None
+        if action_mask_key is not None:
+            self.action_mask = ActionMask.of(
+                action_mask_key, obs_space, action_space, f"{name}.action_mask_key"
+            )
+        self.actor_obs_keys = tuple(pass_obs_keys_to_actor or ())
+        self._actor_obs_dim = _width_of(obs_space, self.actor_obs_keys, f"{name}.pass_obs_keys_to_actor")
         self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)
         self.traj_encoder = traj_encoder_type(self.tstep_encoder.emb_dim, max_seq_len)
 
@@ -102,7 +117,33 @@ class BaseAgent(nn.Module, ABC):
 
     @abstractmethod
     def policy(self, state: Tensor) -> PolicyDistribution:
-        """The acting policy: state (..., D) -> distribution over (..., A)."""
+        """The acting policy: `actor_input` (..., D) -> distribution over (..., A)."""
+
+    @property
+    def actor_dim(self) -> int:
+        """Width of `actor_input`."""
+        return self.traj_encoder.emb_dim + self._actor_obs_dim
+
+    def actor_input(self, state: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """What policies read: states (..., D) of timesteps, and the observations passed on to the actor."""
+        if not self.actor_obs_keys:
+            return state
+        raw = [obs[key].reshape(*state.shape[:-1], -1).float() for key in self.actor_obs_keys]
+        return torch.cat([state, *raw], dim=-1)
+
+    def restrict(self, policy: PolicyDistribution, obs: dict[str, Tensor]) -> PolicyDistribution:
+        """The policy, or policies (..., G, P), without the actions that observations (..., *) rule out."""
+        if self.action_mask is None:
+            return policy
+        return policy.masked(self.allowed_actions(obs, policy.params))
+
+    def allowed_actions(self, obs: dict[str, Tensor], like: Tensor) -> Tensor:
+        """(..., A) bool, True where the mask allows it, with axes of 1 to fit `like`, such as (..., G, A)."""
+        assert self.action_mask is not None
+        space = self.obs_space[self.action_mask.key]
+        mask = obs[self.action_mask.key]
+        allowed = self.action_mask(obs, mask.shape[: mask.dim() - len(space.shape or ())])
+        return allowed.reshape(*allowed.shape[:-1], *[1] * (like.dim() - allowed.dim()), allowed.shape[-1])
 
     def encode(self, batch: Batch) -> Tensor:
         """States (B, L+1, D) of all timesteps of a batch, padding included."""
@@ -162,7 +203,9 @@ class BaseAgent(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s[:, None])
         state, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
-        return self.policy(state[:, 0]).act(sample), hidden_state
+        policy = self.restrict(self.policy(self.actor_input(state[:, 0], obs)), obs)
+        action = policy.act(sample)
+        return action if policy.is_bounded else action.clamp(-1.0, 1.0), hidden_state
 
     def trainable_params(self) -> list[nn.Parameter]:
         """The parameters an optimizer should own."""
@@ -174,3 +217,16 @@ class BaseAgent(nn.Module, ABC):
         sum_over_processes(statistics)
         for module in statistics:
             module.commit()
+
+
+def _width_of(obs_space: spaces.Dict, keys: Sequence[str], setting: str) -> int:
+    """Numbers in the observations under `keys`. Raises: ValueError for what has none."""
+    fitting = {
+        key: space for key, space in obs_space.items() if isinstance(space, spaces.Box | spaces.MultiBinary)
+    }
+    if unknown := [key for key in keys if key not in fitting]:
+        raise ValueError(
+            f"{setting} names {unknown}, but the Box observations of the environment are {sorted(fitting)}. "
+            f"Fix: bind {setting} to some of these."
+        )
+    return sum(prod(fitting[key].shape) for key in keys)

@@ -32,6 +32,9 @@ class Imitator(Protocol):
     def policy(self, state: Tensor) -> PolicyDistribution:
         """The distribution over actions at states (B, L, D)."""
 
+    def restrict(self, policy: PolicyDistribution, obs: dict[str, Tensor]) -> PolicyDistribution:
+        """The policy without the actions that observations (B, L, *) rule out."""
+
 
 @dataclass(frozen=True)
 class Demonstrations:
@@ -68,6 +71,7 @@ def imitation_loss(agent: Imitator, demos: Demonstrations, with_metrics: bool = 
     models = agent.sequence_models.values()
     states = [model.encode(batch, mask=batch.timestep_mask) for model in models]
     policy = agent.policy(states[0][:, :-1])
+    policy = agent.restrict(policy, {key: x[:, :-1] for key, x in batch.obs.items()})
     log_probs = policy.log_prob(batch.actions).float()
     outputs: Tensor = agent.value_head(states[-1]).float()
     values = agent.value_norm.value(outputs.detach())

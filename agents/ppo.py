@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from ..data import RolloutBatch
 from ..nets import (
-    Gaussian,
+    DistributionType,
     PolicyDistribution,
     PolicyHead,
-    TanhGaussian,
     TrajEncoder,
     TstepEncoder,
     ValueHead,
@@ -25,10 +24,10 @@ from ..nets import (
 from .base import ActOutput, LossTerms
 from .imitation import Demonstrations, imitation_loss
 from .on_policy import Evaluation, OnPolicyAgent
+from .policies import ActionMask
 from .ppo_loss import PPOLoss, kl_estimate, policy_metrics, value_metrics
 from .sequence_model import SequenceModel
 
-_DISTRIBUTIONS: dict[str, type[PolicyDistribution]] = {"Gaussian": Gaussian, "TanhGaussian": TanhGaussian}
 _VALUE_NORMS = ("none", "running", "popart")
 
 
@@ -54,8 +53,8 @@ class PPOAgent(OnPolicyAgent):
         value_norm: "none"; "running" has the value function predict returns at unit scale; "popart" does too,
             and keeps its values when that scale moves.
         value_norm_window: timesteps after which older returns fade from that scale.
-        distribution_type: of the policy; None: Categorical, MultiCategorical or Gaussian, as the space asks.
-            "TanhGaussian" for Box spaces (by name in gin), or any class of that kind.
+        distribution_type: of the policy, as for BaseAgent, but that None means Gaussian for Box spaces.
+        action_mask_key: see BaseAgent.
         policy_head_type: builds the policy from states.
         value_head_type: builds the value function from states.
         loss_type: builds the objective.
@@ -75,7 +74,8 @@ class PPOAgent(OnPolicyAgent):
         critic_obs_keys: Sequence[str] | None = None,
         value_norm: str = "none",
         value_norm_window: float = 1e6,
-        distribution_type: type[PolicyDistribution] | str | None = None,
+        distribution_type: DistributionType | str | None = None,
+        action_mask_key: str | None = None,
         policy_head_type: Callable[..., nn.Module] = PolicyHead,
         value_head_type: Callable[..., nn.Module] = ValueHead,
         loss_type: Callable[..., PPOLoss] = PPOLoss,
@@ -83,10 +83,21 @@ class PPOAgent(OnPolicyAgent):
         _check_sharing(share_encoder, actor_obs_keys, critic_obs_keys)
         actor_space = _part_of(obs_space, actor_obs_keys, "actor_obs_keys")
         critic_space = _part_of(obs_space, critic_obs_keys, "critic_obs_keys")
-        super().__init__(actor_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len)
+        if distribution_type is None and isinstance(action_space, spaces.Box):
+            distribution_type = "Gaussian"
+        super().__init__(
+            actor_space,
+            action_space,
+            tstep_encoder_type,
+            traj_encoder_type,
+            max_seq_len,
+            distribution_type=distribution_type,
+        )
         self.obs_space = obs_space
-        if (chosen := _chosen_distribution(distribution_type, action_space)) is not None:
-            self.distribution = chosen
+        if action_mask_key is not None:  # which the encoders need not see
+            self.action_mask = ActionMask.of(
+                action_mask_key, obs_space, action_space, "PPOAgent.action_mask_key"
+            )
         self.factor_sizes: list[int] = []
         if isinstance(action_space, spaces.MultiDiscrete):
             self.factor_sizes = action_space.nvec.tolist()
@@ -166,7 +177,7 @@ class PPOAgent(OnPolicyAgent):
         """The policy's part alone: the value function's memory stays as it is."""
         actor_memory, *others = hidden_state
         state, actor_memory = self._models[0].encode_timestep(obs, rl2s, time_idxs, actor_memory)
-        policy = self.policy(state)
+        policy = self.restrict(self.policy(state), obs)
         return self._env_actions(policy.sample() if sample else policy.mode()), (actor_memory, *others)
 
     def _act_and_judge(
@@ -178,12 +189,12 @@ class PPOAgent(OnPolicyAgent):
         for i, model in enumerate(models):
             state, memories[i] = model.encode_timestep(obs, rl2s, time_idxs, memories[i])
             states.append(state)
-        policy = self.policy(states[0])
+        policy = self.restrict(self.policy(states[0]), obs)
         samples = policy.sample() if sample else policy.mode()
         extras = {"log_probs": policy.log_prob(samples).float()}
         if len(models) == len(memories):
             extras["values"] = self.value_norm.value(self.value_head(states[-1]))
-        if not (self.is_discrete or isinstance(policy, TanhGaussian)):
+        if not policy.is_bounded:
             extras["samples"] = samples
         return self._env_actions(samples), tuple(memories), extras
 
@@ -262,7 +273,7 @@ class PPOAgent(OnPolicyAgent):
             for prefix, model in self.sequence_models.items()
         ]
         outputs: Tensor = self.value_head(states[-1])
-        return self.policy(states[0]), outputs.float()
+        return self.restrict(self.policy(states[0]), batch.obs), outputs.float()
 
 
 class _Evaluated:
@@ -316,28 +327,6 @@ def _part_of(obs_space: spaces.Dict, keys: Sequence[str] | None, setting: str) -
 def _numeric_keys(obs_space: spaces.Dict) -> list[str]:
     """Names of the observations that tensors can hold: all but texts, which rollouts leave out."""
     return [key for key, space in obs_space.spaces.items() if np.dtype(space.dtype).kind != "U"]
-
-
-def _chosen_distribution(
-    chosen: type[PolicyDistribution] | str | None, action_space: Any
-) -> type[PolicyDistribution] | None:
-    """The policy's distribution; None for that of BaseAgent, which knows the discrete ones."""
-    is_box = isinstance(action_space, spaces.Box)
-    if chosen is None:
-        return Gaussian if is_box else None
-    if isinstance(chosen, str):
-        if chosen not in _DISTRIBUTIONS:
-            raise ValueError(
-                f"PPOAgent.distribution_type is {chosen!r}, but the names are {sorted(_DISTRIBUTIONS)}. "
-                "Fix: bind one of these, or leave it out."
-            )
-        chosen = _DISTRIBUTIONS[chosen]
-    if chosen.is_discrete is is_box:
-        raise ValueError(
-            f"PPOAgent.distribution_type is {chosen.__name__}, which does not fit actions in {action_space}. "
-            "Fix: leave it out; TanhGaussian and Gaussian are for Box spaces."
-        )
-    return chosen
 
 
 def _is_normed(value_norm: str) -> bool:

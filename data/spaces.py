@@ -266,12 +266,16 @@ class ActionMap:
     - Discrete(n), starting at zero.
     - MultiDiscrete(nvec) of K factors in one row, each starting at zero; MultiBinary has factors of 2.
     - Box(-1, 1, (A,), float32), A the number of elements of the environment's Box; it is rescaled to the
-      environment's bounds, shape and dtype.
+      environment's bounds, shape and dtype. Infinite bounds become finite ones, see `finite_box`.
 
-    Raises: TypeError for other spaces and integer Boxes; ValueError for a Box without finite bounds.
+    Raises: TypeError for other spaces and integer Boxes.
     """
 
     def __init__(self, space: Space[Any]) -> None:
+        self._is_free: np.ndarray | None = None  # (A,) bool, True for elements without two finite bounds
+        if isinstance(space, spaces.Box) and not space.is_bounded("both"):
+            self._is_free = ~(np.isfinite(space.low) & np.isfinite(space.high)).reshape(-1)
+            space = finite_box(space)
         self.policy_space: PolicyActionSpace
         self._space = space
         self._start: Any = getattr(space, "start", 0)
@@ -320,7 +324,14 @@ class ActionMap:
             low, high = (bound.astype(np.float64).reshape(-1) for bound in (space.low, space.high))
             half = np.where(high > low, high / 2 - low / 2, 1.0)  # a single allowed value becomes 0
             flat = actions.reshape(len(actions), len(low)).astype(np.float64)
-            scaled: np.ndarray = np.clip((flat - (low / 2 + high / 2)) / half, -1.0, 1.0).astype(np.float32)
+            flat = (flat - (low / 2 + high / 2)) / half
+            if self._is_free is not None and (np.abs(flat[:, self._is_free]) > 1.0 + 1e-6).any():
+                raise ValueError(
+                    f"Actions range from {actions.min()} to {actions.max()}, beyond bounds that stand for "
+                    f"the infinite ones of the action space: {space}. Fix: give the dataset's action_space "
+                    "finite bounds that hold all its actions."
+                )
+            scaled: np.ndarray = np.clip(flat, -1.0, 1.0).astype(np.float32)
             return scaled
         nvec = np.asarray(getattr(self.policy_space, "nvec", getattr(self.policy_space, "n", None)))
         indices: np.ndarray = actions.astype(np.int64) - self._start
@@ -371,9 +382,15 @@ def _check_box(space: spaces.Box) -> None:
             "Allowed are Discrete, MultiDiscrete, MultiBinary and Box with a float dtype. "
             "Fix: wrap the environment to take a Discrete action, or a float Box that it rounds itself."
         )
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ValueError(
-            f"The action space {space} has infinite bounds, so actions in [-1, 1] cannot be scaled to it. "
-            "Fix: give it finite bounds, e.g. gymnasium.wrappers.TransformAction(env, lambda action: action, "
-            f"gymnasium.spaces.Box(-1.0, 1.0, {space.shape}))."
-        )
+
+
+def finite_box(space: spaces.Box) -> spaces.Box:
+    """The Box in which elements without bounds range over [-1, 1], those with a single one over 2 beside it.
+
+    So a policy's action in [-1, 1] is taken as it is, shifted to the bound if there is one.
+    """
+    low, high = space.low, space.high
+    low_is_free, high_is_free = ~np.isfinite(low), ~np.isfinite(high)
+    new_low = np.where(low_is_free, np.where(high_is_free, -1.0, high - 2.0), low)
+    new_high = np.where(high_is_free, np.where(low_is_free, 1.0, low + 2.0), high)
+    return spaces.Box(new_low.astype(space.dtype), new_high.astype(space.dtype), dtype=space.dtype)

@@ -57,12 +57,16 @@ class ExplorationWrapper(ABC):
         eps: np.ndarray = self._multipliers * self.noise_levels(episode_timesteps)
         return eps
 
-    def add_exploration_noise(self, actions: np.ndarray, episode_timesteps: np.ndarray) -> np.ndarray:
+    def add_exploration_noise(
+        self, actions: np.ndarray, episode_timesteps: np.ndarray, allowed: np.ndarray | None = None
+    ) -> np.ndarray:
         """Noisy actions, same shape and dtype; counts one vector step.
 
         Args:
             actions: (N,) or (N, K) int, or (N, A) float in [-1, 1].
             episode_timesteps: (N,) int, env steps since the episode began.
+            allowed: (N, A) bool, for discrete actions: random ones are drawn from where it is True (of
+                several factors, side by side; a factor without any allows all). None: from all.
         """
         if self._block_step == _BLOCK_STEPS:
             self._draw_block()
@@ -73,7 +77,12 @@ class ExplorationWrapper(ABC):
             is_random = self._thresholds[step] < eps
             if actions.ndim > 1:
                 is_random = is_random[:, None]
-            noisy = np.where(is_random, self._noise[step], actions)
+            noise = self._noise[step]
+            if allowed is not None:
+                # below eps, the threshold over eps is one more uniform number
+                share = np.minimum(self._thresholds[step] / np.maximum(eps, 1e-12), 1.0 - 1e-12)
+                noise = _allowed_choice(allowed, self.action_space, share)
+            noisy = np.where(is_random, noise, actions)
         else:
             noisy = np.clip(actions + self._noise[step] * eps[:, None], -1.0, 1.0)
         return noisy.astype(actions.dtype, copy=False)
@@ -121,6 +130,20 @@ class ExplorationWrapper(ABC):
         self._draw_block()
         self._block_step = int(state["block_step"])
         self._episode_rng.bit_generator.state = state["episode_rng"]
+
+
+def _allowed_choice(allowed: np.ndarray, action_space: PolicyActionSpace, share: np.ndarray) -> np.ndarray:
+    """Allowed actions, (N,) or (N, K) int, uniform if share (N,) is uniform in [0, 1)."""
+    nvec = getattr(action_space, "nvec", None)
+    parts = [allowed] if nvec is None else np.split(allowed, np.cumsum(nvec)[:-1], axis=1)
+    chosen = []
+    for part in parts:
+        free = part | ~part.any(axis=1, keepdims=True)
+        count = free.sum(axis=1)
+        rank = (share * count).astype(np.int64)  # among the allowed ones
+        share = share * count - rank  # what is left of the uniform number
+        chosen.append((free.cumsum(axis=1) > rank[:, None]).argmax(axis=1))
+    return chosen[0] if nvec is None else np.stack(chosen, axis=1)
 
 
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:

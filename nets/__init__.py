@@ -7,16 +7,27 @@ if __name__ == "nets":
     )
 
 from .distributions import (
+    Bernoulli,
+    Beta,
     Categorical,
     DistributionType,
     Gaussian,
+    GaussianMixture,
     MultiCategorical,
     MultiCategoricalType,
     PolicyDistribution,
     TanhGaussian,
 )
 from .goals import FFGoalEmb, TokenGoalEmb
-from .heads import Actor, CriticEnsemble, PolicyHead, ValueHead
+from .heads import (
+    Actor,
+    BinnedCriticEnsemble,
+    CriticEnsemble,
+    DuelingCriticEnsemble,
+    PolicyHead,
+    ValueHead,
+    dead_units,
+)
 from .hybrid import HybridTrajEncoder
 from .images import DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
 from .mixers.ffm import FFMTrajEncoder
@@ -47,16 +58,21 @@ from .tstep_encoders import (
     TstepEncoder,
     default_tstep_encoder,
 )
+from .value_bins import ValueBins
 
 __all__ = [
     "MLP",
     "Actor",
+    "Bernoulli",
+    "Beta",
+    "BinnedCriticEnsemble",
     "CNNTstepEncoder",
     "Categorical",
     "CriticEnsemble",
     "DictTstepEncoder",
     "DistributionType",
     "DrQCNN",
+    "DuelingCriticEnsemble",
     "FFGoalEmb",
     "FFMTrajEncoder",
     "FFTrajEncoder",
@@ -65,6 +81,7 @@ __all__ = [
     "GRUTrajEncoder",
     "GatedDeltaNetTrajEncoder",
     "Gaussian",
+    "GaussianMixture",
     "GridworldCNN",
     "GridworldCNNTstepEncoder",
     "HybridTrajEncoder",
@@ -92,8 +109,10 @@ __all__ = [
     "TrajEncoder",
     "TransformerTrajEncoder",
     "TstepEncoder",
+    "ValueBins",
     "ValueHead",
     "ValueNorm",
+    "dead_units",
     "default_tstep_encoder",
     "orthogonal_init",
     "sum_over_processes",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import gin
 import torch
@@ -25,9 +26,21 @@ class PolicyDistribution(ABC):
     """
 
     is_discrete: ClassVar[bool]
+    is_bounded: ClassVar[bool] = True  # False: samples may lie outside of [-1, 1]; whoever acts clips them
+    has_gradient: ClassVar[bool] = True  # whether gradients pass through samples
 
     def __init__(self, params: Tensor) -> None:
         self.params = params.float()
+
+    def masked(self, allowed: Tensor) -> PolicyDistribution:
+        """The same with probability 0, exactly, where allowed (..., A) bool is False.
+
+        Raises: ValueError for a continuous distribution.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot rule out single actions, only discrete policies can. "
+            "Fix: leave action_mask_key out for Box action spaces."
+        )
 
     @staticmethod
     @abstractmethod
@@ -57,7 +70,14 @@ class PolicyDistribution(ABC):
 
     @abstractmethod
     def kl(self, other: Self) -> Tensor:
-        """(..., 1) exact Kullback-Leibler divergence of `other` from this one, E_self[log(self / other)]."""
+        """(..., 1) Kullback-Leibler divergence of `other` from this one, E_self[log(self / other)].
+
+        Exact, or an estimate where no closed form exists.
+        """
+
+
+_NO_ACTION = -1e9  # logit of what is no action or not allowed; its probability is exactly zero
+_NEVER = torch.finfo(torch.float32).tiny  # least ringing time: 0 / 0 would not be a number
 
 
 class Categorical(PolicyDistribution):
@@ -68,7 +88,8 @@ class Categorical(PolicyDistribution):
     @cached_property
     def log_probs(self) -> Tensor:
         """(..., A) logarithms of the probabilities."""
-        return F.log_softmax(self.params, dim=-1)
+        with _gradient_of(self.params):
+            return F.log_softmax(self.params, dim=-1)
 
     @staticmethod
     def num_params(action_dim: int) -> int:
@@ -79,11 +100,14 @@ class Categorical(PolicyDistribution):
         """(..., A) probabilities."""
         return self.log_probs.exp()
 
+    def masked(self, allowed: Tensor) -> PolicyDistribution:
+        return type(self)(self.params.masked_fill(~allowed, _NO_ACTION))
+
     def act(self, sample: bool) -> Tensor:
         if not sample:
             return self.params.argmax(-1)
         # An exponential race: the first of A clocks with rates p rings at index i with probability p_i.
-        return (self.probs / torch.empty_like(self.params).exponential_()).argmax(-1)
+        return (self.probs / torch.empty_like(self.params).exponential_().clamp_min(_NEVER)).argmax(-1)
 
     def sample(self) -> Tensor:
         return F.one_hot(self.act(sample=True), self.params.shape[-1]).float()
@@ -100,9 +124,6 @@ class Categorical(PolicyDistribution):
     def kl(self, other: Self) -> Tensor:
         log_ratio = torch.where(self.probs > 0.0, self.log_probs - other.log_probs, 0.0)
         return (self.probs * log_ratio).sum(-1, keepdim=True)
-
-
-_NO_ACTION = -1e9  # logit where a factor has fewer actions than others; its probability is exactly zero
 
 
 class MultiCategorical(PolicyDistribution):
@@ -137,7 +158,8 @@ class MultiCategorical(PolicyDistribution):
     @cached_property
     def log_probs(self) -> Tensor:
         """(..., K, M) logarithms of the probabilities, M actions of the largest factor."""
-        return F.log_softmax(self._by_factor(self.params, _NO_ACTION), dim=-1)
+        with _gradient_of(self.params):
+            return F.log_softmax(self._by_factor(self.params, _NO_ACTION), dim=-1)
 
     @property
     def probs(self) -> Tensor:
@@ -158,15 +180,19 @@ class MultiCategorical(PolicyDistribution):
             return by_factor.flatten(-2)
         return torch.cat([by_factor[..., k, :n] for k, n in enumerate(self.nvec)], dim=-1)
 
+    def masked(self, allowed: Tensor) -> PolicyDistribution:
+        return MultiCategorical(self.params.masked_fill(~allowed, _NO_ACTION), self.nvec, self.temperature)
+
     def act(self, sample: bool) -> Tensor:
         if not sample:
             return self.log_probs.argmax(-1)
-        return (self.probs / torch.empty_like(self.log_probs).exponential_()).argmax(-1)
+        clocks = torch.empty_like(self.log_probs).exponential_().clamp_min(_NEVER)
+        return (self.probs / clocks).argmax(-1)
 
     def sample(self) -> Tensor:
         if not (torch.is_grad_enabled() and self.log_probs.requires_grad):
             return self._one_hot(self.act(sample=True))
-        clocks = torch.empty_like(self.log_probs).exponential_().clamp_min(torch.finfo(torch.float32).tiny)
+        clocks = torch.empty_like(self.log_probs).exponential_().clamp_min(_NEVER)
         noisy = self.log_probs - clocks.log()
         soft = self._side_by_side(F.softmax(noisy / self.temperature, dim=-1))
         return self._one_hot(noisy.argmax(-1)) + (soft - soft.detach())
@@ -185,6 +211,34 @@ class MultiCategorical(PolicyDistribution):
 
     def kl(self, other: Self) -> Tensor:
         return (self.probs * (self.log_probs - other.log_probs)).sum((-2, -1))[..., None]
+
+
+class Bernoulli(MultiCategorical):
+    """K independent bits, each with one parameter: the logit of its being 1.
+
+    Actions are as those of a MultiCategorical with K factors of two.
+
+    Args:
+        params: (..., K) logits.
+        temperature: see MultiCategorical.
+    """
+
+    def __init__(self, params: Tensor, temperature: float = 1.0) -> None:
+        super().__init__(params, (2,) * params.shape[-1], temperature)
+
+    @staticmethod
+    def num_params(action_dim: int) -> int:
+        return action_dim // 2
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        with _gradient_of(self.params):
+            return torch.stack([F.logsigmoid(-self.params), F.logsigmoid(self.params)], dim=-1)
+
+    def masked(self, allowed: Tensor) -> PolicyDistribution:
+        zero, one = self._by_factor(allowed, 0.0).unbind(-1)
+        ruled_in = torch.where(one, -_NO_ACTION, _NO_ACTION)
+        return Bernoulli(torch.where(zero & one, self.params, ruled_in), self.temperature)
 
 
 class DistributionType(Protocol):
@@ -225,6 +279,9 @@ class MultiCategoricalType:
         return action_dim
 
 
+_MAX_ABS_ACTION = 0.999  # stored actions at the bounds have no finite pre-image, or no density
+
+
 class TanhGaussian(PolicyDistribution):
     """A Gaussian squashed by tanh, with its standard deviation kept between e^-5 and e^2.
 
@@ -233,13 +290,11 @@ class TanhGaussian(PolicyDistribution):
 
     is_discrete = False
     LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
-    MAX_ABS_ACTION = 0.999  # stored actions at the bounds have no finite pre-image
 
     def __init__(self, params: Tensor) -> None:
         super().__init__(params)
         self.loc, raw_std = self.params.chunk(2, dim=-1)
-        span = self.LOG_STD_MAX - self.LOG_STD_MIN
-        self.log_std = self.LOG_STD_MIN + 0.5 * span * (torch.tanh(raw_std) + 1.0)
+        self.log_std = _between(raw_std, self.LOG_STD_MIN, self.LOG_STD_MAX)
 
     @staticmethod
     def num_params(action_dim: int) -> int:
@@ -252,14 +307,14 @@ class TanhGaussian(PolicyDistribution):
         return torch.tanh(self.loc)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        pre_tanh = torch.atanh(action.clamp(-self.MAX_ABS_ACTION, self.MAX_ABS_ACTION))
+        pre_tanh = torch.atanh(action.clamp(-_MAX_ABS_ACTION, _MAX_ABS_ACTION))
         gaussian = _log_prob_of_normal(pre_tanh, self.loc, self.log_std)
-        # log(1 - tanh(u)^2), in the form that stays finite for large |u|
-        squash = 2.0 * (math.log(2.0) - pre_tanh - F.softplus(-2.0 * pre_tanh))
-        return (gaussian - squash).sum(-1, keepdim=True)
+        return (gaussian - _log_slope_of_tanh(pre_tanh)).sum(-1, keepdim=True)
 
     def entropy(self) -> Tensor:
-        return -self.log_prob(self.sample())
+        """That of the Gaussian before tanh, and the mean slope of tanh, estimated by one sample."""
+        drawn = torch.addcmul(self.loc, self.log_std.exp(), torch.randn_like(self.loc))
+        return (_entropy_of_normal(self.log_std) + _log_slope_of_tanh(drawn)).sum(-1, keepdim=True)
 
     def kl(self, other: Self) -> Tensor:
         """That of the Gaussians before tanh: the same, as tanh is a bijection."""
@@ -273,6 +328,7 @@ class Gaussian(PolicyDistribution):
     """
 
     is_discrete = False
+    is_bounded = False
     LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 
     def __init__(self, params: Tensor) -> None:
@@ -294,16 +350,132 @@ class Gaussian(PolicyDistribution):
         return _log_prob_of_normal(action, self.loc, self.log_std).sum(-1, keepdim=True)
 
     def entropy(self) -> Tensor:
-        return (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, keepdim=True)
+        return _entropy_of_normal(self.log_std).sum(-1, keepdim=True)
 
     def kl(self, other: Self) -> Tensor:
         return _kl_of_normals(self.loc, self.log_std, other.loc, other.log_std)
+
+
+class Beta(PolicyDistribution):
+    """A Beta distribution with one mode per dimension, stretched from [0, 1] to [-1, 1].
+
+    `params` (..., 2A) give both concentrations as 1 + softplus, so that densities vanish at the bounds.
+
+    Source: Chou et al. 2017, "Improving stochastic policy gradients with the Beta distribution".
+    """
+
+    is_discrete = False
+
+    def __init__(self, params: Tensor) -> None:
+        super().__init__(params)
+        one, other = (1.0 + 1e-4 + F.softplus(self.params)).chunk(2, dim=-1)
+        self.unit = torch.distributions.Beta(one, other, validate_args=False)
+
+    @staticmethod
+    def num_params(action_dim: int) -> int:
+        return 2 * action_dim
+
+    def sample(self) -> Tensor:
+        action: Tensor = 2.0 * self.unit.rsample() - 1.0
+        return action
+
+    def mode(self) -> Tensor:
+        action: Tensor = 2.0 * self.unit.mode - 1.0
+        return action
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        inside = 0.5 * (action.clamp(-_MAX_ABS_ACTION, _MAX_ABS_ACTION) + 1.0)
+        log_probs: Tensor = self.unit.log_prob(inside) - math.log(2.0)  # type: ignore[no-untyped-call]
+        return log_probs.sum(-1, keepdim=True)
+
+    def entropy(self) -> Tensor:
+        entropies: Tensor = self.unit.entropy() + math.log(2.0)  # type: ignore[no-untyped-call]
+        return entropies.sum(-1, keepdim=True)
+
+    def kl(self, other: Self) -> Tensor:
+        divergence: Tensor = torch.distributions.kl_divergence(self.unit, other.unit)
+        return divergence.sum(-1, keepdim=True)
+
+
+class GaussianMixture(PolicyDistribution):
+    """A mixture of five Gaussians with independent dimensions, squashed by tanh.
+
+    `params` (..., 5 (1 + 2A)) hold, per component, the logit of its weight, means, and what gives standard
+    deviations between e^-5 and e^2. Samples carry no gradient, as the choice of a component has none. Entropy
+    is estimated by one sample of every component, weighted: with the right gradient, weights included.
+    Divergences are estimated by a single sample. The greedy action is the center of that component at which
+    the mixture, before tanh, is densest.
+    """
+
+    is_discrete = False
+    has_gradient = False
+    NUM_COMPONENTS = 5
+
+    def __init__(self, params: Tensor) -> None:
+        super().__init__(params)
+        by_component = torch.unflatten(self.params, -1, (self.NUM_COMPONENTS, -1))
+        self.log_weights = F.log_softmax(by_component[..., 0], dim=-1)  # (..., M)
+        self.loc, raw_std = by_component[..., 1:].chunk(2, dim=-1)  # (..., M, A)
+        self.log_std = _between(raw_std, TanhGaussian.LOG_STD_MIN, TanhGaussian.LOG_STD_MAX)
+
+    @classmethod
+    def num_params(cls, action_dim: int) -> int:
+        return cls.NUM_COMPONENTS * (1 + 2 * action_dim)
+
+    @torch.no_grad()
+    def sample(self) -> Tensor:
+        chosen = Categorical(self.log_weights).sample()[..., None]
+        loc, std = (chosen * self.loc).sum(-2), (chosen * self.log_std.exp()).sum(-2)
+        return torch.tanh(torch.addcmul(loc, std, torch.randn_like(loc)))
+
+    def mode(self) -> Tensor:
+        densest = self._log_density(self.loc).argmax(-1)[..., None, None]
+        return torch.tanh(self.loc.take_along_dim(densest, dim=-2).squeeze(-2))
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        pre_tanh = torch.atanh(action.clamp(-_MAX_ABS_ACTION, _MAX_ABS_ACTION))[..., None, :]
+        return self._log_density(pre_tanh) - _log_slope_of_tanh(pre_tanh).sum(-1)
+
+    def _log_density(self, pre_tanh: Tensor) -> Tensor:
+        """The mixture before tanh: (..., K, A) -> (..., K)."""
+        loc, log_std = self.loc[..., None, :, :], self.log_std[..., None, :, :]
+        parts = _log_prob_of_normal(pre_tanh[..., None, :], loc, log_std).sum(-1)
+        return torch.logsumexp(self.log_weights[..., None, :] + parts, dim=-1)
+
+    def entropy(self) -> Tensor:
+        drawn = torch.addcmul(self.loc, self.log_std.exp(), torch.randn_like(self.loc))
+        surprise = _log_slope_of_tanh(drawn).sum(-1) - self._log_density(drawn)
+        return (self.log_weights.exp() * surprise).sum(-1, keepdim=True)
+
+    def kl(self, other: Self) -> Tensor:
+        action = self.sample()
+        return self.log_prob(action) - other.log_prob(action)
+
+
+def _gradient_of(params: Tensor) -> AbstractContextManager[Any]:
+    """For what is computed once and kept: it has a gradient even if first asked for where none is wanted."""
+    return torch.set_grad_enabled(torch.is_grad_enabled() or params.requires_grad)
+
+
+def _between(raw: Tensor, low: float, high: float) -> Tensor:
+    """All real numbers -> (low, high), smoothly."""
+    return low + 0.5 * (high - low) * (torch.tanh(raw) + 1.0)
+
+
+def _log_slope_of_tanh(x: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), in the form that stays finite for large |x|."""
+    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
 
 
 def _log_prob_of_normal(x: Tensor, loc: Tensor, log_std: Tensor) -> Tensor:
     """Elementwise."""
     z = (x - loc) * (-log_std).exp()
     return -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+
+
+def _entropy_of_normal(log_std: Tensor) -> Tensor:
+    """Elementwise."""
+    return log_std + 0.5 * math.log(2.0 * math.pi * math.e)
 
 
 def _kl_of_normals(loc: Tensor, log_std: Tensor, other_loc: Tensor, other_log_std: Tensor) -> Tensor:

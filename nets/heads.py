@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import gin
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor, nn
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
 from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
+
+_DEAD = 0.025  # of its layer's average activation
+_BLOCK = 2**21  # logits that are read at once
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
@@ -44,6 +49,27 @@ class Actor(nn.Module):
     def forward(self, state: Tensor) -> PolicyDistribution:
         params: Tensor = self.mlp(state)
         return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
+
+    def activations(self, state: Tensor) -> list[Tensor]:
+        """Hidden layers (..., d_hidden), first to last."""
+        found = [state]
+        for linear, norm in zip(self.mlp.hidden, self.mlp.norms, strict=True):
+            found.append(self.mlp.activation(norm(linear(found[-1]))))
+        return found[1:]
+
+
+@torch.no_grad()
+def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Share of hidden units that are hardly ever active: by mean size below 1/40 of their layer's average.
+
+    Args:
+        layers: activations, each (..., n, units).
+        mask: (n,) bool, the places that count.
+    Returns: a scalar tensor.
+    Source: Sokar et al. 2023, arXiv:2302.12902, definition 3.1, with a threshold of 0.025.
+    """
+    sizes = torch.stack([(layer.abs() * mask[:, None]).sum(-2) for layer in layers])
+    return (sizes <= _DEAD * sizes.mean(-1, keepdim=True)).float().mean()
 
 
 class EnsembleLinear(nn.Module):
@@ -100,16 +126,115 @@ class CriticEnsemble(nn.Module):
         self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
+        hidden, lead = self.activations(state, actions)
+        x = self.out(hidden[-1])
+        y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
+        return unpack(y, lead, "* c g a")[0]
+
+    def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
+        """Hidden layers (C, n, d_hidden), first to last, and the shapes behind n, for einops.unpack."""
         x = self.from_state(state)
         if self.from_action is not None:
             x = x.unsqueeze(-2) + self.from_action(actions)
         x, lead = pack([x], "* d")
-        x = rearrange(x, "n (c h) -> c n h", c=self.num_critics)
+        found = [self.activation(rearrange(x, "n (c h) -> c n h", c=self.num_critics))]
         for layer in self.hidden:
-            x = layer(self.activation(x))
-        x = self.out(self.activation(x))
-        y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
-        return unpack(y, lead, "* c g a")[0]
+            found.append(self.activation(layer(found[-1])))
+        return found, lead
+
+
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "num_critics"])
+class DuelingCriticEnsemble(CriticEnsemble):
+    """Critics of discrete actions that add a value of the state and an advantage of each action.
+
+    Q = V + A - mean of A. Settings are those of `CriticEnsemble`.
+
+    Shapes: state (..., D) -> (..., C, G, A).
+    Raises: ValueError unless there is one output per action.
+    Source: Wang et al. 2016, arXiv:1511.06581, eq. 9.
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        num_discounts: int,
+        is_discrete: bool,
+        *,
+        num_critics: int = 4,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            state_dim, action_dim, num_discounts, is_discrete, num_critics=num_critics, **settings
+        )
+        if not is_discrete:
+            raise ValueError(
+                "DuelingCriticEnsemble needs an output per action, so a Discrete action space. "
+                "Fix: bind CriticEnsemble in its place."
+            )
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim))
+
+    def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
+        parts = super().forward(state, actions)
+        value, advantages = parts[..., :1], parts[..., 1:]
+        q: Tensor = value + advantages - advantages.mean(-1, keepdim=True)
+        return q
+
+
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "num_bins", "num_critics"])
+class BinnedCriticEnsemble(CriticEnsemble):
+    """Critics that classify the value of an action: logits of K bins in place of a number.
+
+    Actions of every kind enter beside the state, discrete ones as one-hots. Settings are those of
+    `CriticEnsemble`.
+
+    Shapes: state (..., D), actions (..., M, A) -> (..., M, C, G, K); with `own_discount`, actions
+        (..., M, G, A) -> (..., M, C, G, K), where the outputs of a discount judge its own action only. With
+        `read`, which makes numbers (...) of logits (..., K), 1 in place of K: all logits are never held at
+        once then.
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        num_discounts: int,
+        num_bins: int,
+        *,
+        num_critics: int = 4,
+        **settings: Any,
+    ) -> None:
+        super().__init__(state_dim, action_dim, num_discounts, False, num_critics=num_critics, **settings)
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins)
+
+    def forward(
+        self,
+        state: Tensor,
+        actions: Tensor | None = None,
+        own_discount: bool = False,
+        read: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        assert actions is not None
+        lead, g = actions.shape[: -2 if own_discount else -1], self.num_discounts
+        hidden, _ = self.activations(state, actions.flatten(-3, -2) if own_discount else actions)
+        x, weight, bias = hidden[-1], self.out.weight, self.out.bias
+        if own_discount:  # c counts members and discounts
+            x = rearrange(x, "c (n g) h -> (c g) n h", g=g)
+            weight = rearrange(weight, "c h (g k) -> (c g) h k", g=g)
+            bias = rearrange(bias, "c 1 (g k) -> (c g) 1 k", g=g)
+
+        def outputs(rows: Tensor) -> Tensor:
+            logits = torch.baddbmm(bias, rows, weight)
+            logits = rearrange(logits, "c n (g k) -> c n g k", g=1 if own_discount else g)
+            return logits if read is None else read(logits)[..., None]
+
+        if read is None:
+            y = outputs(x)
+        else:  # in blocks that stay in a processor's cache from one operation to the next
+            rows = max(1, _BLOCK // (weight.shape[0] * weight.shape[2]))
+            y = torch.cat([outputs(block) for block in torch.split(x, rows, dim=1)], dim=1)
+        y = rearrange(y, "(c g2) n g k -> n c (g2 g) k", c=self.num_critics)
+        return y.reshape(*lead, *y.shape[1:])
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "distribution"])

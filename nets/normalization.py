@@ -219,6 +219,13 @@ class PopArt(RunningStatistics):
     One set of statistics per discount factor. Disabled, all three maps are the identity.
 
     Shapes: inputs (..., G, 1), statistics (G, 1).
+
+    Args:
+        num_discounts: G.
+        beta: rate of the moving averages, higher at first to make up for their start.
+        floor: least standard deviation, as a share of the targets' root mean square. 0 is the paper, with
+            statistics in float64, which needs a device that has it.
+        enabled: see above.
     Source: van Hasselt et al. 2016, arXiv:1602.07714; the affine map is kept beside the network.
     """
 
@@ -233,10 +240,12 @@ class PopArt(RunningStatistics):
         super().__init__()
         self.beta, self.floor, self.enabled = beta, floor, enabled
         shape = (num_discounts, 1)
+        # Without a floor, the variance may be a tiny part of the mean square, which float32 would lose.
+        self.dtype = torch.float64 if floor == 0.0 else torch.float32
         for name, value in (("mu", 0.0), ("nu", 1.0), ("w", 1.0), ("b", 0.0)):
-            self.register_buffer(name, torch.full(shape, value))
+            self.register_buffer(name, torch.full(shape, value, dtype=self.dtype))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("pending", torch.zeros(3, *shape), persistent=False)
+        self.register_buffer("pending", torch.zeros(3, *shape, dtype=self.dtype), persistent=False)
 
     @property
     def sigma(self) -> Tensor:
@@ -248,24 +257,29 @@ class PopArt(RunningStatistics):
         rms = self.nu.sqrt()
         return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(self.floor * rms).clamp(min=1e-4)
 
+    @property
+    def scale(self) -> Tensor:
+        """What one at unit scale is in environment units, (G, 1)."""
+        return self.sigma.float() if self.enabled else torch.ones_like(self.sigma)
+
     def normalize(self, value: Tensor) -> Tensor:
         """Values in environment units -> unit scale."""
-        return (value - self.mu) / self.sigma if self.enabled else value
+        return ((value - self.mu) / self.sigma).float() if self.enabled else value
 
     def normalized(self, raw: Tensor) -> Tensor:
         """Critic outputs -> unit scale."""
-        return self.w * raw + self.b if self.enabled else raw
+        return self.w.float() * raw + self.b.float() if self.enabled else raw
 
     def value(self, raw: Tensor) -> Tensor:
         """Critic outputs -> values in environment units (times the reward multiplier)."""
-        return self.sigma * (self.w * raw + self.b) + self.mu if self.enabled else raw
+        return (self.sigma * (self.w * raw + self.b) + self.mu).float() if self.enabled else raw
 
     @torch.no_grad()
     def gather(self, targets: Tensor, mask: Tensor) -> None:
         """Add targets (B, L, G, 1) where mask (B, L, 1) bool is True to the pending sums."""
         if not self.enabled:
             return
-        rows = targets[rearrange(mask, "b l 1 -> b l")]
+        rows = targets[rearrange(mask, "b l 1 -> b l")].to(self.dtype)
         self.pending[0] += rows.shape[0]
         self.pending[1] += rows.sum(0)
         self.pending[2] += rows.square().sum(0)

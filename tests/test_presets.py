@@ -55,4 +55,14 @@ def test_a_preset_begins_with_its_launch_line(name: str) -> None:
 @pytest.mark.parametrize("name", MIX_INS)
 def test_a_mix_in_has_a_header_and_known_names(name: str) -> None:
     assert header_of(name)
-    assert unknown_names(read_source([name]).bindings) == []
+    below = ["small"] if name.startswith("agents/") else []  # which has the macros that they take over
+    assert unknown_names(read_source([*below, name]).bindings) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "agent"), [("tmaze", n) for n in ("multitask", "dqn", "iql", "bc")] + [("pendulum", "sac")]
+)
+def test_an_agent_goes_on_top_of_a_preset(task: str, agent: str) -> None:
+    loaded = load_config([task, f"agents/{agent}"])
+    assert loaded.source.warnings == []
+    assert f"--config {task} --config agents/{agent}" in header_of(f"agents/{agent}")

@@ -310,7 +310,11 @@ class Collector:
             chosen, state.hidden_state = self.agent.get_actions(*seen, self.sample)
         actions: np.ndarray = (chosen if self.action_code.has_integers else chosen.float()).cpu().numpy()
         if group.exploration is not None:
-            actions = group.exploration.add_exploration_noise(actions, state.time_idxs[:, 0])
+            noisy_at = state.time_idxs[:, 0]
+            if (mask := self.agent.action_mask) is None:
+                return group.exploration.add_exploration_noise(actions, noisy_at)
+            allowed = state.obs[mask.key].reshape(len(actions), -1) != 0
+            return group.exploration.add_exploration_noise(actions, noisy_at, allowed)
         return actions
 
     def _hidden_state(self, group: Group, state: RolloutState) -> Any:

@@ -234,14 +234,14 @@ class Learner:
         if self._is_new:
             self._check_gradients()
         self.was_vetoed = before_step is not None and not before_step(found)
-        grad_norm = None
+        grad_norms: dict[str, Tensor] = {}
         if self.was_vetoed:
             self.optimizer.zero_grad()
         else:
-            grad_norm = self._step()
+            grad_norms = self._step(log_step)
         metrics = {name: _sum([one[name].detach() for one in losses]) for name in _LOG_NAMES}
         if log_step:
-            metrics = self._with_details({**found[-1], **metrics}, batches, grad_norm)
+            metrics = self._with_details({**found[-1], **metrics}, batches, grad_norms)
         self.timer.num_updates += 1
         self.timer.lap("update", start_s)
         return metrics
@@ -280,17 +280,24 @@ class Learner:
             total = self.accelerator.reduce(total, reduction="sum") / processes
         return own / total.clamp(min=1 / processes)
 
-    def _step(self) -> Tensor | None:
-        """Clip the gradients and move the weights, if they may; returns the norm before clipping."""
+    def _step(self, log_step: bool) -> dict[str, Tensor]:
+        """Clip the gradients and move the weights, if they may; returns norms before clipping.
+
+        log_step: also those of the agent's parts.
+        """
         for call in self.before_clipping:
             call()
         if self._on_bad_grad == "raise":
             self._check_finite()
         grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
+        norms = {} if grad_norm is None else {"grad_norm": grad_norm.detach()}
+        if log_step and grad_norm is not None:  # the loss scaler of fp16 has let go of gradients only now
+            undo = (grad_norm.detach() / self.grad_clip).clamp(min=1.0)
+            norms |= {name: norm * undo for name, norm in grad_norms(self.agent).items()}
         # Judged after those of all processes were averaged, so that all processes decide alike.
         if self._on_bad_grad == "skip" and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
             self._leave_out()
-            return grad_norm
+            return norms
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
@@ -301,7 +308,7 @@ class Learner:
         else:
             self.progress.gradient_steps += 1
             self.agent.after_update()
-        return grad_norm
+        return norms
 
     def _check_finite(self) -> None:
         """Stop before clipping, since clipping by a norm that is NaN makes every gradient NaN.
@@ -360,7 +367,7 @@ class Learner:
         self.report_priorities(sources.cpu().numpy(), priorities.cpu().numpy())
 
     def _with_details(
-        self, metrics: dict[str, Any], batches: Sequence[AnyBatch], grad_norm: Tensor | None
+        self, metrics: dict[str, Any], batches: Sequence[AnyBatch], grad_norms: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """The figures of all processes. The agent's own are of the last micro-batch, and weigh so."""
         details = {
@@ -377,9 +384,7 @@ class Learner:
         details["batch_padded_share"] = 1.0 - details["batch_timesteps"] / details.pop("batch_places")
         details["sequence_length"] = details.pop("sequence_length_max")
         details["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
-        if grad_norm is not None:
-            details["grad_norm"] = grad_norm.detach()
-        return details
+        return {**details, **grad_norms}
 
     def check_loss(self, means: Mapping[str, float]) -> None:
         """Raise ValueError for a loss of an epoch that is not finite, unless such updates are left out.
@@ -422,6 +427,15 @@ class Learner:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress.gradient_steps = int(state["gradient_steps"])
+
+
+def grad_norms(agent: nn.Module) -> dict[str, Tensor]:
+    """Norms of the gradients of all direct parts that have any, scalar tensors by "grad_norm/<part>"."""
+    found = {}
+    for name, part in agent.named_children():
+        if grads := [p.grad for p in part.parameters() if p.grad is not None]:
+            found[f"grad_norm/{name}"] = torch.stack(torch._foreach_norm(grads)).norm()
+    return found
 
 
 def _sum(scalars: Sequence[Tensor]) -> Tensor:

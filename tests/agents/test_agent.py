@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch.nn.functional import one_hot
 
 from loxodon.agents import Agent, masked_mean
+from loxodon.agents.off_policy import Timesteps
 from loxodon.data import Batch
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
@@ -72,6 +73,29 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
     assert out.critic.shape == (3, 5, 4, 7, 1)
     assert all(x.ndim == 0 and torch.isfinite(x) for x in out.metrics.values())
     assert {"q", "td_target", "policy_entropy", "filter_approved"} <= set(out.metrics)
+    for name in ("q", "td_target", "advantage", "policy_entropy", "popart_mu", "popart_sigma"):
+        assert {f"{name}/0.1", f"{name}/0.995"} <= out.metrics.keys()
+        assert out.metrics[f"{name}/0.999"] == out.metrics[name]  # the acting discount
+    assert 0 <= out.metrics["dead_units/actor"] < 1
+
+
+@pytest.mark.parametrize(
+    ("space", "actor", "critic"),
+    [(DISCRETE, 0.194021, 3.035427), (MULTI, 0.383032, 2.35623), (BOX, 0.367917, 0.931751)],
+)
+def test_losses_of_the_third_update_are_what_they_always_were(
+    space: Space, actor: float, critic: float
+) -> None:
+    agent, batch = make_agent(space), make_batch(space, lengths=[5, 3, 1])
+    optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-3)
+    for _ in range(3):
+        out = agent(batch, with_metrics=True)
+        (out.actor.mean() + 10 * out.critic.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        agent.after_update()
+    found = out.actor.mean().item(), out.critic.mean().item()
+    assert found == pytest.approx((actor, critic), rel=1e-3)
 
 
 def test_gradients_go_where_they_should_and_nowhere_else(space: Space) -> None:
@@ -126,7 +150,8 @@ def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
 def test_discrete_targets_are_exact_expectations_over_a_subset_minimum() -> None:
     agent = make_agent(num_critics=3, num_critics_td=3, training_discounts=[], gamma=0.9, popart=False)
     batch, following = make_batch(), torch.randn(3, 5, 16)
-    y = agent._td_targets(batch, following)
+    view = replace(agent.view(batch), following=Timesteps(following, {}))
+    y = agent.policy_targets(view, agent.target_actor(following))
     probs = agent.target_actor(following).probs[:, :, None]
     q = (agent.target_critics(following) * probs).sum(-1, keepdim=True).amin(2)
     expected = 10.0 * batch.rews[..., None] + 0.9 * q * ~batch.dones[..., None]
@@ -203,7 +228,7 @@ def test_each_discount_judges_its_own_continuous_action() -> None:
     state = torch.randn(2, 3, 16)
     policy = agent.actor(state)
     torch.manual_seed(5)
-    values = agent._policy_values(agent.critics, state, policy)
+    values = agent.policy_values(agent.critics, state, policy)
     torch.manual_seed(5)
     actions = policy.sample()
     for g in range(2):
@@ -261,6 +286,27 @@ def test_impossible_settings_are_explained() -> None:
         make_agent(n_step=0)
     with pytest.raises(ValueError, match=r"Discounts are \[1.5, 0.9\].*Fix"):
         make_agent(training_discounts=[1.5], gamma=0.9)
+    for wrong, words in (
+        ({"returns": "td"}, r"returns is 'td' .*'lambda'.*Fix: bind Agent.returns"),
+        ({"critic_subset": "x"}, r"critic_subset 'x'.*Fix"),
+        ({"burn_in": -1}, r"burn_in is -1.*Fix"),
+        ({"trace_decay": 2.0}, r"trace_decay is 2.0.*Fix"),
+        (
+            {"distribution_type": "Beta"},
+            r"is Beta, which does not fit actions in Discrete\(4\).*'Categorical'",
+        ),
+        ({"action_mask_key": "x"}, r"action_mask_key is 'x'.*offers None.*4 entries.*Fix"),
+        ({"pass_obs_keys_to_actor": ["x"]}, r"pass_obs_keys_to_actor names \['x'\].*Fix"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make_agent(**wrong)  # type: ignore[arg-type]
+    for wrong, words in (
+        ({"returns": "retrace"}, r"returns is 'retrace', but .* densities.*Fix"),
+        ({"action_mask_key": "observation"}, r"cannot be ruled out one by one. Fix: leave"),
+        ({"distribution_type": "GaussianMixture"}, r"carry no gradient.*Fix: .*Agent.online_coeff = 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make_agent(BOX, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"action space is MultiBinary.*SequenceEnv"):
         Agent(OBS, spaces.MultiBinary(3), tstep, gru, 8)  # type: ignore[arg-type]
 

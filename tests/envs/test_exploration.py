@@ -50,6 +50,25 @@ def test_discrete_actions_are_replaced_with_probability_eps() -> None:
     assert (actions == 2).all()  # the input is left alone
 
 
+@pytest.mark.parametrize(
+    ("space", "allowed"),
+    [(DISCRETE, [0, 1, 0, 1]), (spaces.MultiDiscrete([2, 3]), [1, 0, 0, 1, 1]), (DISCRETE, [0, 0, 0, 0])],
+)
+def test_random_actions_are_drawn_from_those_allowed(space: Any, allowed: list[int]) -> None:
+    noise = EpsilonGreedy(space, 1000, 0, eps_start=0.6, eps_end=0.6, randomize_eps=False)
+    mask = np.tile(np.array(allowed, bool), (1000, 1))
+    shape = (1000,) if space is DISCRETE else (1000, 2)
+    noisy = np.stack([noise.add_exploration_noise(np.full(shape, 9), ZEROS, mask) for _ in range(100)])
+    assert abs((noisy == 9).mean() - 0.4) < 0.01  # those that stay
+    for values, part in zip(
+        noisy.reshape(100_000, -1).T, np.split(mask[0], [2]) if len(shape) > 1 else [mask[0]], strict=True
+    ):
+        free = np.flatnonzero(part | ~part.any())
+        drawn, counts = np.unique(values[values != 9], return_counts=True)
+        assert drawn.tolist() == free.tolist()
+        np.testing.assert_allclose(counts / counts.sum(), 1 / len(free), atol=0.01)
+
+
 def test_continuous_noise_is_gaussian_and_clipped() -> None:
     noise = EpsilonGreedy(BOX, 5000, 0, eps_start=0.2, eps_end=0.2, randomize_eps=False)
     noisy = noise.add_exploration_noise(np.zeros((5000, 3), np.float32), np.zeros(5000, int))

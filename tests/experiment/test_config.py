@@ -315,6 +315,15 @@ def test_what_has_moved_is_there_now() -> None:
         assert (param in checks.registry.find(owner)[0].params) == is_there
 
 
+def test_settings_that_a_class_hands_on_to_its_base_are_known_by_name_and_type() -> None:
+    import loxodon.experiment  # noqa: F401  # registers the agents
+
+    agent = checks.registry.find("MultiTaskAgent")[0]
+    assert not agent.takes_any
+    assert {"n_step", "fake_filter"} <= agent.params.keys()
+    assert agent.params["gamma"].annotation is float
+
+
 def test_an_unknown_file_lists_presets() -> None:
     with pytest.raises(
         ConfigError, match=r"--config tmase.*no such file or preset.*Did you mean 'tmaze'.*Fix:"

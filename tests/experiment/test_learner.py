@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,9 @@ def test_no_limit_of_the_gradient_is_a_limit_that_is_never_reached(tmp_path: Pat
     for i, limit in enumerate([1e9, 0.0, 1e-3]):
         exp = make_learning(tmp_path / str(i), grad_clip=limit, **{"AdamW.eps": 1e-3})
         metrics = exp.train_step(pad_batch(TRAJECTORIES), log_step=True)
+        parts = [float(value) for name, value in metrics.items() if name.startswith("grad_norm/")]
+        assert math.hypot(*parts) == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
+        assert len(parts) == 2
         found.append((float(metrics["grad_norm"]), [p.tolist() for p in exp.policy.trainable_params()]))
     assert found[0] == found[1] != found[2]
     assert found[2][0] == found[0][0] > 1e-3

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 from torch import distributions as reference
 
-from loxodon.nets import Categorical, Gaussian, MultiCategorical, PolicyDistribution, TanhGaussian
+from loxodon.nets import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Gaussian,
+    GaussianMixture,
+    MultiCategorical,
+    PolicyDistribution,
+    TanhGaussian,
+)
 
 KINDS: dict[str, tuple[Any, int]] = {  # what makes a policy, and how many parameters it takes
     "categorical": (Categorical, 4),
@@ -20,13 +29,20 @@ KINDS: dict[str, tuple[Any, int]] = {  # what makes a policy, and how many param
     "factors of one size": (MultiCategorical.for_nvec((3, 3)), 6),
     "one factor": (MultiCategorical.for_nvec((5,)), 5),
     "a factor without choice": (MultiCategorical.for_nvec((1, 2)), 3),
+    "bits": (Bernoulli, 3),
     "gaussian": (Gaussian, 4),
+    "beta": (Beta, 4),
     "tanh gaussian": (TanhGaussian, 4),
 }
 
 
 def factors(policy: Any) -> list[Any]:
-    """Torch's distributions of the independent parts of an action; of a tanh Gaussian before its tanh."""
+    """Torch's distributions of the independent parts of an action; before a tanh or stretching."""
+    if isinstance(policy, Bernoulli):
+        return [reference.OneHotCategorical(logits=part.log()) for part in policy.probs.unbind(-2)]
+    if isinstance(policy, Beta):
+        ones = (1.0001 + torch.nn.functional.softplus(part) for part in policy.params.chunk(2, dim=-1))
+        return [reference.Independent(reference.Beta(*ones), 1)]
     if isinstance(policy, Categorical | MultiCategorical):
         nvec = getattr(policy, "nvec", (policy.params.shape[-1],))
         return [reference.OneHotCategorical(logits=part) for part in policy.params.split(nvec, dim=-1)]
@@ -37,6 +53,9 @@ def log_prob(policy: PolicyDistribution, action: Tensor) -> Tensor:
     parts = factors(policy)
     if isinstance(policy, TanhGaussian):
         parts = [reference.TransformedDistribution(parts[0], reference.TanhTransform())]
+    if isinstance(policy, Beta):
+        stretch = reference.AffineTransform(-1.0, 2.0, event_dim=1)
+        parts = [reference.TransformedDistribution(parts[0], stretch)]
     pieces = action.split([part.event_shape[0] for part in parts], dim=-1)
     return sum(part.log_prob(piece)[..., None] for part, piece in zip(parts, pieces, strict=True))  # type: ignore[return-value]
 
@@ -56,9 +75,12 @@ def test_numbers_are_those_of_torch(kind: str) -> None:
     torch.testing.assert_close(policy.kl(policy), torch.zeros(6, 7, 1))
     if kind != "tanh gaussian":  # which has no closed form
         entropy = sum(part.entropy() for part in factors(policy))
+        if kind == "beta":
+            entropy = entropy + 2 * math.log(2.0)
         torch.testing.assert_close(policy.entropy(), entropy[..., None])  # type: ignore[index]
     modes = torch.cat([part.mode for part in factors(policy)], dim=-1)
-    assert torch.equal(policy.mode(), modes.tanh() if kind == "tanh gaussian" else modes)
+    modes = modes.tanh() if kind == "tanh gaussian" else 2 * modes - 1 if kind == "beta" else modes
+    torch.testing.assert_close(policy.mode(), modes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,6 +99,89 @@ def test_what_envs_are_given_is_what_was_drawn(kind: str) -> None:
             action = action.argmax(-1)
         assert torch.equal(given, action)
         assert given.dtype == (torch.int64 if policy.is_discrete else torch.float32)
+
+
+@pytest.mark.parametrize("kind", [TanhGaussian, Beta, GaussianMixture])
+def test_squashed_policies_against_numeric_integration(kind: Any) -> None:
+    """Densities have mass 1; samples, entropies and divergences, and an entropy's gradient, are theirs."""
+    torch.manual_seed(0)
+    x = torch.linspace(-0.9989, 0.9989, 20_001)[:, None]
+    dx = float(x[1] - x[0])
+    params, other = 0.5 * torch.randn(2, kind.num_params(1))
+    exact, leaf = (params.clone().requires_grad_() for _ in range(2))
+    log_p = kind(exact).log_prob(x)
+    assert abs(log_p.exp().sum().item() * dx - 1.0) < 0.01
+    entropy = -(log_p.exp() * log_p).sum() * dx
+    entropy.backward()
+    many = kind(leaf.expand(20_000, -1))
+    estimate = many.entropy().mean()
+    estimate.backward()
+    assert abs(estimate.item() - entropy.item()) < 0.03
+    torch.testing.assert_close(leaf.grad, exact.grad, rtol=0.1, atol=0.03)
+    if kind.has_gradient:
+        exact, leaf = (params.clone().requires_grad_() for _ in range(2))
+        (kind(exact).log_prob(x).exp() * x).sum().mul(dx).backward()
+        kind(leaf.expand(20_000, -1)).sample().mean().backward()
+        torch.testing.assert_close(leaf.grad, exact.grad, rtol=0.1, atol=0.02)
+    with torch.no_grad():
+        rival, drawn = kind(other.expand(20_000, -1)), many.sample()
+        divergence = (log_p.exp() * (log_p - kind(other).log_prob(x))).sum() * dx
+        assert abs(many.kl(rival).mean() - divergence) < 0.05
+        for power in (1, 2):
+            assert abs((drawn**power).mean() - (log_p.exp() * x**power).sum() * dx) < 0.02
+
+
+def test_a_mixture_is_greedy_at_its_densest_center_and_has_no_gradient_of_samples() -> None:
+    params = torch.full((5, 3), -9.0)  # narrow, and all but two components hardly ever
+    params[0], params[1] = torch.tensor([0.0, 0.8, -9.0]), torch.tensor([0.2, -0.8, 0.5])
+    mixture = GaussianMixture(params.flatten().requires_grad_())
+    assert mixture.mode().item() == pytest.approx(math.tanh(0.8))  # narrower, so denser than the likelier
+    assert not mixture.sample().requires_grad
+    assert not GaussianMixture.has_gradient
+
+
+@pytest.mark.parametrize(
+    ("make", "num_params", "allowed"),
+    [
+        (Categorical, 4, [1, 0, 1, 0]),
+        (MultiCategorical.for_nvec((2, 3)), 5, [0, 1, 1, 1, 0]),
+        (Bernoulli, 3, [0, 1, 1, 0, 1, 1]),
+    ],
+)
+def test_what_is_not_allowed_is_never_drawn(make: Any, num_params: int, allowed: list[int]) -> None:
+    torch.manual_seed(0)
+    mask = torch.tensor(allowed, dtype=torch.bool)
+    params = torch.randn(num_params, requires_grad=True)
+    free, policy = make(params), make(params.expand(100_000, -1)).masked(mask)
+    drawn = policy.sample()
+    assert (drawn.sum(0) > 0).tolist() == mask.tolist()
+    assert (policy.mode()[0] * ~mask).sum() == 0
+    assert torch.isfinite(policy.log_prob(drawn)).all()
+    assert torch.isfinite(policy.entropy()).all()
+    one = make(params).masked(mask)
+    probs, sizes = one.log_probs.exp(), getattr(one, "nvec", (len(mask),))
+    kept = one._side_by_side(probs) if hasattr(one, "nvec") else probs
+    assert (kept[~mask] == 0).all()
+    full = free._side_by_side(free.probs) if hasattr(free, "nvec") else free.probs
+    for part, before, ok in zip(kept.split(sizes), full.split(sizes), mask.split(sizes), strict=True):
+        torch.testing.assert_close(part, before * ok / (before * ok).sum())  # the others keep their ratios
+    (one.log_prob(drawn[0]) + one.entropy()).sum().backward()
+    assert torch.isfinite(params.grad).all()  # type: ignore[arg-type]
+
+
+def test_continuous_policies_refuse_masks() -> None:
+    with pytest.raises(
+        ValueError, match=r"Beta cannot rule out single actions.*Fix: leave action_mask_key out"
+    ):
+        Beta(torch.zeros(2)).masked(torch.ones(1, dtype=torch.bool))
+
+
+def test_probabilities_first_read_without_gradient_have_one_afterwards() -> None:
+    for make, size in ((Categorical, 4), (MultiCategorical.for_nvec((2, 2)), 4), (Bernoulli, 2)):
+        policy = make(torch.zeros(size, requires_grad=True))
+        with torch.no_grad():
+            _ = policy.probs
+        assert policy.entropy().requires_grad
 
 
 def test_discrete_actions_are_drawn_with_their_probabilities() -> None:

@@ -10,14 +10,17 @@ from torch import Tensor, nn
 
 from loxodon.nets import (
     Actor,
+    BinnedCriticEnsemble,
     Categorical,
     CriticEnsemble,
+    DuelingCriticEnsemble,
     Gaussian,
     MultiCategorical,
     PolicyDistribution,
     PolicyHead,
     TanhGaussian,
     ValueHead,
+    dead_units,
 )
 
 
@@ -47,6 +50,38 @@ def test_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:
     assert together.shape == (4, 5, 6, 2, 3, 1)
     for k in range(6):
         torch.testing.assert_close(critics(state, actions[:, :, k : k + 1])[:, :, 0], together[:, :, k])
+
+
+def test_dueling_critics_are_a_value_and_advantages_of_mean_zero() -> None:
+    critics, state = DuelingCriticEnsemble(8, 3, 2, True, num_critics=4, d_hidden=16), torch.randn(4, 5, 8)
+    parts = CriticEnsemble.forward(critics, state)
+    q = critics(state)
+    assert q.shape == (4, 5, 4, 2, 3)
+    torch.testing.assert_close(q.mean(-1), parts[..., 0])
+    torch.testing.assert_close(q.diff(dim=-1), parts[..., 1:].diff(dim=-1))
+    with pytest.raises(ValueError, match=r"an output per action.*Fix: bind CriticEnsemble"):
+        DuelingCriticEnsemble(8, 3, 2, False)
+
+
+def test_classifying_critics_judge_actions_for_all_discounts_or_for_their_own() -> None:
+    torch.manual_seed(0)
+    critics = BinnedCriticEnsemble(8, 2, 3, 11, num_critics=4, d_hidden=16)
+    state, actions = torch.randn(2, 5, 8), torch.randn(2, 5, 6, 3, 2)  # 6 samples for each of 3 discounts
+    own = critics(state, actions, own_discount=True)
+    assert own.shape == (2, 5, 6, 4, 3, 11)
+    for g in range(3):
+        torch.testing.assert_close(own[..., g, :], critics(state, actions[..., g, :])[..., g, :])
+    read = critics(state, actions, own_discount=True, read=lambda logits: logits.sum(-1))
+    torch.testing.assert_close(read, own.sum(-1, keepdim=True))
+
+
+def test_dead_units_are_those_hardly_active_where_it_counts() -> None:
+    layer = torch.ones(2, 3, 4)  # C critics, n places, 4 units
+    layer[0, :2, 1] = 0.001
+    layer[1, :, 2:] = -1.0  # leaky units count by size
+    assert dead_units([layer, layer], torch.tensor([True, True, False])) == 1 / 8
+    actor = Actor(8, 3, 2, Categorical, n_layers=3, d_hidden=16)
+    assert [x.shape for x in actor.activations(torch.randn(7, 8))] == [(7, 16)] * 3
 
 
 @pytest.mark.parametrize("n_layers", [0, 3])

@@ -77,6 +77,20 @@ def test_popart_second_update_by_hand() -> None:
     assert abs(popart.sigma.item() - 5.0**0.5) < 1e-5
 
 
+@pytest.mark.parametrize(("floor", "sigma"), [(0.0, 0.5), (0.1, 100.0)])
+def test_popart_without_a_floor_reaches_the_spread_of_targets_far_from_zero(
+    floor: float, sigma: float
+) -> None:
+    popart = PopArt(1, beta=0.05, floor=floor)
+    for _ in range(60):
+        gathered(popart, 999.5, 1000.5)
+    torch.testing.assert_close(popart.sigma.item(), sigma, rtol=1e-3, atol=0.0)
+    torch.testing.assert_close(popart.scale, torch.full((1, 1), sigma), rtol=1e-3, atol=0.0)
+    raw = torch.tensor([[[-1.0]], [[2.0]]])
+    assert popart.value(raw).dtype == popart.normalized(raw).dtype == torch.float32
+    torch.testing.assert_close(popart.normalize(popart.value(raw)), popart.normalized(raw), rtol=0, atol=1e-3)
+
+
 def test_popart_ignores_masked_targets_and_disabled_is_identity() -> None:
     popart = PopArt(1, beta=0.5)
     popart.gather(torch.tensor([1.0, 99.0]).view(1, 2, 1, 1), torch.tensor([[[True], [False]]]))

@@ -1,0 +1,107 @@
+"""Q-learning on sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..nets import Categorical, DuelingCriticEnsemble, PolicyDistribution, TrajEncoder, TstepEncoder
+from .base import LossTerms
+from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
+
+
+class GreedyPolicy(Categorical):
+    """The action with the largest of the values (..., A); samples are that action, too."""
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """(..., A), 0 for that action."""
+        is_best = F.one_hot(self.params.argmax(-1), self.params.shape[-1]) > 0
+        return torch.where(is_best, 0.0, -1e9)
+
+    def act(self, sample: bool) -> Tensor:
+        return self.params.argmax(-1)
+
+
+@gin.configurable(denylist=CODE_SUPPLIED)
+class DQNAgent(OffPolicyAgent):
+    """Critics of all discrete actions, and the greedy policy; exploration is the environment side's affair.
+
+    Per discount g (the last one acts), with s the shared encoder's output:
+        y = m r + g (1 - d) min_{c in subset} Q'_c(s', argmax_a mean_c Q_c(s', a))
+        loss = (norm(Q_c(s, a)) - norm(y))^2
+    The argmax is taken of Q' without double_q. Q' are Polyak averages. Critics are dueling ones unless
+    critic_type says otherwise. n_step and burn_in as in R2D2; its priorities are DiskTrajDataset's.
+
+    Source: Mnih et al. 2015; van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016,
+    arXiv:1511.06581 (dueling); Kapturowski et al. 2019 (R2D2).
+
+    Args:
+        obs_space: see BaseAgent.
+        action_space: Discrete.
+        tstep_encoder_type: see BaseAgent.
+        traj_encoder_type: see BaseAgent.
+        max_seq_len: see BaseAgent.
+        double_q: choose the next action by Q and judge it by Q', else both by Q'.
+        num_critics: see OffPolicyAgent.
+        num_critics_td: see OffPolicyAgent.
+        critic_type: builds the critics.
+        **shared: other settings of OffPolicyAgent.
+    Raises: ValueError for another action space, or settings that do not fit together.
+    """
+
+    has_actor = False
+
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        action_space: spaces.Discrete,
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
+        max_seq_len: int,
+        *,
+        double_q: bool = True,
+        num_critics: int = 1,
+        num_critics_td: int = 1,
+        critic_type: Callable[..., nn.Module] = DuelingCriticEnsemble,
+        **shared: Any,
+    ) -> None:
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(
+                f"DQNAgent got actions in {action_space}, but compares the values of all actions, so it "
+                "needs a Discrete space. Fix: Experiment.agent_type = @SACAgent or @Agent."
+            )
+        settings = {**shared, "num_critics": num_critics, "num_critics_td": num_critics_td}
+        super().__init__(
+            obs_space,
+            action_space,
+            tstep_encoder_type,
+            traj_encoder_type,
+            max_seq_len,
+            critic_type=critic_type,
+            **settings,
+        )
+        self.double_q = double_q
+
+    def policy(self, state: Tensor) -> PolicyDistribution:
+        return GreedyPolicy(self.critics(state).mean(-3)[..., -1, :])  # PopArt never changes their order
+
+    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+        with torch.no_grad():
+            chooser = self.critics if self.double_q else self.target_critics
+            best = self.restrict(GreedyPolicy(chooser(view.following.state).mean(2)), view.following.obs)
+            targets = self.policy_targets(view, best)
+        self.gather_targets(targets, view)
+        q = self.recorded_values(self.critics, view.here.state, view.recorded)
+        loss = self.critic_errors(q, targets)
+        metrics: dict[str, Tensor] = {}
+        if with_metrics:
+            metrics = self.figures(view, q=self.popart.value(q), targets=targets)
+        return LossTerms(loss.new_zeros(*loss.shape[:2], len(self.discounts), 1), loss, metrics)

@@ -1,0 +1,108 @@
+"""Implicit Q-learning, for data that nobody adds to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from ..nets import CriticEnsemble, TrajEncoder, TstepEncoder
+from .base import LossTerms
+from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
+
+
+@gin.configurable(denylist=CODE_SUPPLIED)
+class IQLAgent(OffPolicyAgent):
+    """Critics that never ask for an action that is not in the data, and an actor that imitates its best.
+
+    Per discount g (the last one acts), with s the shared encoder's output:
+        q = min_{c in subset} Q'_c(s, a)
+        y = m r + g (1 - d) V(s')
+        critic loss = (norm(Q_c(s, a)) - norm(y))^2
+        value loss  = |expectile - 1[u < 0]| u^2,  u = norm(q) - norm(V(s))
+        actor loss  = -min(exp(beta A), max_weight) log pi(a | s),  A = (q - V(s)) / sigma
+    The value loss counts as that of one more critic. sigma is PopArt's, 1 without. Q' are Polyak averages.
+
+    Source: Kostrikov et al. 2021, arXiv:2110.06169, eq. 5 to 7.
+
+    Args:
+        obs_space: see BaseAgent.
+        action_space: see BaseAgent.
+        tstep_encoder_type: see BaseAgent.
+        traj_encoder_type: see BaseAgent.
+        max_seq_len: see BaseAgent.
+        expectile: in (0, 1); 0.5 gives the mean of the data's returns, values near 1 their best.
+        beta: how strongly better actions are preferred; 0 clones behaviour.
+        max_weight: largest weight of an action.
+        num_critics: see OffPolicyAgent.
+        **shared: other settings of OffPolicyAgent.
+    Raises: ValueError for settings that do not fit together.
+    """
+
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
+        max_seq_len: int,
+        *,
+        expectile: float = 0.7,
+        beta: float = 3.0,
+        max_weight: float = 100.0,
+        num_critics: int = 2,
+        **shared: Any,
+    ) -> None:
+        settings = {**shared, "num_critics": num_critics}
+        super().__init__(
+            obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **settings
+        )
+        if not (0.0 < expectile < 1.0 and beta >= 0.0 and max_weight > 0.0):
+            raise ValueError(
+                f"IQLAgent has expectile={expectile}, beta={beta} and max_weight={max_weight}, but the first "
+                "must lie in (0, 1), the others be at least 0 and above 0. "
+                "Fix: leave them out for 0.7, 3 and 100."
+            )
+        if self.returns == "retrace":
+            raise ValueError(
+                "IQLAgent.returns is 'retrace', but IQL has no values of actions that the data do not hold. "
+                "Fix: bind IQLAgent.returns = 'n_step' or 'lambda'."
+            )
+        self.expectile, self.beta, self.max_weight = expectile, beta, max_weight
+        # V is a critic with a single action
+        self.value_function = CriticEnsemble(
+            self.traj_encoder.emb_dim, 1, len(self.discounts), True, num_critics=1
+        )
+
+    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+        with torch.no_grad():
+            next_values = self.popart.value(self.value_function(view.following.state))[:, :, 0]
+            targets = self.returns_from(view, next_values)
+            recorded = self.recorded_values(self.target_critics, view.here.state, view.recorded)
+            q_target = self.popart.value(recorded)
+            q_target = self.reduction(q_target)(q_target)
+        self.gather_targets(targets, view)
+        q = self.recorded_values(self.critics, view.here.state, view.recorded)
+        v = self.value_function(view.here.state)
+        errors = self.popart.normalize(q_target)[:, :, None] - self.popart.normalized(v)
+        value_loss = torch.where(errors < 0, 1.0 - self.expectile, self.expectile) * errors.square()
+        policy = self.policies(self.actor, view.here)
+        advantages = q_target - self.popart.value(v.detach())[:, :, 0]
+        weights = (self.beta * advantages / self.popart.scale).exp().clamp(max=self.max_weight)
+        actor_loss = -weights * policy.log_prob(view.recorded)
+        metrics: dict[str, Tensor] = {}
+        if with_metrics:
+            metrics = self.figures(
+                view,
+                q=self.popart.value(q),
+                targets=targets,
+                policy=policy,
+                advantages=advantages / self.reward_multiplier,
+                filter_weights=weights,
+            )
+        critic_loss = torch.cat([self.critic_errors(q, targets), value_loss], dim=2)
+        return LossTerms(actor_loss, critic_loss, metrics)

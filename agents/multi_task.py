@@ -1,0 +1,141 @@
+"""An actor-critic whose losses do not follow the scale of rewards, for many tasks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from einops import rearrange
+from gymnasium import spaces
+from torch import Tensor
+
+from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, TrajEncoder, TstepEncoder, ValueBins
+from .base import LossTerms
+from .filters import binary_filter
+from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
+
+
+@gin.configurable(denylist=CODE_SUPPLIED)
+class MultiTaskAgent(OffPolicyAgent):
+    """Critics that classify values into bins, and an actor that imitates what was better than itself.
+
+    Per discount g (the last one acts), with s the shared encoder's output and v(Q) the value of a
+    distribution Q over bins (see ValueBins):
+        y = m r + g (1 - d) mean_{c in subset} v(Q'_c(s', a')),  a' ~ pi'(s')
+        critic loss = cross-entropy(bins(y), Q_c(s, a))
+        actor loss  = -f(A) log pi(a | s)
+        A = mean_c v(Q_c(s, a)) - mean_c mean_k v(Q_c(s, a_k)),  a_k ~ pi(s)
+    A is in environment units; primes are Polyak averages. Both losses are those of classifiers (for Box: of a
+    density), so tasks of any reward scale weigh the same. Discrete actions enter the critics as one-hots;
+    expectations over a few of them are exact: where that takes no more passes than samples would.
+
+    Source: Grigsby et al. 2024 (AMAGO-2), arXiv:2411.11188; filters of Wang et al. 2020, arXiv:2006.15134.
+
+    Args:
+        obs_space: see BaseAgent.
+        action_space: see BaseAgent.
+        tstep_encoder_type: see BaseAgent.
+        traj_encoder_type: see BaseAgent.
+        max_seq_len: see BaseAgent.
+        num_actions_for_advantage: k above.
+        fbc_filter_func: f above.
+        fake_filter: f = 1 (behaviour cloning).
+        entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
+        use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
+        bins_type: builds the bins; their range has to hold all returns times reward_multiplier, m above.
+        critic_type: builds the critics.
+        **shared: other settings of OffPolicyAgent. popart has no effect.
+    Raises: ValueError for settings that do not fit together.
+    """
+
+    has_target_actor = True
+    is_pessimistic = False  # nothing here seeks out the critics' mistakes
+
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
+        max_seq_len: int,
+        *,
+        num_actions_for_advantage: int = 3,
+        fbc_filter_func: Callable[..., Tensor] = binary_filter,
+        fake_filter: bool = False,
+        entropy_coeff: float = 0.0,
+        use_target_actor: bool = True,
+        bins_type: Callable[..., ValueBins] = ValueBins,
+        critic_type: Callable[..., BinnedCriticEnsemble] = BinnedCriticEnsemble,
+        **shared: Any,
+    ) -> None:
+        bins = bins_type()
+
+        def make_critics(
+            width: int, action_dim: int, num_discounts: int, _: bool, *, num_critics: int
+        ) -> BinnedCriticEnsemble:
+            return critic_type(width, action_dim, num_discounts, bins.num_bins, num_critics=num_critics)
+
+        settings = {**shared, "critic_type": make_critics, "popart": False}
+        super().__init__(
+            obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **settings
+        )
+        if num_actions_for_advantage < 1:
+            raise ValueError(
+                f"num_actions_for_advantage is {num_actions_for_advantage}, but must be at least 1. "
+                "Fix: bind MultiTaskAgent.num_actions_for_advantage, e.g. to 3."
+            )
+        self.bins, self.num_actions_for_advantage = bins, num_actions_for_advantage
+        self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
+        self.entropy_coeff, self.use_target_actor = entropy_coeff, use_target_actor
+
+    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+        next_actor = self.target_actor if self.use_target_actor else self.actor
+        with torch.no_grad():
+            targets = self.policy_targets(view, self.policies(next_actor, view.following))
+            labels = self.bins.encode(targets.squeeze(-1))
+        logits = self.critics(view.here.state, view.recorded).squeeze(2)
+        critic_loss = self.bins.cross_entropy(logits, labels[:, :, None])[..., None]
+        policy = self.policies(self.actor, view.here)
+        q, advantages = self._advantages(view, policy, logits)
+        weights = torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
+        actor_loss = -weights * policy.log_prob(view.recorded)
+        if self.entropy_coeff:
+            actor_loss = actor_loss - self.entropy_coeff * policy.entropy()
+        metrics: dict[str, Tensor] = {}
+        if with_metrics:
+            metrics = self.figures(
+                view, q=q, targets=targets, policy=policy, advantages=advantages, filter_weights=weights
+            )
+            ends = labels[..., [0, -1]].sum(-1, keepdim=True).where(view.mask[..., None], 0.0)
+            metrics["targets_at_ends"] = ends.sum() / (view.mask.sum() * len(self.discounts)).clamp(min=1)
+        return LossTerms(actor_loss, critic_loss, metrics)
+
+    @torch.no_grad()
+    def _advantages(self, view: View, policy: PolicyDistribution, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (B, L, C, G, 1) of recorded actions, and (B, L, G, 1) how much better these are."""
+        q = self.bins.decode(logits)[..., None]
+        v = self._expected(self.critics, view.here.state, policy, self.num_actions_for_advantage)
+        return q, (q - v).mean(2) / self.reward_multiplier
+
+    # --- what the skeleton asks of critics, in values of bins ----------------------------------------------
+
+    def policy_values(self, critics: Any, state: Tensor, policy: PolicyDistribution) -> Tensor:
+        return self._expected(critics, state, policy, self.num_actions_for_value)
+
+    def recorded_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
+        values: Tensor = critics(state, actions, read=self.bins.decode).squeeze(2)
+        return values
+
+    def _expected(self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int) -> Tensor:
+        """(B, L, C, G, 1) values of what the policy does: exact for a few discrete actions, else sampled."""
+        if isinstance(policy, Categorical) and self.action_dim <= num_samples * len(self.discounts):
+            every = torch.eye(self.action_dim, device=state.device).expand(*state.shape[:2], -1, -1)
+            values = critics(state, every, read=self.bins.decode)  # (B, L, A, C, G, 1)
+            exact: Tensor = (values * rearrange(policy.probs, "b l g a -> b l a 1 g 1")).sum(2)
+            return exact
+        actions = torch.stack([policy.sample() for _ in range(num_samples)], dim=2)
+        actions = actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
+        sampled: Tensor = critics(state, actions, own_discount=True, read=self.bins.decode).mean(2)
+        return sampled

@@ -1,0 +1,435 @@
+"""What agents that learn from stored trajectories share: values and their targets; losses are left open."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, get_type_hints
+
+import torch
+from einops import rearrange, reduce
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from ..data import Batch
+from ..nets import (
+    Actor,
+    Categorical,
+    CriticEnsemble,
+    DistributionType,
+    PolicyDistribution,
+    PopArt,
+    TrajEncoder,
+    TstepEncoder,
+    dead_units,
+)
+from .base import BaseAgent, LossTerms
+from .objectives import masked_mean
+from .targets import lambda_returns, n_step_targets, retrace_targets
+
+TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
+CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
+_RETURNS, _SUBSETS = ("n_step", "lambda", "retrace"), ("update", "element")
+
+
+@dataclass(frozen=True)
+class Timesteps:
+    """L timesteps of B sequences: states (B, L, D), and observations (B, L, ...)."""
+
+    state: Tensor
+    obs: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class View:
+    """A batch as losses see it.
+
+    Attributes:
+        batch: as it came.
+        here: the timestep of every transition.
+        following: the timestep after it, without gradient.
+        mask: (B, L, 1) bool, True on the transitions that are learned from.
+    """
+
+    batch: Batch
+    here: Timesteps
+    following: Timesteps
+    mask: Tensor
+
+    @property
+    def recorded(self) -> Tensor:
+        """(B, L, 1, A) the actions that were taken, for all discounts."""
+        return self.batch.actions[:, :, None]
+
+
+class OffPolicyAgent(BaseAgent, ABC):
+    """Critics, and mostly an actor, over every timestep of a sequence, for several discount factors at once.
+
+    Subclasses say in `losses` what is learned. Their settings are these and their own: what their constructor
+    hands on by `**shared` belongs to its signature, for gin, checks of configs and people.
+
+    Args:
+        obs_space: see BaseAgent.
+        action_space: see BaseAgent.
+        tstep_encoder_type: see BaseAgent.
+        traj_encoder_type: see BaseAgent.
+        max_seq_len: see BaseAgent.
+        gamma: discount of the acting policy.
+        training_discounts: trained beside it (empty: none).
+        reward_multiplier: rewards count times this; metrics are reported without it.
+        tau: Polyak rate per update of the target networks.
+        num_critics: ensemble size C.
+        num_critics_td: critics that each target is made of, drawn without repetition.
+        critic_subset: draw these once per "update", or anew for every "element" of the batch.
+        returns: "n_step"; "lambda", uncorrected lambda-returns; or "retrace", for discrete actions, with the
+            upper bound 1 for the probabilities of behaviour, which are not stored (that is tree backup).
+        n_step: of "n_step".
+        trace_decay: lambda, of the other two.
+        burn_in: transitions at the begin of a window that only refresh memory, unless the episode begins
+            there: they have no losses.
+        num_actions_for_value: policy samples per expectation over MultiDiscrete or continuous actions.
+        popart: normalise values per discount.
+        popart_beta: rate of the moving averages behind that.
+        popart_floor: least standard deviation of the targets that it reckons with, as a share of their root
+            mean square; 0 for whatever they have.
+        distribution_type: see BaseAgent.
+        action_mask_key: see BaseAgent.
+        pass_obs_keys_to_actor: see BaseAgent.
+        actor_type: builds the policy head.
+        critic_type: builds the critics.
+    Raises: ValueError for impossible sizes, names or discounts.
+    """
+
+    has_actor: ClassVar[bool] = True
+    has_target_actor: ClassVar[bool] = False
+    is_pessimistic: ClassVar[bool] = True  # the minimum of the critics in targets, or their mean
+
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+        self,
+        obs_space: spaces.Dict,
+        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
+        max_seq_len: int,
+        *,
+        gamma: float = 0.999,
+        training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
+        reward_multiplier: float = 10.0,
+        tau: float = 0.003,
+        num_critics: int = 4,
+        num_critics_td: int = 2,
+        critic_subset: str = "update",
+        returns: str = "n_step",
+        n_step: int = 1,
+        trace_decay: float = 0.95,
+        burn_in: int = 0,
+        num_actions_for_value: int = 1,
+        popart: bool = True,
+        popart_beta: float = 5e-4,
+        popart_floor: float = 0.1,
+        distribution_type: DistributionType | str | None = None,
+        action_mask_key: str | None = None,
+        pass_obs_keys_to_actor: Sequence[str] | None = None,
+        actor_type: Callable[..., nn.Module] = Actor,
+        critic_type: Callable[..., nn.Module] = CriticEnsemble,
+    ) -> None:
+        super().__init__(
+            obs_space,
+            action_space,
+            tstep_encoder_type,
+            traj_encoder_type,
+            max_seq_len,
+            distribution_type=distribution_type,
+            action_mask_key=action_mask_key,
+            pass_obs_keys_to_actor=pass_obs_keys_to_actor,
+        )
+        discounts = [*training_discounts, gamma]
+        self.num_critics_td, self.n_step, self.tau = num_critics_td, n_step, tau
+        self.critic_subset, self.returns, self.trace_decay = critic_subset, returns, trace_decay
+        self.reward_multiplier, self.num_actions_for_value = reward_multiplier, num_actions_for_value
+        self.burn_in = burn_in
+        self._check_settings(num_critics, discounts)
+        self.discounts: Tensor
+        column = torch.tensor(discounts, dtype=torch.float32)[:, None]
+        self.register_buffer("discounts", column, persistent=False)
+        width, num_discounts = self.traj_encoder.emb_dim, len(discounts)
+        if self.actor_obs_keys and not self.has_actor:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.pass_obs_keys_to_actor is {list(self.actor_obs_keys)}, but {name} has no actor. "
+                f"Fix: leave {name}.pass_obs_keys_to_actor out."
+            )
+        if self.has_actor:
+            self.actor = actor_type(self.actor_dim, self.action_dim, num_discounts, self.distribution)
+        has_all_values = isinstance(action_space, spaces.Discrete)  # one output per action
+        self.critics = critic_type(
+            width, self.action_dim, num_discounts, has_all_values, num_critics=num_critics
+        )
+        if self.has_target_actor:
+            self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.popart = PopArt(num_discounts, beta=popart_beta, floor=popart_floor, enabled=popart)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own: Any = vars(cls).get("__init__")
+        if own is not None:
+            parent: Any = cls.__mro__[1]
+            _show_settings_of_base(own, inspect.unwrap(parent.__init__))
+
+    @abstractmethod
+    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+        """The losses of all transitions; moves the statistics of targets in training mode."""
+
+    def policy(self, state: Tensor) -> PolicyDistribution:
+        return self.distribution(self.actor(state).params[..., -1, :])
+
+    def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
+        view = self.view(batch)
+        terms = self.losses(view, with_metrics)
+        if view.mask is batch.mask:
+            return terms
+        kept = view.mask[..., None]
+        return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None])
+
+    def view(self, batch: Batch) -> View:
+        """Encode a batch."""
+        state = self.encode(batch)
+        here, following = state[:, :-1], state[:, 1:].detach()
+        before = {key: x[:, :-1] for key, x in batch.obs.items()}
+        after = {key: x[:, 1:] for key, x in batch.obs.items()}
+        mask = batch.mask
+        if self.burn_in:
+            steps = torch.arange(mask.shape[1], device=mask.device)[:, None]
+            mask = mask & ((steps >= self.burn_in) | (batch.time_idxs[:, :1] == 0))
+        return View(batch, Timesteps(here, before), Timesteps(following, after), mask)
+
+    def policies(self, actor: nn.Module, at: Timesteps) -> PolicyDistribution:
+        """One policy per discount, over (B, L, G, A)."""
+        return self.restrict(actor(self.actor_input(at.state, at.obs)), at.obs)
+
+    # --- values --------------------------------------------------------------------------------------------
+
+    def policy_values(self, critics: Any, state: Tensor, policy: PolicyDistribution) -> Tensor:
+        """Critic outputs (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else sampled."""
+        if isinstance(policy, Categorical):
+            exact: Tensor = (critics(state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
+            return exact
+        return self.own_values(critics, state, self.draw(policy))
+
+    def draw(self, policy: PolicyDistribution) -> Tensor:
+        """(K, B, L, G, A) samples of policies, within what actions can be."""
+        actions = torch.stack([policy.sample() for _ in range(self.num_actions_for_value)])
+        return actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
+
+    def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
+        """Critic outputs (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
+        values = critics(state, rearrange(actions, "k b l g a -> b l (k g) a"))
+        # g2 counts the actions' discounts, g those of the outputs: the critic of g judges the action of g
+        values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
+        sampled: Tensor = reduce(values.diagonal(dim1=-2, dim2=-1), "b l k c g -> b l c g 1", "mean")
+        return sampled
+
+    def recorded_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
+        """Critic outputs (B, L, C, G, 1) of actions (B, L, 1, A)."""
+        if isinstance(self.action_space, spaces.Discrete):
+            picked: Tensor = (critics(state) * actions[:, :, None]).sum(-1, keepdim=True)
+            return picked
+        values: Tensor = critics(state, actions).squeeze(2)
+        return values
+
+    def frozen_critics(self) -> Callable[..., Tensor]:
+        """The critics as a function through which gradients pass into inputs, but not into parameters."""
+        frozen = {name: p.detach() for name, p in self.critics.named_parameters()}
+
+        def critics(*args: Tensor) -> Tensor:
+            out: Tensor = torch.func.functional_call(self.critics, frozen, args)
+            return out
+
+        return critics
+
+    def need_gradient_of_samples(self, remedy: str) -> None:
+        """Raise ValueError for a policy whose samples carry no gradient; remedy: a setting without that."""
+        kind: Any = self.distribution
+        if not getattr(kind, "has_gradient", True):
+            name = type(self).__name__
+            raise ValueError(
+                f"Samples of {kind.__name__} carry no gradient, which the loss of {name} needs. "
+                f"Fix: choose another {name}.distribution_type, or bind {name}.{remedy}."
+            )
+
+    # --- targets -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def policy_targets(self, view: View, policy: PolicyDistribution, bonus: Tensor | float = 0.0) -> Tensor:
+        """(B, L, G, 1) targets for a policy at the following timesteps, by the target critics.
+
+        In environment units times the reward multiplier, as are all targets. bonus: (B, L, G, 1), added to
+        the values of these timesteps.
+        """
+        state, critics = view.following.state, self.target_critics
+        values = self.popart.value(self.policy_values(critics, state, policy))
+        reduced = self.reduction(values)
+        if self.returns != "retrace":
+            return self.returns_from(view, reduced(values) + bonus)
+        none = torch.zeros_like(view.recorded[:, :1])
+        actions = torch.cat([view.recorded[:, 1:], none], dim=1)
+        q = self.popart.value(self.recorded_values(critics, state, actions))
+        traces = self.trace_decay * policy.log_prob(actions).exp()
+        steps = (*self._steps(view), reduced(values) + bonus, self.discounts)
+        return retrace_targets(*steps, next_q=reduced(q), next_traces=traces)
+
+    @torch.no_grad()
+    def returns_from(self, view: View, next_values: Tensor) -> Tensor:
+        """(B, L, G, 1) returns that bootstrap from values (B, L, G, 1) of the following timesteps."""
+        steps = (*self._steps(view), next_values, self.discounts)
+        if self.returns == "lambda":
+            return lambda_returns(*steps, trace_decay=self.trace_decay)
+        return n_step_targets(*steps, n_step=self.n_step)
+
+    def _steps(self, view: View) -> tuple[Tensor, Tensor, Tensor]:
+        batch = view.batch
+        rewards = self.reward_multiplier * batch.rews[..., None]
+        return rewards, batch.dones[..., None], batch.mask[..., None]
+
+    def reduction(self, values: Tensor) -> Callable[[Tensor], Tensor]:
+        """What makes one value (B, L, G, 1) of those of all critics (B, L, C, G, 1), always the same ones."""
+        if self.critic_subset == "update":
+            subset = torch.randperm(values.shape[2], device=values.device)[: self.num_critics_td]
+        else:
+            subset = torch.rand_like(values).argsort(2)[:, :, : self.num_critics_td]
+
+        def reduced(q: Tensor) -> Tensor:
+            some = q[:, :, subset] if subset.dim() == 1 else q.gather(2, subset)
+            return some.amin(2) if self.is_pessimistic else some.mean(2)
+
+        return reduced
+
+    def critic_errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(B, L, C, G, 1) squared differences of critic outputs from targets (B, L, G, 1), at unit scale."""
+        return (self.popart.normalized(outputs) - self.popart.normalize(targets)[:, :, None]).square()
+
+    def gather_targets(self, targets: Tensor, view: View) -> None:
+        """Let the scale of values follow the targets, in training mode."""
+        if self.training:
+            self.popart.gather(targets, view.mask)
+
+    # --- figures -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def figures(
+        self,
+        view: View,
+        *,
+        q: Tensor,
+        targets: Tensor,
+        policy: PolicyDistribution | None = None,
+        advantages: Tensor | None = None,
+        filter_weights: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Figures that all agents have; those that are there per discount are plain for the acting one.
+
+        Args:
+            view: the batch.
+            q: (B, L, C, G, 1) of recorded actions, in environment units times the reward multiplier.
+            targets: (B, L, G, 1), likewise.
+            policy: over (B, L, G, A).
+            advantages: (B, L, G, 1), environment units.
+            filter_weights: (B, L, G, 1), of imitation.
+        """
+        mask, mask_g = view.mask, view.mask[..., None]
+        q, y = q / self.reward_multiplier, targets / self.reward_multiplier
+        per_discount = {"q": q.mean(2), "td_target": y}
+        found = {"reward": masked_mean(view.batch.rews, mask)}
+        found["q_ensemble_std"] = q.new_zeros(())
+        if q.shape[2] > 1:
+            found["q_ensemble_std"] = masked_mean(q[..., -1, :].std(2), mask)
+        found["td_target_min"] = y[:, :, -1].where(mask, torch.inf).min()
+        found["td_target_max"] = y[:, :, -1].where(mask, -torch.inf).max()
+        if advantages is not None:
+            per_discount["advantage"] = advantages
+            found["filter_approved"] = masked_mean((advantages > 0).float(), mask_g)
+        if filter_weights is not None:
+            found["filter_weight"] = masked_mean(filter_weights, mask_g)
+        places = mask.flatten()
+        if policy is not None:
+            per_discount["policy_entropy"] = policy.entropy()
+            log_probs = policy.log_prob(view.recorded)
+            found["action_log_prob"] = masked_mean(log_probs[:, :, -1], mask)
+            if isinstance(self.actor, Actor):
+                layers = self.actor.activations(self.actor_input(view.here.state, view.here.obs))
+                found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], places)
+        if isinstance(self.critics, CriticEnsemble):
+            actions = None if self.critics.from_action is None else view.recorded
+            layers, _ = self.critics.activations(view.here.state, actions)
+            found["dead_units/critics"] = dead_units(layers, places)
+        scales = {"popart_mu": self.popart.mu, "popart_sigma": self.popart.sigma}
+        for name, values in per_discount.items():
+            scales[name] = values.where(mask_g, 0.0).sum((0, 1)) / mask.sum().clamp(min=1)
+        for name, by_discount in scales.items():
+            found[name] = by_discount[-1, 0].clone()
+            for discount, value in zip(self.discounts[:, 0].tolist(), by_discount[:, 0], strict=True):
+                found[f"{name}/{discount:.6g}"] = value.clone()
+        return found
+
+    # --- between updates -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Move running statistics, then the target networks by tau."""
+        super().after_update()
+        pairs = [(self.critics, self.target_critics)]
+        if self.has_target_actor:
+            pairs.append((self.actor, self.target_actor))
+        for online, target in pairs:
+            torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), self.tau)
+
+    def _check_settings(self, num_critics: int, discounts: Sequence[float]) -> None:
+        name = type(self).__name__
+        if not 1 <= self.num_critics_td <= num_critics:
+            raise ValueError(
+                f"num_critics_td is {self.num_critics_td}, but must lie between 1 and num_critics = "
+                f"{num_critics}. Fix: bind {name}.num_critics_td or {name}.num_critics."
+            )
+        if self.n_step < 1 or self.num_actions_for_value < 1 or self.burn_in < 0:
+            raise ValueError(
+                f"n_step is {self.n_step} and num_actions_for_value is {self.num_actions_for_value}, both "
+                f"must be at least 1, and burn_in is {self.burn_in}, at least 0. "
+                f"Fix: bind {name}.n_step, {name}.num_actions_for_value and {name}.burn_in to such integers."
+            )
+        if not all(0.0 <= g <= 1.0 for g in (*discounts, self.trace_decay)):
+            raise ValueError(
+                f"Discounts are {list(discounts)} and trace_decay is {self.trace_decay}, but must lie in "
+                f"[0, 1]. Fix: bind {name}.gamma, {name}.training_discounts, {name}.trace_decay."
+            )
+        if self.returns not in _RETURNS or self.critic_subset not in _SUBSETS:
+            raise ValueError(
+                f"returns is {self.returns!r} and critic_subset {self.critic_subset!r}, but allowed are "
+                f"{', '.join(map(repr, _RETURNS))} and {', '.join(map(repr, _SUBSETS))}. "
+                f"Fix: bind {name}.returns and {name}.critic_subset to one of these."
+            )
+        if self.returns == "retrace" and not self.is_discrete:
+            raise ValueError(
+                f"returns is 'retrace', but the action space is {self.action_space}, whose actions have "
+                f"densities, not probabilities. Fix: bind {name}.returns = 'lambda' or 'n_step'."
+            )
+
+
+def _show_settings_of_base(own: Any, base: Any) -> None:
+    """Put the keywords that a constructor hands on to that of its base class into its signature."""
+    params = inspect.signature(own).parameters
+    kept = {name: p for name, p in params.items() if p.kind is not p.VAR_KEYWORD}
+    if len(kept) == len(params):
+        return
+    for name, p in inspect.signature(base).parameters.items():
+        if p.kind is p.KEYWORD_ONLY:
+            kept.setdefault(name, p)
+    own.__signature__ = inspect.Signature(list(kept.values()))
+    try:
+        hints = get_type_hints(base)
+    except NameError:  # something that only type checkers import
+        hints = {}
+    own.__annotations__ = hints | own.__annotations__

@@ -1,0 +1,111 @@
+"""Soft actor-critic on sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from ..nets import TrajEncoder, TstepEncoder
+from .base import LossTerms
+from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
+
+_DISCRETE_SHARE = 0.3  # of the entropy of uniform actions, which discrete policies aim at
+
+
+@gin.configurable(denylist=CODE_SUPPLIED)
+class SACAgent(OffPolicyAgent):
+    """An actor that seeks value and entropy, whose balance it finds by itself.
+
+    Per discount g (the last one acts), with s the shared encoder's output, H the entropy of a policy:
+        y = m r + g (1 - d) (min_{c in subset} Q'_c(s', a') + alpha H(pi(s'))),  a' ~ pi(s')
+        critic loss = (norm(Q_c(s, a)) - norm(y))^2
+        actor loss  = -(min_c Q_c(sg(s), a ~ pi) + alpha H(pi(s))) / sigma
+                      + log alpha (H(pi(s)) - target_entropy)
+    Discrete actions: expectations over pi in place of samples. sigma is PopArt's, 1 without; alpha, one for
+    each discount, is in units of values, and learns from the last term alone. Q' are Polyak averages. H is
+    exact where it has a closed form, for TanhGaussian but for the mean slope of tanh, which is sampled.
+
+    Source: Haarnoja et al. 2018, arXiv:1812.05905; discrete: Christodoulou 2019, arXiv:1910.07207.
+
+    Args:
+        obs_space: see BaseAgent.
+        action_space: see BaseAgent.
+        tstep_encoder_type: see BaseAgent.
+        traj_encoder_type: see BaseAgent.
+        max_seq_len: see BaseAgent.
+        alpha: at the start.
+        target_entropy: in nats, that alpha is steered to; None: minus the number of dimensions for Box, else
+            three tenths of the entropy of uniform actions.
+        learn_alpha: otherwise alpha stays.
+        reward_multiplier: see OffPolicyAgent.
+        num_critics: see OffPolicyAgent.
+        **shared: other settings of OffPolicyAgent.
+    Raises: ValueError for settings that do not fit together.
+    """
+
+    def __init__(
+        self,
+        obs_space: spaces.Dict,
+        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
+        tstep_encoder_type: Callable[..., TstepEncoder],
+        traj_encoder_type: Callable[..., TrajEncoder],
+        max_seq_len: int,
+        *,
+        alpha: float = 1.0,
+        target_entropy: float | None = None,
+        learn_alpha: bool = True,
+        reward_multiplier: float = 1.0,
+        num_critics: int = 2,
+        **shared: Any,
+    ) -> None:
+        settings = {**shared, "reward_multiplier": reward_multiplier, "num_critics": num_critics}
+        super().__init__(
+            obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **settings
+        )
+        self.need_gradient_of_samples("distribution_type = 'TanhGaussian'")
+        if not alpha > 0:
+            raise ValueError(
+                f"SACAgent.alpha is {alpha}, but must be above 0. Fix: leave it out for 1, or bind, say, 0.1."
+            )
+        log_alpha = torch.full((len(self.discounts), 1), math.log(alpha))
+        self.log_alpha = nn.Parameter(log_alpha, requires_grad=learn_alpha)
+        self.target_entropy = _usual_entropy(action_space) if target_entropy is None else target_entropy
+
+    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+        alpha = self.log_alpha.detach().exp()
+        with torch.no_grad():
+            next_policy = self.policies(self.actor, view.following)
+            targets = self.policy_targets(view, next_policy, bonus=alpha * next_policy.entropy())
+        self.gather_targets(targets, view)
+        policy, state = self.policies(self.actor, view.here), view.here.state
+        q_data = self.recorded_values(self.critics, state, view.recorded)
+        q_policy = self.policy_values(self.frozen_critics(), state.detach(), policy)
+        value, entropy = self.popart.value(q_policy).amin(2), policy.entropy()
+        actor_loss = -(value + alpha * entropy) / self.popart.scale
+        actor_loss = actor_loss + self.log_alpha * (entropy.detach() - self.target_entropy)
+        metrics: dict[str, Tensor] = {}
+        if with_metrics:
+            gain = (self.popart.value(q_data) - self.popart.value(q_policy)).mean(2).detach()
+            metrics = self.figures(
+                view,
+                q=self.popart.value(q_data),
+                targets=targets,
+                policy=policy,
+                advantages=gain / self.reward_multiplier,
+            )
+            metrics["alpha"] = alpha[-1, 0].clone()
+        return LossTerms(actor_loss, self.critic_errors(q_data, targets), metrics)
+
+
+def _usual_entropy(action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box) -> float:
+    """The target entropy that needs no tuning, in nats."""
+    if isinstance(action_space, spaces.Box):
+        return -float(action_space.shape[0])
+    nvec = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec.tolist()
+    return _DISCRETE_SHARE * sum(math.log(n) for n in nvec)

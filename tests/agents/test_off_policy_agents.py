@@ -1,0 +1,389 @@
+"""Every off-policy agent: sound updates on the action spaces it supports, formulas, and that it learns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from loxodon.agents import (
+    Agent,
+    BCAgent,
+    DQNAgent,
+    IQLAgent,
+    MultiTaskAgent,
+    PPOAgent,
+    SACAgent,
+    lambda_returns,
+    n_step_targets,
+    retrace_targets,
+)
+from loxodon.data import Batch
+from loxodon.nets import (
+    Actor,
+    BinnedCriticEnsemble,
+    CriticEnsemble,
+    DuelingCriticEnsemble,
+    FFTrajEncoder,
+    FFTstepEncoder,
+    GRUTrajEncoder,
+    ValueBins,
+)
+
+DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
+MULTI, BITS = spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([2, 2])
+ONE_BOX, TWO = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+Case = tuple[Any, Any, dict[str, Any]]
+
+tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
+gru = partial(GRUTrajEncoder, n_layers=1, d_hidden=16, d_output=16)
+SMALL_CRITICS: dict[Any, Any] = {MultiTaskAgent: BinnedCriticEnsemble, DQNAgent: DuelingCriticEnsemble}
+
+
+def obs_space(mask_width: int = 0) -> spaces.Dict:
+    parts: dict[str, Any] = {"observation": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
+    return spaces.Dict(parts | ({"allowed": spaces.MultiBinary(mask_width)} if mask_width else {}))
+
+
+def make(kind: Any, space: Any, mask_width: int = 0, encoder: Any = gru, **kwargs: Any) -> Any:
+    torch.manual_seed(0)
+    if mask_width:
+        kwargs["action_mask_key"] = "allowed"
+    return kind(obs_space(mask_width), space, tstep, encoder, 8, **kwargs)
+
+
+def random_actions(space: Any, rows: int, length: int) -> Tensor:
+    if isinstance(space, spaces.Box):
+        return torch.rand(rows, length, *space.shape) * 2 - 1
+    nvec = space.nvec.tolist() if isinstance(space, spaces.MultiDiscrete) else [int(space.n)]
+    return torch.cat([one_hot(torch.randint(0, n, (rows, length)), n).float() for n in nvec], dim=-1)
+
+
+def make_batch(space: Any, rows: int = 3, length: int = 5, lengths: tuple[int, ...] = (5, 3, 1)) -> Batch:
+    torch.manual_seed(1)
+    actions = random_actions(space, rows, length)
+    return Batch(
+        obs={"observation": torch.randn(rows, length + 1, 3)},
+        rl2s=torch.randn(rows, length + 1, 1 + actions.shape[-1]),
+        time_idxs=torch.arange(length + 1).expand(rows, -1)[..., None],
+        actions=actions,
+        rews=torch.randn(rows, length, 1),
+        dones=torch.rand(rows, length, 1) < 0.2,
+        mask=(torch.arange(length)[None] < torch.tensor(lengths)[:, None])[..., None],
+    )
+
+
+CASES: dict[str, Case] = {
+    "multi-task discrete": (MultiTaskAgent, DISCRETE, {}),
+    "multi-task sampled discrete": (
+        MultiTaskAgent,
+        DISCRETE,
+        {"training_discounts": (), "entropy_coeff": 0.1},
+    ),
+    "multi-task factors": (MultiTaskAgent, MULTI, {"critic_subset": "element"}),
+    "multi-task box": (MultiTaskAgent, BOX, {"distribution_type": "GaussianMixture"}),
+    "bc discrete": (BCAgent, DISCRETE, {"entropy_coeff": 0.1}),
+    "bc bits": (BCAgent, BITS, {"distribution_type": "Bernoulli"}),
+    "bc box": (BCAgent, BOX, {"distribution_type": "Beta", "pass_obs_keys_to_actor": ["observation"]}),
+    "dqn": (DQNAgent, DISCRETE, {"n_step": 3, "burn_in": 2}),
+    "dqn plain": (
+        DQNAgent,
+        DISCRETE,
+        {"critic_type": CriticEnsemble, "double_q": False, "returns": "retrace"},
+    ),
+    "sac discrete": (SACAgent, DISCRETE, {"returns": "lambda"}),
+    "sac factors": (SACAgent, MULTI, {"returns": "retrace", "learn_alpha": False}),
+    "sac box": (SACAgent, BOX, {"num_actions_for_value": 2}),
+    "iql discrete": (IQLAgent, DISCRETE, {"returns": "lambda"}),
+    "iql factors": (IQLAgent, MULTI, {"popart": False}),
+    "iql box": (IQLAgent, BOX, {"distribution_type": "Gaussian"}),
+    "actor-critic beta": (
+        Agent,
+        BOX,
+        {"distribution_type": "Beta", "pass_obs_keys_to_actor": ["observation"]},
+    ),
+    "actor-critic gaussian": (Agent, BOX, {"distribution_type": "Gaussian", "popart_floor": 0.0}),
+    "actor-critic bits": (Agent, BITS, {"distribution_type": "Bernoulli", "returns": "retrace"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_updates_move_what_they_should_and_ignore_padding(case: str) -> None:
+    kind, space, kwargs = CASES[case]
+    losses = []
+    for fill in (0.0, 55.0):
+        agent, batch = make(kind, space, **kwargs), make_batch(space)
+        before = {name: p.clone() for name, p in agent.named_parameters()}
+        pad = ~batch.mask
+        batch = replace(
+            batch,
+            obs={"observation": batch.obs["observation"].masked_fill(~batch.timestep_mask, fill)},
+            rews=batch.rews.masked_fill(pad, fill),
+            dones=batch.dones | (pad if fill else False),
+        )
+        optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-2)
+        torch.manual_seed(2)
+        for _ in range(2):
+            out = agent(batch, with_metrics=True)
+            mask = batch.mask[..., None]
+            loss = out.actor.where(mask, 0.0).sum() + out.critic.where(mask[..., None], 0.0).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            agent.after_update()
+        losses.append(loss.detach())
+        assert all(x.ndim == 0 and torch.isfinite(x) for x in out.metrics.values()), out.metrics
+        for name, p in agent.named_parameters():
+            moved = not torch.equal(p, before[name])
+            assert moved == (p.requires_grad or name.startswith("target_")), name
+    if kwargs.get("distribution_type") != "Beta":  # whose samples take as many random numbers as they need
+        torch.testing.assert_close(losses[0], losses[1])
+    assert torch.isfinite(losses[0])
+
+
+BINS = partial(ValueBins, num_bins=32, low=-20.0, high=20.0)
+LEARN: dict[str, Case] = {
+    "multi-task discrete": (MultiTaskAgent, TWO, {"bins_type": BINS}),
+    "multi-task box": (MultiTaskAgent, ONE_BOX, {"bins_type": BINS}),
+    "dqn": (DQNAgent, TWO, {}),
+    "sac discrete": (SACAgent, TWO, {"alpha": 0.1}),
+    "sac box": (SACAgent, ONE_BOX, {"alpha": 0.1}),
+    "iql discrete": (IQLAgent, TWO, {}),
+    "iql box": (IQLAgent, ONE_BOX, {"beta": 10.0, "expectile": 0.9}),
+    "bc": (BCAgent, TWO, {}),
+}
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("case", LEARN)
+def test_the_rewarded_action_is_found(case: str) -> None:
+    """A one-step task: the reward is high when the action matches the sign of the observation."""
+    kind, space, kwargs = LEARN[case]
+    if kind is not DQNAgent:
+        kwargs = {"actor_type": partial(Actor, d_hidden=32), **kwargs}
+    if kind is not BCAgent:
+        critics = partial(SMALL_CRITICS.get(kind, CriticEnsemble), d_hidden=64)
+        kwargs = {"training_discounts": (), "gamma": 0.9, "tau": 0.05, "critic_type": critics, **kwargs}
+        kwargs |= {"num_critics": 2, "num_critics_td": 1}
+    agent = make(kind, space, encoder=partial(FFTrajEncoder, d_model=16), **kwargs)
+    optimizer = torch.optim.AdamW(agent.trainable_params(), lr=5e-3)
+    width, ones = 1 + agent.action_dim, torch.ones(64, 1, 1, dtype=torch.bool)
+    times = torch.zeros(64, 2, 1, dtype=torch.int64)
+    for _ in range(150):
+        x = torch.randn(64, 2, 3)
+        right = (x[:, :1, :1] > 0).float()
+        actions = random_actions(space, 64, 1)
+        if kind is BCAgent:
+            actions = one_hot(right[..., 0].long(), 2).float()
+        distance = (actions - (right - 0.5)).abs()
+        reward = -distance if space is ONE_BOX else (actions[..., 1:] == right).float()
+        out = agent(Batch({"observation": x}, torch.zeros(64, 2, width), times, actions, reward, ones, ones))
+        (out.actor.mean() + 10 * out.critic.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        agent.after_update()
+    x = torch.randn(256, 3)
+    with torch.no_grad():
+        rl2s, time_idxs = torch.zeros(256, width), torch.zeros(256, 1, dtype=torch.int64)
+        action, _ = agent.eval().get_actions({"observation": x}, rl2s, time_idxs, None, sample=False)
+    action = action.view(256, -1)
+    if space is ONE_BOX:
+        assert (action - 0.5 * x[:, :1].sign()).abs().mean() < 0.2
+    else:
+        assert (action == (x[:, :1] > 0)).float().mean() > 0.95
+
+
+# --- formulas, by hand: critics and policies that are the same everywhere --------------------------------
+
+
+def by_hand(kind: Any, space: Any = DISCRETE, **kwargs: Any) -> Any:
+    """One discount of 0.5, two critics, no PopArt; all values are 0 and the policy is uniform."""
+    settings = {"training_discounts": (), "gamma": 0.5, "num_critics": 2, "reward_multiplier": 2.0, **kwargs}
+    agent = make(kind, space, **({} if kind is MultiTaskAgent else {"popart": False}), **settings)
+    heads = [agent.critics.out, agent.target_critics.out]
+    heads += [module.mlp.out for module in (getattr(agent, "actor", None),) if module is not None]
+    heads += [agent.target_actor.mlp.out] if agent.has_target_actor else []
+    heads += [agent.value_function.out] if kind is IQLAgent else []
+    for layer in heads:
+        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.zeros_(layer.bias)
+    return agent
+
+
+def paid(reward: float, space: Any = DISCRETE) -> Batch:
+    """No episode ends, and every step pays the same."""
+    batch = make_batch(space, lengths=(5, 5, 5))
+    return replace(batch, rews=torch.full_like(batch.rews, reward), dones=torch.zeros_like(batch.dones))
+
+
+def same(losses: Tensor, value: float) -> None:
+    torch.testing.assert_close(losses, torch.full_like(losses, value))
+
+
+def test_sac_adds_entropy_to_values_and_steers_its_temperature() -> None:
+    agent = by_hand(SACAgent, alpha=0.5, target_entropy=1.0)
+    torch.nn.init.constant_(agent.target_critics.out.bias, 6.0)
+    torch.nn.init.constant_(agent.critics.out.bias, 3.0)
+    out, h = agent(paid(1.5)), math.log(4)
+    same(out.critic, (2 * 1.5 + 0.5 * (6.0 + 0.5 * h) - 3.0) ** 2)
+    same(out.actor, -(3.0 + 0.5 * h) + math.log(0.5) * (h - 1.0))
+    out.actor.mean().backward()
+    assert agent.log_alpha.grad.item() == pytest.approx(h - 1.0, rel=1e-5)
+    assert agent.critics.out.weight.grad is None
+    assert [make(SACAgent, s).target_entropy for s in (BOX, MULTI)] == [
+        -2.0,
+        pytest.approx(0.3 * math.log(6)),
+    ]
+
+
+def test_iql_follows_an_expectile_and_weighs_by_advantage() -> None:
+    agent = by_hand(IQLAgent, expectile=0.7, beta=3.0, max_weight=10.0)
+    for bias, value_loss, weight in (
+        (0.5, 0.7 * 0.25, math.exp(1.5)),
+        (2.0, 0.7 * 4, 10.0),
+        (-1.0, 0.3, math.exp(-3)),
+    ):
+        torch.nn.init.constant_(agent.target_critics.out.bias, bias)
+        out = agent(paid(1.5))
+        same(out.critic[:, :, :2], 9.0)  # y = 2 * 1.5 + 0.5 * V, of which critics predict 0
+        same(out.critic[:, :, 2:], value_loss)
+        same(out.actor, weight * math.log(4))
+    torch.nn.init.constant_(agent.value_function.out.bias, 4.0)
+    same(agent(paid(1.5)).critic[:, :, :2], 25.0)
+
+
+def test_multi_task_critics_classify_and_the_actor_imitates_what_is_better() -> None:
+    bins = partial(ValueBins, num_bins=5, low=-2.0, high=2.0, spacing="linear")
+    agent = by_hand(MultiTaskAgent, bins_type=bins, fake_filter=True, training_discounts=(0.5, 0.5))
+    with torch.no_grad():
+        agent.target_critics.out.bias.view(2, 3, 5)[:, :, 3] = 50.0  # surely worth 1
+    out = agent(paid(0.25))  # y = 2 * 0.25 + 0.5 * 1
+    same(out.critic, math.log(5))
+    same(out.actor, math.log(4))
+    with torch.no_grad():
+        agent.critics.out.bias.view(2, 3, 5)[:, :, 3] = 50.0
+    same(agent(paid(0.25)).critic, 0.0)
+    agent.fake_filter = False
+    same(agent(paid(0.25)).actor, 0.0)  # no recorded action is better than the policy
+
+
+def test_dqn_chooses_by_its_critics_and_judges_by_the_averages() -> None:
+    for double_q, expected in ((True, 1.0), (False, 16.0)):
+        agent = by_hand(DQNAgent, double_q=double_q, critic_type=CriticEnsemble, num_critics_td=2)
+        with torch.no_grad():
+            agent.critics.out.bias[..., 1] = 3.0
+            agent.target_critics.out.bias.copy_(torch.tensor([8.0, 2.0, 0.0, 0.0]))
+        batch = paid(0.0)
+        out = agent(replace(batch, actions=one_hot(torch.zeros(3, 5, dtype=torch.int64), 4).float()))
+        same(out.critic, expected)
+        state = agent.init_hidden_state(3, torch.device("cpu"))
+        obs = {"observation": batch.obs["observation"][:, 0]}
+        for sample in (True, False):  # exploration is not the agent's affair
+            action, _ = agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], state, sample)
+            assert action.tolist() == [1, 1, 1]
+
+
+def test_critics_of_a_target_are_drawn_per_update_or_per_element() -> None:
+    q = torch.arange(4.0).view(1, 1, 4, 1, 1).expand(50, 6, 4, 2, 1)
+    for subset, num_kinds in (("update", 1), ("element", 3)):
+        reduced = make(Agent, DISCRETE, critic_subset=subset).reduction(q)
+        low = reduced(q)
+        assert low.shape == (50, 6, 2, 1)
+        assert len(low.unique()) == num_kinds  # the minimum of 2 of 4 is 0, 1 or 2
+        torch.testing.assert_close(reduced(q + 1.0), low + 1.0)
+    assert make(MultiTaskAgent, DISCRETE).reduction(q)(q).mean() > low.mean()  # means there
+
+
+def test_losses_leave_out_a_burn_in_that_is_not_the_begin_of_an_episode() -> None:
+    agent, batch = make(DQNAgent, DISCRETE, burn_in=2), make_batch(DISCRETE, lengths=(5, 5, 5))
+    batch = replace(batch, time_idxs=batch.time_idxs + torch.tensor([0, 7, 1])[:, None, None])
+    counts = agent(batch).critic.detach().flatten(2).abs().sum(-1) > 0
+    assert counts.tolist() == [[True] * 5, [False] * 2 + [True] * 3, [False] * 2 + [True] * 3]
+
+
+@pytest.mark.parametrize("returns", ["n_step", "lambda", "retrace"])
+def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
+    agent, batch = (
+        make(Agent, DISCRETE, returns=returns, n_step=2, trace_decay=0.8, num_critics_td=4),
+        make_batch(DISCRETE),
+    )
+    view = agent.view(batch)
+    policy = agent.policies(agent.actor, view.following)
+    q = agent.target_critics(view.following.state)
+    rewards, done, mask = 10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None]
+    values = (q * policy.probs[:, :, None]).sum(-1, keepdim=True).amin(2)
+    steps = (rewards, done, mask, values, agent.discounts)
+    if returns == "n_step":
+        expected = n_step_targets(*steps, n_step=2)
+    elif returns == "lambda":
+        expected = lambda_returns(*steps, trace_decay=0.8)
+    else:
+        index = torch.cat([batch.actions[:, 1:], batch.actions[:, :1]], dim=1).argmax(-1)[:, :, None, None]
+        next_q = q.gather(-1, index[:, :, None].expand(-1, -1, 4, 7, -1)).amin(2)
+        traces = 0.8 * policy.probs.gather(-1, index.expand(-1, -1, 7, -1))
+        expected = retrace_targets(*steps, next_q=next_q, next_traces=traces)
+    torch.testing.assert_close(
+        agent.policy_targets(view, policy)[batch.mask[..., 0]], expected[batch.mask[..., 0]]
+    )
+
+
+# --- masks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Agent, MultiTaskAgent, BCAgent, DQNAgent, SACAgent, IQLAgent, PPOAgent])
+@pytest.mark.parametrize("space", [DISCRETE, MULTI], ids=["discrete", "factors"])
+def test_actions_that_are_not_allowed_are_never_taken(kind: Any, space: Any) -> None:
+    if kind is DQNAgent and space is MULTI:
+        return
+    allowed = torch.tensor([1, 0, 1, 0] if space is DISCRETE else [0, 1, 1, 1, 0])
+    agent = make(kind, space, len(allowed), encoder=partial(FFTrajEncoder, d_model=16)).eval()
+    n = 20_000
+    obs = {"observation": torch.randn(n, 3), "allowed": allowed.expand(n, -1).to(torch.int8)}
+    inputs = (torch.zeros(n, 1 + agent.action_dim), torch.zeros(n, 1, dtype=torch.int64))
+    with torch.no_grad():
+        for sample in (True, False):
+            action, _ = agent.get_actions(
+                obs, *inputs, agent.init_hidden_state(n, torch.device("cpu")), sample
+            )
+            if space is DISCRETE:
+                assert set(action.tolist()) <= {0, 2}
+            else:
+                assert set(action[:, 0].tolist()) == {1}
+                assert set(action[:, 1].tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("kind", [Agent, DQNAgent, SACAgent])
+@pytest.mark.parametrize("where", ["critics", "target_critics"])
+def test_what_is_not_allowed_is_not_bootstrapped_from(kind: Any, where: str) -> None:
+    """Its value can be anything."""
+    losses = []
+    for value in (0.0, 1e6):
+        agent = make(kind, DISCRETE, 4, critic_type=CriticEnsemble)
+        with torch.no_grad():
+            out = getattr(agent, where).out.bias.view(agent.critics.num_critics, -1, 4)
+            out[..., 1] = value
+        batch = make_batch(DISCRETE)
+        allowed = torch.tensor([1, 0, 1, 1], dtype=torch.int8).expand(3, 6, -1)
+        actions = one_hot(batch.actions.argmax(-1).masked_fill(batch.actions[..., 1] > 0, 2), 4).float()
+        batch = replace(batch, obs={**batch.obs, "allowed": allowed}, actions=actions)
+        torch.manual_seed(3)
+        terms = agent(batch)
+        losses.append((terms.actor * batch.mask[..., None], terms.critic * batch.mask[..., None, None]))
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_where_nothing_is_allowed_everything_is() -> None:
+    agent = make(BCAgent, MULTI, 5)
+    like = torch.zeros(2, 7, 5)
+    mask = torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 0, 0]])
+    allowed = agent.allowed_actions({"allowed": mask}, like)
+    assert allowed.shape == (2, 1, 5)
+    assert allowed[:, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]]
