@@ -157,7 +157,10 @@ def test_actors_end_when_the_learner_is_killed_though_a_forked_worker_of_it_live
     learner.start()
     log = tmp_path / "actor_0.log"
     wait_for(lambda: log.exists() and "at work" in log.read_text())
-    actor = int((tmp_path / "said").read_text().split("process ")[1].split(",")[0])
+    wait_for(lambda: len(psutil.Process(learner.pid).children()) == 2)  # the actor may be at work before
+    said = tmp_path / "said"
+    wait_for(lambda: said.exists() and "log " in said.read_text())
+    actor = int(said.read_text().split("process ")[1].split(",")[0])
     (worker,) = [child for child in psutil.Process(learner.pid).children() if child.pid != actor]
     learner.kill()
     learner.join()
