@@ -210,5 +210,5 @@ def test_the_package_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert ended.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("usage: python -m loxodon.experiment ")
-    assert "Parts to put on top of one: encoders/ff_small" in said
+    assert re.search(r"Parts to put on top of one: .*encoders/ff_small", said)
     assert "small," not in said.partition("Parts to put")[0].partition("Presets:")[2]
