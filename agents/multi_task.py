@@ -135,7 +135,6 @@ class MultiTaskAgent(OffPolicyAgent):
             values = critics(state, every, read=self.bins.decode)  # (B, L, A, C, G, 1)
             exact: Tensor = (values * rearrange(policy.probs, "b l g a -> b l a 1 g 1")).sum(2)
             return exact
-        actions = torch.stack([policy.sample() for _ in range(num_samples)], dim=2)
-        actions = actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
+        actions = rearrange(self.draw(policy, num_samples), "k b l g a -> b l k g a").contiguous()
         sampled: Tensor = critics(state, actions, own_discount=True, read=self.bins.decode).mean(2)
         return sampled

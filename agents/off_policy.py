@@ -218,11 +218,12 @@ class OffPolicyAgent(BaseAgent, ABC):
         if isinstance(policy, Categorical):
             exact: Tensor = (critics(state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
             return exact
-        return self.own_values(critics, state, self.draw(policy))
+        return self.own_values(critics, state, self.draw(policy, self.num_actions_for_value))
 
-    def draw(self, policy: PolicyDistribution) -> Tensor:
+    @staticmethod
+    def draw(policy: PolicyDistribution, num_samples: int) -> Tensor:
         """(K, B, L, G, A) samples of policies, within what actions can be."""
-        actions = torch.stack([policy.sample() for _ in range(self.num_actions_for_value)])
+        actions = torch.stack([policy.sample() for _ in range(num_samples)])
         return actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
 
     def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:

@@ -21,15 +21,21 @@ _COLORS = {"floor": (90, 90, 90), "agent": (255, 255, 255), 1: (40, 200, 60), -1
 class _TMaze(Task):
     """A corridor with `num_bits` forks at its end; see the classes below.
 
-    oracle_distance: steps to the left of the start to where the cues are shown; 0 shows them at the first
-        timestep, and at no other even if the agent stays there.
+    Attributes:
+        oracle_distance: steps to the left of the start to where the cues are shown; 0 shows them at the first
+            timestep, and at no other even if the agent stays there.
     """
 
+    oracle_distance: ClassVar[int] = 0
     settings: ClassVar[tuple[str, ...]] = ("num_bits",)
     variables: ClassVar[tuple[str, ...]] = ("_cues", "_position", "_time", "_num_turns", "_num_correct")
 
     def __init__(
-        self, horizon: int, penalty: float | None, goal_reward: float, num_bits: int, oracle_distance: int
+        self,
+        horizon: int = gin.REQUIRED,
+        penalty: float | None = None,
+        goal_reward: float = 1.0,
+        num_bits: int = 1,
     ) -> None:
         check_counts(self, horizon=horizon, num_bits=num_bits)
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (1 + 2 * num_bits,), np.float32)
@@ -37,8 +43,8 @@ class _TMaze(Task):
         self.horizon, self.num_bits = horizon, num_bits
         self.penalty = -1.0 / horizon if penalty is None else penalty
         self.goal_reward = goal_reward
-        self._oracle = -oracle_distance
-        self._time_limit = horizon + num_bits + 2 * oracle_distance
+        self._oracle = -self.oracle_distance
+        self._time_limit = horizon + num_bits + 2 * self.oracle_distance
         self._cues, self._position, self._time = [1] * num_bits, 0, 0
         self._num_turns, self._num_correct = 0, 0
         self._corridor_obs = np.zeros(1 + 2 * num_bits, np.float32)
@@ -61,16 +67,13 @@ class _TMaze(Task):
         is_over, reward = self._time == self._time_limit, 0.0
         obs = self._corridor_obs
         if self._position == self.horizon and action in (UP, DOWN):
-            obs = self._fork_obs[self._num_turns]
             is_correct = (action == UP) == (self._cues[self._num_turns] == 1)
             self._num_turns += 1
             if is_correct:
                 self._num_correct += 1
                 reward = self.goal_reward / self.num_bits
-            if self._num_turns == self.num_bits:
-                is_over = True
-            else:
-                obs = self._fork_obs[self._num_turns]
+            is_over = is_over or self._num_turns == self.num_bits
+            obs = self._fork_obs[min(self._num_turns, self.num_bits - 1)]
         else:
             if self._position < self.horizon and action != RIGHT:
                 reward = self.penalty
@@ -131,15 +134,6 @@ class TMazePassive(_TMaze):
     Source: Ni et al. 2023, arXiv:2307.03864, section 4.1 (our observation layout, and forks in a row).
     """
 
-    def __init__(
-        self,
-        horizon: int = gin.REQUIRED,
-        penalty: float | None = None,
-        goal_reward: float = 1.0,
-        num_bits: int = 1,
-    ) -> None:
-        super().__init__(horizon, penalty, goal_reward, num_bits, oracle_distance=0)
-
 
 @gin.configurable
 class TMazeActive(_TMaze):
@@ -158,14 +152,7 @@ class TMazeActive(_TMaze):
     Source: Ni et al. 2023, arXiv:2307.03864, section 4.1 (our observation layout, and forks in a row).
     """
 
-    def __init__(
-        self,
-        horizon: int = gin.REQUIRED,
-        penalty: float | None = None,
-        goal_reward: float = 1.0,
-        num_bits: int = 1,
-    ) -> None:
-        super().__init__(horizon, penalty, goal_reward, num_bits, oracle_distance=1)
+    oracle_distance = 1
 
 
 @gin.configurable

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..mlp import RMSNorm, require_positive
-from ..recurrence import MIN_LOG_DECAY, matrix_recurrence, matrix_step
-from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import by_head, require_heads, timescales
+from ..recurrence import MIN_LOG_DECAY
+from ..trunk import MixerTrajEncoder
+from .parts import MatrixMixer, by_head, require_heads, timescales
 
 TEMPERATURE = 16.0
 """Gates fade this much slower than a sigmoid of their input would."""
 
 
-class GLAMixer(Mixer):
+class GLAMixer(MatrixMixer):
     """Keys and values are summed up in one matrix per head, which fades."""
 
     def __init__(
@@ -53,7 +53,6 @@ class GLAMixer(Mixer):
         self.state_shapes = {"S": (self.n_heads, self.d_head_k, self.d_head_v)}
 
     def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Queries, keys, values (..., H, E) and log decay of the recurrence; output gate (..., D)."""
         q, k, v, z = self.inp(x).split([self.d_k, self.d_k, self.d_v, self.d_v], dim=-1)
         q, k, v = (by_head(part, self.n_heads) for part in (q, k, v))
         if self.gate is None:
@@ -65,16 +64,6 @@ class GLAMixer(Mixer):
 
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:
         return cast("Tensor", self.out(self.norm(y).flatten(-2) * F.silu(z)))
-
-    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
-        (q, k, v, log_decay), z = self._parts(x)
-        y, last = matrix_recurrence(q, k, v, log_decay, state["S"], resets)
-        return self._finish(y, z), {"S": last}
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        (q, k, v, log_decay), z = self._parts(x)
-        y, last = matrix_step(q, k, v, log_decay, state["S"])
-        return self._finish(y, z), {"S": last}
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])

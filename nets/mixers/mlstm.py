@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..mlp import RMSNorm
-from ..recurrence import matrix_recurrence, matrix_step
-from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import by_head, require_heads, timescales
+from ..trunk import MixerTrajEncoder
+from .parts import MatrixMixer, by_head, require_heads, timescales
 
 
-class MLSTMMixer(Mixer):
+class MLSTMMixer(MatrixMixer):
     """A matrix of values and a vector of keys per head; the vector is kept as one more column of values.
 
     Input gates are exponentials of at most exp(`gate_cap`), so that sums over any sequence fit into float32
@@ -44,7 +43,6 @@ class MLSTMMixer(Mixer):
         self.state_shapes = {"S": (self.n_heads, self.d_head_k, self.d_head_v + 1)}
 
     def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Queries, keys, values (..., H, E) and log decay of the recurrence; output gate (..., D)."""
         q, k, v, z = self.inp(x).split([self.d_k, self.d_k, self.d_v, self.d_v], dim=-1)
         q, k, v = (by_head(part, self.n_heads) for part in (q, k, v))
         gates = self.gate_cap * torch.tanh(self.gates(x).float() / self.gate_cap)
@@ -56,16 +54,6 @@ class MLSTMMixer(Mixer):
         y, written = y[..., :-1], y[..., -1:]
         y = self.norm(y / written.abs().clamp(min=1.0))
         return cast("Tensor", self.out(y.flatten(-2) * z.sigmoid()))
-
-    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
-        (q, k, v, log_decay), z = self._parts(x)
-        y, last = matrix_recurrence(q, k, v, log_decay, state["S"], resets)
-        return self._finish(y, z), {"S": last}
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        (q, k, v, log_decay), z = self._parts(x)
-        y, last = matrix_step(q, k, v, log_decay, state["S"])
-        return self._finish(y, z), {"S": last}
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])

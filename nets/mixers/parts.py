@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
+
+from ..recurrence import matrix_recurrence, matrix_step
+from ..trunk import Mixer, State
+
+
+class MatrixMixer(Mixer):
+    """Base class of mixers whose whole state is one matrix "S" per head, which fades."""
+
+    @abstractmethod
+    def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Queries, keys, values (..., H, E) and log decay of the recurrence; output gate (..., D)."""
+
+    @abstractmethod
+    def _finish(self, y: Tensor, z: Tensor) -> Tensor:
+        """What was read (..., H, E) and the output gate (..., D) -> (..., D)."""
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        (q, k, v, log_decay), z = self._parts(x)
+        y, last = matrix_recurrence(q, k, v, log_decay, state["S"], resets)
+        return self._finish(y, z), {"S": last}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (q, k, v, log_decay), z = self._parts(x)
+        y, last = matrix_step(q, k, v, log_decay, state["S"])
+        return self._finish(y, z), {"S": last}
 
 
 class ShortConv(nn.Module):

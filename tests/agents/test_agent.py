@@ -16,6 +16,8 @@ from loxodon.agents.off_policy import Timesteps
 from loxodon.data import Batch
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
+from .sign_task import after_learning
+
 OBS = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
 DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
 MULTI = spaces.MultiDiscrete([2, 3])
@@ -314,33 +316,19 @@ def test_impossible_settings_are_explained() -> None:
 @pytest.mark.learning
 @pytest.mark.parametrize("kind", ["discrete", "box"])
 def test_agent_finds_the_rewarded_action(kind: str) -> None:
-    """A one-step task: the reward is high when the action matches the sign of the observation."""
     torch.manual_seed(0)
     space = spaces.Discrete(2) if kind == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
     agent = Agent(OBS, space, tstep, lambda d, n: FFTrajEncoder(d, n, d_model=16), 1, tau=0.05)
-    optimizer = torch.optim.AdamW(agent.trainable_params(), lr=3e-3)
-    width, ones = 1 + agent.action_dim, torch.ones(64, 1, 1, dtype=torch.bool)
-    times = torch.zeros(64, 2, 1, dtype=torch.int64)
-    for _ in range(150):
-        x = torch.randn(64, 2, 3)
-        right = (x[:, :1, :1] > 0).float()
+
+    def draw(right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if kind == "box":
             actions = torch.rand(64, 1, 1) * 2 - 1
-            reward = -(actions - (right - 0.5)).abs()
-        else:
-            index = torch.randint(0, 2, (64, 1, 1))
-            actions, reward = one_hot(index, 2).flatten(2).float(), (index == right).float()
-        out = agent(Batch({"observation": x}, torch.zeros(64, 2, width), times, actions, reward, ones, ones))
-        (out.actor.mean() + 10 * out.critic.mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        agent.after_update()
-    x = torch.randn(256, 3)
-    with torch.no_grad():
-        rl2s, time_idxs = torch.zeros(256, width), torch.zeros(256, 1, dtype=torch.int64)
-        action, _ = agent.eval().get_actions({"observation": x}, rl2s, time_idxs, None, sample=False)
-    action = action.view(256, -1)
+            return actions, -(actions - (right - 0.5)).abs()
+        index = torch.randint(0, 2, (64, 1, 1))
+        return one_hot(index, 2).flatten(2).float(), (index == right).float()
+
+    action, right = after_learning(agent, 3e-3, draw)
     if kind == "box":
-        assert (action - 0.5 * x[:, :1].sign()).abs().mean() < 0.15
+        assert (action - (right - 0.5)).abs().mean() < 0.15
     else:
-        assert (action == (x[:, :1] > 0)).float().mean() > 0.95
+        assert (action == right).float().mean() > 0.95

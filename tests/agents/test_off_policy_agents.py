@@ -38,6 +38,8 @@ from loxodon.nets import (
     ValueBins,
 )
 
+from .sign_task import after_learning
+
 DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
 MULTI, BITS = spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([2, 2])
 ONE_BOX, TWO = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
@@ -165,7 +167,6 @@ LEARN: dict[str, Case] = {
 @pytest.mark.learning
 @pytest.mark.parametrize("case", LEARN)
 def test_the_rewarded_action_is_found(case: str) -> None:
-    """A one-step task: the reward is high when the action matches the sign of the observation."""
     kind, space, kwargs = LEARN[case]
     if kind is not DQNAgent:
         kwargs = {"actor_type": partial(Actor, d_hidden=32), **kwargs}
@@ -174,31 +175,19 @@ def test_the_rewarded_action_is_found(case: str) -> None:
         kwargs = {"training_discounts": (), "gamma": 0.9, "tau": 0.05, "critic_type": critics, **kwargs}
         kwargs |= {"num_critics": 2, "num_critics_td": 1}
     agent = make(kind, space, encoder=partial(FFTrajEncoder, d_model=16), **kwargs)
-    optimizer = torch.optim.AdamW(agent.trainable_params(), lr=5e-3)
-    width, ones = 1 + agent.action_dim, torch.ones(64, 1, 1, dtype=torch.bool)
-    times = torch.zeros(64, 2, 1, dtype=torch.int64)
-    for _ in range(150):
-        x = torch.randn(64, 2, 3)
-        right = (x[:, :1, :1] > 0).float()
+
+    def draw(right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         actions = random_actions(space, 64, 1)
         if kind is BCAgent:
             actions = one_hot(right[..., 0].long(), 2).float()
         distance = (actions - (right - 0.5)).abs()
-        reward = -distance if space is ONE_BOX else (actions[..., 1:] == right).float()
-        out = agent(Batch({"observation": x}, torch.zeros(64, 2, width), times, actions, reward, ones, ones))
-        (out.actor.mean() + 10 * out.critic.mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        agent.after_update()
-    x = torch.randn(256, 3)
-    with torch.no_grad():
-        rl2s, time_idxs = torch.zeros(256, width), torch.zeros(256, 1, dtype=torch.int64)
-        action, _ = agent.eval().get_actions({"observation": x}, rl2s, time_idxs, None, sample=False)
-    action = action.view(256, -1)
+        return actions, -distance if space is ONE_BOX else (actions[..., 1:] == right).float()
+
+    action, right = after_learning(agent, 5e-3, draw)
     if space is ONE_BOX:
-        assert (action - 0.5 * x[:, :1].sign()).abs().mean() < 0.2
+        assert (action - (right - 0.5)).abs().mean() < 0.2
     else:
-        assert (action == (x[:, :1] > 0)).float().mean() > 0.95
+        assert (action == right).float().mean() > 0.95
 
 
 # --- formulas, by hand: critics and policies that are the same everywhere --------------------------------
