@@ -14,7 +14,6 @@ from .. import agents, data, envs, nets
 from ..envs import Histories
 from .callbacks import Callback, EvaluateAfterLoad
 from .checkpoint.load_policy import LoadedPolicy, load_policy
-from .checkpoint.record import version_of
 from .checkpoint.store import CheckpointManager
 from .collect import Collector, ScaleRewards
 from .curriculum import EpisodeLengthCurriculum
@@ -24,6 +23,7 @@ from .freezing import ParamFreezer
 from .learn.learner import Learner
 from .learn.pretraining import Pretraining
 from .logs import MetricLogger
+from .versions import version_of
 
 __version__ = version_of("loxodon")  # here, since `loxodon` itself is no package; None where not installed
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import platform
-import subprocess
 import time
 import tokenize
 from collections.abc import Mapping
@@ -19,39 +17,14 @@ import gin
 from ...data.errors import visible
 from ..config import registry
 from ..config.reading import bindings_in
+from ..versions import PACKAGES, git_commit, version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo
 from .spaces import EnvSpaces, check_spaces
 
 logger = logging.getLogger("loxodon")
-PACKAGES = ("loxodon", "torch", "accelerate", "gymnasium", "numpy", "gin-config", "safetensors")
 _COMPARED = ("loxodon", "python", "torch")
 _SHOWN_BINDINGS = 8
-_GIT_TIMEOUT_S = 2.0
 _UNSET = "(default)"
-
-
-def version_of(package: str) -> str | None:
-    """Installed version of a package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def git_commit(folder: Path | None = None) -> str | None:
-    """Commit of the repository around `folder` (None: the working directory), or None if there is none."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from typing import Any
 import psutil
 
 from ...data.lock import FolderLock, Office
-from ..checkpoint.record import version_of
 from ..files import write_text
+from ..versions import version_of
 
 STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stopped", "failed", "finished")
 ENDED_STATES = ("stopped", "failed", "finished")

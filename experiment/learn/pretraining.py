@@ -30,11 +30,11 @@ from ..checkpoint.policy_file import (
     read_policy,
     write_policy,
 )
-from ..checkpoint.record import version_of
 from ..collect.build import layout_of
 from ..contracts import Run
 from ..distributed import StopWatch, merge_metrics
 from ..rng import derive_seed, isolated_rng
+from ..versions import version_of
 from .learner import Learner, log_figures, masked_losses
 from .optimizer import make_optimizer
 

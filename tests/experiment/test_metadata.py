@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
 from loxodon.envs import EnvSpec, Tokens
-from loxodon.experiment import Experiment
+from loxodon.experiment import Experiment, versions
 from loxodon.experiment.checkpoint import record
 from loxodon.experiment.checkpoint.policy_file import plain_tensors, read_info, read_policy
 from loxodon.experiment.checkpoint.record import bindings_of
@@ -64,30 +64,30 @@ def change_metadata(exp: Experiment, **changes: Any) -> None:
 def test_a_checkpoint_says_what_it_was_made_with(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path))
     _, found = saved_metadata(exp)
-    assert found["packages"] == {name: record.version_of(name) for name in record.PACKAGES}
+    assert found["packages"] == {name: versions.version_of(name) for name in versions.PACKAGES}
     assert (found["world_size"], found["seed"], found["max_seq_len"], found["mode"]) == (1, 7, 8, "both")
     own = EnvSpaces(CountingEnv.observation_space, CountingEnv.action_space)
     assert EnvSpaces.from_json(found["spaces"]) == own
     assert found["types"]["agent_type"].endswith(":TinyAgent")
     assert found["time"] > 1.7e9
-    versions = json.loads(exp.checkpoints.versions_path.read_text())
-    assert {name: found[name] for name in versions} == versions
-    assert versions.keys() == {"seed", "mode", "config_hash", "python", "packages", "run_id"}
+    stored = json.loads(exp.checkpoints.versions_path.read_text())
+    assert {name: found[name] for name in stored} == stored
+    assert stored.keys() == {"seed", "mode", "config_hash", "python", "packages", "run_id"}
 
 
 def test_git_never_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert record.git_commit(tmp_path) is None  # no repository
-    assert record.git_commit(tmp_path / "nothing") is None
+    assert versions.git_commit(tmp_path) is None  # no repository
+    assert versions.git_commit(tmp_path / "nothing") is None
     identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
     for words in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    assert len(record.git_commit(tmp_path) or "") == 40
+    assert len(versions.git_commit(tmp_path) or "") == 40
 
     def hanging(*_: Any, **__: Any) -> Any:
         raise subprocess.TimeoutExpired("git", 2.0)
 
     monkeypatch.setattr(subprocess, "run", hanging)
-    assert record.git_commit(tmp_path) is None
+    assert versions.git_commit(tmp_path) is None
 
 
 def test_another_environment_is_refused_with_each_difference(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_learner_that_starts_again_publishes_another_policy_under_the_same_ver
     first.write_latest_policy()
     info = actor.read_latest_policy()
     assert info is not None
-    assert (info.format, info.loxodon, info.max_seq_len) == (1, record.version_of("loxodon"), 8)
+    assert (info.format, info.loxodon, info.max_seq_len) == (1, versions.version_of("loxodon"), 8)
     assert (info.published_s or 0) > 1.7e9
     assert info.env_spaces() == first.env_spaces
     second = started(tmp_path, seed=8)
