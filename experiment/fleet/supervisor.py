@@ -26,6 +26,12 @@ GRACE_S = 10.0  # from being asked to end to being killed
 _PARENT_LOOK_S = 0.5
 _KEPT_LOGS = 5  # of earlier runs, per actor
 _TAIL_LINES, _TAIL_BYTES = 15, 6000
+# Held while a process is started, so that the other threads fork none meanwhile: a copy of this process that
+# is made just then, such as an environment worker, would keep open the pipe on which Popen waits.
+_STARTING = threading.Lock()
+os.register_at_fork(
+    before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
+)
 
 
 @dataclass(frozen=True)
@@ -162,14 +168,15 @@ class ActorSupervisor:
             log.write(f"==== start {actor.num_starts} of {self.name} {actor.index}, {now} ====\n".encode())
             log.flush()
             actor.log_start = log.tell()
-            actor.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**self.environment, PARENT: str(os.getpid())},
-                start_new_session=True,  # Ctrl-C is for the learner, which tells the actors
-            )
+            with _STARTING:
+                actor.process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**self.environment, PARENT: str(os.getpid())},
+                    start_new_session=True,  # Ctrl-C is for the learner, which tells the actors
+                )
         actor.start_s = time.monotonic()
         again = f" again (start {actor.num_starts})" if actor.num_starts > 1 else ""
         self.say(f"{self.name} {actor.index} started{again}: process {actor.process.pid}, log {actor.log}")

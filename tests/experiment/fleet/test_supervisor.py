@@ -7,12 +7,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from loxodon.experiment.fleet import supervisor
 from loxodon.experiment.fleet.actors import actor_environment
@@ -104,6 +106,30 @@ def test_a_killed_actor_is_restarted_however_often(tmp_path: Path) -> None:
     assert sum("was killed by SIGKILL" in line for line in fleet.lines) == 3
     assert not fleet.has_failed
     assert not any(is_alive(pid) for pid in fleet.pids())
+
+
+def test_a_worker_that_is_forked_while_an_actor_starts_does_not_hold_up_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, has_pipe, is_forked = os.pipe, threading.Event(), threading.Event()
+
+    def slow_pipe() -> tuple[int, int]:
+        ends = pipe()
+        if threading.current_thread().name == "actor-supervisor":  # on which Popen waits for the new process
+            has_pipe.set()
+            is_forked.wait(0.5)
+        return ends
+
+    monkeypatch.setattr(os, "pipe", slow_pipe)
+    fleet, worker = Fleet(tmp_path, FOREVER), FORK.Process(target=time.sleep, args=(600,))
+    with fleet.supervisor:
+        has_pipe.wait()
+        worker.start()
+        is_forked.set()
+        try:
+            wait_for(lambda: bool(fleet.pids()), timeout_s=30.0)
+        finally:
+            worker.kill()
 
 
 def test_logs_of_earlier_runs_are_kept(tmp_path: Path) -> None:
