@@ -9,10 +9,17 @@ from typing import Any
 import gin
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from ..nets import Categorical, DuelingCriticEnsemble, PolicyDistribution, TrajEncoder, TstepEncoder
+from ..nets import (
+    Categorical,
+    CriticEnsemble,
+    DuelingCriticEnsemble,
+    PolicyDistribution,
+    TrajEncoder,
+    TstepEncoder,
+)
 from .base import LossTerms
 from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
 
@@ -70,7 +77,7 @@ class DQNAgent(OffPolicyAgent):
         double_q: bool = True,
         num_critics: int = 1,
         num_critics_td: int = 1,
-        critic_type: Callable[..., nn.Module] = DuelingCriticEnsemble,
+        critic_type: Callable[..., CriticEnsemble] = DuelingCriticEnsemble,
         **shared: Any,
     ) -> None:
         if not isinstance(action_space, spaces.Discrete):

@@ -82,9 +82,9 @@ class IQLAgent(OffPolicyAgent):
         with torch.no_grad():
             next_values = self.popart.value(self.value_function(view.following.state))[:, :, 0]
             targets = self.returns_from(view, next_values)
-            recorded = self.recorded_values(self.target_critics, view.here.state, view.recorded)
-            q_target = self.popart.value(recorded)
-            q_target = self.reduction(q_target)(q_target)
+            critics, reduced = self.drawn_critics(view.here.state)
+            recorded = self.recorded_values(critics, view.here.state, view.recorded)
+            q_target = reduced(self.popart.value(recorded))
         self.gather_targets(targets, view)
         q = self.recorded_values(self.critics, view.here.state, view.recorded)
         v = self.value_function(view.here.state)

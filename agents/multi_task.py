@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import gin
 import torch
-from einops import rearrange
+from einops import einsum, rearrange
 from gymnasium import spaces
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, TrajEncoder, TstepEncoder, ValueBins
 from .base import LossTerms
@@ -116,8 +117,17 @@ class MultiTaskAgent(OffPolicyAgent):
     def _advantages(self, view: View, policy: PolicyDistribution, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Values (B, L, C, G, 1) of recorded actions, and (B, L, G, 1) how much better these are."""
         q = self.bins.decode(logits)[..., None]
-        v = self._expected(self.critics, view.here.state, policy, self.num_actions_for_advantage)
-        return q, (q - v).mean(2) / self.reward_multiplier
+        num_samples = self.num_actions_for_advantage
+        if not self._has_few_actions(policy, num_samples):
+            v = self._expected(self.critics, view.here.state, policy, num_samples)
+            return q, (q - v).mean(2) / self.reward_multiplier
+        # as the probabilities sum to 1, the recorded action needs no second look
+        ahead = torch.arange(1, self.action_dim, device=q.device)
+        others = F.one_hot((view.recorded.argmax(-1) + ahead) % self.action_dim, self.action_dim).float()
+        values = self.critics(view.here.state, others, read=self.bins.decode)  # (B, L, A - 1, C, G, 1)
+        probs = einsum(policy.probs, others, "b l g a, b l other a -> b l other g")
+        gains = rearrange(probs, "b l other g -> b l other 1 g 1") * (q[:, :, None] - values)
+        return q, gains.sum(2).mean(2) / self.reward_multiplier
 
     # --- what the skeleton asks of critics, in values of bins ----------------------------------------------
 
@@ -130,7 +140,7 @@ class MultiTaskAgent(OffPolicyAgent):
 
     def _expected(self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int) -> Tensor:
         """(B, L, C, G, 1) values of what the policy does: exact for a few discrete actions, else sampled."""
-        if isinstance(policy, Categorical) and self.action_dim <= num_samples * len(self.discounts):
+        if self._has_few_actions(policy, num_samples):
             every = torch.eye(self.action_dim, device=state.device).expand(*state.shape[:2], -1, -1)
             values = critics(state, every, read=self.bins.decode)  # (B, L, A, C, G, 1)
             exact: Tensor = (values * rearrange(policy.probs, "b l g a -> b l a 1 g 1")).sum(2)
@@ -138,3 +148,7 @@ class MultiTaskAgent(OffPolicyAgent):
         actions = rearrange(self.draw(policy, num_samples), "k b l g a -> b l k g a").contiguous()
         sampled: Tensor = critics(state, actions, own_discount=True, read=self.bins.decode).mean(2)
         return sampled
+
+    def _has_few_actions(self, policy: PolicyDistribution, num_samples: int) -> TypeGuard[Categorical]:
+        """Whether to look at all actions takes no more passes than `num_samples` for every discount."""
+        return isinstance(policy, Categorical) and self.action_dim <= num_samples * len(self.discounts)

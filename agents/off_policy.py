@@ -134,7 +134,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         action_mask_key: str | None = None,
         pass_obs_keys_to_actor: Sequence[str] | None = None,
         actor_type: Callable[..., nn.Module] = Actor,
-        critic_type: Callable[..., nn.Module] = CriticEnsemble,
+        critic_type: Callable[..., CriticEnsemble] = CriticEnsemble,
     ) -> None:
         super().__init__(
             obs_space,
@@ -147,7 +147,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             pass_obs_keys_to_actor=pass_obs_keys_to_actor,
         )
         discounts = [*training_discounts, gamma]
-        self.num_critics_td, self.n_step, self.tau = num_critics_td, n_step, tau
+        self.num_critics, self.num_critics_td = num_critics, num_critics_td
+        self.n_step, self.tau = n_step, tau
         self.critic_subset, self.returns, self.trace_decay = critic_subset, returns, trace_decay
         self.reward_multiplier, self.num_actions_for_value = reward_multiplier, num_actions_for_value
         self.burn_in = burn_in
@@ -271,9 +272,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         In environment units times the reward multiplier, as are all targets. bonus: (B, L, G, 1), added to
         the values of these timesteps.
         """
-        state, critics = view.following.state, self.target_critics
+        state = view.following.state
+        critics, reduced = self.drawn_critics(state)
         values = self.popart.value(self.policy_values(critics, state, policy))
-        reduced = self.reduction(values)
         if self.returns != "retrace":
             return self.returns_from(view, reduced(values) + bonus)
         none = torch.zeros_like(view.recorded[:, :1])
@@ -296,18 +297,18 @@ class OffPolicyAgent(BaseAgent, ABC):
         rewards = self.reward_multiplier * batch.rews[..., None]
         return rewards, batch.dones[..., None], batch.mask[..., None]
 
-    def reduction(self, values: Tensor) -> Callable[[Tensor], Tensor]:
-        """What makes one value (B, L, G, 1) of those of all critics (B, L, C, G, 1), always the same ones."""
+    def drawn_critics(self, state: Tensor) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
+        """Target critics for states (B, L, D), and what makes one value (B, L, G, 1) of their values."""
+
+        def of_all(q: Tensor) -> Tensor:
+            return q.amin(2) if self.is_pessimistic else q.mean(2)
+
         if self.critic_subset == "update":
-            subset = torch.randperm(values.shape[2], device=values.device)[: self.num_critics_td]
-        else:
-            subset = torch.rand_like(values).argsort(2)[:, :, : self.num_critics_td]
-
-        def reduced(q: Tensor) -> Tensor:
-            some = q[:, :, subset] if subset.dim() == 1 else q.gather(2, subset)
-            return some.amin(2) if self.is_pessimistic else some.mean(2)
-
-        return reduced
+            members = torch.randperm(self.num_critics, device=state.device)[: self.num_critics_td]
+            return self.target_critics.restricted_to(members), of_all
+        chances = torch.rand(*state.shape[:2], self.num_critics, len(self.discounts), 1, device=state.device)
+        subset = chances.argsort(2)[:, :, : self.num_critics_td]
+        return self.target_critics, lambda q: of_all(q.gather(2, subset))
 
     def critic_errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(B, L, C, G, 1) squared differences of critic outputs from targets (B, L, G, 1), at unit scale."""
@@ -363,10 +364,9 @@ class OffPolicyAgent(BaseAgent, ABC):
             if isinstance(self.actor, Actor):
                 layers = self.actor.activations(self.actor_input(view.here.state, view.here.obs))
                 found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], places)
-        if isinstance(self.critics, CriticEnsemble):
-            actions = None if self.critics.from_action is None else view.recorded
-            layers, _ = self.critics.activations(view.here.state, actions)
-            found["dead_units/critics"] = dead_units(layers, places)
+        actions = None if self.critics.from_action is None else view.recorded
+        layers, _ = self.critics.activations(view.here.state, actions)
+        found["dead_units/critics"] = dead_units(layers, places)
         scales = {"popart_mu": self.popart.mu, "popart_sigma": self.popart.sigma}
         for name, values in per_discount.items():
             scales[name] = values.where(mask_g, 0.0).sum((0, 1)) / mask.sum().clamp(min=1)
@@ -382,7 +382,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     def after_update(self) -> None:
         """Move running statistics, then the target networks by tau."""
         super().after_update()
-        pairs = [(self.critics, self.target_critics)]
+        pairs: list[tuple[nn.Module, nn.Module]] = [(self.critics, self.target_critics)]
         if self.has_target_actor:
             pairs.append((self.actor, self.target_actor))
         for online, target in pairs:

@@ -116,7 +116,7 @@ class CriticEnsemble(nn.Module):
                 "least 1. Fix: bind CriticEnsemble.n_layers and Agent.num_critics to positive integers."
             )
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
-        self.activation, self.d_hidden = activation_fn(activation), d_hidden
+        self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
         self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
         self.from_action = None if is_discrete else nn.Linear(action_dim, num_critics * d_hidden, bias=False)
         self.hidden = nn.ModuleList(
@@ -131,13 +131,28 @@ class CriticEnsemble(nn.Module):
         y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
         return unpack(y, lead, "* c g a")[0]
 
+    def restricted_to(self, members: Tensor) -> Callable[..., Tensor]:
+        """`forward` of some members alone, (C',) int64, without gradient."""
+
+        def some(x: Tensor) -> Tensor:  # all parameters begin with members, or members times hidden units
+            by_member = rearrange(x.detach(), "(c h) ... -> c h ...", c=self.num_critics)
+            return rearrange(by_member[members], "c h ... -> (c h) ...")
+
+        parameters = {name: some(x) for name, x in self.named_parameters()}
+
+        def critics(*args: Any, **kwargs: Any) -> Tensor:
+            out: Tensor = torch.func.functional_call(self, parameters, args, kwargs)
+            return out
+
+        return critics
+
     def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Hidden layers (C, n, d_hidden), first to last, and the shapes behind n, for einops.unpack."""
         x = self.from_state(state)
         if self.from_action is not None:
             x = x.unsqueeze(-2) + self.from_action(actions)
         x, lead = pack([x], "* d")
-        found = [self.activation(rearrange(x, "n (c h) -> c n h", c=self.num_critics))]
+        found = [self.activation(rearrange(x, "n (c h) -> c n h", h=self.d_hidden))]
         for layer in self.hidden:
             found.append(self.activation(layer(found[-1])))
         return found, lead
@@ -233,7 +248,7 @@ class BinnedCriticEnsemble(CriticEnsemble):
         else:  # in blocks that stay in a processor's cache from one operation to the next
             rows = max(1, _BLOCK // (weight.shape[0] * weight.shape[2]))
             y = torch.cat([outputs(block) for block in torch.split(x, rows, dim=1)], dim=1)
-        y = rearrange(y, "(c g2) n g k -> n c (g2 g) k", c=self.num_critics)
+        y = rearrange(y, "(c g2) n g k -> n c (g2 g) k", g2=g if own_discount else 1)
         return y.reshape(*lead, *y.shape[1:])
 
 

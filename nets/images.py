@@ -35,7 +35,7 @@ class _Convs(nn.Module):
 
     def __init__(self, channels: int, activation: str, layers: Sequence[tuple[int, int, int]]) -> None:
         super().__init__()
-        self.activation = activation_fn(activation)
+        self.activation = activation_fn(activation, overwrites=True)
         self.convs = nn.ModuleList()
         for width, kernel, stride in layers:
             conv = nn.Conv2d(channels, width, kernel, stride)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +17,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "mish": F.mish,
     "tanh": F.tanh,
+}
+# Those whose gradient follows from their result.
+_OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu_,
+    "leaky_relu": F.leaky_relu_,
+    "tanh": torch.tanh_,
 }
 
 
@@ -34,13 +41,17 @@ def require_at_least(minimum: int, owner: str, **sizes: int) -> None:
             )
 
 
-def activation_fn(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation called `name`. Raises: ValueError for an unknown name."""
+def activation_fn(name: str, overwrites: bool = False) -> Callable[[Tensor], Tensor]:
+    """The activation called `name`.
+
+    overwrites: what it is called on is needed by nobody else, so it may put its result there.
+    Raises: ValueError for an unknown name.
+    """
     if name not in ACTIVATIONS:
         raise ValueError(
             f"activation is {name!r}, allowed are {sorted(ACTIVATIONS)}. Fix: bind one of these names."
         )
-    return ACTIVATIONS[name]
+    return _OVERWRITING.get(name, ACTIVATIONS[name]) if overwrites else ACTIVATIONS[name]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -100,7 +111,7 @@ class MLP(nn.Module):
         self, d_in: int, d_hidden: int, d_output: int, n_layers: int, activation: str, norm: str | None = None
     ) -> None:
         super().__init__()
-        self.activation = activation_fn(activation)
+        self.activation = activation_fn(activation, overwrites=True)
         widths = [d_in] + [d_hidden] * n_layers
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_layer(norm, d_hidden) for _ in range(n_layers))

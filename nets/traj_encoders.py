@@ -167,7 +167,7 @@ class FFTrajEncoder(MemorylessTrajEncoder):
         super().__init__(tstep_dim, max_seq_len)
         d_ff = d_ff if d_ff is not None else 4 * d_model
         require_positive("FFTrajEncoder", d_model=d_model, d_ff=d_ff, n_layers=n_layers)
-        self.activation = activation_fn(activation)
+        self.activation = activation_fn(activation, overwrites=True)
         self.inp = nn.Linear(tstep_dim, d_model)
         self.norms = nn.ModuleList(norm_layer(norm, d_model) for _ in range(n_layers))
         self.ups = nn.ModuleList(nn.Linear(d_model, d_ff) for _ in range(n_layers))

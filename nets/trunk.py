@@ -101,7 +101,10 @@ class ResidualBlock(nn.Module, ABC):
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
         self.settings, width = settings, settings.d_model
-        self.dropout, self.activation = nn.Dropout(settings.dropout), activation_fn(settings.activation)
+        self.dropout, self.activation = (
+            nn.Dropout(settings.dropout),
+            activation_fn(settings.activation, overwrites=True),
+        )
         # Called after attention whatever mixes, so that the weights of a Transformer keep their names.
         self.norm_attn = norm_layer(settings.norm, width)
         self.norm_ff = norm_layer(settings.norm, width) if settings.d_ff else None

@@ -407,7 +407,7 @@ class _PictureTstepEncoder(TstepEncoder):
             )
             for key in self.keys
         )
-        self.activation = activation_fn(activation)
+        self.activation = activation_fn(activation, overwrites=True)
         self.rl2_in = nn.Linear(rl2_dim, rl2_features)
         self.out = nn.Linear(len(self.keys) * img_features + rl2_features, d_output)
         self.out_norm = norm_layer(out_norm, d_output)

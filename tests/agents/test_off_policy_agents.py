@@ -264,6 +264,17 @@ def test_multi_task_critics_classify_and_the_actor_imitates_what_is_better() -> 
     same(agent(paid(0.25)).actor, 0.0)  # no recorded action is better than the policy
 
 
+def test_multi_task_advantages_over_all_actions_are_those_over_their_probabilities() -> None:
+    agent = make(MultiTaskAgent, DISCRETE)
+    batch = make_batch(DISCRETE)
+    view = agent.view(batch)
+    policy = agent.policies(agent.actor, view.here)
+    logits = agent.critics(view.here.state, view.recorded).squeeze(2)
+    q, advantages = agent._advantages(view, policy, logits)
+    v = agent._expected(agent.critics, view.here.state, policy, num_samples=1)
+    torch.testing.assert_close(advantages, (q - v).mean(2) / agent.reward_multiplier, atol=1e-5, rtol=1e-4)
+
+
 def test_dqn_chooses_by_its_critics_and_judges_by_the_averages() -> None:
     for double_q, expected in ((True, 1.0), (False, 16.0)):
         agent = by_hand(DQNAgent, double_q=double_q, critic_type=CriticEnsemble, num_critics_td=2)
@@ -281,14 +292,28 @@ def test_dqn_chooses_by_its_critics_and_judges_by_the_averages() -> None:
 
 
 def test_critics_of_a_target_are_drawn_per_update_or_per_element() -> None:
-    q = torch.arange(4.0).view(1, 1, 4, 1, 1).expand(50, 6, 4, 2, 1)
-    for subset, num_kinds in (("update", 1), ("element", 3)):
-        reduced = make(Agent, DISCRETE, critic_subset=subset).reduction(q)
-        low = reduced(q)
-        assert low.shape == (50, 6, 2, 1)
-        assert len(low.unique()) == num_kinds  # the minimum of 2 of 4 is 0, 1 or 2
-        torch.testing.assert_close(reduced(q + 1.0), low + 1.0)
-    assert make(MultiTaskAgent, DISCRETE).reduction(q)(q).mean() > low.mean()  # means there
+    def drawn(subset: str) -> Tensor:
+        agent = make(Agent, DISCRETE, critic_subset=subset)
+        torch.nn.init.zeros_(agent.target_critics.out.weight)
+        with torch.no_grad():
+            agent.target_critics.out.bias.copy_(
+                torch.arange(4.0)[:, None, None]
+            )  # the value of critic c is c
+        state = torch.randn(50, 6, agent.traj_encoder.emb_dim)
+        critics, reduced = agent.drawn_critics(state)
+        values = critics(state)[..., :1]
+        low: Tensor = reduced(values)
+        torch.testing.assert_close(reduced(values + 1.0), low + 1.0)  # the same ones
+        return low
+
+    assert len(drawn("update").unique()) == 1
+    low = drawn("element")
+    assert low.shape == (50, 6, 7, 1)
+    assert low.unique().tolist() == [0, 1, 2]  # the minimum of 2 of 4
+    agent = make(MultiTaskAgent, DISCRETE, critic_subset="element")  # takes means
+    _, reduced = agent.drawn_critics(torch.randn(50, 6, agent.traj_encoder.emb_dim))
+    q = torch.arange(4.0).view(1, 1, 4, 1, 1).expand(50, 6, 4, 7, 1)
+    assert reduced(q).unique().tolist() == [0.5, 1, 1.5, 2, 2.5]
 
 
 def test_losses_leave_out_a_burn_in_that_is_not_the_begin_of_an_episode() -> None:

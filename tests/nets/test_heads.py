@@ -75,6 +75,24 @@ def test_classifying_critics_judge_actions_for_all_discounts_or_for_their_own() 
     torch.testing.assert_close(read, own.sum(-1, keepdim=True))
 
 
+@pytest.mark.parametrize(
+    "critics",
+    [
+        CriticEnsemble(8, 2, 3, False, num_critics=4, n_layers=3, d_hidden=16),
+        DuelingCriticEnsemble(8, 2, 3, True, num_critics=4, d_hidden=16),
+        BinnedCriticEnsemble(8, 2, 3, 11, num_critics=4, d_hidden=16),
+    ],
+    ids=lambda critics: type(critics).__name__,
+)
+def test_some_critics_give_what_they_give_among_all(critics: CriticEnsemble) -> None:
+    torch.manual_seed(0)
+    args = (torch.randn(4, 5, 8), *([] if critics.is_discrete else [torch.randn(4, 5, 6, 2)]))
+    members = torch.tensor([3, 1])
+    some, among_all = critics.restricted_to(members)(*args), critics(*args)[..., members, :, :]
+    torch.testing.assert_close(some, among_all)
+    assert not some.requires_grad
+
+
 def test_dead_units_are_those_hardly_active_where_it_counts() -> None:
     layer = torch.ones(2, 3, 4)  # C critics, n places, 4 units
     layer[0, :2, 1] = 0.001
