@@ -1,0 +1,162 @@
+"""What does an update cost, and how far is that from its matrix products alone? Prints one JSON document.
+
+    OMP_NUM_THREADS=1 python benchmarks/learner.py                    # all workloads, some 5 minutes
+    OMP_NUM_THREADS=1 python benchmarks/learner.py discrete multi_task --seconds 5
+
+Batches of 24 windows of 128 (or 512) transitions, 16 observations, 4 actions; encoders of width 128 (a
+Transformer of 3 layers, a GRU of 2), 4 critics, 7 discounts, heads of 2 x 256; one torch thread, float32.
+Times are CPU time, medians over updates.
+
+gflop: of matrix products and attention, counted. floor_s: the time that these would take at the speed of one
+large product. share_of_floor: floor_s as a share of the update. phase_ms: losses (forward pass), backward,
+clipping, adamw, targets (what follows an update), and all together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from encoders import flops_per_s
+from gymnasium import spaces
+from provenance import provenance
+from torch.utils.flop_counter import FlopCounterMode
+
+from loxodon.agents import Agent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent
+from loxodon.data import Batch
+from loxodon.experiment import Learner
+from loxodon.experiment.learn.learner import masked_losses
+from loxodon.experiment.learn.optimizer import make_optimizer
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
+
+BATCH, LENGTH, OBS_DIM, NUM_ACTIONS, WIDTH = 24, 128, 16, 4, 128
+DISCRETE, BOX = spaces.Discrete(NUM_ACTIONS), spaces.Box(-1, 1, (NUM_ACTIONS,), np.float32)
+tstep = partial(FFTstepEncoder, n_layers=2, d_hidden=WIDTH, d_output=WIDTH)
+transformer = partial(TransformerTrajEncoder, d_model=WIDTH, d_ff=4 * WIDTH, n_layers=3)
+gru = partial(GRUTrajEncoder, d_hidden=WIDTH, d_output=WIDTH, n_layers=2)
+WORKLOADS: dict[str, tuple[type, Any, Any, int]] = {
+    "discrete": (Agent, DISCRETE, transformer, LENGTH),
+    "discrete_512": (Agent, DISCRETE, transformer, 4 * LENGTH),
+    "discrete_gru": (Agent, DISCRETE, gru, LENGTH),
+    "box": (Agent, BOX, transformer, LENGTH),
+    "multi_task": (MultiTaskAgent, DISCRETE, transformer, LENGTH),
+    "multi_task_box": (MultiTaskAgent, BOX, transformer, LENGTH),
+    "dqn": (DQNAgent, DISCRETE, transformer, LENGTH),
+    "sac": (SACAgent, BOX, transformer, LENGTH),
+    "iql": (IQLAgent, DISCRETE, transformer, LENGTH),
+}
+MIN_UPDATES = 5
+
+
+class Phases:
+    """CPU seconds of the phases of updates."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, whose time is added to a phase."""
+        taken = self.seconds.setdefault(name, [])
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            begin = time.process_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                taken.append(time.process_time() - begin)
+
+        return measured
+
+    def medians_ms(self) -> dict[str, float]:
+        """Milliseconds of each phase."""
+        return {name: round(1e3 * statistics.median(taken), 2) for name, taken in self.seconds.items()}
+
+
+def make_batch(action_space: spaces.Space[Any], length: int) -> Batch:
+    """Random windows without padding."""
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator)
+    if isinstance(action_space, spaces.Discrete):
+        indices = torch.randint(NUM_ACTIONS, (BATCH, length), generator=generator)
+        actions = torch.nn.functional.one_hot(indices, NUM_ACTIONS).float()
+    else:
+        actions = draw(BATCH, length, NUM_ACTIONS).clamp(-0.9, 0.9)
+    return Batch(
+        obs={"observation": draw(BATCH, length + 1, OBS_DIM)},
+        rl2s=draw(BATCH, length + 1, 1 + NUM_ACTIONS),
+        time_idxs=torch.arange(length + 1).expand(BATCH, -1)[..., None],
+        actions=actions,
+        rews=draw(BATCH, length, 1),
+        dones=torch.zeros(BATCH, length, 1, dtype=torch.bool),
+        mask=torch.ones(BATCH, length, 1, dtype=torch.bool),
+    )
+
+
+def measure(name: str, seconds: float, speed: float) -> dict[str, Any]:
+    """The figures of one workload."""
+    kind, action_space, encoder, length = WORKLOADS[name]
+    torch.manual_seed(0)
+    obs_space = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)})
+    agent, batch = kind(obs_space, action_space, tstep, encoder, length), make_batch(action_space, length)
+    accelerator, phases = Accelerator(cpu=True), Phases()
+    params = agent.trainable_params()
+    optimizer = make_optimizer(agent, params, learning_rate=1e-4, l2_coeff=1e-3, fused=True)
+
+    def losses(batch: Batch, log_step: bool) -> dict[str, Any]:
+        return masked_losses(batch, agent(batch, log_step))
+
+    learner: Learner = Learner(
+        agent,
+        agent,
+        optimizer,
+        accelerator,
+        compute_loss=phases.timed("losses", losses),
+        critic_loss_weight=10.0,
+        lr_warmup_steps=500,
+        grad_clip=1.0,
+    )
+    learner.update([batch])
+    with FlopCounterMode(display=False) as counter:
+        learner.update([batch])
+    accelerator.backward = phases.timed("backward", accelerator.backward)
+    accelerator.clip_grad_norm_ = phases.timed("clipping", accelerator.clip_grad_norm_)
+    optimizer.step = phases.timed("adamw", optimizer.step)
+    agent.after_update = phases.timed("targets", agent.after_update)
+    update, taken = phases.timed("update", learner.update), phases.seconds["update"]
+    while len(taken) < MIN_UPDATES or sum(taken) < seconds:
+        update([batch])
+    median_s, gflop = statistics.median(taken), counter.get_total_flops() / 1e9
+    return {
+        "updates_per_s": round(1 / median_s, 3),
+        "gflop": round(gflop, 2),
+        "floor_s": round(1e9 * gflop / speed, 4),
+        "share_of_floor": round(1e9 * gflop / speed / median_s, 3),
+        "phase_ms": phases.medians_ms(),
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=list(WORKLOADS), help=f"of {list(WORKLOADS)}")
+    parser.add_argument("--seconds", type=float, default=20.0, help="CPU time per workload")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    speed = flops_per_s(3.0)
+    found = {name: measure(name, args.seconds, speed) for name in args.names}
+    head = {**provenance(), "gflops_per_s_of_a_large_product": round(speed / 1e9, 1)}
+    print(json.dumps({**head, "workloads": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
