@@ -16,6 +16,7 @@ import importlib.util
 import os
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import rich.progress
-from rich import box
+from rich import box, filesize
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -34,7 +35,7 @@ from .buffer import MAX_BROKEN_SHARE, Quarantine
 from .convert import convert
 from .errors import BrokenTrajectoryError, visible
 from .files import FILE_FORMATS, check_file, load_trajectory
-from .find import Found, FoundFile, age_text, find_files, require_files, size_text
+from .find import Found, FoundFile, find_files, require_files
 from .minari import export_minari, import_episodes, open_minari
 from .trajectory import Array, Layout, Trajectory, action_indices
 
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     amount = ls.add_mutually_exclusive_group()
     amount.add_argument("--quick", action="store_true", help="open no file: no timesteps and returns")
     amount.add_argument("--all", action="store_true", help=f"open every file, also beyond {MAX_OPENED:,}")
-    ls.set_defaults(run=run_ls)
+    ls.set_defaults(run=_ls)
 
     show = commands.add_parser("show", help="one trajectory as a table, and as a picture")
     show.add_argument("file", type=Path, metavar="FILE")
@@ -116,27 +117,27 @@ def _parser() -> argparse.ArgumentParser:
         help="draw rewards, actions and low-dimensional observations, here if no name is given",
     )
     show.add_argument("--rows", type=int, default=_DEFAULT_ROWS, metavar="N", help="rows of the table")
-    show.set_defaults(run=run_show)
+    show.set_defaults(run=_show)
 
     check = commands.add_parser("check", help="read every file completely and list the broken ones")
     check.add_argument("places", type=Path, nargs="+", metavar="FOLDER|FILE")
     check.add_argument(
         "--quarantine", action="store_true", help="move broken files to quarantine/, each with its reason"
     )
-    check.set_defaults(run=run_check)
+    check.set_defaults(run=_check)
 
     turn = commands.add_parser("convert", help="write the same trajectories in another format")
     turn.add_argument("source", type=Path, metavar="SRC", help="a trajectory file, or a folder of them")
     turn.add_argument("target", type=Path, metavar="DST", help="a folder; made if it is missing")
     turn.add_argument("--to", choices=FILE_FORMATS, required=True, help="format to write")
     turn.add_argument("--force", action="store_true", help="overwrite files that exist")
-    turn.set_defaults(run=run_convert)
+    turn.set_defaults(run=_convert)
 
     export = commands.add_parser("export-minari", help="make a Minari dataset of a folder")
     export.add_argument("folder", type=Path, metavar="FOLDER")
     export.add_argument("dataset_id", metavar="DATASET_ID", help="such as maze/collected-v0")
     export.add_argument("--env", metavar="ENV", help="gymnasium id of the environment, for its spaces")
-    export.set_defaults(run=run_export)
+    export.set_defaults(run=_export)
 
     take = commands.add_parser("import-minari", help="make trajectory files of a Minari dataset")
     take.add_argument("dataset_id", metavar="DATASET_ID", help="such as D4RL/door/human-v2")
@@ -145,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     take.add_argument(
         "--download", action="store_true", help="fetch the dataset if it is not on this machine"
     )
-    take.set_defaults(run=run_import)
+    take.set_defaults(run=_import)
     return parser
 
 
@@ -159,13 +160,12 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def say(line: str) -> None:
-    """Print one line as it is."""
+def _say(line: str) -> None:
     sys.stdout.write(visible(line) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns of cells as they are, the first one to the left; into a file, none is cut."""
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Aligned columns of cells as they are, the first one to the left; into a file, none is cut."""
     console = _Console(highlight=False)
     if not console.is_terminal:
         console.width = max(_MIN_PLAIN_WIDTH, console.width)
@@ -177,18 +177,27 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-def track(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+def _track(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
     """Gives the items of a sequence, and shows progress on a terminal."""
     console = _Console(stderr=True)
     hide = not console.is_terminal
     return lambda items: rich.progress.track(items, what, console=console, transient=True, disable=hide)
 
 
+def _age_text(unix_time: float) -> str:
+    """How long ago that was, in one unit."""
+    age_s = max(time.time() - unix_time, 0.0)
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= 2 * seconds:
+            return f"{age_s / seconds:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
 # ---- ls ----
 
 
 @dataclass
-class Summary:
+class _Summary:
     """What the opened files say.
 
     Attributes:
@@ -232,55 +241,53 @@ def format_of(path: Path) -> str:
     return "npz" if compression == _STORED else "npz-compressed"
 
 
-def run_ls(args: argparse.Namespace) -> bool:
-    """Print the listing; True if a broken file was found."""
+def _ls(args: argparse.Namespace) -> bool:
     found = find_files(args.folder)
     _print_places(found)
     if not found.files:
         return False
     if args.quick:
         envs = Counter(file.name.env_name for file in found.files)
-        print_table(["env", "files"], [[name, f"{count:,}"] for name, count in envs.most_common()])
+        _print_table(["env", "files"], [[name, f"{count:,}"] for name, count in envs.most_common()])
         _say_counts("formats", Counter(file.path.suffix.removeprefix(".") for file in found.files))
         return False
     files: Sequence[FoundFile] = found.files
     if len(files) > MAX_OPENED and not args.all:
         files = random.Random(0).sample(files, MAX_OPENED)
-    summary = Summary()
-    for file in track("opening")(files):
+    summary = _Summary()
+    for file in _track("opening")(files):
         summary.add(file.path)
     _print_summary(summary, len(found.files))
     return bool(summary.broken)
 
 
 def _print_places(found: Found) -> None:
-    """Where the files lie, and what else lies there."""
     rows = []
     for place, files in found.by_place().items():
-        size = size_text(sum(file.size_bytes for file in files))
-        ages = (age_text(files[end].name.unix_time) for end in (0, -1))
+        size = filesize.decimal(sum(file.size_bytes for file in files))
+        ages = (_age_text(files[end].name.unix_time) for end in (0, -1))
         rows.append([place, f"{len(files):,}", size, *ages])
     if rows:
-        print_table(["folder", "files", "size", "oldest", "newest"], rows)
+        _print_table(["folder", "files", "size", "oldest", "newest"], rows)
     else:
-        say(f"{found.root} holds no trajectory files.")
+        _say(f"{found.root} holds no trajectory files.")
     for place, count in sorted((+found.set_aside).items()):
-        say(f"{place}: {count:,} files set aside, not counted above")
+        _say(f"{place}: {count:,} files set aside, not counted above")
     if found.num_temporary:
-        say(f"unfinished: {found.num_temporary:,} files that a writer has not completed")
+        _say(f"unfinished: {found.num_temporary:,} files that a writer has not completed")
     if found.foreign:
         named = ", ".join(sorted(found.foreign)[:_MAX_NAMED])
         more = ", ..." if len(found.foreign) > _MAX_NAMED else ""
-        say(f"ignored: {len(found.foreign):,} files that are not named like trajectories: {named}{more}")
-    say("")
+        _say(f"ignored: {len(found.foreign):,} files that are not named like trajectories: {named}{more}")
+    _say("")
 
 
 def _say_counts(what: str, counts: Counter[str]) -> None:
     if counts:
-        say(f"{what}: " + ", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
+        _say(f"{what}: " + ", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
 
 
-def _print_summary(summary: Summary, num_files: int) -> None:
+def _print_summary(summary: _Summary, num_files: int) -> None:
     is_sample = summary.num_opened < num_files
     scale, about = num_files / max(summary.num_opened, 1), "~" if is_sample else ""
     rows = []
@@ -289,29 +296,28 @@ def _print_summary(summary: Summary, num_files: int) -> None:
         shortest, median, longest = np.quantile(lengths, (0.0, 0.5, 1.0))
         row = [name, *(f"{about}{number * scale:,.0f}" for number in (len(figures), sum(lengths)))]
         row.append(f"{shortest:.0f} / {median:.0f} / {longest:.0f}")
-        rows.append([*row, *(f"{value:.4g}" for value in np.quantile(returns, _QUANTILES))])
+        rows.append(row + [f"{value:.4g}" for value in np.quantile(returns, _QUANTILES)])
     columns = ["env", "files", "timesteps", "length min / median / max"]
-    print_table([*columns, *(f"return {share:.0%}" for share in _QUANTILES)], rows)
+    _print_table([*columns, *(f"return {share:.0%}" for share in _QUANTILES)], rows)
     if is_sample:
-        say(f"from a random sample of {summary.num_opened:,} of {num_files:,} files; --all opens every one")
+        _say(f"from a random sample of {summary.num_opened:,} of {num_files:,} files; --all opens every one")
     if num_pieces := sum(begins_late for env in summary.envs.values() for _, _, begins_late in env):
-        say(f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files")
+        _say(f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files")
     _say_counts("formats", summary.formats)
     _say_counts("extras", summary.extras)
     num_unknown = summary.versions.pop(None, 0)
     if versions := [version for version in summary.versions if version is not None]:
         unknown = f", unknown in {num_unknown:,} files" if num_unknown else ""
-        say(f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}")
+        _say(f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}")
     if summary.broken:
-        say(f"broken: {len(summary.broken):,} files, such as: {summary.broken[0]}")
-        say("list them all, or move them away, with: python -m loxodon.data check FOLDER [--quarantine]")
+        _say(f"broken: {len(summary.broken):,} files, such as: {summary.broken[0]}")
+        _say("list them all, or move them away, with: python -m loxodon.data check FOLDER [--quarantine]")
 
 
 # ---- show ----
 
 
-def run_show(args: argparse.Namespace) -> bool:
-    """Print the table, and draw the picture if asked."""
+def _show(args: argparse.Namespace) -> bool:
     if args.file.is_dir():
         files = require_files(args.file).files
         raise ValueError(
@@ -323,33 +329,33 @@ def run_show(args: argparse.Namespace) -> bool:
     found = require_files(args.file).files[0]
     traj = load_trajectory(args.file)
     version = "unknown" if traj.policy_version is None else str(traj.policy_version)
-    say(f"{args.file}")
-    say(
+    _say(f"{args.file}")
+    _say(
         f"env {traj.env_name}   {len(traj):,} transitions   return {traj.rews.sum(dtype=np.float64):.6g}   "
-        f"{ending_text(traj)}   policy version {version}   {format_of(args.file)}, "
-        f"{size_text(found.size_bytes)}, {age_text(found.name.unix_time)} old"
+        f"{_ending_text(traj)}   policy version {version}   {format_of(args.file)}, "
+        f"{filesize.decimal(found.size_bytes)}, {_age_text(found.name.unix_time)} old"
     )
-    say(f"layout {traj.layout}")
+    _say(f"layout {traj.layout}")
     if traj.extras:
-        say(f"extras {', '.join(f'{k} {v.dtype}{list(v.shape[1:])}' for k, v in traj.extras.items())}")
-    say("")
+        _say(f"extras {', '.join(f'{k} {v.dtype}{list(v.shape[1:])}' for k, v in traj.extras.items())}")
+    _say("")
     if args.rows:
         _print_rows(traj, args.rows)
-        say("")
-        say("a row holds o_t, the action taken there, and the reward and done flag that came of it")
+        _say("")
+        _say("a row holds o_t, the action taken there, and the reward and done flag that came of it")
     if args.plot is not None:
         target = Path(f"{args.file.stem}.png") if args.plot == _DEFAULT_PLOT else args.plot
-        say(f"plot written to {plot_trajectory(traj, target, title=args.file.name)}")
+        _plot(traj, target, args.file.name)
+        _say(f"plot written to {target}")
     return False
 
 
-def ending_text(traj: Trajectory) -> str:
-    """Where in its episode a trajectory begins and how it ends."""
+def _ending_text(traj: Trajectory) -> str:
     begin = "" if traj.time_idxs[0, 0] == 0 else f"begins at time {traj.time_idxs[0, 0]}, "
     return begin + ("ends with termination" if traj.dones[-1, 0] else "ends without termination")
 
 
-def low_dimensional(traj: Trajectory) -> dict[str, Array]:
+def _low_dimensional(traj: Trajectory) -> dict[str, Array]:
     """Observations with few numbers per timestep, each (T+1, numbers)."""
     flat = {key: value.reshape(len(value), -1) for key, value in sorted(traj.obs.items())}
     return {key: value for key, value in flat.items() if value.shape[1] <= MAX_LOW_DIMENSIONS}
@@ -362,23 +368,22 @@ def _actions(traj: Trajectory) -> Array:
 
 
 def _print_rows(traj: Trajectory, num_rows: int) -> None:
-    """The first and the last timesteps; the final one has no action."""
-    low, actions, num_timesteps = low_dimensional(traj), _actions(traj), len(traj) + 1
+    low, actions, num_timesteps = _low_dimensional(traj), _actions(traj), len(traj) + 1
     num_last = num_rows // 2 if num_timesteps > num_rows else 0
     num_first = min(num_rows - num_last, num_timesteps)
     rows = []
     for i in (*range(num_first), *range(num_timesteps - num_last, num_timesteps)):
         if num_last and i == num_timesteps - num_last:
             rows.append(["..."] * (len(low) + 4))
-        row = [str(traj.time_idxs[i, 0]), *(numbers_text(value[i]) for value in low.values())]
+        row = [str(traj.time_idxs[i, 0]), *(_numbers_text(value[i]) for value in low.values())]
         if i < len(traj):
-            row += [numbers_text(actions[i]), f"{traj.rews[i, 0]:.4g}", "yes" if traj.dones[i, 0] else ""]
+            row += [_numbers_text(actions[i]), f"{traj.rews[i, 0]:.4g}", "yes" if traj.dones[i, 0] else ""]
         rows.append(row)
     names = [f"{key} ({value.shape[1]})" if value.shape[1] > 1 else key for key, value in low.items()]
-    print_table(["time", *names, "action", "reward", "done"], rows)
+    _print_table(["time", *names, "action", "reward", "done"], rows)
 
 
-def numbers_text(values: Array) -> str:
+def _numbers_text(values: Array) -> str:
     """Few numbers as they are, of many the first three and the last."""
     texts = [f"{value:.3g}" if values.dtype.kind == "f" else str(int(value)) for value in values]
     if len(texts) > _MAX_SHOWN_NUMBERS:
@@ -386,20 +391,14 @@ def numbers_text(values: Array) -> str:
     return " ".join(texts)
 
 
-def plot_trajectory(traj: Trajectory, target: Path, *, title: str) -> Path:
-    """Draw rewards, actions and observations of few numbers over time, and return the path of the picture.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If matplotlib does not know the suffix, which decides the format.
-        OSError: If the file cannot be written.
-    """
+def _plot(traj: Trajectory, target: Path, title: str) -> None:
+    """Draw rewards, actions and observations of few numbers over time."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("Plots need matplotlib, which is not installed. Fix: pip install matplotlib.")
     # The object interface: pyplot would keep global state and may look for a screen.
     from matplotlib.figure import Figure
 
-    low = dict(list(low_dimensional(traj).items())[:_MAX_PANELS])
+    low = dict(list(_low_dimensional(traj).items())[:_MAX_PANELS])
     times, rewards = traj.time_idxs[:, 0], traj.rews[:, 0]
     returns = np.cumsum(rewards, dtype=np.float64)
     figure = Figure(figsize=(_WIDTH_INCHES, _PANEL_INCHES * (2 + len(low)) + 0.6), layout="constrained")
@@ -420,12 +419,11 @@ def plot_trajectory(traj: Trajectory, target: Path, *, title: str) -> Path:
             axis.axvline(times[-1], color="black", linewidth=1, linestyle=":")
     axes[-1].set_xlabel("time index in the episode (dotted line: termination)", fontsize=9)
     axes[-1].set_xlim(times[0] - 0.5, times[-1] + 0.5)
-    figure.suptitle(f"{title}\n{len(traj):,} transitions, {ending_text(traj)}", fontsize=10)
+    figure.suptitle(f"{title}\n{len(traj):,} transitions, {_ending_text(traj)}", fontsize=10)
     try:
         figure.savefig(target, dpi=120)
     except ValueError as error:
         raise ValueError(f"{target} cannot be drawn: {error}. Fix: end the name with .png.") from error
-    return target
 
 
 def _draw_numbers(axis: Any, times: npt.NDArray[np.int64], value: Array) -> None:
@@ -446,8 +444,7 @@ def _draw_numbers(axis: Any, times: npt.NDArray[np.int64], value: Array) -> None
 # ---- check ----
 
 
-def run_check(args: argparse.Namespace) -> bool:
-    """Print what is broken; True if anything is."""
+def _check(args: argparse.Namespace) -> bool:
     files = [file for place in args.places for file in require_files(place).files]
     kinds, broken, num_vanished = _read_all(files)
     odd: dict[Path, str] = {}
@@ -455,17 +452,17 @@ def run_check(args: argparse.Namespace) -> bool:
         if mismatch := kinds[0][0].describe_mismatch(layout):
             odd |= dict.fromkeys(paths, f"it does not look like most files here: {mismatch}")
     for path, reason in broken.items():
-        say(f"broken   {path}: {reason.removeprefix(str(path)).strip()}")
+        _say(f"broken   {path}: {reason.removeprefix(str(path)).strip()}")
     for path, reason in odd.items():
-        say(f"differs  {path}: {reason}")
+        _say(f"differs  {path}: {reason}")
     num_good = len(files) - num_vanished - len(broken) - len(odd)
-    size = size_text(sum(file.size_bytes for file in files))
-    say(
+    size = filesize.decimal(sum(file.size_bytes for file in files))
+    _say(
         f"{len(files):,} files ({size}) read: {num_good:,} good, {len(broken):,} broken, "
         f"{len(odd):,} of another layout" + (f", {num_vanished} deleted" if num_vanished else "")
     )
     for layout, paths in kinds:
-        say(f"layout of {len(paths):,}: {layout}")
+        _say(f"layout of {len(paths):,}: {layout}")
     if args.quarantine:
         _quarantine(broken, odd, num_good)
     return bool(broken or odd)
@@ -476,7 +473,7 @@ def _read_all(files: Sequence[FoundFile]) -> tuple[list[tuple[Layout, list[Path]
     layouts: dict[str, tuple[Layout, list[Path]]] = {}  # by its text
     broken: dict[Path, str] = {}
     num_vanished = 0
-    for file in track("checking")(files):
+    for file in _track("checking")(files):
         try:
             check_file(file.path)
             layout = load_trajectory(file.path).layout
@@ -495,7 +492,7 @@ def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) ->
     if len(odd) <= max(1, MAX_BROKEN_SHARE * (num_good + len(odd))) < num_good:
         doomed |= odd
     elif odd:
-        say(
+        _say(
             f"{len(odd):,} files of another layout stay: they are too many to be a mistake. Fix: give each "
             "kind of environment a dataset of its own."
         )
@@ -505,25 +502,24 @@ def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) ->
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
             moved[Quarantine(buffer, may_move=True).move(path, reason).parent] += 1
     for folder, count in moved.items():
-        say(f"{count:,} files moved to {folder}, each with its reason in a text file beside it")
+        _say(f"{count:,} files moved to {folder}, each with its reason in a text file beside it")
 
 
 # ---- convert ----
 
 
-def run_convert(args: argparse.Namespace) -> bool:
-    """Convert, and read every new file back; True if a source was broken."""
+def _convert(args: argparse.Namespace) -> bool:
     found = require_files(args.source)
-    num_bytes, broken = convert(found, args.target, args.to, force=args.force, track=track("converting"))
+    num_bytes, broken = convert(found, args.target, args.to, force=args.force, track=_track("converting"))
     for reason in broken.values():
-        say(f"broken, left out: {reason}")
+        _say(f"broken, left out: {reason}")
     before = sum(file.size_bytes for file in found.files if file.path not in broken)
-    say(
+    _say(
         f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to} and read back: "
-        f"{size_text(before)} became {size_text(num_bytes)}"
+        f"{filesize.decimal(before)} became {filesize.decimal(num_bytes)}"
     )
     if args.to != "traj":
-        say(
+        _say(
             "AMAGO 3.x reads these files, but not all that is in them: it takes no policy version, no "
             "extras, no difference between one-hot and continuous actions, and env names as they are in the "
             "file names (docs/data.md)"
@@ -534,34 +530,32 @@ def run_convert(args: argparse.Namespace) -> bool:
 # ---- Minari ----
 
 
-def run_export(args: argparse.Namespace) -> bool:
-    """Export, and say what became of pieces."""
+def _export(args: argparse.Namespace) -> bool:
     files = require_files(args.folder).files
-    report = export_minari([file.path for file in files], args.dataset_id, args.env, track("exporting"))
-    say(
+    report = export_minari([file.path for file in files], args.dataset_id, args.env, _track("exporting"))
+    _say(
         f"{args.dataset_id}: {report.num_episodes:,} episodes, {report.num_timesteps:,} timesteps, from "
         f"{len(files):,} files"
     )
     if report.num_joined:
-        say(f"{report.num_joined:,} files were joined to the piece of the episode that precedes them")
+        _say(f"{report.num_joined:,} files were joined to the piece of the episode that precedes them")
     if report.num_headless:
-        say(f"{report.num_headless:,} episodes begin in the middle: their first pieces are not here")
+        _say(f"{report.num_headless:,} episodes begin in the middle: their first pieces are not here")
     if report.num_truncated:
-        say(f"{report.num_truncated:,} episodes end without termination and are marked as truncated there")
+        _say(f"{report.num_truncated:,} episodes end without termination and are marked as truncated there")
     if args.env is None:
-        say(
+        _say(
             "without --env, observations are unbounded in the dataset and actions are those of the policy "
             "(indices from 0, or numbers in [-1, 1])"
         )
     return False
 
 
-def run_import(args: argparse.Namespace) -> bool:
-    """Import, and say how much it was."""
+def _import(args: argparse.Namespace) -> bool:
     dataset = open_minari(args.dataset_id, download=args.download)
-    written, num_present = import_episodes(dataset, args.folder, args.format, track("importing"))
+    written, num_present = import_episodes(dataset, args.folder, args.format, _track("importing"))
     num_timesteps = sum(length for _, length in written)
-    say(f"{args.folder}: {len(written):,} new files, {num_timesteps:,} timesteps, as {args.format}")
+    _say(f"{args.folder}: {len(written):,} new files, {num_timesteps:,} timesteps, as {args.format}")
     if num_present:
-        say(f"{num_present:,} episodes were there already and stay as they are")
+        _say(f"{num_present:,} episodes were there already and stay as they are")
     return False

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import BrokenTrajectoryError, FormatError
+from .errors import BrokenTrajectoryError, FormatError, check_choice
 from .foreign import arrays_of, from_arrays, to_arrays
-from .npz import pack_npz, read_npz, verify_npz
-from .traj import MAGIC_OF_VERSION_1, is_traj, pack_traj, read_traj, verify_traj
+from .npz import pack_npz, read_npz
+from .traj import MAGIC_OF_VERSION_1, is_traj, pack_traj, read_traj
 from .trajectory import Array, Trajectory
 
 FILE_FORMATS = ("npz", "npz-compressed", "traj")
@@ -62,16 +62,6 @@ def parse_name(name: str) -> TrajectoryName | None:
     return TrajectoryName(match["env"], match["id"], float(match["time"])) if match else None
 
 
-def check_file_format(save_as: str) -> None:
-    """Raise ValueError unless `save_as` is one of the formats that can be written."""
-    if save_as in FILE_FORMATS:
-        return
-    raise ValueError(
-        f"Trajectories cannot be saved as {save_as!r}; allowed are {', '.join(map(repr, FILE_FORMATS))}. "
-        "Fix: set Experiment.save_trajs_as = 'npz'."
-    )
-
-
 def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: str, unix_time: float) -> Path:
     """Write a trajectory so that readers see the whole file or none.
 
@@ -95,7 +85,7 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
         ValueError: If the format is unknown or cannot hold an array, or discrete actions are not one-hot.
         OSError: If it could not be written; then nothing is left behind.
     """
-    check_file_format(save_as)
+    check_choice("Experiment.save_trajs_as", save_as, FILE_FORMATS)
     path = f"{folder}/{format_name(traj.env_name, traj_id, unix_time, save_as)}"  # costs less than a Path
     temporary = path + TEMPORARY_SUFFIX
     arrays = to_arrays(traj)
@@ -154,20 +144,18 @@ def _open(path: str, *, is_checked: bool = False) -> _Opened:
         buffer = _read_or_map(path)
         env_name: str | None
         if buffer[:2] == b"PK":
-            arrays, env_name = read_npz(buffer)
+            arrays, env_name = read_npz(buffer, is_checked=is_checked)
         elif is_traj(buffer):
-            arrays, env_name = read_traj(buffer)
+            arrays, env_name = read_traj(buffer, is_checked=is_checked)
         elif buffer[: len(MAGIC_OF_VERSION_1)] == MAGIC_OF_VERSION_1:
-            mend = "python -m loxodon.data convert FOLDER NEW_FOLDER --to traj"
-            raise FormatError("it is a .traj file of an earlier Loxodon, which only `convert` reads", mend)
+            mend = "with that Loxodon, python -m loxodon.data convert FOLDER NEW_FOLDER --to npz"
+            raise FormatError("it is a .traj file of version 1, which an earlier Loxodon wrote", mend)
         else:
             raise FormatError(f"it begins with {buffer[:8]!r}, like neither an .npz nor a .traj file")
         if env_name is None:
             parsed = parse_name(os.path.basename(path))  # noqa: PTH119 (a fifth of the time)
             env_name = parsed.env_name if parsed else "env"
         traj = from_arrays(arrays, env_name)
-        if is_checked:
-            (verify_npz if buffer[:2] == b"PK" else verify_traj)(buffer)
     except FormatError as error:
         raise BrokenTrajectoryError(
             f"{path} ({Path(path).stat().st_size} bytes) is not a readable trajectory file: {error}. Allowed "
@@ -187,7 +175,6 @@ def _is_mapped(array: Array) -> bool:
 
 
 def _read_or_map(path: str) -> bytes | mmap.mmap:
-    """The bytes of a file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to would block
     except OSError as error:

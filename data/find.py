@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from .files import TEMPORARY_SUFFIX, TrajectoryName, parse_name
 
 SET_ASIDE = ("quarantine", "superseded")  # folders whose files are counted, but are not part of the data
-_NO_DATA = {"ckpts", "logs", "wandb_logs", "loxodon-cache"}
+_NOT_SEARCHED = {*SET_ASIDE, "ckpts", "logs", "wandb_logs", "loxodon-cache"}
 
 
 class FoundFile(NamedTuple):
@@ -63,7 +62,17 @@ def find_files(root: Path) -> Found:
         name = parse_name(root.name) or TrajectoryName("env", root.stem, root.stat().st_mtime)
         found.files.append(FoundFile(root, name, root.stat().st_size))
         return found
-    _search(found, str(root), set())
+    seen: set[str] = set()  # links are followed, each folder once
+    for folder, folders, names in os.walk(root, onerror=_fail, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for aside in set(SET_ASIDE).intersection(folders):
+            notes_too = os.listdir(f"{folder}/{aside}")  # noqa: PTH208 (only names are needed)
+            found.set_aside[aside] += sum(not name.endswith(".txt") for name in notes_too)
+        folders[:] = [name for name in folders if name not in _NOT_SEARCHED and not name.startswith(".")]
+        _take_files(found, folder, names)
     found.files.sort(key=lambda file: (file.name.unix_time, file.name.traj_id))
     return found
 
@@ -79,54 +88,21 @@ def require_files(root: Path) -> Found:
     return found
 
 
-def _search(found: Found, folder: str, seen: set[str]) -> None:
-    """Search one folder and those in it, links included, each once."""
-    if (real := os.path.realpath(folder)) in seen:
-        return
-    seen.add(real)
-    for subfolder in _take_files(found, folder):
-        path = f"{folder}/{subfolder}"
-        if subfolder in SET_ASIDE:
-            names = os.listdir(path)  # noqa: PTH208 (only names are needed)
-            found.set_aside[subfolder] += sum(not name.endswith(".txt") for name in names)
-        elif subfolder not in _NO_DATA and not subfolder.startswith("."):
-            _search(found, path, seen)
-
-
-def _take_files(found: Found, folder: str) -> list[str]:
-    """Note the files of one folder. Returns the names of the folders in it."""
-    folders: list[str] = []
+def _take_files(found: Found, folder: str, names: list[str]) -> None:
     foreign: list[str] = []
     num_before = len(found.files)
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                folders.append(entry.name)
-            elif entry.name.endswith(TEMPORARY_SUFFIX):
-                found.num_temporary += parse_name(entry.name.removesuffix(TEMPORARY_SUFFIX)) is not None
-            elif (name := parse_name(entry.name)) is None:
-                foreign.append(entry.name)
-            else:
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
-                    found.files.append(FoundFile(Path(entry.path), name, entry.stat().st_size))
+    for name in names:
+        if name.endswith(TEMPORARY_SUFFIX):
+            found.num_temporary += parse_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None
+        elif (parsed := parse_name(name)) is None:
+            foreign.append(name)
+        else:
+            path = Path(folder, name)
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
+                found.files.append(FoundFile(path, parsed, path.stat().st_size))
     if len(found.files) > num_before:
         found.foreign += foreign
-    return folders
 
 
-def age_text(unix_time: float) -> str:
-    """How long ago that was, in one unit."""
-    age_s = max(time.time() - unix_time, 0.0)
-    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if age_s >= 2 * seconds:
-            return f"{age_s / seconds:.0f} {unit}"
-    return f"{age_s:.0f} s"
-
-
-def size_text(size_bytes: float) -> str:
-    """Bytes in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:  # noqa: PLR2004 (decimal units)
-            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} TB"
+def _fail(error: OSError) -> NoReturn:
+    raise error

@@ -108,37 +108,34 @@ class _Member(NamedTuple):
     size: int  # of its bytes when decoded
 
 
-def read_npz(buffer: Any) -> tuple[dict[str, Array], str | None]:
+def read_npz(buffer: Any, *, is_checked: bool = False) -> tuple[dict[str, Array], str | None]:
     """The arrays in the bytes (or memory map) of an archive, and the environment's name if it is there.
 
-    Uncompressed ones are views, compressed ones are decoded.
+    Uncompressed ones are views, compressed ones are decoded and compared with their checksums.
 
     Raises:
-        FormatError: If they are not one complete archive of plain arrays. Pickled objects are refused, never
-            loaded.
+        FormatError: If they are not one complete archive of plain arrays; if checked, also if a checksum of
+            an uncompressed one differs. Pickled objects are refused, never loaded.
     """
     members, comment = _list_members(buffer)
-    announced = _check_sizes(buffer, members)
+    _check_sizes(buffer, members)
     arrays: dict[str, Array] = {}
-    try:
-        for member in members:
-            source, begin, end = buffer, member.begin, member.end
-            if member.method == _DEFLATED:
-                source, begin, end = _decode(buffer, member), 0, member.size
-            arrays[member.name.removesuffix(".npy")] = _view_array(source, begin, end, member.name)
-    except MemoryError:
-        if announced <= _SUSPICIOUS_BYTES:  # then it is not the file that takes too much
-            raise
-        raise FormatError(f"there is no memory for the {announced:,} bytes that it announces") from None
+    for member in members:
+        source, begin, end = buffer, member.begin, member.end
+        if member.method == _DEFLATED:
+            source, begin, end = _inflate(buffer, member, member.size + 1), 0, member.size
+            if len(source) != member.size:
+                raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
+            compare_crc(member.name, zlib.crc32(source), member.crc)
+        elif is_checked:
+            with memoryview(buffer) as view, view[begin:end] as data:
+                compare_crc(member.name, zlib.crc32(data), member.crc)
+        arrays[member.name.removesuffix(".npy")] = _view_array(source, begin, end, member.name)
     return arrays, _parse_env_name(comment)
 
 
-def _check_sizes(buffer: Any, members: list[_Member]) -> int:
-    """Return how many bytes compressed members announce.
-
-    Raises:
-        FormatError: If they are too many, or more rows than there are timesteps. Nothing was decoded then.
-    """
+def _check_sizes(buffer: Any, members: list[_Member]) -> None:
+    """Raise FormatError if compressed members announce too many bytes, or more rows than timesteps."""
     announced = sum(member.size for member in members if member.method == _DEFLATED)
     if announced > MAX_DECODED_BYTES:
         raise FormatError(
@@ -158,21 +155,10 @@ def _check_sizes(buffer: Any, members: list[_Member]) -> int:
         for name, count in rows.items():
             if count > num_timesteps:
                 raise FormatError(f"{name} has {count:,} rows, but time_idxs has {num_timesteps:,}")
-    return announced
-
-
-def verify_npz(buffer: Any) -> None:
-    """Decode everything and compare it with the archive's checksums. Raises FormatError if one differs."""
-    for member in _list_members(buffer)[0]:
-        if member.method == _DEFLATED:
-            _decode(buffer, member)  # compares
-            continue
-        with memoryview(buffer) as view, view[member.begin : member.end] as data:
-            _check_crc(member, zlib.crc32(data))
 
 
 def _list_members(buffer: Any) -> tuple[list[_Member], bytes]:
-    """Return the members of an archive and its comment."""
+    """The members of an archive, and its comment."""
     size = len(buffer)
     end = size - _END.size
     if end < 0 or buffer[end : end + 4] != b"PK\x05\x06" or buffer[size - 2 :] != b"\0\0":
@@ -221,22 +207,11 @@ def _read_entry(buffer: Any, position: int, listing: int) -> tuple[_Member, int]
 
 def _parse_env_name(comment: bytes) -> str | None:
     """Return the environment's name, which stands in the comment if the file name cannot hold it."""
-    if not comment:
-        return None
     try:
-        name = json.loads(comment)["env_name"]
+        name = json.loads(comment)["env_name"] if comment else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None  # somebody else's comment
     return name if isinstance(name, str) else None
-
-
-def _decode(buffer: Any, member: _Member) -> bytes:
-    """Decode a compressed member and compare its checksum."""
-    data = _inflate(buffer, member, member.size + 1)
-    if len(data) != member.size:
-        raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
-    _check_crc(member, zlib.crc32(data))
-    return data
 
 
 def _inflate(buffer: Any, member: _Member, max_bytes: int) -> bytes:
@@ -248,16 +223,16 @@ def _inflate(buffer: Any, member: _Member, max_bytes: int) -> bytes:
         raise FormatError(f"member {member.name!r} cannot be decoded ({error})") from error
 
 
-def _check_crc(member: _Member, found: int) -> None:
-    if found != member.crc:
+def compare_crc(name: str, found: int, written: int) -> None:
+    """Raise FormatError if two checksums differ."""
+    if found != written:
         raise FormatError(
-            f"the checksum of member {member.name!r} is {found:08x}, but {member.crc:08x} was written, so "
-            "its content has changed since"
+            f"the checksum of {name} is {found:08x}, but {written:08x} was written, so its content has "
+            "changed since"
         )
 
 
 def _view_array(buffer: Any, begin: int, end: int, name: str) -> Array:
-    """Return the array between two positions of a buffer as a view."""
     shape, is_fortran, dtype, header_end = _read_header(buffer, begin, end, name)
     if header_end + math.prod(shape) * dtype.itemsize != end:
         raise FormatError(f"member {name!r} does not have the size that its header announces")
@@ -282,10 +257,9 @@ def _parse_npy_header(header: bytes, name: str) -> tuple[tuple[int, ...], bool, 
     """Parse what an array begins with; trajectories of equal length share it, so it is worth remembering."""
     stream = io.BytesIO(header)
     try:
-        version = np.lib.format.read_magic(stream)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
+        is_first = np.lib.format.read_magic(stream) == (1, 0)
+        formats = np.lib.format
+        read = formats.read_array_header_1_0 if is_first else formats.read_array_header_2_0
         shape, is_fortran, dtype = read(stream)
         if min(shape, default=0) < 0:
             raise FormatError(f"member {name!r} has a shape that cannot be, {shape}")

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import FormatError
-from .npz import bytes_of
+from .npz import bytes_of, compare_crc
 from .trajectory import Array
 
 VERSION = 2
-MAGIC_OF_VERSION_1 = b"\x89LXTRJ"  # a layout of its own, which only `convert` reads
+MAGIC_OF_VERSION_1 = b"\x89LXTRJ"  # a layout of its own, which is not read any more
 _CRCS = "_CRC32"
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64
@@ -91,30 +91,13 @@ def is_traj(buffer: Any) -> bool:
     return bool(buffer[_LENGTH.size : _LENGTH.size + 1] == b"{")
 
 
-def read_traj(buffer: Any) -> tuple[dict[str, Array], str]:
+def read_traj(buffer: Any, *, is_checked: bool = False) -> tuple[dict[str, Array], str]:
     """Views of the arrays in the bytes (or memory map) of a file, by name, and the environment's name.
 
     Raises:
-        FormatError: If the bytes are not one complete file of a known version.
+        FormatError: If the bytes are not one complete file of a known version; if checked, also if a checksum
+            is not that of its array.
     """
-    arrays, _, env_name = _open(buffer)
-    return arrays, env_name
-
-
-def verify_traj(buffer: Any) -> None:
-    """Compare the checksum of every array. Raises FormatError if one differs."""
-    arrays, crcs, _ = _open(buffer)
-    for (name, array), expected in zip(arrays.items(), crcs[1:].tolist(), strict=True):
-        found = zlib.crc32(bytes_of(array))
-        if found != expected:
-            raise FormatError(
-                f"the checksum of {name} is {found:08x}, but {expected:08x} was written, so its content has "
-                "changed since"
-            )
-
-
-def _open(buffer: Any) -> tuple[dict[str, Array], Array, str]:
-    """The arrays, their checksums, and the environment's name. Nothing is copied."""
     size = len(buffer)
     if size < _LENGTH.size:
         raise FormatError(f"the file ends within the {_LENGTH.size} bytes that it begins with")
@@ -138,7 +121,10 @@ def _open(buffer: Any) -> tuple[dict[str, Array], Array, str]:
     crcs = arrays.pop(_CRCS)
     if crcs.shape != (1 + len(arrays),) or crcs[0] != zlib.crc32(text):
         raise FormatError("the checksum of its header is wrong, so its content has changed")
-    return arrays, crcs, header.env_name
+    if is_checked:
+        for (name, array), crc in zip(arrays.items(), crcs[1:].tolist(), strict=True):
+            compare_crc(name, zlib.crc32(bytes_of(array)), crc)
+    return arrays, header.env_name
 
 
 @functools.lru_cache(maxsize=1024)

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .files import check_file_format, parse_name, save_trajectory
+from .errors import check_choice
+from .files import FILE_FORMATS, parse_name, save_trajectory
 from .sink import Sink
 from .trajectory import Array, Trajectory
 
@@ -190,7 +191,7 @@ class TrajectoryWriter(Sink):
         clock: WritingClock | None = None,
         nvec: tuple[int, ...] | None = None,
     ) -> None:
-        check_file_format(save_as)
+        check_choice("Experiment.save_trajs_as", save_as, FILE_FORMATS)
         if save_every is not None and not 1 <= save_every[0] <= save_every[1]:
             raise ValueError(
                 f"save_every is {save_every}, but must be (low, high) with 1 <= low <= high, in transitions. "
