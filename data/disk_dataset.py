@@ -97,7 +97,7 @@ class DiskTrajDataset(RLDataset):
         self._lock: FolderLock | None = None
 
     def configure(self, **settings: Any) -> None:
-        """Receive the settings of the run, make the folders and list them. See RLDataset.configure.
+        """Make the folders and list them.
 
         Raises:
             ValueError: If a setting is not allowed, or another process manages this folder.
@@ -125,7 +125,7 @@ class DiskTrajDataset(RLDataset):
         return root / (default_name if self.dset_name is None else self.dset_name)
 
     def expect(self, layout: Layout) -> None:
-        """Learn what trajectories of this run look like; files that differ are moved to the quarantine."""
+        """Files of another layout are broken from now on."""
         super().expect(layout)
         if self._opened is not None:
             self._opened.expect(layout)
@@ -137,7 +137,6 @@ class DiskTrajDataset(RLDataset):
 
     @property
     def ready_for_training(self) -> bool:
-        """True from dset_min_size files on, as of the last refresh."""
         return self.num_files >= self.dset_min_size
 
     @property
@@ -150,11 +149,9 @@ class DiskTrajDataset(RLDataset):
         return max((file.unix_time for file in self._buffer.fifo_files), default=None)
 
     def refresh(self) -> None:
-        """List the folders again; files that were opened and are gone are let go of."""
         self._buffer.refresh()
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-        """Return a random window of a random file. See sample_windows."""
         return self.sample_windows(1, rng)[0]
 
     def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
@@ -181,15 +178,10 @@ class DiskTrajDataset(RLDataset):
 
     @property
     def takes_priorities(self) -> bool:
-        """True with a priority_exponent."""
         return self.priorities is not None
 
     def update_priorities(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[Any]) -> None:
-        """Set the priorities of files, for this process and those it started, such as loader workers.
-
-        Args:
-            slots: (B,) int64, `source` of the windows; -1 is passed over.
-            priorities: (B,) float, at least 0.
+        """Set priorities, at least 0, of files, for this process and those it started, such as workers.
 
         Raises:
             ValueError: If this dataset keeps no priorities, or the arrays are not as described.
@@ -229,17 +221,20 @@ class DiskTrajDataset(RLDataset):
 
     def metrics(self) -> dict[str, float]:
         """Count files found to be broken since the start, and files in quarantine."""
+        quarantine = self._buffer.quarantine
         return {
-            "broken_files": float(self._buffer.quarantine.num_broken),
-            "quarantined_files": float(self._buffer.quarantine.num_quarantined),
+            "broken_files": float(quarantine.num_broken),
+            "quarantined_files": float(quarantine.num_quarantined),
         }
 
     def delete(self) -> None:
-        """Delete all files of `fifo`; those in `protected` and `quarantine` stay.
+        """Delete all files of `fifo`, unless they are only read; those in `protected` and `quarantine` stay.
 
         Raises:
             ValueError: Without edit rights.
         """
+        if not self.takes_new_trajs:
+            return
         self._require_edit_rights("deleting the collected trajectories")
         self.refresh()
         self._buffer.delete(self._buffer.fifo_files)
@@ -264,12 +259,14 @@ class DiskTrajDataset(RLDataset):
     def set_aside_newer(self, state: dict[str, Any]) -> int:
         """Move the files of `fifo` that are newer than `state` to `buffer/superseded/`. Returns their number.
 
-        Warns if older ones are gone: then a resumed run samples from less than the original one
-        did.
+        Files that are only read stay. Warns if older ones are gone: then a resumed run samples from less than
+        the original one did.
 
         Raises:
             ValueError: Without edit rights.
         """
+        if not self.takes_new_trajs:
+            return 0
         self._require_edit_rights("setting newer trajectories aside")
         self.refresh()
         newest = (-1.0, "") if state["newest"] is None else tuple(state["newest"])
@@ -292,10 +289,7 @@ class DiskTrajDataset(RLDataset):
         return len(newer)
 
     def begin_new_run(self) -> int:
-        """Move what an earlier run of this name collected to `buffer/superseded/`. Returns how much.
-
-        A folder that was chosen (dset_root or dset_name) is left as it is: its files are there on purpose.
-        """
+        """As set_aside_newer, but a folder that was chosen (dset_root or dset_name) is left as it is."""
         if self.dset_root is not None or self.dset_name is not None:
             return 0
         return self.set_aside_newer({"newest": None, "num_fifo_files": 0})
@@ -316,13 +310,11 @@ class DiskTrajDataset(RLDataset):
             self._lock = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock behind when this goes to another process."""
         return {**self.__dict__, "_lock": None}
 
     def _cut_window(
         self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
     ) -> Trajectory | None:
-        """Return a window of a file, or None if the file cannot be used; then it is not drawn again."""
         traj = self._buffer.open(file)
         if traj is None:
             return None
@@ -353,8 +345,8 @@ class DiskTrajDataset(RLDataset):
     def _buffer(self) -> Buffer:
         if self._opened is None:
             raise ValueError(
-                "This DiskTrajDataset does not know its folder yet. Fix: call configure() before using it; "
-                "Experiment.start() does."
+                f"This {type(self).__name__} does not know its folder yet. Fix: call configure() before "
+                "using it; Experiment.start() does."
             )
         return self._opened
 

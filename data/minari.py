@@ -19,17 +19,17 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gin
 import numpy as np
 
-from .dataset import RLDataset, window_at
+from .disk_dataset import DiskTrajDataset
 from .errors import check_choice
-from .files import TrajectoryReader, format_name, load_trajectory, parse_name, save_trajectory
-from .foreign import arrays_of, episode
+from .files import load_trajectory, parse_name, save_trajectory
+from .foreign import episode
 from .sampling import SAMPLE_BY
 from .trajectory import Array, Layout, Trajectory, action_indices, action_rows
 
@@ -38,11 +38,10 @@ if TYPE_CHECKING:
 
 ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
 CACHE_FOLDER = "loxodon-cache"
-_CONVERSION = 2  # raise it when the same episode would become another file
+_CONVERSION = 3  # raise it when the same episode would become another file
 _CACHE_FORMAT = "traj"
-_INDEX = "index.json"
 _STALE_S = 86_400.0
-_CHUNK_BYTES = 256 << 20
+_EPISODES_AT_ONCE = 32  # in memory during an export
 _logger = logging.getLogger("loxodon")
 Track = Callable[[Any], Any]  # given all there is to do, gives it one after the other; may show progress
 
@@ -257,14 +256,14 @@ def import_episodes(
 
 
 @gin.configurable
-class MinariDataset(RLDataset):
+class MinariDataset(DiskTrajDataset):
     """Windows of the episodes of a Minari dataset, to train offline.
 
     The first use converts the episodes once into trajectory files beside the dataset (`loxodon-cache/`, which
-    may be deleted while nothing uses it). From then on a window is a slice of a mapped file: memory stays
-    bounded, all processes share the pages, and the worker processes need no HDF5, whose compressed chunks
-    take milliseconds per episode. Observations have the names and dtypes, actions the numbering and scaling,
-    that the environments of this library show to a policy.
+    may be deleted while nothing uses it); from then on it is a DiskTrajDataset that is only read. So memory
+    stays bounded, all processes share the pages, and the worker processes need no HDF5, whose compressed
+    chunks take milliseconds per episode. Observations have the names and dtypes, actions the numbering and
+    scaling, that the environments of this library show to a policy.
 
     Args:
         dataset_id: such as "D4RL/door/human-v2", found below MINARI_DATASETS_PATH.
@@ -285,11 +284,16 @@ class MinariDataset(RLDataset):
         cache_root: str | None = None,
     ) -> None:
         check_choice("MinariDataset.sample_by", sample_by, SAMPLE_BY)
-        self.dataset_id, self.download, self.sample_by = dataset_id, download, sample_by
-        self.cache_root = cache_root
-        self._paths: list[str] = []
-        self._starts = np.zeros(1, np.int64)  # timestep at which each episode begins, and the total
-        self._reader = TrajectoryReader()
+        # All by name, or what gin binds of a DiskTrajDataset beside this one would hold here too.
+        super().__init__(
+            dset_min_size=1,
+            sample_by=sample_by,
+            recent_fraction=None,
+            priority_exponent=None,
+            relabeler=None,
+            takes_new_trajs=False,
+        )
+        self.dataset_id, self.download, self.cache_root = dataset_id, download, cache_root
 
     def configure(self, **settings: Any) -> None:
         """Receive the settings of the run and open the dataset. See RLDataset.configure.
@@ -301,25 +305,25 @@ class MinariDataset(RLDataset):
             ValueError: If it holds nothing, or cannot be read.
             OSError: If the cache cannot be written.
         """
-        super().configure(**settings)
-        folder = _converted(open_minari(self.dataset_id, download=self.download), self.cache_root)
-        entries = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        if not entries:
+        super().configure(**{**settings, "has_edit_rights": False})
+        if not self.num_files:
             raise ValueError(
                 f"Minari dataset {self.dataset_id!r} holds no episode with a step. Fix: take another."
             )
-        self._paths = [f"{folder}/{name}" for name, _ in entries]
-        self._starts = np.cumsum([0, *(length for _, length in entries)])
+
+    def folder(self, default_root: str, default_name: str) -> Path:
+        """Where the converted episodes lie; they are converted now if they never were."""
+        return _converted(open_minari(self.dataset_id, download=self.download), self.cache_root)
 
     @property
     def num_episodes(self) -> int:
         """Number of episodes with at least one transition."""
-        return len(self._paths)
+        return self.num_files
 
     @property
     def num_timesteps(self) -> int:
         """Number of transitions in all episodes."""
-        return int(self._starts[-1])
+        return sum(len(load_trajectory(file.path)) for file in self._buffer.files)
 
     def expect(self, layout: Layout) -> None:
         """Compare with the spaces of the run.
@@ -328,60 +332,13 @@ class MinariDataset(RLDataset):
             ValueError: If a policy for these spaces cannot be trained on this dataset.
         """
         super().expect(layout)
-        found = self._reader.load(self._require_paths()[0]).layout
+        found = load_trajectory(self._buffer.files[0].path).layout
         if (mismatch := layout.describe_mismatch(found)) is not None:
             raise ValueError(
                 f"Minari dataset {self.dataset_id!r} does not fit the environments of this run: {mismatch}. "
                 f"It holds {found}. Fix: set Experiment.make_train_env to the environment of the dataset, or "
                 "MinariDataset.dataset_id to a dataset of this environment."
             )
-
-    def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-        """Return a random window of a random episode. Raises like sample_windows."""
-        return self.sample_windows(1, rng)[0]
-
-    def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
-        """Return random windows of random episodes.
-
-        Raises:
-            FileNotFoundError: If the cache was deleted meanwhile.
-            ValueError: If this dataset was not configured.
-        """
-        paths = self._require_paths()
-        fractions, places = rng.random((2, count))
-        if self.sample_by == "trajectory":
-            indices = (fractions * len(paths)).astype(np.int64)
-        else:
-            timesteps = (fractions * self.num_timesteps).astype(np.int64)
-            indices = np.searchsorted(self._starts, timesteps, side="right") - 1
-        windows = []
-        for index, place in zip(indices.tolist(), places.tolist(), strict=True):
-            try:
-                traj = self._reader.load(paths[index])
-            except FileNotFoundError as error:
-                raise FileNotFoundError(
-                    f"{paths[index]} is gone: the converted episodes of {self.dataset_id!r} were deleted "
-                    "while in use. Fix: start again, they are then converted anew."
-                ) from error
-            windows.append(traj.slice(*window_at(len(traj), self.max_seq_len, self.padded_sampling, place)))
-        return windows
-
-    def fingerprint(self) -> str | None:
-        """Names and sizes of the converted episodes."""
-        files = [[Path(path).name, Path(path).stat().st_size] for path in self._paths]
-        return json.dumps([type(self).__name__, self.dataset_id, self.sample_by, files])
-
-    def close(self) -> None:
-        """Let go of open files."""
-        self._reader = TrajectoryReader()
-
-    def _require_paths(self) -> list[str]:
-        if not self._paths:
-            raise ValueError(
-                "This MinariDataset is not open yet. Fix: call configure() before using it; "
-                "Experiment.start() does."
-            )
-        return self._paths
 
 
 def _converted(dataset: Any, cache_root: str | None) -> Path:
@@ -395,9 +352,9 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     state = [
         [str(path.relative_to(data_path)), path.stat().st_size, path.stat().st_mtime_ns] for path in files
     ]
-    fingerprint = hashlib.blake2b(json.dumps([_CONVERSION, dataset.id, state]).encode(), digest_size=8)
-    target = root / format_name(str(dataset.id).replace("/", "-"), fingerprint.hexdigest(), 0.0).split(".")[0]
-    if (target / _INDEX).is_file():
+    state_hash = hashlib.blake2b(json.dumps([_CONVERSION, dataset.id, state]).encode(), digest_size=8)
+    target = root / f"{dataset.id.replace('/', '-')}_{state_hash.hexdigest()}"
+    if target.is_dir():
         return target
     _logger.info(
         "Converting the %d episodes of Minari dataset %s, once, into %s", len(dataset), dataset.id, target
@@ -414,13 +371,13 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
             f"written: {error}. Fix: set MinariDataset.cache_root to a folder that this process may write to."
         ) from error
     try:
-        entries, _ = import_episodes(dataset, temporary, _CACHE_FORMAT)
-        (temporary / _INDEX).write_text(json.dumps(entries), encoding="utf-8")
+        (temporary / "buffer" / "fifo").mkdir(parents=True)
+        import_episodes(dataset, temporary / "buffer" / "protected", _CACHE_FORMAT)
         temporary.chmod(0o755)  # mkdtemp makes it private; others may share the dataset
         try:
             temporary.rename(target)
         except OSError:
-            if not (target / _INDEX).is_file():  # else another process was faster
+            if not target.is_dir():  # else another process was faster
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -534,17 +491,24 @@ def export_minari(
     options = _space_options(env_id, load_trajectory(paths[0]))
     if "jpeg_encoding" in inspect.signature(minari.create_dataset_from_buffers).parameters:
         options["jpeg_encoding"] = False
+    codec = EpisodeCodec(options["observation_space"], options["action_space"])
+    make_buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
     dataset = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
-            for buffers, metadata in _chunks(track(episodes), options):
+            for first in track(range(0, len(episodes), _EPISODES_AT_ONCE)):
+                some = [
+                    concatenate([load_trajectory(path) for path in one.paths])
+                    for one in episodes[first : first + _EPISODES_AT_ONCE]
+                ]
+                buffers = [make_buffer(**codec.to_columns(traj), infos={}) for traj in some]
                 if dataset is None:
                     dataset = minari.create_dataset_from_buffers(dataset_id, buffers, **options)
                 else:
                     dataset.update_dataset_from_buffer(buffers)
-                first = int(dataset.storage.total_episodes) - len(buffers)
-                dataset.storage.update_episode_metadata(metadata, range(first, first + len(buffers)))
+                metadata = [_metadata_of(traj) for traj in some]
+                dataset.storage.update_episode_metadata(metadata, range(first, first + len(some)))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -598,23 +562,6 @@ def _space_options(env_id: str | None, example: Trajectory) -> dict[str, Any]:
     }
 
 
-def _chunks(
-    episodes: Iterable[Episode], options: dict[str, Any]
-) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
-    """Episode buffers and their metadata, some at a time, so that memory stays bounded."""
-    make_buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
-    codec = EpisodeCodec(options["observation_space"], options["action_space"])
-    buffers: list[Any] = []
-    metadata: list[dict[str, Any]] = []
-    num_bytes = 0
-    for one in episodes:
-        traj = concatenate([load_trajectory(path) for path in one.paths])
-        buffers.append(make_buffer(**codec.to_columns(traj), infos={}))
-        version = {} if traj.policy_version is None else {POLICY_KEY: traj.policy_version}
-        metadata.append({ENV_NAME_KEY: traj.env_name, **version})
-        num_bytes += sum(array.nbytes for array in arrays_of(traj))
-        if num_bytes > _CHUNK_BYTES:
-            yield buffers, metadata
-            buffers, metadata, num_bytes = [], [], 0
-    if buffers:
-        yield buffers, metadata
+def _metadata_of(traj: Trajectory) -> dict[str, Any]:
+    version = {} if traj.policy_version is None else {POLICY_KEY: traj.policy_version}
+    return {ENV_NAME_KEY: traj.env_name, **version}

@@ -25,8 +25,8 @@ class MixtureOfDatasets(RLDataset):
     it is w0 + (w1 - w0) * clip((e - e_ready + 1) / N, 0, 1), where e_ready is the first epoch in which it
     was ready. Weights are then divided by the sum over the ready datasets.
 
-    At most one of the datasets may take new trajectories; `delete` and `set_aside_newer` concern that one
-    alone. Two DiskTrajDatasets may not lie in the same folder.
+    At most one of the datasets may take new trajectories; `delete` concerns that one alone. Two
+    DiskTrajDatasets may not lie in the same folder.
 
     Args:
         datasets: what to draw from.
@@ -47,14 +47,8 @@ class MixtureOfDatasets(RLDataset):
         smooth_sudden_starts: int | None = None,
         initial_sampling_weights: Sequence[float] | None = None,
     ) -> None:
-        _check_datasets(datasets)
         initial = [0.0] * len(datasets) if initial_sampling_weights is None else initial_sampling_weights
-        _check_weights(len(datasets), sampling_weights, initial)
-        if smooth_sudden_starts is not None and smooth_sudden_starts < 1:
-            raise ValueError(
-                f"smooth_sudden_starts is {smooth_sudden_starts}, but must be at least 1 epoch, or None for "
-                "sudden starts. Fix: set MixtureOfDatasets.smooth_sudden_starts."
-            )
+        _check_arguments(datasets, sampling_weights, initial, smooth_sudden_starts)
         self.datasets = list(datasets)
         self.sampling_weights, self.initial_sampling_weights = sampling_weights, initial_sampling_weights
         self._final, self._initial = np.array(sampling_weights, float), np.array(initial, float)
@@ -64,7 +58,7 @@ class MixtureOfDatasets(RLDataset):
         self._ready_epochs = [-1] * len(datasets)
 
     def configure(self, **settings: Any) -> None:
-        """Receive the settings of the run and pass them on. See RLDataset.configure.
+        """Pass the settings on.
 
         Raises:
             ValueError: If two datasets share a folder, or two take new trajectories.
@@ -76,7 +70,6 @@ class MixtureOfDatasets(RLDataset):
         self._check_takers()
 
     def expect(self, layout: Layout) -> None:
-        """Pass on what the timesteps of the run look like."""
         super().expect(layout)
         for dataset in self.datasets:
             dataset.expect(layout)
@@ -84,15 +77,13 @@ class MixtureOfDatasets(RLDataset):
     @property
     def save_new_trajs_to(self) -> Path | None:
         """The folder of the dataset that takes new trajectories, or None if none does."""
-        return next((folder for d in self.datasets if (folder := d.save_new_trajs_to) is not None), None)
+        return next((dataset.save_new_trajs_to for dataset in self._takers()), None)
 
     @property
     def ready_for_training(self) -> bool:
-        """True if any of the datasets is ready."""
         return any(dataset.ready_for_training for dataset in self.datasets)
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-        """Return a random window of a random dataset. See sample_windows."""
         return self.sample_windows(1, rng)[0]
 
     def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
@@ -130,19 +121,16 @@ class MixtureOfDatasets(RLDataset):
         return weights / total if total > 0 else weights
 
     def on_new_epoch(self, epoch: int) -> None:
-        """Take the number of the epoch, from which the weights follow, and pass it on."""
         self._epoch = epoch
         for dataset in self.datasets:
             dataset.on_new_epoch(epoch)
         self._note_ready()
 
     def refresh(self) -> None:
-        """Let each dataset take notice of new data."""
         for dataset in self.datasets:
             dataset.refresh()
 
     def on_end_of_collection(self) -> dict[str, float]:
-        """Let each dataset take notice of what was collected. Returns their metrics under their names."""
         return self._merged([dataset.on_end_of_collection() for dataset in self.datasets])
 
     def metrics(self) -> dict[str, float]:
@@ -153,7 +141,6 @@ class MixtureOfDatasets(RLDataset):
         return metrics
 
     def delete(self) -> None:
-        """Delete what was collected, which is all in the dataset that takes new trajectories."""
         for dataset in self._takers():
             dataset.delete()
 
@@ -164,7 +151,6 @@ class MixtureOfDatasets(RLDataset):
         return None if None in parts else json.dumps([type(self).__name__, parts, weights])
 
     def close(self) -> None:
-        """Let go of locks and open files."""
         for dataset in self.datasets:
             dataset.close()
 
@@ -176,11 +162,7 @@ class MixtureOfDatasets(RLDataset):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what state_dict returned.
-
-        Raises:
-            ValueError: If the checkpoint is of another number of datasets.
-        """
+        """Raise ValueError if the checkpoint is of another number of datasets."""
         if len(state["datasets"]) != len(self.datasets):
             raise ValueError(
                 f"The checkpoint is of a mixture of {len(state['datasets'])} datasets, but this one has "
@@ -191,13 +173,10 @@ class MixtureOfDatasets(RLDataset):
             dataset.load_state_dict(own)
 
     def set_aside_newer(self, state: dict[str, Any]) -> int:
-        """Hide what was collected after `state` was taken. Returns how much."""
         states = zip(self.datasets, state["datasets"], strict=True)
-        takers = self._takers()
-        return sum(dataset.set_aside_newer(own) for dataset, own in states if dataset in takers)
+        return sum(dataset.set_aside_newer(own) for dataset, own in states)
 
     def begin_new_run(self) -> int:
-        """Hide what an earlier run left in this run's own folder. Returns how much."""
         return sum(dataset.begin_new_run() for dataset in self.datasets)
 
     def _note_ready(self) -> None:
@@ -230,7 +209,7 @@ class MixtureOfDatasets(RLDataset):
 
     def _check_takers(self) -> None:
         named = zip(self._labels, self.datasets, strict=True)
-        takers = [f"{label} ({d.save_new_trajs_to})" for label, d in named if d.save_new_trajs_to is not None]
+        takers = [f"{label} ({d.save_new_trajs_to})" for label, d in named if d in self._takers()]
         if len(takers) > 1:
             raise ValueError(
                 f"The datasets {' and '.join(takers)} of the mixture all take new trajectories, but what is "
@@ -239,7 +218,12 @@ class MixtureOfDatasets(RLDataset):
             )
 
 
-def _check_datasets(datasets: Sequence[RLDataset]) -> None:
+def _check_arguments(
+    datasets: Sequence[RLDataset],
+    final: Sequence[float],
+    initial: Sequence[float],
+    smooth_sudden_starts: int | None,
+) -> None:
     if not datasets:
         raise ValueError(
             "MixtureOfDatasets.datasets is empty, but there must be at least one. "
@@ -251,16 +235,18 @@ def _check_datasets(datasets: Sequence[RLDataset]) -> None:
                 f"MixtureOfDatasets.datasets[{i}] is {dataset!r}, but must be an RLDataset. "
                 "Fix: write @DiskTrajDataset() in gin, with parentheses."
             )
-
-
-def _check_weights(num_datasets: int, final: Sequence[float], initial: Sequence[float]) -> None:
-    fits = len(final) == len(initial) == num_datasets
+    fits = len(final) == len(initial) == len(datasets)
     if not fits or not all(0 < w < np.inf for w in final) or not all(0 <= w < np.inf for w in initial):
         raise ValueError(
-            f"A mixture of {num_datasets} datasets has sampling_weights {list(final)} and "
+            f"A mixture of {len(datasets)} datasets has sampling_weights {list(final)} and "
             f"initial_sampling_weights {list(initial)}, but needs one per dataset of each, the former above "
             "0 and the latter at least 0. Fix: set MixtureOfDatasets.sampling_weights; leave out datasets "
             "that are not to be drawn from."
+        )
+    if smooth_sudden_starts is not None and smooth_sudden_starts < 1:
+        raise ValueError(
+            f"smooth_sudden_starts is {smooth_sudden_starts}, but must be at least 1 epoch, or None for "
+            "sudden starts. Fix: set MixtureOfDatasets.smooth_sudden_starts."
         )
 
 

@@ -43,6 +43,9 @@ def test_a_copy_for_another_process_draws_the_same(configured: Configured, numbe
     assert draws[0] == draws[1]
     assert dataset.save_new_trajs_to is None
     assert dataset.ready_for_training
+    assert dataset.set_aside_newer(dataset.state_dict()) == dataset.begin_new_run() == 0
+    dataset.delete()  # nothing was collected into it
+    assert dataset.num_files == 3
     assert dataset.fingerprint() == configured(numbered).fingerprint()
 
 
@@ -52,13 +55,15 @@ def test_episodes_are_converted_once(
     configured(numbered)
     cache = root / "test" / "numbers-v0" / CACHE_FOLDER
     before = sorted(cache.rglob("*"))
-    assert len(before) == 1 + 3 + 1  # the folder, three episodes, the index
+    assert len(before) == 4 + 3  # the folders, three episodes
     with monkeypatch.context() as patch:
         patch.setattr(minari_module, "import_episodes", None)
         first = configured(numbered)
     assert sorted(cache.rglob("*")) == before
     (cache.parent / "data" / "main_data.hdf5").touch()  # a changed dataset is converted anew
-    assert set(first._paths).isdisjoint(configured(numbered)._paths)
+    assert {file.path for file in first._buffer.files}.isdisjoint(
+        file.path for file in configured(numbered)._buffer.files
+    )
 
 
 def test_an_interrupted_conversion_leaves_nothing_to_be_read(
@@ -82,7 +87,7 @@ def test_mistakes_of_a_user_say_what_to_do(configured: Configured, numbered: str
         FileNotFoundError, match=r"no Minari dataset 'a/b-v0'.*test/numbers-v0.*minari download"
     ):
         configured("a/b-v0")
-    with pytest.raises(ValueError, match=r"not open yet.*Fix: call configure\(\)"):
+    with pytest.raises(ValueError, match=r"MinariDataset does not know.*Fix: call configure\(\)"):
         MinariDataset(numbered).sample_random_trajectory(np.random.default_rng(0))
     dataset = configured(numbered)
     fitting = Layout({"observation": ((1,), np.dtype(np.float32))}, 3)
@@ -94,9 +99,9 @@ def test_mistakes_of_a_user_say_what_to_do(configured: Configured, numbered: str
     with pytest.raises(OSError, match=r"cannot be written.*MinariDataset.cache_root"):
         configured(numbered, cache_root=str(tmp_path / "file" / "cache"))
     dataset.close()
-    for path in dataset._paths:
-        Path(path).unlink()
-    with pytest.raises(FileNotFoundError, match="were deleted while in use"):
+    for file in dataset._buffer.files:
+        Path(file.path).unlink()
+    with pytest.raises(ValueError, match="holds no trajectories"):
         dataset.sample_random_trajectory(np.random.default_rng(0))
 
 

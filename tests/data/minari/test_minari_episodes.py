@@ -94,7 +94,7 @@ def test_episodes_look_as_the_environment_shows_them_to_a_policy(
         columns.append(raw_columns(env))
         seen.append(steps)
     make_minari("test/nested-v0", columns, env)
-    trajs = [load_trajectory(path) for path in configured("test/nested-v0")._paths]
+    trajs = [load_trajectory(file.path) for file in configured("test/nested-v0")._buffer.files]
     assert [len(traj) for traj in trajs] == [3, 5, 3, 5]
     codec = EpisodeCodec(env.observation_space, env.action_space)
     for traj, steps, raw in zip(trajs, seen, columns, strict=True):
