@@ -118,12 +118,8 @@ class Quarantine:
 
     def describe(self) -> str:
         """Return a sentence on the broken files for an error text; nothing if there are none."""
-        if not self.num_broken:
-            return ""
-        return (
-            f" {self.num_broken} files were broken (see {self.folder}); the last reason: "
-            f"{self._find_reason()}"
-        )
+        text = f" {self.num_broken} files were broken (see {self.folder}); the last reason: "
+        return text + self._find_reason() if self.num_broken else ""
 
     def _list(self) -> frozenset[str]:
         return frozenset(name for name in _names_in(self.folder) if not name.endswith(_REASON_SUFFIX))
@@ -136,7 +132,6 @@ class Quarantine:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """Names in a folder; none if there is no such folder."""
     try:
         return os.listdir(folder)  # noqa: PTH208 (only names are needed)
     except (FileNotFoundError, NotADirectoryError):

@@ -98,7 +98,7 @@ def from_arrays(arrays: dict[str, Array], env_name: str) -> Trajectory:
 
 
 def arrays_of(traj: Trajectory) -> list[Array]:
-    """All arrays of a trajectory."""
+    """All arrays of a trajectory, observations first."""
     return [*traj.obs.values(), *(getattr(traj, name) for name in _NAMES), *traj.extras.values()]
 
 
@@ -181,10 +181,8 @@ def split_episodes(
     columns = _as_columns(obs)
     following = None if next_obs is None else _as_columns(next_obs)
     nvec = tuple(num_actions) if isinstance(num_actions, Sequence) else None
-    if isinstance(num_actions, Sequence):
-        actions = action_rows(np.asarray(actions), sum(num_actions), tuple(num_actions))
-    else:
-        actions = _rows_of(np.asarray(actions), num_actions)
+    actions = np.asarray(actions)
+    actions = action_rows(actions, sum(nvec), nvec) if nvec else _rows_of(actions, num_actions)
     rews = np.asarray(rews, np.float32).reshape(-1, 1)
     ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
     _check_columns(columns, following, actions=actions, rews=rews, terminated=ends, truncated=cuts)
@@ -261,8 +259,8 @@ def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
     return {key: np.asarray(value) for key, value in columns.items()}
 
 
-def _rows_of(actions: Array, num_actions: int | None) -> Array:
-    """Actions of flat arrays, of one factor or continuous, as rows (S, A)."""
+def _rows_of(actions: Array, num_actions: Any) -> Array:
+    """Actions of one factor, or continuous ones, as rows (S, A)."""
     if actions.dtype.kind in "iu":
         width = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
         return action_rows(actions.astype(np.int64), width)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import gin
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -22,7 +21,6 @@ from .dataset import RLDataset
 from .trajectory import Layout, Trajectory
 
 _MESSAGE_BYTES = 4 << 20  # of the batches that a worker sends together, about
-_BY_VALUE_BYTES = 1 << 20
 _GRACE_S = 15  # of a worker after SIGTERM
 
 
@@ -130,8 +128,10 @@ class BatchLoader:
         layout = self._dataset.layout
         if self._num_workers == 0 or layout is None:
             return 1
+        obs_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.obs.values())
+        timestep_bytes = obs_bytes + 8 * layout.action_width + 32
         timesteps = self._source.batch_size * (self._dataset.max_seq_len + 1)
-        by_size = int(_MESSAGE_BYTES // (timesteps * _timestep_bytes(layout)))
+        by_size = _MESSAGE_BYTES // (timesteps * timestep_bytes)
         return max(1, min(by_size, self._source.pool_batches, num_batches // self._num_workers))
 
     def _of_workers(self) -> Iterator[Batch]:
@@ -153,8 +153,8 @@ class BatchLoader:
         try:
             for item in self._workers:
                 if isinstance(item, _Failure):
-                    item.raise_again()
-                yield from item.batches()
+                    raise item.kind(item.text) from RuntimeError(f"in a loader worker:\n{item.trace}")
+                yield from map(as_batch, item.views())
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
@@ -195,52 +195,38 @@ class _Orders:
 class _Failure(NamedTuple):
     """An exception of a worker; the exception itself might not survive the way here."""
 
-    is_value_error: bool
-    kind: str
+    kind: type[Exception]
     text: str
     trace: str
-
-    def raise_again(self) -> None:
-        error: Exception = ValueError(self.text)  # which says what to do already
-        if not self.is_value_error:
-            error = RuntimeError(
-                f"A loader worker failed: {self.kind}: {self.text}. Fix: see the traceback above; "
-                "Experiment.dloader_workers = 0 raises the error in this process."
-            )
-        raise error from RuntimeError(f"in a loader worker:\n{self.trace}")
 
 
 class _Block(NamedTuple):
     """Batches in one piece of memory: every tensor that crosses processes costs as much as a small batch."""
 
     specs: list[Specs]
-    data: Tensor | npt.NDArray[np.uint8]  # shared memory, or bytes for the pipe
+    data: Tensor  # bytes
 
     @classmethod
-    def of(cls, batches: list[list[Trajectory]], layout: Layout | None, *, is_pinned_later: bool) -> _Block:
-        """Pad windows into a new block. Small ones go faster through a pipe, where none can be pinned."""
+    def of(cls, batches: list[list[Trajectory]], layout: Layout | None) -> _Block:
+        """Pad windows into a new block of shared memory."""
         specs = [specs_of(windows, layout) for windows in batches]
         size = sum(_room_bytes(*spec) for one in specs for spec in one.values())
-        is_shared = is_pinned_later or size > _BY_VALUE_BYTES
-        data = torch.empty(0 if is_shared else size, dtype=torch.uint8)
-        if is_shared:  # at once where it will be read, as torch's own collate function does
-            data.set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
+        data = torch.empty(0, dtype=torch.uint8)
+        # At once where it will be read, as torch's own collate function does.
+        data.set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
         block = cls(specs, data)
-        for windows, tensors in zip(batches, block._views(), strict=True):
+        for windows, tensors in zip(batches, block.views(), strict=True):
             fill_batch({name: tensor.numpy() for name, tensor in tensors.items()}, windows, layout)
-        return block if is_shared else block._replace(data=np.asarray(block.data))
+        return block
 
-    def batches(self) -> Iterator[Batch]:
-        """The batches, whose tensors are views of the block."""
-        return map(as_batch, self._views())
-
-    def _views(self) -> Iterator[dict[Name, Tensor]]:
-        data, start = torch.as_tensor(self.data), 0
+    def views(self) -> Iterator[dict[Name, Tensor]]:
+        """The tensors of each batch."""
+        start = 0
         for specs in self.specs:
             views = {}
             for name, (shape, dtype) in specs.items():
                 num_bytes = math.prod(shape) * dtype.itemsize
-                flat = data[start : start + num_bytes]
+                flat = self.data[start : start + num_bytes]
                 views[name] = flat.view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
                 start += _room_bytes(shape, dtype)
             yield views
@@ -250,15 +236,7 @@ def _room_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return -(-math.prod(shape) * dtype.itemsize // 64) * 64  # every array begins at a cache line
 
 
-def _timestep_bytes(layout: Layout) -> int:
-    """Of one timestep in a batch."""
-    obs = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.obs.values())
-    return obs + 8 * layout.action_width + 32
-
-
 class _EpochSource(Dataset[Any]):
-    """Samples the batches of an epoch, or one worker's share of them."""
-
     def __init__(
         self, dataset: RLDataset, batch_size: int, rank: int, pool_batches: int, pin_memory: bool
     ) -> None:
@@ -280,7 +258,7 @@ class _EpochSource(Dataset[Any]):
             yield from cut_by_length(windows, self.batch_size, rng)
 
     def __getitem__(self, order: _Order) -> _Block | _Failure:
-        """The next batches of this worker; DataLoader asks its workers in turns, in a fixed order."""
+        """DataLoader asks its workers in turns, in a fixed order, for their next batches."""
         try:
             if order != self._order:
                 info, size = get_worker_info(), order.per_message
@@ -290,11 +268,16 @@ class _EpochSource(Dataset[Any]):
                 sizes = (min(size, order.num_batches - i * size) for i in begins)
                 self._batches = self.sample(order, sum(sizes), info.id)
             batches = list(itertools.islice(self._batches, order.per_message))
-            return _Block.of(batches, self._dataset.layout, is_pinned_later=self.pin_memory)
+            return _Block.of(batches, self._dataset.layout)
         except Exception as error:  # whatever a dataset raises is raised again in the parent
             self._order = None
-            text, trace = str(error), traceback.format_exc()
-            return _Failure(isinstance(error, ValueError), type(error).__name__, text, trace)
+            if isinstance(error, ValueError):  # which says what to do already
+                return _Failure(ValueError, str(error), traceback.format_exc())
+            text = (
+                f"A loader worker failed: {type(error).__name__}: {error}. Fix: see the traceback above; "
+                "Experiment.dloader_workers = 0 raises the error in this process."
+            )
+            return _Failure(RuntimeError, text, traceback.format_exc())
 
 
 def cut_by_length(
@@ -316,9 +299,8 @@ def cut_by_length(
         yield windows[start : start + batch_size]
 
 
-def _as_it_is(batch: Any) -> Any:
-    """Batches are complete when they are sampled."""
-    return batch
+def _as_it_is(block: Any) -> Any:
+    return block
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:

@@ -107,7 +107,6 @@ class MemoryTrajDataset(RLDataset):
 
     @property
     def ready_for_training(self) -> bool:
-        """True from min_trajs trajectories on."""
         return len(self._trajs) >= self.min_trajs
 
     @property
@@ -121,11 +120,7 @@ class MemoryTrajDataset(RLDataset):
         return self._num_timesteps
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-        """Return a random window of a random trajectory.
-
-        Raises:
-            ValueError: If there is no trajectory.
-        """
+        """Raise ValueError if there is no trajectory."""
         if not self._trajs:
             raise ValueError(
                 "MemoryTrajDataset holds no trajectories to sample from. Fix: pass some when it is made, or "
@@ -138,11 +133,9 @@ class MemoryTrajDataset(RLDataset):
         return traj.slice(start, stop)
 
     def delete(self) -> None:
-        """Forget all trajectories."""
         self._trajs, self._num_timesteps, self._ends = [], 0, None
 
     def on_end_of_collection(self) -> dict[str, float]:
-        """Return how much is held."""
         return {"total_trajs": float(self.num_trajs), "total_timesteps": float(self.num_timesteps)}
 
     def fingerprint(self) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,10 +20,7 @@ Weights = npt.NDArray[np.float64]
 
 def priority_slot(traj_id: str) -> int:
     """Return the place of a trajectory in the priority table, the same in every process."""
-    try:
-        return int(traj_id, 16) % NUM_PRIORITY_SLOTS
-    except ValueError:  # a foreign id
-        return zlib.crc32(traj_id.encode()) % NUM_PRIORITY_SLOTS
+    return int(traj_id, 36) % NUM_PRIORITY_SLOTS  # ids are digits and letters; ours only up to f
 
 
 class PriorityTable:
@@ -107,11 +103,9 @@ class PriorityTable:
         self._weights[-1] = state["highest"] ** self.exponent
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the shared memory, for a process that is being started; nothing else takes it."""
         return {"exponent": self.exponent, "_shared": self._shared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Look at the same memory."""
         self.__dict__.update(state, _weights=np.frombuffer(state["_shared"], np.float32))
 
 
@@ -144,12 +138,12 @@ class FileSampler:
     def draw(self, count: int, rng: np.random.Generator) -> list[int]:
         """Return `count` positions in the list of files, which is not empty."""
         if self._lengths is None and self._priorities is None:
-            positions: list[int] = rng.integers(self._first, len(self._files), size=count).tolist()
-            return positions
-        cumulative = self._cumulative_weights()
-        drawn = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
-        positions = (np.minimum(drawn, len(cumulative) - 1) + self._first).tolist()
-        return positions
+            positions = rng.integers(self._first, len(self._files), size=count)
+        else:
+            cumulative = self._cumulative_weights()
+            drawn = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
+            positions = np.minimum(drawn, len(cumulative) - 1) + self._first
+        return list(positions.tolist())
 
     def _cumulative_weights(self) -> Weights:
         """Sums of the weights of the files up to each one; those of priorities are others each time."""

@@ -73,7 +73,6 @@ class Tokens(spaces.MultiDiscrete):
         return row
 
     def _warn(self, kind: str, message: str, *values: Any) -> None:
-        """Say it once of its kind, not with every timestep."""
         if kind not in self._has_warned:
             self._has_warned.add(kind)
             logger.warning(f"The text observation {message}. Fix: change the vocabulary.", *values)
@@ -204,7 +203,7 @@ class ObsLayout:
                 f"Two observations share a key after nested names are joined with '/': {keys}. "
                 "Fix: rename one of them in the environment."
             )
-        self._shapes = tuple(_shape_of(leaf.space) for leaf in self.leaves)
+        self._shapes = tuple(tuple(leaf.space.shape or ()) for leaf in self.leaves)
         first = self.leaves[0]
         has_own_form = first.offset is None and not isinstance(first.space, Tokens)
         self._is_plain = len(self.leaves) == 1 and not first.path and has_own_form
@@ -249,10 +248,6 @@ class ObsLayout:
             )
 
 
-def _shape_of(space: Space[Any]) -> tuple[int, ...]:
-    return tuple(space.shape or ())
-
-
 # ---- actions ----
 
 PolicyActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
@@ -286,7 +281,13 @@ class ActionMap:
         elif isinstance(space, spaces.MultiBinary):
             self.policy_space = spaces.MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
         elif isinstance(space, spaces.Box):
-            _check_box(space)
+            if not np.issubdtype(space.dtype, np.floating):
+                raise TypeError(
+                    f"The action space is {space}, an integer Box, which has no meaningful scaling from "
+                    "[-1, 1]. Allowed are Discrete, MultiDiscrete, MultiBinary and Box with a float dtype. "
+                    "Fix: wrap the environment to take a Discrete action, or a float Box that it rounds "
+                    "itself."
+                )
             self.policy_space = spaces.Box(-1.0, 1.0, (int(np.prod(space.shape)),), np.float32)
             dtype = np.result_type(space.dtype, np.float32)
             self._low, self._high = (bound.astype(dtype).reshape(-1) for bound in (space.low, space.high))
@@ -373,15 +374,6 @@ class ActionCode:
             out[np.arange(len(out)), actions] = 1.0
         else:
             out[np.arange(len(out))[:, None], actions + self._offsets] = 1.0
-
-
-def _check_box(space: spaces.Box) -> None:
-    if not np.issubdtype(space.dtype, np.floating):
-        raise TypeError(
-            f"The action space is {space}, an integer Box, which has no meaningful scaling from [-1, 1]. "
-            "Allowed are Discrete, MultiDiscrete, MultiBinary and Box with a float dtype. "
-            "Fix: wrap the environment to take a Discrete action, or a float Box that it rounds itself."
-        )
 
 
 def finite_box(space: spaces.Box) -> spaces.Box:
