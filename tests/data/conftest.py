@@ -50,17 +50,17 @@ def fill() -> Callable[[Path, list[int]], list[Path]]:
     def write(folder: Path, lengths: list[int]) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         return [
-            save_trajectory(
-                folder,
-                _make_traj(length, first=1000 * i),
-                save_as="npz",
-                traj_id=f"{i:08x}",
-                unix_time=1e9 + i,
-            )
-            for i, length in enumerate(lengths)
+            save_trajectory(folder, traj, save_as="npz", traj_id=f"{i:08x}", unix_time=1e9 + i)
+            for i, traj in enumerate(_make_traj(length, first=1000 * i) for i, length in enumerate(lengths))
         ]
 
     return write
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    """Where the DiskTrajDataset of make_dataset looks for files."""
+    return tmp_path / "set/buffer/fifo"
 
 
 @pytest.fixture

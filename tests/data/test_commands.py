@@ -149,25 +149,6 @@ def test_show_draws_what_there_is(
     assert "pip install matplotlib" in refused(capsys, "show", path, "--plot", tmp_path / "a.png")
 
 
-def test_extras_and_factors_are_shown_and_kept(tmp_path: Path, make_traj: MakeTraj, capsys: Capture) -> None:
-    traj = make_traj(6, num_actions=5)
-    indices = np.array([[i % 2, i % 3] for i in range(6)])
-    extras = {"values": np.ones((6, 1), np.float32), "option": np.arange(6, dtype=np.int16)}
-    traj = dataclasses.replace(traj, actions=indices, nvec=(2, 3), extras=extras)
-    (tmp_path / "a").mkdir()
-    path = save_trajectory(tmp_path / "a", traj, save_as="npz", traj_id="00000001", unix_time=1e9)
-    status, out, _ = run(capsys, "show", path)
-    assert status == 0
-    assert "factors of 2, 3" in out
-    assert "extras values float32[1], option int16[]" in out
-    assert ["5", "7", "7", "7", "7", "5", "1", "2", "0.6", "yes"] in rows(out)
-    assert "extras: values 1, option 1" in run(capsys, "ls", path.parent)[1]
-    for save_as in FILE_FORMATS:
-        assert run(capsys, "convert", path.parent, tmp_path / save_as, "--to", save_as)[0] == 0
-        (copy,) = (tmp_path / save_as).iterdir()
-        assert describe_difference(traj, load_trajectory(copy)) is None
-
-
 # --- check ---------------------------------------------------------------------------------------------
 
 
@@ -209,10 +190,13 @@ def test_check_leaves_a_mixture_alone(
 @pytest.mark.parametrize(
     ("before", "after"), [("npz", "npz-compressed"), ("npz-compressed", "traj"), ("traj", "npz")]
 )
-def test_convert_keeps_everything(
+def test_convert_keeps_everything_and_extras_and_factors_are_shown(
     tmp_path: Path, make_traj: MakeTraj, capsys: Capture, before: str, after: str
 ) -> None:
-    traj = dataclasses.replace(make_traj(30, env_name="deep_sea"), policy_version=5)
+    factors = np.array([[i % 2, i % 3] for i in range(30)])
+    extras = {"values": np.ones((30, 1), np.float32), "option": np.arange(30, dtype=np.int16)}
+    traj = make_traj(30, num_actions=5, env_name="deep_sea")
+    traj = dataclasses.replace(traj, policy_version=5, actions=factors, nvec=(2, 3), extras=extras)
     named: dict[str, Any] = {"traj_id": "0123abcd", "unix_time": 1e9 + 0.25}
     (tmp_path / "a" / "fifo").mkdir(parents=True)
     save_trajectory(tmp_path / "a" / "fifo", traj, save_as=before, **named)
@@ -223,7 +207,12 @@ def test_convert_keeps_everything(
     assert cli.format_of(path) == after
     loaded = load_trajectory(path)
     assert describe_difference(traj, loaded) is None
-    assert (loaded.env_name, loaded.policy_version) == ("deep_sea", 5)
+    assert (loaded.env_name, loaded.policy_version, loaded.nvec) == ("deep_sea", 5, (2, 3))
+    _, out, _ = run(capsys, "show", path)
+    assert "factors of 2, 3" in out
+    assert "extras values float32[1], option int16[]" in out
+    assert ["5", "7", "7", "7", "7", "5", "1", "2", "0.6"] in rows(out)  # the last but one: both factors
+    assert "extras: values 1, option 1" in run(capsys, "ls", path.parent)[1]
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,6 @@ MakeDataset = Callable[..., DiskTrajDataset]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def fifo(tmp_path: Path) -> Path:
-    return tmp_path / "set/buffer/fifo"
-
-
 def listed(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 

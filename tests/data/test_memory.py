@@ -7,21 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loxodon.data import MemoryTrajDataset, Relabeler, Trajectory, pad_batch, split_episodes
+from loxodon.data import MemoryTrajDataset, Trajectory, split_episodes
 
 MakeDataset = Callable[..., MemoryTrajDataset]
 MakeTraj = Callable[..., Trajectory]
 Arrays = dict[str, np.ndarray]
-
-
-@pytest.mark.parametrize(("sample_by", "expected"), [("trajectory", 0.5), ("timestep", 0.1)])
-def test_what_is_drawn_alike(
-    make_dataset: MakeDataset, make_traj: MakeTraj, sample_by: str, expected: float
-) -> None:
-    trajs = [make_traj(4), make_traj(36, first=1000)]
-    dataset, rng = make_dataset(MemoryTrajDataset(trajs, sample_by=sample_by)), np.random.default_rng(0)
-    is_short = [window.obs["position"][0, 0] < 1000 for window in dataset.sample_windows(2000, rng)]
-    assert np.mean(is_short) == pytest.approx(expected, abs=0.04)
 
 
 def test_the_oldest_make_room(make_dataset: MakeDataset, make_traj: MakeTraj) -> None:
@@ -53,24 +43,6 @@ def test_wrong_arguments_are_refused(make_traj: MakeTraj, argument: dict[str, An
     trajs = [make_traj(2, num_actions=n, env_name="other") for n in widths]
     with pytest.raises(ValueError, match=rf"{text}.*Fix:"):
         MemoryTrajDataset(**{**argument, "trajs": trajs})
-
-
-class LastHalf(Relabeler):
-    def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
-        assert len(traj) == 40  # the whole one, each time
-        return traj.slice(20, 40)
-
-
-def test_whole_trajectories_are_relabelled_before_the_window_is_cut(
-    make_dataset: MakeDataset, make_traj: MakeTraj
-) -> None:
-    traj = make_traj(40)
-    dataset = make_dataset(MemoryTrajDataset([traj], relabeler=LastHalf()), max_seq_len=4)
-    windows = dataset.sample_windows(50, np.random.default_rng(0))
-    pad_batch(windows).obs["position"].fill_(-1)
-    np.testing.assert_array_equal(traj.obs["position"][:, 0], np.arange(41))  # what is stored stays
-    assert {len(window) for window in windows} == {4}
-    assert min(window.time_idxs[0, 0] for window in windows) >= 20
 
 
 # --- flat arrays ---------------------------------------------------------------------------------------

@@ -7,15 +7,18 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from loxodon.data import (
     DiskTrajDataset,
+    MemoryTrajDataset,
     NoOpRelabeler,
     Relabeler,
     Trajectory,
+    load_trajectory,
     random_window,
     save_trajectory,
 )
@@ -36,11 +39,6 @@ def assert_shares(found: list[object], shares: dict[object, float]) -> None:
     for number, share in shares.items():
         error = 5 * np.sqrt(share * (1 - share) / num_draws)
         assert abs(counts[number] / num_draws - share) <= error, (number, counts[number] / num_draws, share)
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> Path:
-    return tmp_path / "set/buffer/fifo"
 
 
 # --- windows -------------------------------------------------------------------------------------------
@@ -97,14 +95,18 @@ def test_files_are_drawn_alike_by_length_or_by_age(
     fill: Fill,
     fifo: Path,
     lengths: list[int],
-    kwargs: dict[str, object],
+    kwargs: dict[str, Any],
     shares: dict[object, float],
 ) -> None:
     fill(fifo, lengths[:1])
-    dataset = make_dataset(max_seq_len=2, **kwargs)
-    fill(fifo, lengths)  # what is new counts after a refresh
-    dataset.refresh()
-    assert_shares([*file_numbers(dataset.sample_windows(3000, np.random.default_rng(0)))], shares)
+    datasets = [make_dataset(max_seq_len=2, **kwargs)]
+    paths = fill(fifo, lengths)  # what is new counts after a refresh
+    datasets[0].refresh()
+    if "recent_fraction" not in kwargs:
+        in_memory = MemoryTrajDataset([load_trajectory(path) for path in paths], **kwargs)
+        datasets.append(make_dataset(in_memory, max_seq_len=2))
+    for dataset in datasets:
+        assert_shares([*file_numbers(dataset.sample_windows(3000, np.random.default_rng(0)))], shares)
 
 
 @pytest.mark.parametrize(
@@ -228,5 +230,9 @@ def test_relabeler_sees_whole_trajectories_and_what_no_policy_saw_is_dropped(
         windows = dataset.sample_windows(50, np.random.default_rng(0))
         assert all(window.extras.keys() == kept for window in windows)
         dataset.close()
-    assert {int(window.time_idxs[0, 0]) for window in windows} == {28, 29}
-    assert {(len(window), float(window.rews[0, 0]), window.source) for window in windows} == {(1, 30.0, 0)}
+    assert {window.source for window in windows} == {0}
+    in_memory = make_dataset(MemoryTrajDataset([traj], relabeler=LastTwo()), max_seq_len=1)
+    for found in (windows, in_memory.sample_windows(50, np.random.default_rng(0))):
+        assert {int(window.time_idxs[0, 0]) for window in found} == {28, 29}
+        assert {(len(window), float(window.rews[0, 0])) for window in found} == {(1, 30.0)}
+        assert all(window.extras.keys() == {"option"} for window in found)
