@@ -185,9 +185,6 @@ class _Orders:
     def __init__(self) -> None:
         self.order = _Order(0, 0, 0, 1, 0)
 
-    def __len__(self) -> int:
-        return self.order.num_messages
-
     def __iter__(self) -> Iterator[_Order]:
         return iter([self.order] * self.order.num_messages)
 

@@ -160,11 +160,9 @@ def _check_sizes(buffer: Any, members: list[_Member]) -> None:
 def _list_members(buffer: Any) -> tuple[list[_Member], bytes]:
     """The members of an archive, and its comment."""
     size = len(buffer)
-    end = size - _END.size
-    if end < 0 or buffer[end : end + 4] != b"PK\x05\x06" or buffer[size - 2 :] != b"\0\0":
-        end = buffer.rfind(b"PK\x05\x06", max(0, end - _MAX_COMMENT_BYTES))
-        if end < 0 or end + _END.size > size:
-            raise FormatError("its end is not that of an archive, so it is cut off or no .npz file")
+    end = buffer.rfind(b"PK\x05\x06", max(0, size - _END.size - _MAX_COMMENT_BYTES))
+    if end < 0 or end + _END.size > size:
+        raise FormatError("its end is not that of an archive, so it is cut off or no .npz file")
     _, disk, _, num_here, num_members, listing_bytes, listing, comment_bytes = _END.unpack_from(buffer, end)
     if num_members == _LARGE[1] or listing == _LARGE[0] or listing_bytes == _LARGE[0]:
         raise FormatError(_TOO_LARGE)

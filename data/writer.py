@@ -68,7 +68,7 @@ class _Background:
     """Saves pieces in order on one thread.
 
     A piece leaves the queue only after `save` returned. If that raises, the piece stays first, and the next
-    call raises `explain(error, number of pieces)`. A call after that makes it try again.
+    call raises `explain(error, number of pieces)`; the one after that tries again.
 
     The thread waits a moment for pieces to come together: each time it runs, it takes the interpreter from
     whoever collects, which for small pieces costs more than saving them.
@@ -231,8 +231,7 @@ class TrajectoryWriter(Sink):
     ) -> None:
         """See Sink; a piece that is still running in one of the rows is finished first."""
         rows = np.atleast_1d(np.asarray(rows, np.int64))
-        running = rows[self._is_running[rows] & (self._starts[rows] < self._now)]
-        pieces = [self._cut(row) for row in running.tolist()]
+        pieces = self._cut(rows[self._is_running[rows]])
         timestep = self._timestep(obs, rl2s, time_idxs)
         if not self._columns:
             no = np.zeros((self.num_envs, 1), np.bool_)
@@ -284,17 +283,14 @@ class TrajectoryWriter(Sink):
         for name, values in step.items():
             self._columns[name][self._now] = values
         if ignored is not None:
-            over = np.flatnonzero(ignored & (self._starts < self._now))
-            pieces += [self._cut(row) for row in over.tolist()]
+            pieces += self._cut(np.flatnonzero(ignored))
             self._is_running[ignored] = False
         self._now += 1
         for name, values in self._timestep(obs, rl2s, time_idxs).items():
             self._columns[name][self._now] = values
         is_full = self._now - self._starts >= self._limits
         if np.count_nonzero(ended | is_full):
-            pieces += [
-                self._cut(row) for row in np.flatnonzero(self._is_running & (ended | is_full)).tolist()
-            ]
+            pieces += self._cut(np.flatnonzero(self._is_running & (ended | is_full)))
             self._is_running[ended] = False
             self._continue_from_now(np.flatnonzero(self._is_running & is_full))
         self._submit(pieces)
@@ -313,10 +309,7 @@ class TrajectoryWriter(Sink):
         self._background.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what exact resumption needs, in plain values and arrays.
-
-        The arrays of the running pieces are views, which the next step may change.
-        """
+        """See Sink. The arrays of the running pieces are views, which the next step may change."""
         return {
             "num_pieces": self._num_pieces,
             "last_time_us": self._clock.last_time_us,
@@ -363,12 +356,10 @@ class TrajectoryWriter(Sink):
                 columns[name][start : start + len(array), row] = array
 
     def _timestep(self, obs: Mapping[str, Array], rl2s: Array, time_idxs: Array) -> dict[str, Array]:
-        """What is known of a timestep, by name of its column."""
         named = {_OBS + key: value for key, value in obs.items()}
         return {**named, "rl2s": rl2s, "time_idxs": time_idxs.reshape(self.num_envs, 1)}
 
     def _allocate(self, like: Mapping[str, Array]) -> None:
-        """Add columns for steps (N, ...) like these."""
         for name, values in like.items():
             dtype = _DTYPES.get(name, values.dtype)
             self._columns[name] = np.empty((self._capacity, *values.shape), dtype)
@@ -399,7 +390,7 @@ class TrajectoryWriter(Sink):
     def _cut_running(self) -> list[_Piece]:
         """Finish every running piece that has a transition; each goes on from its last timestep."""
         rows = np.flatnonzero(self._is_running & (self._starts < self._now))
-        pieces = [self._cut(row) for row in rows.tolist()]
+        pieces = self._cut(rows)
         self._continue_from_now(rows)
         return pieces
 
@@ -425,10 +416,13 @@ class TrajectoryWriter(Sink):
         if self._save_every is not None:
             self._limits[rows] = self._rng.integers(*self._save_every, size=len(rows), endpoint=True)
 
-    def _cut(self, row: int) -> _Piece:
-        """Copy the running piece of one environment out of the columns; all else is left to the thread."""
-        arrays = {name: array.copy() for name, array in self._running_arrays(row).items()}
-        return self._piece(arrays, self._env_names[row])
+    def _cut(self, rows: npt.NDArray[np.int64]) -> list[_Piece]:
+        """Copy running pieces that have a transition out of the columns; all else is left to the thread."""
+        pieces = []
+        for row in rows[self._starts[rows] < self._now].tolist():
+            arrays = {name: array.copy() for name, array in self._running_arrays(row).items()}
+            pieces.append(self._piece(arrays, self._env_names[row]))
+        return pieces
 
     def _running_arrays(self, row: int) -> dict[str, Array]:
         """Views of the running piece of one environment."""
