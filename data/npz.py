@@ -10,7 +10,6 @@ import functools
 import io
 import json
 import math
-import os
 import struct
 import tokenize
 import zlib
@@ -22,10 +21,7 @@ import numpy as np
 from .errors import FormatError
 from .trajectory import Array
 
-MAX_BYTES = 1 << 31  # of an archive that is written; far beyond, zip needs 64-bit records
-MAX_DECODED_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # half of the memory
-_SUSPICIOUS_BYTES = 64 << 20  # compressed members that announce more are looked at before they are decoded
-_MAX_HEADER_BYTES = 16 << 10  # of an array; numpy reads 10,000
+MAX_BYTES = 1 << 31  # of an archive that is written or decoded; far beyond, zip needs 64-bit records
 _COPIED_BYTES = 64 << 10  # up to here, a copy costs less than a view
 _LEVEL = 6  # of compression
 # PKWARE, APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16; what is written is dated 1980-01-01.
@@ -118,43 +114,19 @@ def read_npz(buffer: Any, *, is_checked: bool = False) -> tuple[dict[str, Array]
             an uncompressed one differs. Pickled objects are refused, never loaded.
     """
     members, comment = _list_members(buffer)
-    _check_sizes(buffer, members)
+    announced = sum(member.size for member in members if member.method == _DEFLATED)
+    if announced > MAX_BYTES:
+        raise FormatError(f"its arrays announce {announced:,} bytes, but at most {MAX_BYTES:,} are decoded")
     arrays: dict[str, Array] = {}
     for member in members:
         source, begin, end = buffer, member.begin, member.end
         if member.method == _DEFLATED:
-            source, begin, end = _inflate(buffer, member, member.size + 1), 0, member.size
-            if len(source) != member.size:
-                raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
-            compare_crc(member.name, zlib.crc32(source), member.crc)
+            source, begin, end = _decode(buffer, member), 0, member.size
         elif is_checked:
             with memoryview(buffer) as view, view[begin:end] as data:
                 compare_crc(member.name, zlib.crc32(data), member.crc)
         arrays[member.name.removesuffix(".npy")] = _view_array(source, begin, end, member.name)
     return arrays, _parse_env_name(comment)
-
-
-def _check_sizes(buffer: Any, members: list[_Member]) -> None:
-    """Raise FormatError if compressed members announce too many bytes, or more rows than timesteps."""
-    announced = sum(member.size for member in members if member.method == _DEFLATED)
-    if announced > MAX_DECODED_BYTES:
-        raise FormatError(
-            f"its compressed arrays announce {announced:,} bytes, but at most {MAX_DECODED_BYTES:,} are "
-            "decoded, half of this machine's memory"
-        )
-    if announced > _SUSPICIOUS_BYTES:
-        rows = {}
-        for member in members:
-            head_end = min(member.end, member.begin + _MAX_HEADER_BYTES)
-            head = buffer[member.begin : head_end]
-            if member.method == _DEFLATED:
-                head = _inflate(buffer, member, _MAX_HEADER_BYTES)
-            shape = _read_header(head, 0, len(head), member.name)[0]
-            rows[member.name.removesuffix(".npy")] = shape[0] if shape else 1
-        num_timesteps = rows.get("time_idxs", 0)
-        for name, count in rows.items():
-            if count > num_timesteps:
-                raise FormatError(f"{name} has {count:,} rows, but time_idxs has {num_timesteps:,}")
 
 
 def _list_members(buffer: Any) -> tuple[list[_Member], bytes]:
@@ -212,13 +184,17 @@ def _parse_env_name(comment: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _inflate(buffer: Any, member: _Member, max_bytes: int) -> bytes:
-    """Decode the beginning of a compressed member."""
+def _decode(buffer: Any, member: _Member) -> bytes:
+    """Decode a compressed member and compare its checksum."""
     try:
         with memoryview(buffer) as view, view[member.begin : member.end] as packed:
-            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, max_bytes)
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.size + 1)
     except zlib.error as error:
         raise FormatError(f"member {member.name!r} cannot be decoded ({error})") from error
+    if len(data) != member.size:
+        raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
+    compare_crc(member.name, zlib.crc32(data), member.crc)
+    return data
 
 
 def compare_crc(name: str, found: int, written: int) -> None:
@@ -231,23 +207,16 @@ def compare_crc(name: str, found: int, written: int) -> None:
 
 
 def _view_array(buffer: Any, begin: int, end: int, name: str) -> Array:
-    shape, is_fortran, dtype, header_end = _read_header(buffer, begin, end, name)
-    if header_end + math.prod(shape) * dtype.itemsize != end:
-        raise FormatError(f"member {name!r} does not have the size that its header announces")
-    return np.ndarray(shape, dtype, buffer=buffer, offset=header_end, order="F" if is_fortran else "C")
-
-
-def _read_header(
-    buffer: Any, begin: int, end: int, name: str
-) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return shape, order and dtype of the array that begins there, and where its numbers begin."""
     length_field = _NPY_LENGTHS.get(bytes(buffer[begin + 6 : begin + 8]))
     if buffer[begin : begin + 6] != _NPY_MAGIC or length_field is None or begin + 12 > end:
         raise FormatError(f"member {name!r} is not an array")
     header_end = begin + 8 + length_field.size + length_field.unpack_from(buffer, begin + 8)[0]
     if header_end > end:
         raise FormatError(f"member {name!r} is cut off")
-    return *_parse_npy_header(bytes(buffer[begin:header_end]), name), header_end
+    shape, is_fortran, dtype = _parse_npy_header(bytes(buffer[begin:header_end]), name)
+    if header_end + math.prod(shape) * dtype.itemsize != end:
+        raise FormatError(f"member {name!r} does not have the size that its header announces")
+    return np.ndarray(shape, dtype, buffer=buffer, offset=header_end, order="F" if is_fortran else "C")
 
 
 @functools.lru_cache(maxsize=4096)
