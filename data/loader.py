@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import math
+import multiprocessing
 import signal
 import traceback
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import gin
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from .batch import Batch, Name, Specs, as_batch, fill_batch, pad_batch, specs_of
 from .dataset import RLDataset
@@ -75,7 +76,7 @@ class BatchLoader:
             )
         self._dataset, self._num_workers = dataset, num_workers
         self._seed, self._source = seed, _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory)
-        self._orders = _Orders()
+        self._num_epochs = 0  # that were begun
         self._workers: DataLoader[Batch] | None = None
         self._num_timesteps = self._num_padded = 0
 
@@ -91,23 +92,23 @@ class BatchLoader:
             RuntimeError: If a worker process died, or raised something else than a ValueError.
         """
         self._num_timesteps = self._num_padded = 0
-        number, per_message = self._orders.order.number + 1, self._batches_per_message(num_batches)
-        order = _Order(number, epoch, num_batches, per_message, self._seed)
-        self._orders.order = order
+        self._num_epochs += 1
+        number = self._num_epochs
         if self._num_workers == 0:
-            windows = self._source.sample(order, num_batches)
+            windows = self._source.sample(epoch, self._seed, num_batches)
             batches: Iterator[Batch] = (pad_batch(one, self._dataset.layout) for one in windows)
             if self._source.pin_memory:
                 batches = map(Batch.pin_memory, batches)
         else:
             # Here too, although nothing is sampled here: what a dataset reports comes from this process.
             self._dataset.on_new_epoch(epoch)
+            self._source.order[:] = epoch, self._seed, num_batches, self._batches_per_message(num_batches)
             batches = self._of_workers()
         for batch in batches:
             self._num_timesteps += batch.mask.numel()
             self._num_padded += batch.mask.numel() - int(batch.mask.count_nonzero())
             yield batch
-            if self._orders.order != order:
+            if self._num_epochs != number:
                 return
 
     def metrics(self) -> dict[str, float]:
@@ -126,7 +127,7 @@ class BatchLoader:
     def _batches_per_message(self, num_batches: int) -> int:
         """As many as have some size together, at most a pool of them, and a message for each worker."""
         layout = self._dataset.layout
-        if self._num_workers == 0 or layout is None:
+        if layout is None:
             return 1
         obs_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.obs.values())
         timestep_bytes = obs_bytes + 8 * layout.action_width + 32
@@ -135,11 +136,9 @@ class BatchLoader:
         return max(1, min(by_size, self._source.pool_batches, num_batches // self._num_workers))
 
     def _of_workers(self) -> Iterator[Batch]:
-        """The batches of the order that was given last."""
         if self._workers is None:
             self._workers = DataLoader(
                 self._source,
-                sampler=self._orders,
                 batch_size=None,
                 num_workers=self._num_workers,
                 collate_fn=_as_it_is,
@@ -165,28 +164,6 @@ class BatchLoader:
                 "dataset's own code. Fix: set Experiment.dloader_workers or batch_size lower, or "
                 "dloader_workers = 0 to see the crash in this process."
             ) from error
-
-
-class _Order(NamedTuple):
-    number: int  # tells apart two orders for one epoch
-    epoch: int
-    num_batches: int
-    per_message: int
-    seed: int
-
-    @property
-    def num_messages(self) -> int:
-        return -(-self.num_batches // self.per_message)
-
-
-class _Orders:
-    """What DataLoader takes for a sampler: it hands every worker the order that is under way."""
-
-    def __init__(self) -> None:
-        self.order = _Order(0, 0, 0, 1, 0)
-
-    def __iter__(self) -> Iterator[_Order]:
-        return iter([self.order] * self.order.num_messages)
 
 
 class _Failure(NamedTuple):
@@ -233,20 +210,22 @@ def _room_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return -(-math.prod(shape) * dtype.itemsize // 64) * 64  # every array begins at a cache line
 
 
-class _EpochSource(Dataset[Any]):
+class _EpochSource(IterableDataset[Any]):
+    """The batches of an epoch; in a worker its share of them, some to a message."""
+
     def __init__(
         self, dataset: RLDataset, batch_size: int, rank: int, pool_batches: int, pin_memory: bool
     ) -> None:
         self._dataset, self.batch_size, self.pin_memory = dataset, batch_size, pin_memory
         self._rank, self.pool_batches = rank, pool_batches
-        self._order: _Order | None = None  # this and the next one: in workers only
-        self._batches: Iterator[list[Trajectory]] = iter(())
+        # What workers make next: epoch, seed, number of batches, and of those in a message. They share it.
+        self.order = multiprocessing.RawArray("q", 4)
 
-    def sample(self, order: _Order, num_batches: int, worker: int = 0) -> Iterator[list[Trajectory]]:
-        """Yield the windows of the batches of the epoch, or of one worker's share of them."""
-        self._dataset.on_new_epoch(order.epoch)
+    def sample(self, epoch: int, seed: int, num_batches: int, worker: int = 0) -> Iterator[list[Trajectory]]:
+        """Yield the windows of so many batches of the epoch."""
+        self._dataset.on_new_epoch(epoch)
         self._dataset.refresh()
-        rng = np.random.default_rng([order.seed, self._rank, order.epoch, worker])
+        rng = np.random.default_rng([seed, self._rank, epoch, worker])
         remaining = num_batches
         while remaining:
             pool = min(self.pool_batches, remaining)
@@ -254,27 +233,23 @@ class _EpochSource(Dataset[Any]):
             windows = self._dataset.sample_windows(pool * self.batch_size, rng)
             yield from cut_by_length(windows, self.batch_size, rng)
 
-    def __getitem__(self, order: _Order) -> _Block | _Failure:
-        """DataLoader asks its workers in turns, in a fixed order, for their next batches."""
+    def __iter__(self) -> Iterator[_Block | _Failure]:
+        """In a worker, of which DataLoader asks one after the other, in a fixed order, for a message."""
+        info, (epoch, seed, num_batches, size) = get_worker_info(), self.order
+        assert info is not None
+        begins = range(info.id * size, num_batches, info.num_workers * size)
+        batches = self.sample(epoch, seed, sum(min(size, num_batches - i) for i in begins), info.id)
         try:
-            if order != self._order:
-                info, size = get_worker_info(), order.per_message
-                assert info is not None
-                self._order = order
-                begins = range(info.id, order.num_messages, info.num_workers)
-                sizes = (min(size, order.num_batches - i * size) for i in begins)
-                self._batches = self.sample(order, sum(sizes), info.id)
-            batches = list(itertools.islice(self._batches, order.per_message))
-            return _Block.of(batches, self._dataset.layout)
+            while some := list(itertools.islice(batches, size)):
+                yield _Block.of(some, self._dataset.layout)
+        except ValueError as error:  # which says what to do already
+            yield _Failure(ValueError, str(error), traceback.format_exc())
         except Exception as error:  # whatever a dataset raises is raised again in the parent
-            self._order = None
-            if isinstance(error, ValueError):  # which says what to do already
-                return _Failure(ValueError, str(error), traceback.format_exc())
             text = (
                 f"A loader worker failed: {type(error).__name__}: {error}. Fix: see the traceback above; "
                 "Experiment.dloader_workers = 0 raises the error in this process."
             )
-            return _Failure(RuntimeError, text, traceback.format_exc())
+            yield _Failure(RuntimeError, text, traceback.format_exc())
 
 
 def cut_by_length(
