@@ -49,7 +49,6 @@ class _Held:
 
 
 _held: dict[Path, _Held] = {}  # by lock file; closing a second descriptor of one would end the lock
-_has_warned = False
 
 
 class FolderLock:
@@ -72,11 +71,7 @@ class FolderLock:
         path = folder.resolve() / f"{office.name}.lock"
         held = _held.get(path)
         if held is None or held.pid != os.getpid():
-            held = _held[path] = _Held(_acquire(path, office), os.getpid())
-            if held.descriptor is not None:
-                since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                note = {"pid": held.pid, "host": socket.gethostname(), "run_name": run_name, "since": since}
-                path.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+            held = _held[path] = _Held(_acquire(path, run_name, office), os.getpid())
         held.num_users += 1
         self._finalizer = weakref.finalize(self, _let_go, path, held)
 
@@ -85,9 +80,8 @@ class FolderLock:
         self._finalizer()
 
 
-def _acquire(path: Path, office: Office) -> int | None:
+def _acquire(path: Path, run_name: str, office: Office) -> int | None:
     """Lock a file and return the descriptor that holds the lock, or None if the file system has no locks."""
-    global _has_warned  # noqa: PLW0603 - once per process, whatever the number of datasets
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,24 +94,23 @@ def _acquire(path: Path, office: Office) -> int | None:
             ) from None
         if error.errno not in _NOT_SUPPORTED:
             raise
-        if not _has_warned:
-            _logger.warning(
-                "The file system of %s has no locks, so nothing stops a second process that %s the same. "
-                "Fix: start one such process only (Experiment.has_dset_edit_rights, Experiment.mode).",
-                path.parent,
-                office.does,
-            )
-        _has_warned = True
+        _logger.warning(
+            "The file system of %s has no locks, so nothing stops a second process that %s the same. "
+            "Fix: start one such process only (Experiment.has_dset_edit_rights, Experiment.mode).",
+            path.parent,
+            office.does,
+        )
         return None
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    note = {"pid": os.getpid(), "host": socket.gethostname(), "run_name": run_name, "since": since}
+    path.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     return descriptor
 
 
 def _let_go(path: Path, held: _Held) -> None:
     """Release the lock if its last user is gone; a forked child has nothing to release."""
-    if held.pid != os.getpid():
-        return
     held.num_users -= 1
-    if held.num_users:
+    if held.num_users or held.pid != os.getpid():
         return
     if _held.get(path) is held:
         del _held[path]

@@ -18,7 +18,6 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -387,15 +386,6 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
 # ---- from trajectory files to a Minari dataset: pieces are joined to whole episodes ----
 
 
-@dataclasses.dataclass
-class Episode:
-    """Files that follow each other in one episode, in order; usually one."""
-
-    paths: list[Path]
-    is_terminated: bool = False
-    begins_at_reset: bool = True
-
-
 class ExportReport(NamedTuple):
     """What an export wrote."""
 
@@ -406,29 +396,27 @@ class ExportReport(NamedTuple):
     num_truncated: int  # episodes without termination, which are marked as truncated at their last step
 
 
-def join_pieces(paths: Sequence[Path], track: Track = iter) -> list[Episode]:
-    """Group files into episodes.
+def _join_pieces(paths: Sequence[Path], track: Track) -> list[list[Path]]:
+    """Group files into episodes, given and returned with the oldest first.
 
     A piece follows another if it begins in mid-episode with exactly the timestep that the other ends with:
     the same environment name, time index, observation, previous reward and previous action. If several would
-    fit, the oldest. The paths come with the oldest first.
+    fit, the oldest.
     """
-    episodes: list[Episode] = []
+    episodes: list[list[Path]] = []
     # Episodes without termination or, so far, a following piece, by their last timestep; the oldest first.
-    open_ends: dict[bytes, deque[Episode]] = {}
+    open_ends: dict[bytes, list[list[Path]]] = {}
     for path in track(paths):
         traj = load_trajectory(path)
-        starts_late = int(traj.time_idxs[0, 0]) > 0
-        waiting = open_ends.get(_boundary(traj, 0)) if starts_late else None
+        waiting = open_ends.get(_boundary(traj, 0)) if traj.time_idxs[0, 0] > 0 else None
         if waiting:
-            found = waiting.popleft()
-            found.paths.append(path)
+            pieces = waiting.pop(0)
         else:
-            found = Episode([path], begins_at_reset=not starts_late)
-            episodes.append(found)
-        found.is_terminated = bool(traj.dones[-1, 0])
-        if not found.is_terminated:
-            open_ends.setdefault(_boundary(traj, len(traj)), deque()).append(found)
+            pieces = []
+            episodes.append(pieces)
+        pieces.append(path)
+        if not traj.dones[-1, 0]:
+            open_ends.setdefault(_boundary(traj, len(traj)), []).append(pieces)
     return episodes
 
 
@@ -440,7 +428,7 @@ def _boundary(traj: Trajectory, timestep: int) -> bytes:
     return digest.digest()
 
 
-def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
+def _concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
     """One trajectory of pieces that share their boundary timesteps."""
     if len(pieces) == 1:
         return pieces[0]
@@ -487,20 +475,21 @@ def export_minari(
     """
     minari = require_minari()
     folder = _new_dataset_folder(dataset_id)
-    episodes = join_pieces(paths, track)
+    episodes = _join_pieces(paths, track)
     options = _space_options(env_id, load_trajectory(paths[0]))
     if "jpeg_encoding" in inspect.signature(minari.create_dataset_from_buffers).parameters:
         options["jpeg_encoding"] = False
     codec = EpisodeCodec(options["observation_space"], options["action_space"])
     make_buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
     dataset = None
+    num_timesteps = num_headless = num_truncated = 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
             for first in track(range(0, len(episodes), _EPISODES_AT_ONCE)):
                 some = [
-                    concatenate([load_trajectory(path) for path in one.paths])
-                    for one in episodes[first : first + _EPISODES_AT_ONCE]
+                    _concatenate([load_trajectory(path) for path in pieces])
+                    for pieces in episodes[first : first + _EPISODES_AT_ONCE]
                 ]
                 buffers = [make_buffer(**codec.to_columns(traj), infos={}) for traj in some]
                 if dataset is None:
@@ -509,16 +498,14 @@ def export_minari(
                     dataset.update_dataset_from_buffer(buffers)
                 metadata = [_metadata_of(traj) for traj in some]
                 dataset.storage.update_episode_metadata(metadata, range(first, first + len(some)))
+                num_timesteps += sum(map(len, some))
+                num_headless += sum(traj.time_idxs[0, 0] > 0 for traj in some)
+                num_truncated += sum(not traj.dones[-1, 0] for traj in some)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return ExportReport(
-        num_episodes=len(episodes),
-        num_timesteps=int(dataset.total_steps) if dataset is not None else 0,
-        num_joined=len(paths) - len(episodes),
-        num_headless=sum(not one.begins_at_reset for one in episodes),
-        num_truncated=sum(not one.is_terminated for one in episodes),
-    )
+    num_joined = len(paths) - len(episodes)
+    return ExportReport(len(episodes), num_timesteps, num_joined, num_headless, num_truncated)
 
 
 def _new_dataset_folder(dataset_id: str) -> Path:
