@@ -1,4 +1,4 @@
-"""The samples of docs/data.md run, and it names every dataset."""
+"""The Python samples of docs/data.md run, and it names every dataset."""
 
 from __future__ import annotations
 
@@ -11,20 +11,10 @@ import numpy as np
 import pytest
 
 import loxodon.data
-from loxodon.data import (
-    DiskTrajDataset,
-    MinariDataset,
-    MixtureOfDatasets,
-    RLDataset,
-    Trajectory,
-)
+from loxodon.data import RLDataset, Trajectory
 from loxodon.data.batch import pad_batch
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-
-
-def samples(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +22,7 @@ def names() -> dict[str, Any]:
     """What the Python samples define."""
     defined: dict[str, Any] = {"__name__": "docs_sample"}
     with gin.unlock_config():
-        for code in samples("python"):
+        for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
             exec(code, defined)
     return defined
 
@@ -58,28 +48,6 @@ def test_the_relabeler_of_the_page_leaves_its_input_alone(names: dict[str, Any],
     np.testing.assert_array_equal(traj.rews, before[0])
     np.testing.assert_array_equal(traj.rl2s, before[1])
     assert clipped.rews.max() == clipped.rl2s[:, 0].max() == 1.0 < traj.rews.max()
-
-
-@pytest.mark.parametrize(
-    ("index", "kind"), [(0, MixtureOfDatasets), (1, DiskTrajDataset), (2, MinariDataset)]
-)
-def test_the_gin_samples_of_the_page_build_a_dataset(index: int, kind: type[RLDataset]) -> None:
-    text = samples("gin")[index].replace("Experiment.dataset = ", "docs_dataset/macro.value = ")
-    text = re.sub("^Experiment.*", "", text, flags=re.MULTILINE)
-    try:
-        gin.parse_config(text, skip_unknown=False)
-        assert type(gin.query_parameter("docs_dataset/macro.value").scoped_configurable_fn()) is kind
-    finally:
-        gin.clear_config()
-
-
-def test_the_relabelling_sample_names_what_exists() -> None:
-    lines = [line for line in samples("gin")[3].splitlines() if not line.startswith("Experiment.")]
-    try:
-        gin.parse_config(lines, skip_unknown=False)
-        assert isinstance(gin.query_parameter("HindsightRelabeler.strategy"), str)
-    finally:
-        gin.clear_config()
 
 
 def test_every_public_dataset_is_on_the_page() -> None:

@@ -18,7 +18,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from loxodon.data import Layout, MinariDataset, Trajectory, load_trajectory, save_trajectory, split_episodes
+from loxodon.data import (
+    DiskTrajDataset,
+    Layout,
+    MinariDataset,
+    MixtureOfDatasets,
+    Trajectory,
+    load_trajectory,
+    save_trajectory,
+    split_episodes,
+)
 from loxodon.data import minari as minari_module
 from loxodon.data.cli import main
 from loxodon.data.foreign import episode
@@ -108,6 +117,17 @@ def test_windows_are_drawn_from_all_episodes_and_nothing_else_is_done(
     dataset.delete()  # nothing was collected into it
     assert dataset.num_files == 3
     assert dataset.fingerprint() == configured(numbered, sample_by="timestep").fingerprint()
+
+
+def test_a_mixture_draws_from_it_beside_what_is_collected(
+    make_dataset: Callable[..., MixtureOfDatasets], numbered: str, tmp_path: Path
+) -> None:
+    mixture = make_dataset(MixtureOfDatasets([DiskTrajDataset(), MinariDataset(numbered)], [1, 1]))
+    assert mixture.current_weights().tolist() == [0, 1]
+    assert mixture.save_new_trajs_to == tmp_path / "set/buffer/fifo"
+    assert mixture.sample_random_trajectory(np.random.default_rng(0)).env_name == "numbers"
+    mixture.delete()
+    mixture.close()
 
 
 def test_what_gin_binds_of_disk_datasets_does_not_hold_here(configured: Configured, numbered: str) -> None:

@@ -145,10 +145,6 @@ def test_a_batch_has_its_own_memory_and_fixed_dtypes(make_traj: MakeTraj) -> Non
         ({"position": None}, "observation 'position' is missing"),
         ({"more": np.zeros((3, 1))}, "observation 'more' is not expected"),
         ({"position": np.zeros((3, 2), np.float32)}, r"'position' is float32\[2\], expected float32\[1\]"),
-        (
-            {"position": np.zeros((3, 1), np.complex64)},
-            r"'position' is complex64\[1\], expected float32\[1\]",
-        ),
         ({"position": np.array([["a"]] * 3)}, r"'position' is <U1\[1\], expected float32\[1\]"),
         ({"image": np.zeros((3, 2, 2), np.float32)}, r"'image' is float32\[2, 2\], expected uint8\[2, 2\]"),
         ({"nvec": (2, 1)}, "actions have factors of 2, 1, expected one factor"),

@@ -82,7 +82,7 @@ def figures_of(run_dir: Path, *texts: str) -> dict[str, Any]:
 
 # ---- of all pages ----
 
-GIN = [(page, i) for page in sorted(PAGES.keys() - {"data"}) for i in range(len(samples(page, "gin")))]
+GIN = [(page, i) for page in sorted(PAGES) for i in range(len(samples(page, "gin")))]
 
 
 @pytest.mark.usefixtures("defined")
@@ -97,7 +97,7 @@ def test_a_gin_sample_is_sound(page: str, number: int, tmp_path: Path) -> None:
 
 
 def test_there_are_samples() -> None:
-    assert len(GIN) == 15
+    assert len(GIN) == 19
     assert len(commands()) > 15
 
 
