@@ -155,7 +155,7 @@ class DiskTrajDataset(RLDataset):
         return self.sample_windows(1, rng)[0]
 
     def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
-        """Return random windows of random files; one that is gone or broken is replaced by another draw.
+        """A file that is gone or broken is replaced by another draw.
 
         Raises:
             ValueError: If there is no file, or more than 5 % of the files are broken.
@@ -251,7 +251,7 @@ class DiskTrajDataset(RLDataset):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Refresh and restore the priorities; the files themselves are the rest of the state."""
+        """Restore the priorities; the files themselves are the rest of the state."""
         self.refresh()
         if self.priorities is not None and "priorities" in state:
             self.priorities.load_state_dict(state["priorities"])

@@ -90,8 +90,7 @@ class MemoryTrajDataset(RLDataset):
         Raises:
             ValueError: If its layout differs from that of the others.
         """
-        problem = self._trajs[0].layout.describe_mismatch(traj.layout) if self._trajs else None
-        if problem is not None:
+        if self._trajs and (problem := self._trajs[0].layout.describe_mismatch(traj.layout)):
             raise ValueError(
                 f"This trajectory of environment {traj.env_name!r} cannot join the "
                 f"{len(self._trajs)} others, which have [{self._trajs[0].layout}]: {problem}. "
@@ -100,9 +99,8 @@ class MemoryTrajDataset(RLDataset):
         self._trajs.append(traj)
         self._num_timesteps += len(traj)
         self._ends = None
-        while self.max_timesteps is not None and self._num_timesteps > self.max_timesteps:
-            if len(self._trajs) == 1:
-                break  # one trajectory may be longer than everything allowed; it stays until the next comes
+        # One trajectory may be longer than everything allowed; it stays until the next comes.
+        while self._num_timesteps > (self.max_timesteps or np.inf) and len(self._trajs) > 1:
             self._num_timesteps -= len(self._trajs.pop(0))
 
     @property

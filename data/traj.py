@@ -50,12 +50,6 @@ class _Entry(NamedTuple):
     end: int
 
 
-class _Header(NamedTuple):
-    entries: tuple[_Entry, ...]
-    env_name: str
-    data_bytes: int
-
-
 def pack_traj(arrays: Mapping[str, Array], env_name: str) -> list[Any]:
     """The pieces of a file, to be written one after the other."""
     crcs = np.zeros(1 + len(arrays), "<u4")
@@ -106,15 +100,14 @@ def read_traj(buffer: Any, *, is_checked: bool = False) -> tuple[dict[str, Array
     if text_bytes > _MAX_TEXT_BYTES or start > size:
         raise FormatError(f"its header should have {text_bytes} bytes, but the file has only {size}")
     text = bytes(buffer[_LENGTH.size : start])
-    header = _parse(text)
-    if size != start + header.data_bytes:
+    entries, env_name, data_bytes = _parse(text)
+    if size != start + data_bytes:
         raise FormatError(
-            f"it should have {start + header.data_bytes} bytes according to its header, but has {size}"
+            f"it should have {start + data_bytes} bytes according to its header, but has {size}"
         )
     try:
         arrays: dict[str, Array] = {
-            entry.name: np.ndarray(entry.shape, entry.dtype, buffer, start + entry.begin)
-            for entry in header.entries
+            entry.name: np.ndarray(entry.shape, entry.dtype, buffer, start + entry.begin) for entry in entries
         }
     except ValueError as error:  # too many axes, for example
         raise FormatError(f"its header describes an impossible array ({error})") from error
@@ -124,12 +117,12 @@ def read_traj(buffer: Any, *, is_checked: bool = False) -> tuple[dict[str, Array
     if is_checked:
         for (name, array), crc in zip(arrays.items(), crcs[1:].tolist(), strict=True):
             compare_crc(name, zlib.crc32(bytes_of(array)), crc)
-    return arrays, header.env_name
+    return arrays, env_name
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse(text: bytes) -> _Header:
-    """Parse the JSON text; trajectories of equal shape share it, so it is worth remembering."""
+def _parse(text: bytes) -> tuple[tuple[_Entry, ...], str, int]:
+    """Arrays, environment name and bytes of data; equal shapes share a text, so it is worth remembering."""
     try:
         header = json.loads(text)
         metadata = header.pop("__metadata__")
@@ -147,7 +140,7 @@ def _parse(text: bytes) -> _Header:
             raise FormatError(f"its header gives the environment the name {env_name!r}, which is no text")
     except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError) as error:
         raise FormatError(f"its header cannot be understood ({type(error).__name__}: {error})") from error
-    return _Header(entries, env_name, max(entry.end for entry in entries))
+    return entries, env_name, max(entry.end for entry in entries)
 
 
 def _parse_entry(name: str, entry: dict[str, Any], unknown: str | None) -> _Entry:
