@@ -189,7 +189,7 @@ def _decode(buffer: Any, member: _Member) -> bytes:
     try:
         with memoryview(buffer) as view, view[member.begin : member.end] as packed:
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.size + 1)
-    except zlib.error as error:
+    except (zlib.error, MemoryError) as error:
         raise FormatError(f"member {member.name!r} cannot be decoded ({error})") from error
     if len(data) != member.size:
         raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
