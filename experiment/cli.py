@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ..data.errors import visible
 from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, explained, load_config
-from .config.reading import near_matches, preset_names, runnable_names
+from .config.reading import did_you_mean, preset_names, runnable_names
 from .dry_run import dry_run
 from .experiment import Experiment
 from .fleet.actors import (
@@ -36,17 +36,12 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser whose error says how to mend it."""
 
     def error(self, message: str) -> NoReturn:
-        hint = (
-            ""
-            if "Fix:" in message
-            else "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists the options."
-        )
-        unknown = [word for word in message.split() if word.startswith("--")]
-        if unknown and message.startswith("unrecognized"):
+        hint = "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists the options."
+        if message.startswith("unrecognized arguments: "):
             options = [option for action in self._actions for option in action.option_strings]
-            if near := near_matches(unknown[0], options):
-                hint = f"Did you mean {near[0]}? {hint}"
-        _say(f"config error: command line: {message}. {hint}".rstrip(), error=True)
+            hint = f"{did_you_mean(message.split()[2], options)} {hint}".lstrip()
+        text = message if "Fix:" in message else f"{message}. {hint}"
+        _say(f"config error: command line: {text}", error=True)
         raise SystemExit(CONFIG_ERROR)
 
 

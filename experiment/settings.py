@@ -21,14 +21,6 @@ from .numbers import check_number
 from .ppo import PPOLearner
 
 
-def _from_environment(name: str) -> Callable[[], str | None]:
-    def read() -> str | None:
-        return os.environ.get(name)
-
-    read.__name__ = f"the environment variable {name}"  # what --print-config shows
-    return read
-
-
 @dataclass
 class Settings:
     """What Experiment is constructed from.
@@ -112,8 +104,8 @@ class Settings:
     force_reset_train_envs_every: int | None = None
 
     log_to_wandb: bool = False
-    wandb_project: str | None = field(default_factory=_from_environment("WANDB_PROJECT"))
-    wandb_entity: str | None = field(default_factory=_from_environment("WANDB_ENTITY"))
+    wandb_project: str | None = field(default_factory=lambda: os.environ.get("WANDB_PROJECT"))
+    wandb_entity: str | None = field(default_factory=lambda: os.environ.get("WANDB_ENTITY"))
     wandb_group_name: str | None = None
     verbose: bool = True
     log_interval: int = 300

@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 SETTINGS = (
@@ -77,21 +77,15 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
 
 
 def _in_words(value: Any) -> Any:
-    """What is no plain value, the same in every process: a name, or of an object its class and arguments."""
+    """What is no plain value, the same in every process: a name, or of an object its class and arguments.
+
+    The arguments are what it keeps under the names of its constructor's parameters, or with `_` before.
+    """
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}:{value.__qualname__}"
     kind = type(value)
-    kept = _arguments(value).items()
-    return [kind, {name: one for name, one in kept if not is_setting(f"{kind.__name__}.{name}")}]
-
-
-def _arguments(value: Any) -> dict[str, Any]:
-    """What an object was made from, as far as it keeps that under its names; else its plain attributes."""
-    if is_dataclass(value):
-        return {one.name: getattr(value, one.name) for one in fields(value)}
-    kept: dict[str, Any] = getattr(value, "__dict__", {})
-    names = inspect.signature(type(value)).parameters if kept else ()
-    found = {name: kept[own] for name in names for own in (name, f"_{name}") if own in kept}
-    return found or {name: part for name, part in kept.items() if isinstance(part, bool | int | float | str)}
+    kept = {name.removeprefix("_"): one for name, one in getattr(value, "__dict__", {}).items()}
+    names = [name for name in inspect.signature(kind).parameters if name in kept] if kept else []
+    return [kind, {name: kept[name] for name in names if not is_setting(f"{kind.__name__}.{name}")}]

@@ -10,7 +10,6 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import gin
 
@@ -26,7 +25,6 @@ from .reading import (
     read_source,
     with_references,
 )
-from .registry import MACRO, MISSING
 
 _COMMENT_COLUMN = 60
 
@@ -36,7 +34,7 @@ class LoadedConfig:
     """A sound configuration that gin holds now.
 
     Attributes:
-        bindings: in order, with full selectors; later ones replace earlier ones.
+        bindings: in order, with the shortest names; later ones replace earlier ones.
         root: what will be called.
         source: what was read, with its files, imports, and warnings for the user.
     """
@@ -48,35 +46,20 @@ class LoadedConfig:
     def text(self) -> str:
         """A gin text that sets the same values; each line says where its value comes from.
 
-        It has the defaults of what references lead to. What they led to before a later source replaced a part
-        is a comment.
+        What was used before a later source replaced what used it is a comment.
         """
-        found = checks.reach(self.bindings, [self.root])
-        earlier = checks.reach_by_source(self.bindings, self.root).values()
-        gone = set().union(*(before.seen for before in earlier)) - found.seen
+        final = checks.reach(self.bindings, [self.root])
+        earlier = {
+            key for nodes in checks.reach_by_source(self.bindings, self.root).values() for key in nodes
+        }
         remaining = checks.remaining(self.bindings)
-        kept = [b for b in remaining if b.key not in gone]
+        gone = [b for b in remaining if checks.is_seen(b, earlier) and not checks.is_seen(b, final)]
         blocks = [
             list(dict.fromkeys(self.source.imports)),
-            [_bound(b) for b in kept if b.selector == MACRO],
-            *(self._block(node) for node in found.nodes.values()),
-            [_bound(b) for b in kept if b.selector != MACRO and b.key not in found.seen],
-            [f"# unused: {shown(b)}" for b in remaining if b.key in gone],
+            [_line(b) for b in remaining if b not in gone],
+            [f"# unused: {shown(b)}" for b in gone],
         ]
         return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
-
-    def _block(self, node: Node) -> list[str]:
-        """All parameters of one configurable."""
-        target = node.configurable
-        scoped = f"{node.scope}/{target.name}" if node.scope else target.name
-        bound = {b.param: b for b in checks.seen_by(self.bindings, node.scope, target.selector)}
-        lines = []
-        for name, param in target.params.items():
-            if name in bound:
-                lines.append(_line(f"{scoped}.{name}", repr(bound[name].value), str(bound[name].origin)))
-            elif target.can_set(name) and param.default is not MISSING:
-                lines.append(_default_line(f"{scoped}.{name}", param.default))
-        return lines + [_bound(b) for name, b in bound.items() if name not in target.params]
 
     def check_unused(self) -> str:
         """After `start()`, before training: stop if gin's record shows that a value was never read.
@@ -118,33 +101,15 @@ def _left_out(root: str, bindings: Sequence[Binding]) -> list[Binding]:
 
     In Python the field has no default, so that the order of the required fields stays that of AMAGO.
     """
-    selector, param = registry.find(root)[0].selector, "tstep_encoder_type"
-    if root != "Experiment" or any((b.selector, b.param) == (selector, param) for b in bindings):
+    param = "tstep_encoder_type"
+    if root != "Experiment" or any((b.selector, b.param) == (root, param) for b in bindings):
         return []
     origin = Origin(COMMAND_LINE, 0, f"{root}.{param} is not set: what fits the observations")
-    return [Binding("", selector, param, None, origin, 0)]
+    return [Binding("", root, param, None, origin, 0)]
 
 
-# --- as text --------------------------------------------------------------------------------------------
-
-
-def _bound(binding: Binding) -> str:
-    return _line(checks.short_key(binding), repr(binding.value), str(binding.origin))
-
-
-def _line(key: str, value: str, comment: str) -> str:
-    return f"{f'{key} = {value}':<{_COMMENT_COLUMN}}  # {comment}"
-
-
-def _default_line(key: str, default: Any) -> str:
-    """A default: as gin would write it, or as a comment where gin has no way to write it."""
-    configurable = registry.find_object(default)
-    if configurable is not None:
-        return _line(key, f"@{configurable.name}", "default")
-    if registry.can_be_written(default):
-        return _line(key, repr(default), "default")
-    name = getattr(default, "__name__", type(default).__name__)
-    return f"# {key}: the code's own choice ({name.strip('<>')})"
+def _line(binding: Binding) -> str:
+    return f"{f'{binding.key} = {binding.value!r}':<{_COMMENT_COLUMN}}  # {binding.origin}"
 
 
 # --- errors of what is built ------------------------------------------------------------------------------
@@ -162,14 +127,7 @@ def explained(config: LoadedConfig) -> Iterator[None]:
         raise
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
         text = str(error)
-        required = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*?)\]", text)
-        if required:
-            name, params = required[1], required[2].replace("'", "")
-            first = params.split(",")[0]
-            text = (
-                f"{name} needs a value for {params}, and nothing sets it. Fix: add {name}.{first} = <value>."
-            )
-        elif "Fix:" not in text:
+        if "Fix:" not in text:
             raise
         callers = re.findall(r"In call to configurable '([\w.]+)'", text)
         message = re.sub(r"\n\s+In call to configurable .*", "", text, flags=re.DOTALL).strip()
@@ -184,12 +142,11 @@ def _places(message: str, callers: Sequence[str], config: LoadedConfig) -> list[
     does.
     """
     remaining = checks.remaining(config.bindings)
-    named = [(re.search(rf"{re.escape(checks.short_key(b))}\b", message), b) for b in remaining]
-    in_full = [(match.start(), str(b.origin)) for match, b in named if match]
-    if in_full:
+    named = [(re.search(rf"{re.escape(b.key)}\b", message), str(b.origin)) for b in remaining]
+    if in_full := [(match.start(), origin) for match, origin in named if match]:
         return [min(in_full)[1]]
     for caller in callers:
-        own = [b for b in remaining if b.selector.endswith(caller) and b.selector != MACRO]
+        own = [b for b in remaining if b.selector.endswith(caller)]
         mentioned = [b for b in own if re.search(rf"\b{b.param}\b", message)]
         if own:
             return [str(b.origin) for b in (mentioned or own)[:3]]

@@ -54,18 +54,10 @@ def raise_if_any(problems: Sequence[str]) -> None:
         raise error
 
 
-def near_matches(name: str, candidates: Iterable[str]) -> list[str]:
-    """Up to three of `candidates` that look like `name`, best first, whatever their upper or lower case."""
-    by_lower: dict[str, str] = {}
-    for candidate in candidates:
-        by_lower.setdefault(candidate.lower(), candidate)
-    return [by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
-
-
-def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """A sentence ` Did you mean 'a' or 'b'?` with a leading space, or nothing when no name is near."""
-    near = [f"'{prefix}{match}'" for match in near_matches(name, candidates)]
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+    near = difflib.get_close_matches(name, sorted(candidates))
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 # --- what a statement says ------------------------------------------------------------------------------
@@ -363,11 +355,10 @@ def find_config(name: str) -> Path:
     for path in (Path(name), Path(f"{name}.gin"), preset_root() / bare, preset_root() / f"{bare}.gin"):
         if path.is_file():
             return path
-    near = near_matches(bare.removesuffix(".gin"), preset_names())
-    mend = f"write --config {near[0]}" if near else "give the path of a .gin file, or the name of a preset"
     raise ConfigError(
         f"command line, `--config {name}`: there is no such file or preset.{_preset_meant(bare)} "
-        f"Presets: {', '.join(preset_names()) or 'none installed'}. Fix: {mend}."
+        f"Presets: {', '.join(preset_names()) or 'none installed'}. Fix: give the path of a .gin file, or "
+        "the name of a preset."
     )
 
 
@@ -384,17 +375,12 @@ def _find_include(name: str, included_from: Path, origin: Origin) -> Path:
 
 
 def _preset_meant(name: str) -> str:
-    """Near matches among the presets, also by the last part of the name."""
-    bare, names = name.removesuffix(".gin"), preset_names()
-    by_tail = {preset.rsplit("/", 1)[-1]: preset for preset in names}
-    near = near_matches(bare, names) or [by_tail[m] for m in near_matches(bare.rsplit("/", 1)[-1], by_tail)]
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return did_you_mean(name.removesuffix(".gin"), preset_names())
 
 
 # --- syntax in words ------------------------------------------------------------------------------------
 
 _WORDS = {"true": "True", "false": "False", "none": "None", "null": "None"}
-_BINDING = re.compile(r"\s*[A-Za-z_][\w./]*\s*=[^=]")
 
 
 def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> str:
@@ -403,56 +389,29 @@ def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: s
         number, reason = error.lineno or 1, str(error.msg)
     else:
         reason, (number, _) = str(error.args[0]), error.args[1]
-    lines = text.splitlines() or [""]
-    number = min(max(number, 1), len(lines))
+    lines = text.splitlines()
+    number = min(number, len(lines))
     line = lines[number - 1].strip()
-    where = f"{file}:{number}: `{line}`"
-    value = line.partition("=")[2].strip()
-    at_end = "multi-line statement" in reason or "never closed" in reason
-    if start := _unclosed_bracket(lines, len(lines) + 1 if at_end else number):
-        where = f"{file}:{start}: `{lines[start - 1].strip()}`"
-        return f"{where} has a bracket that is never closed. Fix: close it."
-    if (value[:1] in {"'", '"'} and value.count(value[0]) == 1) or "unterminated" in reason:
-        return f"{where} has a quote that is never closed. Fix: close it."
-    if isinstance(error, IndentationError):
-        return f"{where} is indented like no other line. Fix: align it with its neighbours."
-    if include := re.match(r"include\s+([^'\"\s#]+)", line):
-        return f"{where} names its file without quotes. Fix: write include '{include[1]}'."
-    if "Couldn't parse statement" in reason or ("=" not in line and "token" not in reason):
-        return (
-            f"{where} is no binding. Fix: write Name.param = value, a block `Name:` with "
-            "indented lines, include 'file.gin' or import module."
+    value = re.sub(r"\s+#.*$", "", line.partition("=")[2].strip())
+    failed = re.search(r"Failed to parse token '(.*)'", reason)
+    if failed:
+        reason = "a value is a number, a quoted string, True, False, None, @Name or %NAME"
+    word = failed[1] if failed and value[:1] in "([{" else value
+    is_plain = not re.search(r"[\[\](){},'\"@%=]", word.removesuffix("()"))  # words, a path, a date
+    if line.startswith("include "):
+        mend = f"write include '{line.removeprefix('include ')}'"
+    elif "Couldn't parse statement" in reason:
+        mend = (
+            "write Name.param = value, a block `Name:` with lines below, include 'file.gin' or import module"
         )
-    return f"{where}{_value_problem(value or line, reason)}"
-
-
-def _unclosed_bracket(lines: list[str], number: int) -> int:
-    """Line of the last binding before this line if it leaves a bracket open, else 0.
-
-    This line must be a binding too, or the end of the file.
-    """
-    if number <= len(lines) and not _BINDING.match(lines[number - 1]):
-        return 0
-    for start in range(number - 1, 0, -1):
-        if _BINDING.match(lines[start - 1]):
-            text = "\n".join(re.sub(r"#.*", "", line) for line in lines[start - 1 : number - 1])
-            return start if sum(map(text.count, "([{")) > sum(map(text.count, ")]}")) else 0
-    return 0
-
-
-def _value_problem(value: str, reason: str) -> str:
-    """Text for a value (what follows `=`) that is no gin literal; it begins where the line was shown."""
-    value = re.sub(r"\s+#.*$", "", value)
-    failed = re.search(r"Failed to parse token '(.*)'", reason, re.DOTALL)
-    is_plain = not re.search(r"[\[\](){},'\"@%]", value.removesuffix("()"))  # words, a path, a date
-    if not (is_plain or failed):
-        return " is not gin. Fix: write Name.param = value with a number, a quoted string or @Name."
-    target = value if is_plain or failed is None else failed[1]
-    mend = f"put quotes around it: {target!r}"
-    if target.lower() in _WORDS:
-        mend = f"write {_WORDS[target.lower()]}"
-    elif value.startswith("="):
-        mend = "write a single `=`"
-    elif target.removesuffix("()") in {known.name for known in all_known()}:
-        mend = f"write @{target} to refer to the class"
-    return f": {target} is no number, quoted string, True, False, None, @Name or %NAME. Fix: {mend}."
+    elif word.lower() in _WORDS:
+        mend = f"write {_WORDS[word.lower()]}"
+    elif word.removesuffix("()") in {known.name for known in all_known()}:
+        mend = f"write @{word} to refer to the class"
+    elif word and is_plain and (failed or reason in ("Unable to parse value.", "Expected newline.")):
+        mend = f"put quotes around it: {word!r}"
+    elif isinstance(error, IndentationError):
+        mend = "align it with its neighbours"
+    else:
+        mend = "write one value after one `=`, and close each bracket and quote, also in the lines above"
+    return f"{file}:{number}: `{line}` cannot be read ({reason.rstrip('.')}). Fix: {mend}."

@@ -5,7 +5,7 @@ Nothing else in this folder touches gin's private tables; gin has no public way 
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import inspect
 import sys
 import threading
@@ -13,8 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import gin
@@ -23,16 +22,17 @@ MISSING = inspect.Parameter.empty
 MACRO = "gin.macro"
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Configurable:
     """A class or function that gin can configure; `entry` is gin's own record of it."""
 
     entry: Any
 
     @property
-    def selector(self) -> str:
-        """The full name, with its modules."""
-        return str(self.entry.selector)
+    def name(self) -> str:
+        """The shortest name that a config can use; gin's own have their modules, too."""
+        selector = str(self.entry.selector)
+        return selector if self.entry.module == "gin" else gin.config._REGISTRY.minimal_selector(selector)
 
     @property
     def wrapped(self) -> Callable[..., Any]:
@@ -44,89 +44,66 @@ class Configurable:
         """Whether calling it constructs something."""
         return isinstance(self.wrapped, type)
 
-    @cached_property
-    def name(self) -> str:
-        """The shortest name that a config can use."""
-        return str(gin.config._REGISTRY.minimal_selector(self.selector))
-
-    @cached_property
+    @property
     def takes_any(self) -> bool:
         """True if it accepts arbitrary keywords, whose names cannot be checked."""
         return any(p.kind is p.VAR_KEYWORD for p in self._parameters())
 
-    @cached_property
+    @property
     def params(self) -> dict[str, inspect.Parameter]:
         """Named parameters in the order of the signature, without `self`.
 
-        Their annotations are resolved, Any where they cannot be; a default factory stands for its default.
+        Their annotations are resolved, Any where they cannot be.
         """
-        wrapped: Any = self.wrapped
-        is_dataclass = self.is_class and dataclasses.is_dataclass(wrapped)
-        hints: dict[str, Any] = {}
-        for base in reversed(wrapped.__mro__) if is_dataclass else ():
-            hints |= _type_hints(base)  # an inherited field is annotated in its own module
-        hints |= _type_hints(wrapped.__init__ if self.is_class else wrapped)
-        factories = {  # in place of the opaque marker that the signature shows
-            field.name: field.default_factory
-            for field in (dataclasses.fields(wrapped) if is_dataclass else ())
-            if field.default_factory is not dataclasses.MISSING
-        }
-        return {
-            p.name: p.replace(annotation=hints.get(p.name, Any), default=factories.get(p.name, p.default))
-            for p in self._parameters()
-            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        }
+        return {p.name: p for p in self._parameters() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
     def can_set(self, param: str) -> bool:
         """False where the code supplies the value of a parameter, so that gin may not."""
         denied, allowed = self.entry.denylist or (), self.entry.allowlist
         return param not in denied and (not allowed or param in allowed)
 
-    @cached_property
+    @property
     def result_hint(self) -> Any:
         """What a call gives: the class itself, or a function's return annotation (Any if there is none)."""
         return self.wrapped if self.is_class else _type_hints(self.wrapped).get("return", Any)
 
-    def _parameters(self) -> list[inspect.Parameter]:
-        wrapped: Any = self.wrapped
-        if self.is_class and inspect.unwrap(wrapped.__init__) is object.__init__:
-            return []  # it takes nothing, whatever its signature says
-        try:
-            parameters = list(inspect.signature(wrapped).parameters.values())
-        except ValueError:  # some builtins have no signature
-            return []
-        return parameters[1:] if self.entry.is_method else parameters
+    def _parameters(self) -> tuple[inspect.Parameter, ...]:
+        found = _signature(self.wrapped)
+        return found[1:] if self.entry.is_method else found
 
 
-def _type_hints(thing: Callable[..., Any]) -> dict[str, Any]:
+@functools.cache
+def _signature(wrapped: Any) -> tuple[inspect.Parameter, ...]:
+    init: Any = wrapped.__init__ if isinstance(wrapped, type) else wrapped  # type: ignore[misc]
+    if inspect.unwrap(init) is object.__init__:
+        return ()  # it takes nothing, whatever its signature says
+    try:
+        parameters = inspect.signature(wrapped).parameters.values()
+    except ValueError:  # some builtins have no signature
+        return ()
+    hints = {**(_type_hints(wrapped) if is_dataclass(wrapped) else {}), **_type_hints(init)}
+    return tuple(p.replace(annotation=hints.get(p.name, Any)) for p in parameters)
+
+
+def _type_hints(thing: Any) -> dict[str, Any]:
     """Resolved annotations of a function or class; those that name something unimportable are left out."""
     found = {}
-    thing = inspect.unwrap(thing)
-    module = sys.modules.get(getattr(thing, "__module__", ""))
-    names = getattr(thing, "__globals__", getattr(module, "__dict__", {}))
-    for name, annotation in getattr(thing, "__annotations__", {}).items():
-        holder = types.SimpleNamespace(__annotations__={name: annotation})
-        try:
-            found[name] = typing.get_type_hints(holder, globalns=names)[name]
-        except (NameError, TypeError, AttributeError, SyntaxError):
-            continue
+    for one in reversed(thing.__mro__) if isinstance(thing, type) else [inspect.unwrap(thing)]:
+        module = sys.modules.get(
+            getattr(one, "__module__", "")
+        )  # inherited fields are annotated in their own
+        for name, annotation in getattr(one, "__annotations__", {}).items():
+            holder = types.SimpleNamespace(__annotations__={name: annotation})
+            try:
+                found[name] = typing.get_type_hints(holder, globalns=getattr(module, "__dict__", {}))[name]
+            except (NameError, TypeError, AttributeError, SyntaxError):
+                continue
     return found
-
-
-_VIEWS: dict[str, Configurable] = {}
-
-
-def _view(entry: Any) -> Configurable:
-    """Our view of a record of gin's, made once."""
-    held = _VIEWS.get(entry.selector)
-    if held is None or held.entry is not entry:
-        held = _VIEWS[entry.selector] = Configurable(entry)
-    return held
 
 
 def find(selector: str) -> list[Configurable]:
     """Every configurable that a (partial) selector can mean: one if all is well."""
-    return [_view(entry) for entry in gin.config._REGISTRY.get_all_matches(selector)]
+    return [Configurable(entry) for entry in gin.config._REGISTRY.get_all_matches(selector)]
 
 
 def find_object(thing: Any) -> Configurable | None:
@@ -137,12 +114,12 @@ def find_object(thing: Any) -> Configurable | None:
         entry = gin.config._inverse_lookup(thing)
     except (TypeError, ValueError):  # not hashable, or its wrappers form a circle
         return None
-    return _view(entry) if entry is not None else None
+    return Configurable(entry) if entry is not None else None
 
 
 def all_known() -> list[Configurable]:
     """All configurables except gin's own."""
-    return [_view(entry) for _, entry in gin.config._REGISTRY.items() if entry.module != "gin"]
+    return [Configurable(entry) for _, entry in gin.config._REGISTRY.items() if entry.module != "gin"]
 
 
 def constant_value(name: str) -> Any:
@@ -151,14 +128,10 @@ def constant_value(name: str) -> Any:
     return gin.config._CONSTANTS[matches[0]] if len(matches) == 1 else MISSING
 
 
-def can_be_written(value: Any) -> bool:
-    """Whether gin has a way to write the value, which is no reference."""
-    return bool(gin.config._is_literally_representable(value))
-
-
 def was_read() -> dict[tuple[str, str], set[str]]:
-    """What gin has called since its configuration was cleared: (scope, selector) to parameters it gave."""
-    return {key: set(values) for key, values in gin.config._OPERATIVE_CONFIG.items()}
+    """What gin has called since its configuration was cleared: (scope, name) to parameters it gave."""
+    called = gin.config._OPERATIVE_CONFIG.items()
+    return {(scope, find(selector)[0].name): set(values) for (scope, selector), values in called}
 
 
 _PRESERVING = threading.RLock()

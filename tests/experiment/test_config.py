@@ -152,8 +152,7 @@ def test_blocks_scopes_includes_macros_and_overrides_reach_the_constructor() -> 
     assert (made.encoder.layers, made.encoder.rate) == (9, 0.5)
     assert made.options == {"a": (1, CfgHead)}
     text = config.text()
-    assert "wide/CfgGRU.rate = 0.5" in text
-    assert "CfgGRU.norm = None" in text
+    assert "\nCfgGRU.rate = 0.5 " in text
     assert "# a.gin:5" in text
     assert "# command line, `N=4`" in text
     Path("again.gin").write_text(text)
@@ -190,18 +189,18 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.epoch = 3", ["a.gin:3: CfgRun has no parameter 'epoch'", "Did you mean 'epochs'"]),
         ("\n# remark\nCfgRun:\n  epoch = 3\n", ["a.gin:6: CfgRun has no parameter 'epoch'"]),
         ("CfgGRU.width = 3", ["a.gin:3: CfgGRU.width is given by the code", "layers, rate, norm"]),
-        ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "Did you mean 'CfgGRU'"]),
+        ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "or 'CfgGRU'?"]),
         ("NUM = 3\nCfgRun.epochs = %NUMM", ["a.gin:4:", "nothing defines NUMM", "'%NUM'"]),
         ("CfgRun.run_name = run one  # why", ["a.gin:3:", "put quotes around it: 'run one'."]),
         ("CfgRun.run_name = /some/where", ["a.gin:3:", "'/some/where'"]),
         ("CfgRun.options = {'a': foo}", ["a.gin:3:", "put quotes around it: 'foo'"]),
         ("CfgRun.encoder_type = CfgGRU", ["a.gin:3:", "write @CfgGRU"]),
         ("CfgRun.epochs = true", ["a.gin:3:", "write True"]),
-        ("CfgRun.epochs = = 3", ["a.gin:3:", "a single `=`"]),
-        ("CfgRun.epochs 3", ["a.gin:3: `CfgRun.epochs 3` is no binding"]),
-        ("CfgRun.run_name = 'abc\nCfgRun.epochs = 3", ["a.gin:3:", "a quote that is never closed"]),
-        ("CfgRun.shapes = (1,\n  2\nCfgRun.epochs = 3", ["a.gin:3:", "a bracket that is never closed"]),
-        ("CfgRun.shapes = (1,\n  2\n", ["a.gin:3:", "a bracket that is never closed"]),
+        ("CfgRun.epochs = = 3", ["a.gin:3:", "one value after one `=`"]),
+        ("CfgRun.epochs 3", ["a.gin:3: `CfgRun.epochs 3` cannot be read (Couldn't parse"]),
+        ("CfgRun.run_name = 'abc\nCfgRun.epochs = 3", ["a.gin:3:", "close each bracket and quote"]),
+        ("CfgRun.shapes = (1,\n  2\nCfgRun.epochs = 3", ["a.gin:5:", "close each bracket", "lines above"]),
+        ("CfgRun.shapes = (1,\n  2\n", ["a.gin:4:", "EOF", "close each bracket"]),
         ("include 'nowhere.gin'", ["a.gin:3: include 'nowhere.gin' names no file", "Searched in"]),
         ("include 'a.gin'", ["a.gin:3:", "leads back to itself"]),
         ("include nowhere.gin", ["a.gin:3:", "Fix: write include 'nowhere.gin'."]),
@@ -213,23 +212,23 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.epochs = None", ["is None, but int is allowed", "Fix: give it int"]),
         ("CfgRun.epochs = @cfg_bonus", ["the class or function itself", "write @cfg_bonus()"]),
         ("CfgRun.run_name = @cfg_bonus()", ["what that call returns, but str is allowed"]),
-        ("CfgRun.encoder_type = 'CfgGRU'", ["@Name of a CfgEncoder or None", "write @CfgGRU without quotes"]),
+        ("CfgRun.encoder_type = 'CfgGRU'", ["@Name of a CfgEncoder or None", "Fix: write @CfgGRU."]),
         ("CfgRun.encoder_type = @CfgGRU()", ["what that call returns", "write @CfgGRU."]),
         ("CfgTypes.made_by = @CfgStore()", ["what that call returns, but @Name of a CfgEncoder"]),
         ("CfgRun.encoder_type = @CfgStore", ["choose @CfgGRU or @CfgConv"]),
         ("CfgRun.store = @CfgStore", ["a.gin:3:", "write @CfgStore()"]),
         ("CfgRun.shapes = [1, 2]", ["tuple[int, ...] is allowed", "write (1, 2)"]),
-        ("CfgGRU.norm = 3", ["str or None is allowed", "put quotes around it: '3'"]),
+        ("CfgGRU.norm = 3", ["str or None is allowed", "write '3'"]),
         ("CfgStore.sizes = 3", ["write [3]"]),
         ("CfgStore.sizes = 'ab'", ["is a str, but Sequence[int] is allowed"]),
         ("CfgStore.sizes = [1, 'a']", ["is a list, but Sequence[int] is allowed"]),
         ("CfgTypes.flag = 1", ["write True"]),
-        ("CfgTypes.number = '0.5'", ["write 0.5 without quotes"]),
+        ("CfgTypes.number = '0.5'", ["write 0.5."]),
         ("CfgTypes.seconds = '1s'", ["float is allowed"]),
-        ("CfgTypes.counted = '1'", ["int is allowed", "write 1 without quotes"]),
+        ("CfgTypes.counted = '1'", ["int is allowed", "write 1."]),
         ("CfgTypes.pair = (1,)", ["tuple[int, str] is allowed"]),
         ("CfgTypes.table = {'a': 1}", ["Mapping[str, Sequence[int]] or None is allowed"]),
-        ("CfgTypes.path = 1", ["Path or None is allowed", "put quotes around it: '1'"]),
+        ("CfgTypes.path = 1", ["Path or None is allowed", "write '1'"]),
         ("CfgTypes.kind_of = @CfgStore", ["@Name of a CfgEncoder or None"]),
         ("CfgTypes.encoder = 3", ["choose @CfgGRU() or @CfgConv()"]),
         ("CfgConv.kind = 'vald'", ["'same' or 'valid' is allowed", "Did you mean 'valid'"]),
@@ -288,31 +287,23 @@ def test_several_problems_of_several_files_come_in_one_message() -> None:
     Path("other.gin").write_text("CfgRun.epochs 3\n")
     text = problem("include 'other.gin'\nimport no_such_module_xyz\n")
     assert text.startswith("2 problems")
-    assert "other.gin:1: `CfgRun.epochs 3` is no binding" in text
+    assert "other.gin:1: `CfgRun.epochs 3` cannot be read" in text
 
 
-@pytest.mark.parametrize(
-    ("new", "said"),
-    [
-        ("CfgStore.keep", "is now CfgStore.keep. Fix: write CfgStore.keep = 3."),
-        ("CfgRun.callbacks = [@Keep()]", "Fix: write CfgRun.callbacks = [@Keep()]."),
-    ],
-)
-def test_a_setting_that_has_moved_says_where_to(new: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(checks.MOVED, "CfgRun.keep_checkpoints", new)
-    text = problem("CfgRun.keep_checkpoints = 3")
-    assert text.startswith("a.gin:3: CfgRun.keep_checkpoints is now")
-    assert said in text
+def test_a_setting_that_has_moved_says_where_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.MOVED, "CfgRun.keep_checkpoints", "CfgStore.keep")
+    assert problem("CfgRun.keep_checkpoints = 3").startswith(
+        "a.gin:3: CfgRun.keep_checkpoints is now CfgStore.keep. Fix:"
+    )
 
 
 def test_what_has_moved_is_there_now() -> None:
     import loxodon.experiment  # noqa: F401  # registers the new names
 
-    for name, is_there in [(old, False) for old in checks.MOVED] + [
-        (new, True) for new in checks.MOVED.values()
-    ]:
-        owner, _, param = name.partition(" ")[0].rpartition(".")
-        assert (param in checks.registry.find(owner)[0].params) == is_there
+    for names, is_there in ((checks.MOVED.keys(), False), (checks.MOVED.values(), True)):
+        for name in names:
+            owner, _, param = name.partition(" ")[0].rpartition(".")
+            assert (param in checks.registry.find(owner)[0].params) == is_there
 
 
 def test_settings_that_a_class_hands_on_to_its_base_are_known_by_name_and_type() -> None:
@@ -361,7 +352,7 @@ def test_twice_in_one_file_warns_and_across_files_does_not() -> None:
     [
         ("CfgConv.kernel = 3", "a.gin:3: CfgConv.kernel = 3 is set, but nothing in this experiment uses it"),
         ("SPARE = 3", "a.gin:3: SPARE = 3 is set, but nothing"),
-        ("narrow/CfgGRU.layers = 3", "refer to it as @narrow/CfgGRU"),
+        ("narrow/CfgGRU.layers = 3", "refer to it where it belongs: @narrow/CfgGRU."),
         ("CfgRun.encoder_type = None\nCfgGRU.layers = 3", "a.gin:4: CfgGRU.layers = 3 is set, but nothing"),
         ("CfgHead.size = 2", "a.gin:3: CfgHead.size = 2 has no effect: the code that makes CfgHead gives it"),
     ],
