@@ -18,14 +18,7 @@ from .config import ConfigError, LoadedConfig, explained, load_config
 from .config.reading import did_you_mean, preset_names, runnable_names
 from .dry_run import dry_run
 from .experiment import Experiment
-from .fleet.actors import (
-    Crew,
-    MakePool,
-    library_program,
-    local_pool,
-    this_program,
-    without,
-)
+from .fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
 from .fleet.supervisor import end_with_parent
 from .plots import curves_of
 
@@ -236,8 +229,10 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
         kept = without(words, "--resume")
         further = [*kept, "--resume"]
         if exp.is_finished:
-            limits = "Experiment.epochs", "Experiment.stop_at_val_return"
-            further = [*without(kept, *limits), "--resume", *_longer(exp)]
+            further = [*without(kept, "Experiment.epochs", "Experiment.stop_at_val_return"), "--resume"]
+            further.append(f"Experiment.epochs={2 * exp.epochs}")
+            if exp.stop_at_val_return is not None:
+                further.append("Experiment.stop_at_val_return=None")
         fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
@@ -253,12 +248,6 @@ def words_on_test(exp: Any) -> str:
     updates = exp.learner.gradient_steps
     trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"
     return f"test run passed: {exp.env_steps} env steps, {trained}, one checkpoint, all in {exp.run_dir}"
-
-
-def _longer(exp: Any) -> list[str]:
-    """Overrides that make a finished run go on."""
-    unlimited = ["Experiment.stop_at_val_return=None"] if exp.stop_at_val_return is not None else []
-    return [f"Experiment.epochs={2 * exp.epochs}", *unlimited]
 
 
 def _program() -> str:

@@ -108,7 +108,7 @@ class LoadedPolicy:
         """
         first = np.zeros(self._num_envs, np.bool_) if is_first is None else self._row(is_first, "is_first")
         first = first.astype(np.bool_)
-        inputs = {key: torch.from_numpy(value).to(self.device) for key, value in self._flatten(obs).items()}
+        inputs = {key: self._tensor(value) for key, value in self._flatten(obs).items()}
         if self._has_acted:
             self._take_rewards(rewards, first)
         with torch.inference_mode():
@@ -118,14 +118,16 @@ class LoadedPolicy:
                 inputs, self._tensor(self._rl2s), self._tensor(self._time_idxs), self._hidden, self.sample
             )
         actions: np.ndarray = (chosen if self._code.has_integers else chosen.float()).cpu().numpy()
-        self._remember(actions)
+        self._rl2s = np.zeros((self._num_envs, self._width), np.float32)  # memory may hold the old array
+        self._code.write(actions, self._rl2s[:, 1:])
+        self._has_acted = True
         env_actions = self._map.to_env(actions)
         if self._is_single:
             return env_actions[0]
         return np.asarray(env_actions, self.action_space.dtype)
 
     def _take_rewards(self, rewards: Any, first: np.ndarray) -> None:
-        """Complete what the policy sees beside the observations; new arrays, as memory may hold the old."""
+        """Complete what the policy sees beside the observations."""
         if rewards is None:
             if not first.all():
                 raise ValueError(
@@ -134,14 +136,9 @@ class LoadedPolicy:
                 )
             rewards = np.zeros(self._num_envs)
         self._rl2s[:, 0] = _finite(np.where(first, 0.0, self._row(rewards, "rewards")), "The reward")
-        self._time_idxs = self._time_idxs + 1
+        self._time_idxs = self._time_idxs + 1  # a new array, too
         self._rl2s[first] = 0.0
         self._time_idxs[first] = 0
-
-    def _remember(self, actions: np.ndarray) -> None:
-        self._rl2s = np.zeros((self._num_envs, self._width), np.float32)
-        self._code.write(actions, self._rl2s[:, 1:])
-        self._has_acted = True
 
     def _row(self, value: Any, name: str) -> np.ndarray:
         array = np.asarray(value)

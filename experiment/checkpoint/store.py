@@ -124,12 +124,13 @@ class CheckpointManager:
         self.weights_dir = self.root / "policy_weights"
         self.latest_path = self.root / "latest" / "policy.safetensors"
         self.best_path = self.root / "best" / "policy.safetensors"
+        self._folders = self.states_dir, self.weights_dir, self.latest_path.parent, self.best_path.parent
         self.config_path, self.requested_path = self.root / "config.txt", self.root / "config_requested.txt"
         self.versions_path = self.root / "versions.json"
 
     def make_folders(self, *, clean: bool) -> None:
         """Make the folders; with `clean`, finish or remove what an interrupted save left."""
-        for folder in (self.states_dir, self.weights_dir, self.latest_path.parent, self.best_path.parent):
+        for folder in self._folders:
             folder.mkdir(parents=True, exist_ok=True)
         if clean and self.rank == 0:
             self._finish_replacing()
@@ -154,8 +155,7 @@ class CheckpointManager:
             return None
         is_fresh, found = self.run_id is None, self._run_on_disk()
         self.run_id = self.run_id or uuid.uuid4().hex
-        folders = (self.states_dir, self.weights_dir, self.latest_path.parent, self.best_path.parent)
-        has_files = any(folder.is_dir() and any(folder.iterdir()) for folder in folders)
+        has_files = any(folder.is_dir() and any(folder.iterdir()) for folder in self._folders)
         if not has_files or not (is_fresh or found not in (None, self.run_id)):
             return None
         number = 1
@@ -163,7 +163,7 @@ class CheckpointManager:
             number += 1
         old.mkdir()
         texts = self.config_path, self.requested_path, self.versions_path
-        for path in (*folders, *texts):  # artifacts that are under way stay
+        for path in (*self._folders, *texts):  # artifacts that are under way stay
             if path.exists():
                 path.rename(old / path.name)
         self.make_folders(clean=False)
@@ -297,12 +297,10 @@ class CheckpointManager:
                 "take the newest that is intact."
             )
         metadata = about(folder)
-        if (version := metadata.get("format_version")) != FORMAT_VERSION:
-            if version is None:  # the number was elsewhere
-                version = _json_of(folder / "state.json").get("format_version")
+        if (version := metadata.get("format_version", "below 4")) != FORMAT_VERSION:
             raise ValueError(
-                f"The checkpoint has format version {version}, this Loxodon reads {FORMAT_VERSION}. Fix: use "
-                "the version of Loxodon that wrote it, or load the weights only "
+                f"The checkpoint has format version {version}, this Loxodon reads {FORMAT_VERSION}. "
+                "Fix: use the version of Loxodon that wrote it, or load the weights only "
                 "(resume_training_state=False)."
             )
         own = folder / f"rank_{self.rank}.pt"

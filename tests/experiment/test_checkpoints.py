@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import pickle
 import random
 import shutil
@@ -30,6 +29,19 @@ def started(folder: Path, **changes: Any) -> Experiment:
     exp = make_experiment(folder, **changes)
     exp.start()
     return exp
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run with checkpoints of the epochs 1 and 3."""
+    return run(make_experiment(tmp_path_factory.mktemp("finished"), epochs=4)).run_dir
+
+
+@pytest.fixture
+def four_epochs(finished: Path, tmp_path: Path) -> Experiment:
+    """A run that goes on in a copy of it."""
+    shutil.copytree(finished, tmp_path / finished.name)
+    return started(tmp_path, epochs=4)
 
 
 def perturb(policy: Any) -> None:
@@ -102,18 +114,20 @@ def test_published_weights_carry_rising_versions_and_are_loaded_once(tmp_path: P
 # --- what cannot be loaded ------------------------------------------------------------------------------
 
 
-def test_what_is_incomplete_missing_or_of_another_shape_is_a_clear_error(tmp_path: Path) -> None:
+def test_what_is_incomplete_missing_or_of_another_shape_is_a_clear_error(
+    tmp_path: Path, four_epochs: Experiment
+) -> None:
     class Wider(TinyAgent):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.critic = nn.Linear(99, 1)
 
-    exp = started(tmp_path)
+    exp = started(tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=r"has no complete checkpoint.*Fix:"):
         exp.load_checkpoint()
     with pytest.raises(FileNotFoundError, match=r"no weights at.*Fix:"):
         exp.load_checkpoint_from_path(tmp_path / "nothing.safetensors")
-    exp = run(make_experiment(tmp_path, epochs=4))
+    exp = four_epochs
     with pytest.raises(FileNotFoundError, match=r"does not exist. Complete ones are of epochs \[1, 3\].*Fix"):
         exp.load_checkpoint(9)
     (exp.checkpoints.state_dir(3) / MARKER).unlink()
@@ -125,25 +139,15 @@ def test_what_is_incomplete_missing_or_of_another_shape_is_a_clear_error(tmp_pat
         started(tmp_path, agent_type=Wider).load_checkpoint()
 
 
-@pytest.mark.parametrize("version", [3, 99])
-def test_another_format_is_refused(tmp_path: Path, version: int) -> None:
-    exp = run(make_experiment(tmp_path))
-    folder = exp.checkpoints.state_dir(1)
-    path = folder / "metadata.json"
-    about = json.loads(path.read_text())
-    if version == 3:  # had the number elsewhere
-        del about["format_version"]
-        (folder / "state.json").write_text(json.dumps({"format_version": version}))
-    path.write_text(json.dumps({**about, **({} if version == 3 else {"format_version": version})}))
-    (folder / MARKER).write_text(json.dumps({"files": {}}))
-    with pytest.raises(ValueError, match=rf"format version {version}, this Loxodon reads \d. Fix:"):
-        exp.load_checkpoint()
-
-
-def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
-    exp = run(make_experiment(tmp_path))
-    (exp.checkpoints.state_dir(1) / "rank_1.pt").write_text("{}")
+def test_another_format_or_number_of_processes_is_refused(four_epochs: Experiment) -> None:
+    exp, folder = four_epochs, four_epochs.checkpoints.state_dir(3)
+    (folder / "rank_1.pt").write_text("{}")
     with pytest.raises(ValueError, match=r"saved by 2 process\(es\), this run has 1.*Fix:"):
+        exp.load_checkpoint()
+    path = folder / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
+    (folder / MARKER).write_text(json.dumps({"files": {}}))
+    with pytest.raises(ValueError, match=r"format version 99, this Loxodon reads \d. Fix:"):
         exp.load_checkpoint()
 
 
@@ -181,11 +185,6 @@ def test_objects_are_refused(tmp_path: Path, value: Any, what: str) -> None:
 # ---- damage ----
 
 
-def four_epochs(folder: Path) -> Experiment:
-    """A finished run with checkpoints of the epochs 1 and 3."""
-    return run(make_experiment(folder, epochs=4))
-
-
 def flip_a_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -206,38 +205,35 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("how", list(DAMAGES))
 def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+    four_epochs: Experiment, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    name, spoil, text = DAMAGES[how]
-    exp = four_epochs(tmp_path)
-    spoil(exp.checkpoints.state_dir(3) / name)
-    again = started(tmp_path, epochs=4)
-    with caplog.at_level(logging.WARNING, logger="loxodon"):
-        caplog.clear()
-        assert again.load_checkpoint() == 2
+    exp, (name, spoil, text) = four_epochs, DAMAGES[how]
+    newest = exp.checkpoints.state_dir(3)
+    spoil(newest / name)
+    assert exp.load_checkpoint() == 2
     (warning,) = (r.getMessage() for r in caplog.records if "damaged" in r.getMessage())
     assert "tiny_epoch_3 is damaged" in warning
     assert warning.endswith("Going on from the one of epoch 1 instead.")
     with pytest.raises(ValueError, match=rf"tiny_epoch_3 is damaged: .*{text}.*Fix:"):
-        started(tmp_path, epochs=4).load_checkpoint(3)
+        exp.load_checkpoint(3)
     if how == "marker":
-        again.learn()  # and writes the damaged one anew
-        again.close()
-        assert again.checkpoints.newest_intact_epoch() == (3, [])
+        exp.learn()  # and writes the damaged one anew
+        exp.close()
+        assert exp.checkpoints.newest_intact_epoch() == (3, [])
         flip_a_byte(exp.checkpoints.state_dir(1) / name)
-        spoil(exp.checkpoints.state_dir(3) / name)
+        spoil(newest / name)
         with pytest.raises(ValueError, match=r"No checkpoint can.*epoch_3 is.*epoch_1 is damaged.*Fix:"):
-            started(tmp_path, epochs=4).load_checkpoint()
+            exp.load_checkpoint()
 
 
-def test_a_save_that_died_between_the_two_renames_is_finished(tmp_path: Path) -> None:
-    exp = run(make_experiment(tmp_path))
-    final = exp.checkpoints.state_dir(1)
+def test_a_save_that_died_between_the_two_renames_is_finished(four_epochs: Experiment) -> None:
+    checkpoints = four_epochs.checkpoints
+    final = checkpoints.state_dir(3)
     final.rename(final.with_name(final.name + ".replaced"))
     final.with_name("tiny_epoch_5.tmp").mkdir()
-    exp.checkpoints.make_folders(clean=True)
-    assert exp.checkpoints.complete_epochs() == [1]
-    assert list(final.parent.iterdir()) == [final]
+    checkpoints.make_folders(clean=True)
+    assert checkpoints.complete_epochs() == [1, 3]
+    assert sorted(final.parent.iterdir()) == [checkpoints.state_dir(1), final]
 
 
 def test_a_deleted_checkpoint_folder_is_made_again(tmp_path: Path) -> None:
@@ -404,17 +400,17 @@ def test_a_crafted_state_is_refused_and_runs_nothing(tmp_path: Path, went_off: P
 
 @pytest.mark.parametrize("name", ["model.safetensors", "shared.pt", "rank_0.pt"])
 def test_a_checkpoint_with_a_pickle_is_passed_over_or_refused(
-    tmp_path: Path, went_off: Path, caplog: pytest.LogCaptureFixture, name: str
+    four_epochs: Experiment, went_off: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    folder = four_epochs(tmp_path).checkpoints.state_dir(3)
+    folder = four_epochs.checkpoints.state_dir(3)
     (folder / name).write_bytes(CRAFTED["torch"](went_off))
     for extra in ("rank_0.safetensors", "optimizer.pt", "model.pt"):
         (folder / extra).write_bytes(CRAFTED["torch"](went_off))
-    assert started(tmp_path, epochs=4).load_checkpoint() == 2
+    assert four_epochs.load_checkpoint() == 2
     assert "tiny_epoch_3 is damaged" in caplog.text
     (folder / MARKER).write_text('{"files": {}}')  # as if all was as it was written
     with pytest.raises(ValueError, match=r"is not a readable.*Fix:"):
-        started(tmp_path, epochs=4).load_checkpoint()
+        four_epochs.load_checkpoint()
 
 
 @pytest.mark.parametrize("suffix", ["npz", "traj"])

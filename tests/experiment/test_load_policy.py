@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,47 +18,32 @@ from gymnasium import spaces
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from loxodon.envs import EnvSpec, make_vector_env, resolve_env
+from loxodon.envs import EnvSpec, TMazePassive, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint.store import MARKER, contents
 from loxodon.experiment.config import load_config
 
 from ..rounding import assert_equal_but_for_rounding
+from .fakes import TINY, run
 
-TINY = """
-Experiment.run_name = 'tiny'
-Experiment.ckpt_base_dir = {folder!r}
+CONFIG = """
 Experiment.max_seq_len = 12
-Experiment.dataset = @DiskTrajDataset()
-Experiment.tstep_encoder_type = @FFTstepEncoder
-Experiment.traj_encoder_type = @small/{encoder}
-Experiment.agent_type = @Agent
-Experiment.val_timesteps_per_epoch = 4
-Experiment.make_train_env = {env}
-Experiment.make_val_env = {env}
+Experiment.traj_encoder_type = @small/%s
 Experiment.sample_actions_val = False
 Experiment.parallel_actors = 3
-Experiment.env_mode = 'sync'
-Experiment.dloader_workers = 0
 Experiment.verbose = False
-Experiment.epochs = 1
 Experiment.train_timesteps_per_epoch = 15
-Experiment.train_batches_per_epoch = 1
-Experiment.batch_size = 2
-MetricLogger.tensorboard = False
 Experiment.seed = 3
-FFTstepEncoder.d_hidden = %WIDTH
-FFTstepEncoder.d_output = 8
-Agent.num_critics = 2
-Actor.d_hidden = 8
-CriticEnsemble.d_hidden = 8
+TMazePassive.horizon = 5
+small/GRUTrajEncoder.d_hidden = 9
+small/GRUTrajEncoder.d_output = 7
+small/TransformerTrajEncoder.d_model = 8
+TransformerTrajEncoder.d_ff = 16
+TransformerTrajEncoder.n_heads = 2
+TransformerTrajEncoder.n_layers = 2
 WIDTH = 8
+FFTstepEncoder.d_hidden = %%WIDTH
 """
-ENCODERS = {
-    "GRUTrajEncoder": "small/GRUTrajEncoder.d_hidden = 9\nsmall/GRUTrajEncoder.d_output = 7\n",
-    "TransformerTrajEncoder": "small/TransformerTrajEncoder.d_model = 8\nTransformerTrajEncoder.d_ff = 16\n"
-    "TransformerTrajEncoder.n_heads = 2\nTransformerTrajEncoder.n_layers = 2\n",
-}
 
 
 class TiltedEnv(gym.Env[Any, Any]):
@@ -102,22 +88,18 @@ class ShiftedEnv(gym.Env[Any, Any]):
         return self.np_random.standard_normal(2).astype(np.float32), float(action), False, self.t == 4, {}
 
 
+def configure(folder: Path, encoder: str = "GRUTrajEncoder") -> None:
+    """Bind the configuration of the runs of this file."""
+    (folder / "tiny.gin").write_text(TINY + CONFIG % encoder)
+    load_config([str(folder / "tiny.gin")], [f"Experiment.ckpt_base_dir='{folder}'"])
+
+
 def trained(folder: Path, env: Any, encoder: str = "GRUTrajEncoder", **changes: Any) -> Experiment:
     """A run that was configured by gin and has finished."""
-    path = folder / "tiny.gin"
-    shown = env if isinstance(env, str) else "'CartPole-v1'"
-    horizon = "TMazePassive.horizon = 5\n" if "TMaze" in shown else ""
-    text = TINY.format(folder=str(folder), env=shown, encoder=encoder)
-    path.write_text(text + ENCODERS[encoder] + horizon)
-    load_config([str(path)])
+    configure(folder, encoder)
     if isinstance(env, EnvSpec) and env.target is TiltedEnv:
         gin.bind_parameter("FFTstepEncoder.specify_obs_keys", ["where/0", "where/1"])
-    given = {} if isinstance(env, str) else {"make_train_env": env, "make_val_env": env}
-    exp = Experiment(**given, **changes)
-    exp.start()
-    exp.learn()
-    exp.close()
-    return exp
+    return run(Experiment(make_train_env=env, make_val_env=env, **changes))
 
 
 def with_opinions(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.ndarray]:
@@ -184,9 +166,9 @@ def stacked(space: Any, obs: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("env", "encoder"), [("'CartPole-v1'", "TransformerTrajEncoder"), ("@TMazePassive", "GRUTrajEncoder")]
+    ("env", "encoder"), [("CartPole-v1", "TransformerTrajEncoder"), (TMazePassive, "GRUTrajEncoder")]
 )
-def test_a_loaded_policy_acts_as_the_experiment_does(tmp_path: Path, env: str, encoder: str) -> None:
+def test_a_loaded_policy_acts_as_the_experiment_does(tmp_path: Path, env: Any, encoder: str) -> None:
     exp = trained(tmp_path, env, encoder)
     spec = resolve_env(exp.make_val_env)  # type: ignore[arg-type]
     expected = with_opinions(exp, spec, 40)
@@ -211,8 +193,15 @@ def test_nested_observations_and_scaled_actions(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    exp = trained(tmp_path_factory.mktemp("sound"), "'CartPole-v1'")
+    """The latest policy of a run that has a best one, too."""
+    exp = trained(tmp_path_factory.mktemp("sound"), "CartPole-v1", val_timesteps_per_epoch=60)
     return exp.run_dir / "ckpts" / "latest" / "policy.safetensors"
+
+
+@pytest.fixture
+def own_run(policy_file: Path, tmp_path: Path) -> Path:
+    """A copy of that run for a test that changes it."""
+    return shutil.copytree(policy_file.parents[2], tmp_path / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -267,16 +256,16 @@ def test_gin_and_random_numbers_are_the_same_before_and_after(policy_file: Path)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_best_goes_before_latest_and_every_kind_of_path_works(tmp_path: Path) -> None:
-    exp = trained(tmp_path, "'CartPole-v1'", val_timesteps_per_epoch=60)
-    ckpts = exp.run_dir / "ckpts"
-    marked = load_policy(exp.run_dir)
-    assert marked.info == load_policy(ckpts / "best" / "policy.safetensors").info
+def test_best_goes_before_latest_and_every_kind_of_path_works(own_run: Path) -> None:
+    ckpts = own_run / "ckpts"
+    assert load_policy(own_run).info == load_policy(ckpts / "best" / "policy.safetensors").info
     assert load_policy(ckpts / "training_states" / "tiny_epoch_0").info.epoch == 0
     assert load_policy(ckpts / "policy_weights" / "policy_epoch_0.safetensors").info.epoch == 0
     (ckpts / "best" / "policy.safetensors").unlink()
-    assert load_policy(exp.run_dir).info.is_final
+    assert load_policy(own_run).info.is_final
     assert load_policy(ckpts).info.is_final
+    with pytest.raises(FileNotFoundError, match=r"no policy at.*Fix:"):
+        load_policy(own_run / "nothing")
 
 
 def test_sampling_draws_from_the_policy(shifted_run: Path) -> None:
@@ -306,11 +295,6 @@ def test_mistakes_are_named_and_leave_the_policy_as_it_was(shifted_run: Path, ho
         policy.act(*arguments)
     again = policy.act(GOOD, [np.nan, np.nan], is_first=[True, True])  # rewards of what is over do not count
     assert again.tolist() == expected.tolist()
-
-
-def test_where_there_is_no_policy_the_error_says_what_is_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no policy at.*Fix:"):
-        load_policy(tmp_path / "nothing")
 
 
 def changed_header(path: Path, **changes: str | None) -> Path:
@@ -516,36 +500,33 @@ def test_what_the_caller_trusts_is_imported(policy_file: Path, unheard_of: Path)
     [("resume", "popen"), ("restore_from", "huge"), ("WarmStart.source", "popen"), ("collect", "huge")],
 )
 def test_no_other_way_of_loading_a_policy_runs_anything(
-    tmp_path: Path, unheard_of: Path, way: str, how: str
+    own_run: Path, unheard_of: Path, way: str, how: str
 ) -> None:
-    exp = trained(tmp_path, "'CartPole-v1'")
-    ckpts = exp.run_dir / "ckpts"
+    state, latest = (
+        own_run / "ckpts/training_states/tiny_epoch_0",
+        own_run / "ckpts/latest/policy.safetensors",
+    )
     changes = {**REFUSED[how][0], "gin": "import unheard_of\nAgent.gamma = @leave_a_mark()"}
-    state = ckpts / "training_states" / "tiny_epoch_0"
-    for path in (state / "model.safetensors", ckpts / "latest" / "policy.safetensors"):
+    for path in (state / "model.safetensors", latest):
         crafted(path, changes, unheard_of).replace(path)
     about = json.loads((state / "metadata.json").read_text())
-    about |= {
-        "config": changes["gin"],
-        "config_requested": changes["gin"],
-        "types": json.loads(POPEN["types"]),
-    }
-    about["spaces"] = json.loads(changes["spaces"].replace("MARK", f"touch {unheard_of}"))
+    about |= {"config": changes["gin"], "config_requested": changes["gin"]}
+    about |= {"types": json.loads(POPEN["types"])}
+    about |= {"spaces": json.loads(changes["spaces"].replace("MARK", f"touch {unheard_of}"))}
     (state / "metadata.json").write_text(json.dumps(about))
     (state / MARKER).unlink()
     (state / MARKER).write_text(json.dumps({"files": contents(state)}))
-    gin.clear_config()
-    load_config([str(tmp_path / "tiny.gin")])
-    latest = str(ckpts / "latest" / "policy.safetensors")
-    begin = {
-        "resume": {},
-        "restore_from": {"restore_from": str(state)},
-        "WarmStart.source": {},
-        "collect": {"mode": "collect"},
-    }[way]
-    if way == "WarmStart.source":
-        gin.bind_parameter(way, latest)
-    again = Experiment(**begin, **({} if way in ("resume", "collect") else {"run_name": "other"}))
+    configure(own_run.parent)
+    begin: dict[str, Any] = {"make_train_env": "CartPole-v1", "make_val_env": "CartPole-v1"}
+    if way == "collect":
+        begin["mode"] = "collect"
+    elif way != "resume":
+        begin["run_name"] = "other"
+    if way == "restore_from":
+        begin[way] = str(state)
+    elif way == "WarmStart.source":
+        gin.bind_parameter(way, str(latest))
+    again = Experiment(**begin)
 
     def load() -> None:
         again.start()
