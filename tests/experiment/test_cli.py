@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gin
 import pytest
@@ -37,6 +39,10 @@ def test_a_config_error_is_one_message_without_traceback_and_nothing_is_written(
         "config error: command line, `Experiment.epoch=3`: Experiment has no parameter 'epoch'. "
         "Did you mean 'epochs'? Fix: correct it.\n"
     )
+    assert main(["--config", "tiny.gin", "Experiment.env_mode=asink"]) == 2  # only the experiment can judge
+    error = capsys.readouterr().err
+    assert error.startswith("config error: command line, `Experiment.env_mode=asink`: ")
+    assert "'async'" in error
     assert not Path("runs").exists()
 
 
@@ -65,15 +71,6 @@ def test_wrong_command_lines(words: list[str], part: str | None, capsys: pytest.
         assert "Traceback" not in printed
 
 
-def test_settings_that_only_the_experiment_can_judge_are_placed_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["--config", "tiny.gin", "Experiment.env_mode=asink"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("config error: command line, `Experiment.env_mode=asink`: ")
-    assert "'async'" in error
-
-
 def test_print_config_shows_values_origins_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", "tiny.gin", "--print-config", "--run-name", "5", "--seed", "3", "--mode", "learn"]
     assert main(words) == 0
@@ -98,13 +95,6 @@ def test_check_builds_everything_and_leaves_nothing(
         assert part in printed
     assert sorted(path.name for path in Path().iterdir()) == ["temp", "tiny.gin"]
     assert list(Path("temp").glob("loxodon*")) == []
-
-
-def test_a_test_run_through_the_front_door(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", "tiny.gin", "--test-run"]) == 0
-    assert "test run passed: " in (said := capsys.readouterr().out)
-    assert "updates, one checkpoint, all in runs/tiny-test" in said
-    assert [path.name for path in Path("runs").iterdir()] == ["tiny-test"]
 
 
 def test_the_way_on_after_a_stop_keeps_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,26 +168,9 @@ def test_a_run_without_any_update_fails_and_says_why(
 
 
 def test_closing_words_name_commands_that_differ_from_this_one() -> None:
-    exp = SimpleNamespace(
-        run_dir=Path("runs/a-seed3"),
-        run_name="a-seed3",
-        mode="both",
-        seed=3,
-        run_seed=3,
-        epochs=10,
-        stop_at_val_return=0.9,
-        is_finished=True,
-    )
-    words = [
-        "--config",
-        "a",
-        "--seed",
-        "3",
-        "--run-name=a-seed3",
-        "--resume",
-        "Experiment.epochs=10",
-        "B.c=d e",
-    ]
+    names: dict[str, Any] = {"run_dir": Path("runs/a-seed3"), "run_name": "a-seed3", "mode": "both"}
+    exp = SimpleNamespace(**names, seed=3, run_seed=3, epochs=10, stop_at_val_return=0.9, is_finished=True)
+    words = shlex.split("--config a --seed 3 --run-name=a-seed3 --resume Experiment.epochs=10 'B.c=d e'")
     lines = closing_words(exp, {"val/success": 1.0, "val/return": 0.5}, words, "a.py").splitlines()
     assert lines[:3] == [
         "final success rate  1.000",
@@ -229,14 +202,11 @@ def test_an_actor_may_have_settings_that_only_the_learner_uses(
     assert "TMazePassive.horizon = 3 has no effect" in errors
 
 
-# ---- test runs, the test after training, where the time goes ----
+# ---- test runs ----
 
 
 def named(exp: Experiment, *names: str) -> list[dict[str, float]]:
     return [record for record in metrics(exp.run_dir, with_time=True) if set(names) <= record.keys()]
-
-
-# ---- test_run ----
 
 
 def test_a_test_run_does_one_of_everything_beside_the_real_run(tmp_path: Path) -> None:
@@ -301,22 +271,14 @@ def test_an_on_policy_run_has_all_of_it(tmp_path: Path, monkeypatch: pytest.Monk
 # ---- the test after training ----
 
 
-def test_the_test_comes_once_after_training(tmp_path: Path) -> None:
-    test_env = EnvSpec(CountingEnv, {"length": 2})
-    exp = run(make_experiment(tmp_path, **{"FinalTest.make_env": test_env}, **{"FinalTest.timesteps": 6}))
+@pytest.mark.parametrize("setting", ["FinalTest.make_env", "make_val_env"])  # one of its own, or that
+def test_the_test_comes_once_after_training(tmp_path: Path, setting: str) -> None:
+    env = EnvSpec(CountingEnv, {"length": 2})
+    exp = run(make_experiment(tmp_path, **{setting: env, "FinalTest.timesteps": 6}))
     (test,) = named(exp, "test/return")
     assert test["test/episode_length"] == 2
     assert metrics(exp.run_dir, with_time=True)[-1] == test
     assert exp.train_envs is None
-
-
-def test_without_environments_of_its_own_it_takes_those_of_validation(tmp_path: Path) -> None:
-    exp = run(
-        make_experiment(
-            tmp_path, **{"FinalTest.timesteps": 6}, make_val_env=EnvSpec(CountingEnv, {"length": 3})
-        )
-    )
-    assert [test["test/episode_length"] for test in named(exp, "test/return")] == [3]
 
 
 class OtherEnv(CountingEnv):
@@ -328,7 +290,7 @@ class OtherEnv(CountingEnv):
 
 
 def test_environments_that_do_not_fit_are_found_before_training(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, **{"FinalTest.make_env": OtherEnv}, **{"FinalTest.timesteps": 6})
+    exp = make_experiment(tmp_path, **{"FinalTest.make_env": OtherEnv, "FinalTest.timesteps": 6})
     with pytest.raises(ValueError, match=r"FinalTest.make_env has .*Discrete\(4\).*Discrete\(3\).*Fix"):
         exp.start()
 

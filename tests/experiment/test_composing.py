@@ -192,9 +192,12 @@ def test_collecting_for_a_dataset_that_takes_nothing(
     assert sorted(Path("runs").rglob("*")) == before
 
 
-def test_a_test_run_plays_whole_episodes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_test_run_plays_whole_episodes(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = envs(*in_env("@CompDictEnv"), "Experiment.val_timesteps_per_epoch=100")
     assert main([*words, "--test-run"]) == 0
+    assert "updates, one checkpoint, all in runs/tiny-test" in capsys.readouterr().out
     assert not [text for text in caplog.messages if "no episode ended" in text]
     assert '"val/return": 12.0' in Path("runs/tiny-test/logs/metrics.jsonl").read_text()
 

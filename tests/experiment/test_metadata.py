@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,18 @@ def started(folder: Path, env: type[gym.Env[Any, Any]] = CountingEnv, **changes:
     return exp
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(started(tmp_path_factory.mktemp("finished"))).run_dir
+
+
+@pytest.fixture
+def exp(finished: Path, tmp_path: Path) -> Experiment:
+    """A run that could go on in a copy of a finished one."""
+    shutil.copytree(finished, tmp_path / finished.name)
+    return started(tmp_path)
+
+
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
@@ -61,8 +74,7 @@ def change_metadata(exp: Experiment, **changes: Any) -> None:
     (path.parent / "COMPLETE").write_text('{"files": {}}')
 
 
-def test_a_checkpoint_says_what_it_was_made_with(tmp_path: Path) -> None:
-    exp = run(make_experiment(tmp_path))
+def test_a_checkpoint_says_what_it_was_made_with(exp: Experiment) -> None:
     _, found = saved_metadata(exp)
     assert found["packages"] == {name: versions.version_of(name) for name in versions.PACKAGES}
     assert (found["world_size"], found["seed"], found["max_seq_len"], found["mode"]) == (1, 7, 8, "both")
@@ -90,8 +102,7 @@ def test_git_never_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert versions.git_commit(tmp_path) is None
 
 
-def test_another_environment_is_refused_with_each_difference(tmp_path: Path) -> None:
-    exp = run(started(tmp_path))
+def test_another_environment_is_refused_with_each_difference(exp: Experiment, tmp_path: Path) -> None:
     other = started(tmp_path, WiderEnv)
     text = (
         r"is of another environment: observation 'observation' is Box\(-inf, inf, \(2,\), float32\) in the "
@@ -109,14 +120,13 @@ def test_another_environment_is_refused_with_each_difference(tmp_path: Path) -> 
 
 
 def test_the_same_run_gives_no_warning_and_other_versions_give_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    exp: Experiment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    exp = run(started(tmp_path))
     _, values = saved_metadata(exp)
-    started(tmp_path).load_checkpoint()
+    exp.load_checkpoint()
     assert warnings_of(caplog) == []
     change_metadata(exp, python="3.1.0", packages={**values["packages"], "torch": "\x1b0.4"})
-    started(tmp_path).load_checkpoint()
+    exp.load_checkpoint()
     (warning,) = warnings_of(caplog)
     assert "versions: python 3.1.0 (here 3." in warning
     assert r"torch \x1b0.4 (here " in warning
@@ -128,9 +138,8 @@ def test_the_same_run_gives_no_warning_and_other_versions_give_one(
     [("1.3.0", "1.0.0", False), ("2.0.0", "1.9.0", True), ("0.2.0", "0.1.5", True)],
 )
 def test_another_major_version_is_refused_unless_it_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, there: str, is_refused: bool
+    exp: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, there: str, is_refused: bool
 ) -> None:
-    exp = run(started(tmp_path))
     _, values = saved_metadata(exp)
     change_metadata(exp, packages={**values["packages"], "loxodon": there})
     monkeypatch.setattr(record, "version_of", lambda name: here)
@@ -144,8 +153,9 @@ def test_another_major_version_is_refused_unless_it_is_allowed(
         started(tmp_path)
 
 
-def test_settings_that_differ_are_a_short_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    exp = run(started(tmp_path))
+def test_settings_that_differ_are_a_short_list(
+    exp: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     many = "\n".join(f"M{i} = {i}" for i in range(20))
     requested = f"Experiment.batch_size = 3\nExperiment.seed = 1\n{many}\n"
     requested += "MetricLogger.tensorboard = False\n"  # as all runs here

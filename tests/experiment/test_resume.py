@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gin
-import numpy as np
 import pytest
 import torch
 
-from loxodon.agents import Agent
-from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.config import load_config
-from loxodon.nets import FFTstepEncoder, TransformerTrajEncoder
 
-from .fakes import CountingEnv, die_in, make_experiment, metrics, run, stored
+from .fakes import die_in, make_experiment, metrics, run
 from .processes import kill_and_resume
 
 EPOCHS, CHECKPOINT_AFTER, KILLED_IN = 6, 3, 4
@@ -177,72 +172,3 @@ def test_a_finished_run_goes_on_when_epochs_is_raised(tmp_path: Path) -> None:
     assert longer.learner.gradient_steps == 16
     again = run(make_experiment(tmp_path, epochs=4), lambda exp: exp.load_checkpoint())
     assert again.learner.gradient_steps == 16  # nothing was left to do
-
-
-# ---- where environments offer their state ----
-
-
-def acting(folder: Path, **changes: Any) -> Experiment:
-    """A run whose epochs end in the middle of episodes."""
-    env = EnvSpec(ClassicControlState, {"env": "CartPole-v1"})
-    settings: dict[str, Any] = {
-        "agent_type": partial(Agent, num_critics=2),
-        "tstep_encoder_type": partial(FFTstepEncoder, d_hidden=8, d_output=8),
-        "traj_encoder_type": partial(TransformerTrajEncoder, d_model=8, d_ff=16, n_heads=2, n_layers=2),
-        "make_train_env": env,
-        "make_val_env": env,
-        "val_timesteps_per_epoch": 0,
-        "train_timesteps_per_epoch": 13,
-        "traj_save_len": 10,
-        "ckpt_interval": 2,
-        "epochs": 4,
-        "deterministic": True,
-    }
-    exp = make_experiment(folder, **{**settings, **changes})
-    exp.start()
-    return exp
-
-
-def test_two_halves_equal_the_whole_in_the_middle_of_episodes(tmp_path: Path) -> None:
-    overlap: dict[str, Any] = {"env_mode": "async", "overlap_sampling": True, "async_env_mp_context": "fork"}
-    whole = acting(tmp_path / "whole", **overlap)
-    whole.learn()
-    whole.close()
-    first = acting(tmp_path / "parts", **overlap)
-    die_in(first, 2)
-    first.train_envs.close()
-    saved = first.checkpoints.read(first.checkpoints.state_dir(1)).own["collector"]["rollout"]
-    timesteps = np.concatenate([part["time_idxs"] for part in saved])
-    assert (timesteps > 0).any()
-    second = acting(tmp_path / "parts", **overlap)
-    second.load_checkpoint()
-    assert np.array_equal(np.concatenate([g.state.time_idxs for g in second.collector.groups]), timesteps)
-    second.learn()
-    second.close()
-    weights = [exp.policy.state_dict() for exp in (whole, second)]
-    assert [name for name, value in weights[0].items() if not torch.equal(value, weights[1][name])] == []
-    assert metrics(whole.run_dir) == metrics(second.run_dir)
-    assert stored(whole) == stored(second)
-
-
-def test_without_the_setting_the_same_run_begins_new_episodes(tmp_path: Path) -> None:
-    env = {"make_train_env": EnvSpec(TMazePassive, {"horizon": 40})}
-    exp = acting(tmp_path, **env, **{"Collector.save_env_state": False})
-    exp.collect_new_training_data()
-    exp.save_checkpoint()
-    assert exp.collector.groups[0].state.time_idxs.any()  # the checkpoint leaves the rollout alone
-    exp.close()
-    again = acting(
-        tmp_path, **env, **{"Collector.save_env_state": True}
-    )  # the checkpoint has no environments
-    again.load_checkpoint()
-    assert not again.collector.groups[0].state.time_idxs.any()
-    again.close()
-
-
-def test_an_environment_without_the_methods_is_named(tmp_path: Path) -> None:
-    message = r"CountingEnv cannot be stored: CountingEnv has no get_state\(\) and set_state.*Fix:"
-    exp = make_experiment(tmp_path, **{"Collector.save_env_state": True}, make_train_env=EnvSpec(CountingEnv))
-    with pytest.raises(ValueError, match=message):
-        exp.start()
-    exp.train_envs.close()

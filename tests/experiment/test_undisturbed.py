@@ -187,6 +187,29 @@ def test_where_states_do_not_fit_new_episodes_begin(
         exp.train_envs.close()
 
 
+def test_without_the_setting_the_same_run_begins_new_episodes(tmp_path: Path) -> None:
+    first = long_run(tmp_path, "off-policy", StoredEnv, **{"Collector.save_env_state": False})
+    first.start()
+    first.collect_new_training_data()
+    first.save_checkpoint()
+    assert first.collector.groups[0].state.time_idxs.any()  # the checkpoint leaves the rollout alone
+    second = long_run(tmp_path, "off-policy", StoredEnv, **{"Collector.save_env_state": True})
+    second.start()
+    second.load_checkpoint()  # which has no environments
+    assert not second.collector.groups[0].state.time_idxs.any()
+    first.close()
+    second.close()
+
+
+def test_an_environment_without_the_methods_is_named(tmp_path: Path) -> None:
+    exp = long_run(tmp_path, "off-policy", LongEnv, **{"Collector.save_env_state": True})
+    with pytest.raises(
+        ValueError, match=r"LongEnv cannot be stored: LongEnv has no get_state\(\) and .*Fix:"
+    ):
+        exp.start()
+    exp.train_envs.close()
+
+
 def test_a_maze_of_another_size_is_refused() -> None:
     small, large = MazeRunner(size=7), MazeRunner(size=9)
     small.reset(seed=0)
