@@ -35,17 +35,9 @@ def _clean_gin() -> Iterator[None]:
     gin.clear_config()
 
 
-def test_the_first_preset_is_among_them() -> None:
-    assert "tmaze" in PRESETS
-
-
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_sound(name: str) -> None:
+def test_a_preset_is_sound_and_begins_with_its_launch_line(name: str) -> None:
     assert load_config([name]).source.warnings == []
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_begins_with_its_launch_line(name: str) -> None:
     launch_lines = re.findall(r"python examples/run\.py --config (\S+)", header_of(name))
     accepted = {name, f"gin_configs/{name}.gin"}
     assert launch_lines
@@ -63,6 +55,7 @@ def test_a_mix_in_has_a_header_and_known_names(name: str) -> None:
     ("task", "agent"), [("tmaze", n) for n in ("multitask", "dqn", "iql", "bc")] + [("pendulum", "sac")]
 )
 def test_an_agent_goes_on_top_of_a_preset(task: str, agent: str) -> None:
+    assert task in PRESETS
     loaded = load_config([task, f"agents/{agent}"])
     assert loaded.source.warnings == []
     assert f"--config {task} --config agents/{agent}" in header_of(f"agents/{agent}")

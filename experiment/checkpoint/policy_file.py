@@ -60,18 +60,17 @@ def read_json(text: str) -> Any:
 
 
 def policy_header(info: PolicyInfo, facts: Mapping[str, str]) -> dict[str, str]:
-    """The header of a policy file that is written now.
+    """The header of a policy file that is written now: version, epoch and is_final of `info`, and more.
 
     facts: what is the same for all files of the process (loxodon, spaces, gin, types, max_seq_len).
     """
-    published_s = time.time() if info.published_s is None else info.published_s
     return {
         "format": "pt",
         "loxodon_format": str(POLICY_FORMAT),
         "version": str(info.version),
         "epoch": str(info.epoch),
         "is_final": str(int(info.is_final)),
-        "published_s": repr(published_s),
+        "published_s": repr(time.time()),
         **facts,
     }
 
@@ -112,24 +111,18 @@ def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a safetensors file into the model.
-
-    Raises: FileNotFoundError; ValueError naming the tensors that are missing, unknown or of another shape.
-    """
+    """Load a safetensors file into the model. Raises: FileNotFoundError; ValueError as check_fit."""
     fit_weights(model, read_policy(path)[1], path)
 
 
 def fit_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Put weights into the model; `path` is where they are from.
-
-    Raises: ValueError naming the tensors that are missing, unknown or of another shape.
-    """
+    """Put weights into the model; `path` is where they are from. Raises: ValueError as check_fit."""
     check_fit(model, weights, path)
     model.load_state_dict(weights)
 
 
 def check_fit(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Raise ValueError like fit_weights, and change nothing."""
+    """Raise ValueError naming tensors that are missing, unknown or of another shape; change nothing."""
     own = model.state_dict()
     problems = [f"{name} is missing in the file" for name in own.keys() - weights.keys()]
     problems += [f"{name} is unknown to the agent" for name in weights.keys() - own.keys()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,17 +52,14 @@ class EnvSpaces:
         """
         try:
             size = _num_numbers(value["observation"]) + _num_numbers(value["action"], is_one_hot=True)
-            found = None
             if size <= _MAX_NUMBERS:
-                found = cls(space_from_json(value["observation"]), space_from_json(value["action"]))
+                return cls(space_from_json(value["observation"]), space_from_json(value["action"]))
         except _UNUSABLE as error:
             raise ValueError(f"The header of the file describes no spaces ({error!r}). {_MEND}") from error
-        if found is None:
-            raise ValueError(
-                f"The spaces in the header of the file have {size:,} numbers, but at most {_MAX_NUMBERS:,} "
-                f"are allowed. {_MEND}"
-            )
-        return found
+        raise ValueError(
+            f"The spaces in the header of the file have {size:,} numbers, but at most {_MAX_NUMBERS:,} are "
+            f"allowed. {_MEND}"
+        )
 
     def digest(self) -> str:
         """16 hexadecimal digits, the same for equal spaces."""
@@ -112,8 +110,7 @@ _ENCODERS: dict[type, Any] = {
 
 def space_from_json(value: dict[str, Any]) -> Space[Any]:
     """Put back what space_to_json returned; anything else raises whatever it does to the spaces."""
-    found: Space[Any] = _DECODERS[value["type"]](value)
-    return found
+    return _DECODERS[value["type"]](value)
 
 
 def _num_numbers(value: dict[str, Any], *, is_one_hot: bool = False) -> int:
@@ -150,7 +147,7 @@ def _text(value: dict[str, Any]) -> Space[Any]:
     return spaces.Text(value["max_length"], min_length=value["min_length"], **letters)
 
 
-_DECODERS: dict[str, Any] = {
+_DECODERS: dict[str, Callable[[dict[str, Any]], Space[Any]]] = {
     "Box": _box,
     "Text": _text,
     "Tokens": lambda v: Tokens(list(map(str, v["words"])), v["max_tokens"]),

@@ -351,14 +351,14 @@ def find_config(name: str) -> Path:
 
     Raises: ConfigError naming near matches and all presets.
     """
-    bare = name.removeprefix("./").removeprefix("gin_configs/")
-    for path in (Path(name), Path(f"{name}.gin"), preset_root() / bare, preset_root() / f"{bare}.gin"):
+    bare = name.removeprefix("./").removeprefix("gin_configs/").removesuffix(".gin")
+    for path in (Path(name), Path(f"{name}.gin"), preset_root() / f"{bare}.gin"):
         if path.is_file():
             return path
     raise ConfigError(
-        f"command line, `--config {name}`: there is no such file or preset.{_preset_meant(bare)} "
-        f"Presets: {', '.join(preset_names()) or 'none installed'}. Fix: give the path of a .gin file, or "
-        "the name of a preset."
+        f"command line, `--config {name}`: there is no such file or preset."
+        f"{did_you_mean(bare, preset_names())} Presets: {', '.join(preset_names())}. "
+        "Fix: give the path of a .gin file, or the name of a preset."
     )
 
 
@@ -368,14 +368,11 @@ def _find_include(name: str, included_from: Path, origin: Origin) -> Path:
     for folder in searched:
         if (folder / name).is_file():
             return folder / name
+    meant = did_you_mean(name.removesuffix(".gin"), preset_names())
     raise ConfigError(
-        f"{origin}: include '{name}' names no file.{_preset_meant(name)} Searched in: "
+        f"{origin}: include '{name}' names no file.{meant} Searched in: "
         f"{', '.join(dict.fromkeys(str(folder) for folder in searched))}. Fix: correct the path."
     )
-
-
-def _preset_meant(name: str) -> str:
-    return did_you_mean(name.removesuffix(".gin"), preset_names())
 
 
 # --- syntax in words ------------------------------------------------------------------------------------

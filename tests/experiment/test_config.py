@@ -23,10 +23,14 @@ class CfgShape(Protocol):
 class CfgEncoder:
     """What the fakes below make."""
 
+    def __call__(self) -> None: ...
+
 
 @gin.configurable
 class CfgPlain:
     """Without a constructor."""
+
+    def __call__(self) -> None: ...
 
 
 @gin.configurable(denylist=["width"])
@@ -60,6 +64,12 @@ class CfgHead:
 def cfg_bonus(share: int = 1) -> int:
     """Called by the code of a user, while training."""
     return share
+
+
+@gin.configurable
+def cfg_env(size: int) -> dict[str, int]:
+    """Called by the code, without arguments."""
+    return {"size": size}
 
 
 @gin.configurable
@@ -215,7 +225,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.encoder_type = 'CfgGRU'", ["@Name of a CfgEncoder or None", "Fix: write @CfgGRU."]),
         ("CfgRun.encoder_type = @CfgGRU()", ["what that call returns", "write @CfgGRU."]),
         ("CfgTypes.made_by = @CfgStore()", ["what that call returns, but @Name of a CfgEncoder"]),
-        ("CfgRun.encoder_type = @CfgStore", ["choose @CfgGRU or @CfgConv"]),
+        ("CfgRun.encoder_type = @CfgPlain", ["choose @CfgGRU or @CfgConv"]),
         ("CfgRun.store = @CfgStore", ["a.gin:3:", "write @CfgStore()"]),
         ("CfgRun.shapes = [1, 2]", ["tuple[int, ...] is allowed", "write (1, 2)"]),
         ("CfgGRU.norm = 3", ["str or None is allowed", "write '3'"]),
@@ -306,13 +316,17 @@ def test_what_has_moved_is_there_now() -> None:
             assert (param in checks.registry.find(owner)[0].params) == is_there
 
 
-def test_settings_that_a_class_hands_on_to_its_base_are_known_by_name_and_type() -> None:
+def test_settings_of_a_base_class_are_known_by_name_and_type() -> None:
     import loxodon.experiment  # noqa: F401  # registers the agents
 
     agent = checks.registry.find("MultiTaskAgent")[0]
     assert not agent.takes_any
     assert {"n_step", "fake_filter"} <= agent.params.keys()
     assert agent.params["gamma"].annotation is float
+    inherited = checks.registry.find("Experiment")[0].params[
+        "agent_type"
+    ]  # a field, written in another module
+    assert inherited.annotation is not Any
 
 
 def test_an_unknown_file_lists_presets() -> None:
@@ -330,6 +344,7 @@ def test_missing_required_values_of_the_root_and_of_what_it_builds() -> None:
     assert "a.gin: CfgRun needs a value for store" in text
     assert "a.gin:2: CfgConv needs a value for kernel" in text
     assert "CfgConv.kernel = <int>" in text
+    assert "a.gin:4: cfg_env needs a value for size" in problem("CfgRun.make_env = %ENV\nENV = @cfg_env\n")
 
 
 def test_a_value_marked_as_required_must_be_replaced() -> None:
@@ -366,11 +381,11 @@ def test_what_building_did_not_read_stops(added: str, part: str) -> None:
 
 
 def test_what_building_read_or_may_still_call_passes() -> None:
-    late = "CfgHead.make_late = @late/CfgConv\nlate/CfgConv.kernel = %N\nN = 3\n"
+    late = "CfgHead.make_late = @late/CfgConv\nlate/CfgConv.kernel = %N\nN = 3\nCfgConv.kernel = 4\n"
     config = load(f"CfgHead.bias = True\nCfgGRU.layers = 2\n{late}cfg_bonus.share = 2\n")
     run()
     assert config.check_unused() == (
-        "a.gin:8: cfg_bonus.share = 2 was not read yet; it counts if code calls it later."
+        "a.gin:9: cfg_bonus.share = 2 was not read yet; it counts if code calls it later."
     )
 
 

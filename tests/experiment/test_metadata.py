@@ -294,9 +294,17 @@ def test_settings_leave_it_and_hyperparameters_change_it() -> None:
     assert len(found) == 3 + len(changes)
 
 
+class Halving:
+    """A schedule that keeps its argument to itself."""
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+
+
 @pytest.mark.parametrize(
     ("setting", "make"),
     [
+        ("lr_schedule", Halving),
         ("lr_schedule", lambda x: LinearSchedule(1.0, x)),
         ("dataset", lambda x: DiskTrajDataset(relabeler=HindsightRelabeler(share=x))),
         ("dataset", lambda x: MixtureOfDatasets([DiskTrajDataset(), DoNothingDataset()], [x, 1.0 - x])),
