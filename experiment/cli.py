@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -91,21 +92,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "--config",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a .gin file or a preset's name; repeatable",
-    )
+    add("--config", action="append", default=[], metavar="FILE", help="a .gin file or preset; repeatable")
     add("overrides", nargs="*", metavar="Name.param=value", help="gin bindings on top of the files")
     add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
-    add(
-        "--actors",
-        metavar="N",
-        type=int,
-        help="learn here, beside N collecting processes that this one starts, restarts and ends",
-    )
+    add("--actors", metavar="N", type=int, help="learn here, and keep N collecting processes running")
     add("--run-name", metavar="NAME", help="sets Experiment.run_name")
     add("--seed", metavar="N", type=int, help="sets Experiment.seed")
     add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
@@ -151,10 +141,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.ctx.role.is_actor:
         if resumes:
-            _say(
-                "warning: --resume changes nothing here: --mode collect follows the newest policy.",
-                error=True,
-            )
+            _say("warning: --resume changes nothing: --mode collect follows the newest policy.", error=True)
     elif resumes:
         newest = earlier.state_dir(earlier.newest_epoch())
         earlier_seed = about(newest).get("seed", exp.run_seed)
@@ -181,11 +168,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
 
 
 def _run(
-    config: LoadedConfig,
-    args: argparse.Namespace,
-    words: Sequence[str],
-    pool: MakePool,
-    program: str | None,
+    config: LoadedConfig, args: argparse.Namespace, words: Sequence[str], pool: MakePool, program: str | None
 ) -> int:
     """Build, resume if asked, train, and say what came out."""
     with explained(config):
@@ -216,10 +199,8 @@ def _run(
 
 def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
     """Final figures, the run folder and commands to try next."""
-    lines = []
-    for name, value in metrics.items():
-        if name.startswith("val/") and name.endswith("success"):
-            lines.append(f"final success rate  {value:.3f}")
+    rates = [value for name, value in metrics.items() if re.fullmatch("val/.*success", name)]
+    lines = [f"final success rate  {value:.3f}" for value in rates]
     if "val/return" in metrics:
         lines.append(f"final mean return   {metrics['val/return']:.3f}")
     lines.append(f"run folder          {exp.run_dir}")

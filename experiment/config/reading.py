@@ -203,7 +203,6 @@ class Source:
         shown, number = _shown(path), self.num_opened
         if not opened_by:
             self.files.append(shown)
-        lines: dict[str, int] = {}
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -213,16 +212,14 @@ class Source:
             for statement in parse_statements(text):
                 origin = Origin(shown, statement.location.line_num, statement.location.line_content.strip())
                 try:
-                    self._take(statement, origin, number, lines, (*opened_by, path))
+                    self._take(statement, origin, number, (*opened_by, path))
                 except ConfigError as error:
                     self.problems += error.problems
         except (SyntaxError, tokenize.TokenError) as error:
             self.problems.append(_syntax_problem(error, shown, text))
 
-    def _take(
-        self, statement: Any, origin: Origin, number: int, lines: dict[str, int], opened: tuple[Path, ...]
-    ) -> None:
-        """Act on one statement; `lines` says where the bindings of this file stand."""
+    def _take(self, statement: Any, origin: Origin, number: int, opened: tuple[Path, ...]) -> None:
+        """Act on one statement of the file that was opened last."""
         if isinstance(statement, config_parser.IncludeStatement):
             included = _find_include(statement.filename, opened[-1], origin)
             if included.resolve() in {path.resolve() for path in opened}:
@@ -233,12 +230,11 @@ class Source:
             self.imports.append(statement.format())
         elif isinstance(statement, config_parser.BindingStatement):
             binding = _binding(statement, origin, number)
-            if binding.key in lines:
+            if before := [b for b in self.bindings if (b.source, b.key) == (number, binding.key)]:
                 self.warnings.append(
-                    f"{origin}: {binding.key} was set in line {lines[binding.key]} too; the later line "
+                    f"{origin}: {binding.key} was set in line {before[-1].origin.line} too; the later line "
                     "counts. Fix: remove one of them."
                 )
-            lines[binding.key] = origin.line
             self.bindings.append(binding)
 
     def read_override(self, text: str, typed: str) -> None:
