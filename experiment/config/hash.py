@@ -79,7 +79,8 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
 def _in_words(value: Any) -> Any:
     """What is no plain value, the same in every process: a name, or of an object its class and arguments.
 
-    The arguments are what it keeps under the names of its constructor's parameters, or with `_` before.
+    The arguments are what it keeps under the names of its constructor's parameters, or with `_` before; where
+    it keeps none so, all plain attributes.
     """
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
@@ -87,5 +88,7 @@ def _in_words(value: Any) -> Any:
         return f"{value.__module__}:{value.__qualname__}"
     kind = type(value)
     kept = {name.removeprefix("_"): one for name, one in getattr(value, "__dict__", {}).items()}
-    names = [name for name in inspect.signature(kind).parameters if name in kept] if kept else []
-    return [kind, {name: kept[name] for name in names if not is_setting(f"{kind.__name__}.{name}")}]
+    arguments = [name for name in inspect.signature(kind).parameters if name in kept] if kept else []
+    plain = [name for name, one in kept.items() if isinstance(one, (int, float, str))]
+    chosen = [name for name in arguments or plain if not is_setting(f"{kind.__name__}.{name}")]
+    return [kind, {name: kept[name] for name in chosen}]

@@ -294,17 +294,25 @@ def test_settings_leave_it_and_hyperparameters_change_it() -> None:
     assert len(found) == 3 + len(changes)
 
 
-class Halving:
-    """A schedule that keeps its argument to itself."""
+class Private:
+    """Keeps its argument to itself."""
 
     def __init__(self, every: float) -> None:
-        self._every = every
+        self._every, self.noise = every, object()
+
+
+class Derived:
+    """Keeps what it has computed."""
+
+    def __init__(self, every: float) -> None:
+        self.rate, self.noise = 1 / every, object()
 
 
 @pytest.mark.parametrize(
     ("setting", "make"),
     [
-        ("lr_schedule", Halving),
+        ("lr_schedule", Private),
+        ("lr_schedule", Derived),
         ("lr_schedule", lambda x: LinearSchedule(1.0, x)),
         ("dataset", lambda x: DiskTrajDataset(relabeler=HindsightRelabeler(share=x))),
         ("dataset", lambda x: MixtureOfDatasets([DiskTrajDataset(), DoNothingDataset()], [x, 1.0 - x])),
