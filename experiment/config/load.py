@@ -27,6 +27,7 @@ from .reading import (
 )
 
 _COMMENT_COLUMN = 60
+_LITERALS = (bool, int, float, str, bytes, tuple, list, dict, type(None))
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class LoadedConfig:
     def text(self) -> str:
         """A gin text that sets the same values; each line says where its value comes from.
 
-        What was used before a later source replaced what used it is a comment.
+        The defaults of what references lead to are there, too. What was used before a later source replaced
+        what used it is a comment.
         """
         final = checks.reach(self.bindings, [self.root])
         earlier = {
@@ -56,10 +58,27 @@ class LoadedConfig:
         gone = [b for b in remaining if checks.is_seen(b, earlier) and not checks.is_seen(b, final)]
         blocks = [
             list(dict.fromkeys(self.source.imports)),
-            [_line(b) for b in remaining if b not in gone],
+            [_line(b.key, repr(b.value), str(b.origin)) for b in remaining if b not in gone],
+            *(self._defaults(node) for node in final.values()),
             [f"# unused: {shown(b)}" for b in gone],
         ]
         return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+    def _defaults(self, node: Node) -> list[str]:
+        """Parameters of a configurable that nothing binds; as a comment where gin has no way to write one."""
+        target, lines = node.configurable, []
+        bound = checks.bound_in(node.scope, target.name, self.bindings)
+        for name, param in target.params.items():
+            if name in bound or not target.can_set(name) or param.default is registry.MISSING:
+                continue
+            default = registry.find_object(param.default)
+            value = repr(param.default) if default is None else f"@{default.name}"
+            key = f"{node.scope}/{target.name}.{name}" if node.scope else f"{target.name}.{name}"
+            if default is None and not isinstance(param.default, _LITERALS):
+                lines.append(f"# {key}: the code's own choice")
+            else:
+                lines.append(_line(key, value, "default"))
+        return lines
 
     def check_unused(self) -> str:
         """After `start()`, before training: stop if gin's record shows that a value was never read.
@@ -108,8 +127,8 @@ def _left_out(root: str, bindings: Sequence[Binding]) -> list[Binding]:
     return [Binding("", root, param, None, origin, 0)]
 
 
-def _line(binding: Binding) -> str:
-    return f"{f'{binding.key} = {binding.value!r}':<{_COMMENT_COLUMN}}  # {binding.origin}"
+def _line(key: str, value: str, comment: str) -> str:
+    return f"{f'{key} = {value}':<{_COMMENT_COLUMN}}  # {comment}"
 
 
 # --- errors of what is built ------------------------------------------------------------------------------

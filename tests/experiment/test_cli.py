@@ -80,6 +80,7 @@ def test_print_config_shows_values_origins_and_options(capsys: pytest.CaptureFix
     assert found["Experiment.seed = 3"] == "command line, `--seed 3`"
     assert found["Experiment.mode = 'learn'"] == "command line, `--mode learn`"
     assert found["Experiment.batch_size = 2"] == "tiny.gin:18"
+    assert found["EpsilonGreedy.eps_start = 1.0"] == "default"
     assert not Path("runs").exists()
 
 
