@@ -57,8 +57,9 @@ class MetricLogger:
     ) -> None:
         self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
         self._wants_tensorboard = tensorboard and has_tensorboard
-        self._wandb = WandbRun(run_dir, wandb)
-        self._sends_figures = wandb is not None and wandb_metrics
+        self._wandb_arguments, self._sends_figures = wandb, wandb is not None and wandb_metrics
+        self._wandb_id: str | None = None  # kept even by a process that does not use it
+        self._wandb_run: Any = None
         self._resume_at: int | None = None
         self._num_records = 0  # logged so far by this run, by earlier processes too
         self._is_open = False
@@ -78,18 +79,43 @@ class MetricLogger:
             for key, number in numbers.items():
                 self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
         if self._sends_figures:
-            run = self._wandb.start()
+            run = self.start_wandb()
             # wandb drops what comes with an earlier step than before. A killed process may have sent
             # more, and an offline run does not know where the one before has stopped.
             run.log({**numbers, **axes}, step=max(self._num_records, run.step), commit=True)
         self._num_records += 1
 
     def start_wandb(self) -> Any:
-        """The run of Weights & Biases; it is started if that has not happened.
+        """The run of Weights & Biases; its first use starts it, and its id continues it in later processes.
 
-        Raises: ValueError when Weights & Biases is not in use.
+        Weights & Biases can only append: a run that was killed and resumes from its checkpoint sends the
+        records after it again. They share their env_steps, over which figures are drawn.
+
+        Raises: ValueError if it is not in use, or cannot start, as without a login.
         """
-        return self._wandb.start()
+        if self._wandb_run is not None:
+            return self._wandb_run
+        if self._wandb_arguments is None:
+            raise ValueError(
+                "This run does not use Weights & Biases. Fix: set Experiment.log_to_wandb = True, or "
+                "Artifacts.store = @WandbStore."
+            )
+        import wandb
+
+        folder = self.run_dir / "wandb_logs"
+        try:
+            with wandb_files_in(folder):
+                run = wandb.init(dir=str(folder), id=self._wandb_id, resume="allow", **self._wandb_arguments)
+        except wandb.Error as error:
+            raise ValueError(
+                f"Weights & Biases did not start: {error}. Fix: `wandb login`, or set WANDB_MODE=offline "
+                "(`wandb sync` sends it later), or leave it out: Experiment.log_to_wandb = False."
+            ) from error
+        for axis in _WANDB_AXES:
+            run.define_metric(axis)
+        run.define_metric("*", step_metric="env_steps")
+        self._wandb_id, self._wandb_run = run.id, run
+        return run
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +124,6 @@ class MetricLogger:
                 _set_aside(self.path)
             else:
                 os.truncate(self.path, min(self._resume_at, self.path.stat().st_size))
-        # On another machine than before the file is missing, and its records still count.
-        self._num_records = max(self._num_records, _count_lines(self.path))
         self._is_open = True
         if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
             logger.info(
@@ -112,18 +136,18 @@ class MetricLogger:
 
             self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))
         if self._sends_figures:
-            self._wandb.start()
+            self.start_wandb()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the JSONL file and the wandb run stand, so that a resumed run continues both."""
         size = self.path.stat().st_size if self._is_open else (self._resume_at or 0)
-        return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": self._wandb.id}
+        return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": self._wandb_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the records that were there when the state was saved; later ones are dropped."""
         self.close()
-        self._resume_at, self._wandb.id = int(state["metrics_bytes"]), state.get("wandb_id")
-        self._num_records = int(state.get("num_records", 0))
+        self._resume_at, self._num_records = int(state["metrics_bytes"]), int(state.get("num_records", 0))
+        self._wandb_id = state.get("wandb_id")
 
     def close(self) -> None:
         """Close everything; a later `log` continues it."""
@@ -134,14 +158,9 @@ class MetricLogger:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
-        self._wandb.finish()
-
-
-def _count_lines(path: Path) -> int:
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
+        if self._wandb_run is not None:
+            self._wandb_run.finish()
+            self._wandb_run = None
 
 
 def _set_aside(path: Path) -> None:
@@ -151,64 +170,6 @@ def _set_aside(path: Path) -> None:
         number += 1
     path.rename(moved)
     logger.info("%s belonged to an earlier run and is now %s", path, moved.name)
-
-
-# ---- Weights & Biases ----
-
-
-class WandbRun:
-    """The run of Weights & Biases of an experiment; its first use starts it, its id continues it.
-
-    Weights & Biases can only append: a run that was killed and resumes from its checkpoint sends the records
-    after it again. They share their env_steps, over which figures are drawn.
-
-    Args:
-        run_dir: folder of the run; everything that wandb writes goes to its `wandb_logs/`.
-        arguments: of `wandb.init`; None where Weights & Biases is not in use.
-
-    Attributes:
-        id: of the run, or None before its first use; kept even by a process that does not use it.
-    """
-
-    def __init__(self, run_dir: Path, arguments: dict[str, Any] | None) -> None:
-        self.folder = run_dir / "wandb_logs"
-        self.id: str | None = None
-        self._arguments = arguments
-        self._run: Any = None
-
-    def start(self) -> Any:
-        """The run of wandb; the first call starts it.
-
-        Raises: ValueError if wandb is not in use, or cannot start, as without a login.
-        """
-        if self._run is not None:
-            return self._run
-        if self._arguments is None:
-            raise ValueError(
-                "This run does not use Weights & Biases. Fix: set Experiment.log_to_wandb = True, or "
-                "Artifacts.store = @WandbStore."
-            )
-        import wandb
-
-        try:
-            with wandb_files_in(self.folder):
-                run = wandb.init(dir=str(self.folder), id=self.id, resume="allow", **self._arguments)
-        except wandb.Error as error:
-            raise ValueError(
-                f"Weights & Biases did not start: {error}. Fix: `wandb login`, or set WANDB_MODE=offline "
-                "(`wandb sync` sends it later), or leave it out: Experiment.log_to_wandb = False."
-            ) from error
-        for axis in _WANDB_AXES:
-            run.define_metric(axis)
-        run.define_metric("*", step_metric="env_steps")
-        self.id, self._run = run.id, run
-        return run
-
-    def finish(self) -> None:
-        """End the run; a later use continues it."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
 
 
 @contextlib.contextmanager

@@ -8,9 +8,7 @@ Nothing of wandb is imported before it is used.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import errno
 import fcntl
 import glob
 import hashlib
@@ -19,7 +17,6 @@ import os
 import re
 import shutil
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +38,6 @@ _MOST_BYTES = 128  # of a run's name: folders and files are named after it, with
 _VERSION = re.compile(r"v\d+")
 _SHOWN = 12
 _CHUNK_BYTES = 1 << 20
-_ABANDONED_S = 24 * 3600.0  # a temporary folder that is older was left by a dead writer
 _WANDB_TYPES = {STATE: "training-state", POLICY: "model"}  # others are of the type of their name
 _WANDB_NAME = "loxodon_name"  # in the metadata: W&B's own names allow fewer characters
 
@@ -212,39 +208,23 @@ class FolderStore(ArtifactStore):
     def put(
         self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
     ) -> str | None:
-        """Copy, sync, rename, then move the aliases."""
+        """Copy, sync, rename, then move the aliases, while other writers of this artifact wait."""
         split_reference(f"{name}:latest")  # which is all that a name has to fit in
         home = self.root / name
         home.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(home)
-        temp = home / f".tmp-{uuid.uuid4().hex}"
-        try:
-            if files.is_dir():
-                shutil.copytree(files, temp)
-            else:
-                temp.mkdir()
-                shutil.copyfile(files, temp / files.name)
-            if (temp / METADATA).exists():
-                raise ValueError(
-                    f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename "
-                    "it."
-                )
-            facts = {
-                "format_version": FORMAT_VERSION,
-                "name": name,
-                "unix_time": time.time(),
-                "metadata": dict(metadata),
-                "files": _digests(temp),
-            }
-            (temp / METADATA).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-            for path in (*temp.rglob("*"), temp):
-                fsync(path)
-            version = self._claim(home, temp)
-        except BaseException:
-            shutil.rmtree(temp, ignore_errors=True)
-            raise
-        fsync(home)
-        self._move_aliases(home, version, aliases)
+        with _locked(home):
+            for left_over in home.glob("*.tmp"):  # of a writer that was killed
+                shutil.rmtree(left_over, ignore_errors=True)
+            known = _read_aliases(home)
+            # An alias may outlive a version that somebody deleted: its number is not used again.
+            used = [*_version_numbers(home), *map(version_number, known.values())]
+            version = f"v{max((n for n in used if n is not None), default=-1) + 1}"
+            with atomic_folder(home / version) as temp:
+                _fill(temp, name, files, metadata)
+            fsync(home)
+            if aliases:
+                known |= dict.fromkeys(aliases, version)
+                write_text(home / ALIASES, json.dumps(known, indent=1, sort_keys=True) + "\n")
         return version
 
     def get(self, reference: str, folder: Path) -> Path:
@@ -281,34 +261,40 @@ class FolderStore(ArtifactStore):
                 infos.append(ArtifactInfo(name, version, own, facts["metadata"]))
         return infos
 
-    def _claim(self, home: Path, temp: Path) -> str:
-        """Give the finished folder the next free version; of two writers each gets its own."""
-        # An alias may outlive a version that somebody deleted: its number is not used again.
-        used = [*_version_numbers(home), *map(version_number, _read_aliases(home).values())]
-        number = max((n for n in used if n is not None), default=-1) + 1
-        while True:
-            try:
-                temp.rename(home / f"v{number}")  # fails if it exists, because no version is empty
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                number += 1
-            else:
-                return f"v{number}"
 
-    def _move_aliases(self, home: Path, version: str, aliases: Sequence[str]) -> None:
-        """Let aliases name `version`, unless another writer has put a newer one there meanwhile."""
-        if not aliases:
-            return
-        with (home / ".aliases.lock").open("a") as file:
-            with contextlib.suppress(OSError):  # none where the file system has no locks
-                fcntl.flock(file, fcntl.LOCK_EX)  # a kill frees it, too
-            known = _read_aliases(home)
-            own = version_number(version) or 0
-            for alias in aliases:
-                if own >= (version_number(known.get(alias, "")) or 0):
-                    known[alias] = version
-            write_text(home / ALIASES, json.dumps(known, indent=1, sort_keys=True) + "\n")
+@contextlib.contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Let other writers wait; where the file system has no locks, one of two that meet fails."""
+    with (home / ".lock").open("a") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)  # a kill frees it, too
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # which closing does not do if a forked worker has the file
+
+
+def _fill(folder: Path, name: str, files: Path, metadata: Mapping[str, Any]) -> None:
+    """Make a version: a copy of the files and what is known of them, all of it on the disk."""
+    if files.is_dir():
+        shutil.copytree(files, folder, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(files, folder / files.name)
+    if (folder / METADATA).exists():
+        raise ValueError(
+            f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename it."
+        )
+    facts = {
+        "format_version": FORMAT_VERSION,
+        "name": name,
+        "unix_time": time.time(),
+        "metadata": dict(metadata),
+        "files": _digests(folder),
+    }
+    (folder / METADATA).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    for path in (*folder.rglob("*"), folder):
+        fsync(path)
 
 
 def _version_numbers(home: Path) -> list[int]:
@@ -338,14 +324,6 @@ def _digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def _remove_abandoned(home: Path) -> None:
-    """Remove temporary folders that writers have left which died."""
-    for temp in home.glob(".tmp-*"):
-        with contextlib.suppress(FileNotFoundError):  # it has just become a version
-            if time.time() - temp.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(temp, ignore_errors=True)
-
-
 # ---- Weights & Biases ----
 
 
@@ -353,8 +331,8 @@ def _remove_abandoned(home: Path) -> None:
 class WandbStore(ArtifactStore):
     """Artifacts of the W&B run of an experiment, as `<run>-<what>` in its project.
 
-    With WANDB_MODE=offline, `put` records the artifact in the offline run, for `wandb sync` to upload, and
-    only versions that were downloaded before can be fetched. With WANDB_MODE=disabled `put` does nothing.
+    With WANDB_MODE=offline, `put` records the artifact in the offline run, for `wandb sync` to upload; with
+    WANDB_MODE=disabled it does nothing. In both, nothing can be fetched.
     Project and entity are Experiment.wandb_project and Experiment.wandb_entity.
     """
 
@@ -399,23 +377,19 @@ class WandbStore(ArtifactStore):
         return str(logged.version)
 
     def get(self, reference: str, folder: Path) -> Path:
-        """Download, or take what was downloaded before."""
+        """Download."""
         name, wanted = split_reference(reference)
-        known = self._downloads / f"{_collection(name)}-{wanted}"
-        if not known.is_dir():  # only versions have such a folder, and versions never change
-            path = self._project_path(f"{_collection(name)}:{wanted}")
-            with self._server(f"artifact {path}") as api, wandb_files_in(self._folder):
-                artifact = api.artifact(path)
-                known = self._downloads / f"{_collection(name)}-{artifact.version}"
-                if not known.is_dir():
-                    with atomic_folder(known) as temp:
-                        artifact.download(root=str(temp))
-        return Path(shutil.copytree(known, folder))
+        path = self._project_path(f"{_collection(name)}:{wanted}")
+        with (
+            self._server(f"artifact {path}") as api,
+            wandb_files_in(self._folder),
+            atomic_folder(folder) as temp,
+        ):
+            api.artifact(path).download(root=str(temp))
+        return folder
 
     def list(self, run: str | None = None) -> list[ArtifactInfo]:
-        """Ask the server; offline, name what was downloaded before, if anything was."""
-        if _is_off() and run is not None and (downloaded := self._downloaded(run)):
-            return downloaded
+        """Ask the server."""
         infos: list[ArtifactInfo] = []
         for what, kind in _WANDB_TYPES.items():
             with self._server(f"artifacts of type {kind}") as api:
@@ -434,11 +408,11 @@ class WandbStore(ArtifactStore):
 
         Raises: RuntimeError if W&B is offline, FileNotFoundError if the server does not give the answer.
         """
-        if _is_off():
+        if (mode := os.environ.get("WANDB_MODE")) in ("offline", "disabled", "dryrun"):
             raise RuntimeError(
-                f"W&B is offline (WANDB_MODE={os.environ['WANDB_MODE']}), and {what}: nothing of that was "
-                f"downloaded before to {self._downloads}. Fix: set WANDB_MODE=online and `wandb login`, or"
-                " restore from a folder: Experiment.restore_from = '/path/to/a/checkpoint' or a FolderStore."
+                f"W&B is offline (WANDB_MODE={mode}) and cannot give {what}. Fix: set WANDB_MODE=online and "
+                "`wandb login`, or restore from a folder: Experiment.restore_from = '/path/to/a/checkpoint' "
+                "or a FolderStore."
             )
         import wandb
 
@@ -449,15 +423,6 @@ class WandbStore(ArtifactStore):
                 f"W&B did not give {what}: {error}. Fix: check Experiment.wandb_project and wandb_entity, "
                 "the name and version (an offline run has none before `wandb sync`), and `wandb login`."
             ) from error
-
-    def _downloaded(self, run: str) -> builtins.list[ArtifactInfo]:
-        """Versions in the folder of downloads, of the two artifacts of `run`."""
-        found = []
-        for name in (f"{run}/{what}" for what in _WANDB_TYPES):
-            for path in sorted(self._downloads.glob(f"{_collection(name)}-v*")):
-                if version_number(version := path.name.rpartition("-")[2]) is not None:
-                    found.append(ArtifactInfo(name, version))
-        return found
 
     def _project_path(self, name: str) -> str:
         access = self._run_access
@@ -476,14 +441,6 @@ class WandbStore(ArtifactStore):
     @property
     def _folder(self) -> Path:
         return self._run_access.run_dir / "wandb_logs"
-
-    @property
-    def _downloads(self) -> Path:
-        return self._folder / "downloads"
-
-
-def _is_off() -> bool:
-    return os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun")
 
 
 def _collection(name: str) -> str:

@@ -93,46 +93,39 @@ class Uploads:
     def _submit(self, what: str, source: Path, alias: str, facts: Mapping[str, Any]) -> None:
         if self.store is None:
             return
-        name = f"{self._run_name}/{what}"
         metadata = {"what": what, "run": self._run_name, **self._facts(), **facts}
-        note = {"name": name, "metadata": metadata, "aliases": [alias]}
         try:
-            self._pack(note, source, CONTENT[what])
+            self._pack(what, source, {"metadata": metadata, "aliases": [alias]})
             self._waiting()
             self.store.prepare()
         except Exception as error:  # whatever a store raises must not end the training; it is reported
-            self._warn(name, error)
+            self._warn(what, error)
         else:
             self._store_waiting()
 
-    def _pack(self, note: Mapping[str, Any], source: Path, content: str) -> None:
-        """Link the files into a folder, which appears when it is complete."""
-        with atomic_folder(self._folder / f"{time.time_ns():020d}") as temp:
+    def _pack(self, what: str, source: Path, note: Mapping[str, Any]) -> None:
+        """Link the files into a parcel: a folder `<time>_<what>`, which appears when it is complete."""
+        with atomic_folder(self._folder / f"{time.time_ns():020d}_{what}") as temp:
             files = temp / _FILES
             files.mkdir()
             if source.is_dir():
-                shutil.copytree(source, files / content, copy_function=_link)
+                shutil.copytree(source, files / CONTENT[what], copy_function=_link)
             else:
-                _link(source, files / content)
+                _link(source, files / CONTENT[what])
             (files / CONFIG_FILE).write_text(gin.operative_config_str(), encoding="utf-8")
             (temp / _NOTE).write_text(json.dumps(note), encoding="utf-8")
 
-    def _waiting(self) -> dict[str, Path]:
-        """The newest parcel of each artifact, oldest first; others and what is no parcel are removed."""
-        found: dict[str, Path] = {}
+    def _waiting(self) -> list[Path]:
+        """The newest parcel of each artifact, oldest first; others are removed."""
+        newest: list[Path] = []
         with self._lock:
-            for path in sorted(self._folder.glob("[0-9]*"), reverse=True):
-                if path.suffix:  # it is being packed
-                    continue
-                try:
-                    name = _note(path)["name"]
-                except (OSError, ValueError, KeyError, TypeError):
-                    name = None
-                if name is not None and name not in found:
-                    found[name] = path
-                elif path != self._active:
-                    shutil.rmtree(path, ignore_errors=True)
-        return dict(reversed(found.items()))
+            for what in CONTENT:
+                parcels = sorted(self._folder.glob(f"*_{what}"))
+                newest += parcels[-1:]
+                for path in parcels[:-1]:
+                    if path != self._active:
+                        shutil.rmtree(path, ignore_errors=True)
+        return sorted(newest)
 
     def _store_waiting(self) -> None:
         """Let a thread try everything that waits, after the one that may be at it.
@@ -146,38 +139,35 @@ class Uploads:
         if before is not None:
             before.join()
         assert self.store is not None
-        for name, parcel in self._waiting().items():
+        for parcel in self._waiting():
             with self._lock:
                 if not parcel.exists():  # a newer one has taken its place
                     continue
                 self._active = parcel
+            what = parcel.name.partition("_")[2]
             try:
-                note = _note(parcel)
-                self.store.put(name, parcel / _FILES, metadata=note["metadata"], aliases=note["aliases"])
+                note = json.loads((parcel / _NOTE).read_text(encoding="utf-8"))
+                self.store.put(f"{self._run_name}/{what}", parcel / _FILES, **note)
             except Exception as error:  # whatever a store raises must not end the training; it is reported
-                self._warn(name, error)
+                self._warn(what, error)
             else:
                 self._warned.clear()
                 shutil.rmtree(parcel, ignore_errors=True)
             self._active = None
 
-    def _warn(self, name: str, error: Exception) -> None:
-        kind = (type(error), name)
+    def _warn(self, what: str, error: Exception) -> None:
+        kind = (type(error), what)
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning(
-                "The artifact %s could not be stored in %r: %s: %s. The run goes on and tries again at its "
-                "next checkpoint; its own checkpoint is complete.",
-                name,
+                "The artifact %s/%s could not be stored in %r: %s: %s. The run goes on and tries again at "
+                "its next checkpoint; its own checkpoint is complete.",
+                self._run_name,
+                what,
                 self.store,
                 type(error).__name__,
                 error,
             )
-
-
-def _note(parcel: Path) -> dict[str, Any]:
-    note: dict[str, Any] = json.loads((parcel / _NOTE).read_text(encoding="utf-8"))
-    return note
 
 
 def _link(source: str | Path, target: str | Path) -> None:

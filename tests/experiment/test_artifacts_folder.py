@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -129,7 +128,7 @@ def test_a_failed_put_leaves_nothing(
     monkeypatch.setattr(os, "fsync", disk_full)
     with pytest.raises(OSError, match="No space"):
         store.put("run/state", files, metadata={}, aliases=["latest"])
-    assert list((store.root / "run" / "state").iterdir()) == []
+    assert [path.name for path in (store.root / "run" / "state").iterdir()] == [".lock"]
 
 
 def test_the_number_of_a_deleted_version_is_not_used_again(store: FolderStore, files: Path) -> None:
@@ -168,9 +167,6 @@ def test_two_processes_get_versions_of_their_own_and_kill_9_leaves_whole_ones(
     assert aliases["latest"] in (aliases["left"], aliases["right"])
     for info in infos[::13]:
         store.get(info.reference, tmp_path / info.version)
-    left_over, fresh = home / ".tmp-dead", home / ".tmp-alive"
-    for folder in (left_over, fresh):
-        folder.mkdir()
-    os.utime(left_over, (time.time() - 1e6,) * 2)
+    (home / "v7.1.tmp").mkdir()  # as the killed one may have left
     assert store.put("run/state", files / "weights", metadata={}) == f"v{len(infos)}"
-    assert (left_over.exists(), fresh.exists()) == (False, True)
+    assert not list(home.glob("*.tmp"))

@@ -178,8 +178,7 @@ def test_what_a_killed_or_hurried_process_left_is_stored_and_what_it_half_wrote_
     assert "1 artifact(s) could not be stored in SlowStore yet" in caplog.text
     two.send(2)
     two.uploads.close()
-    (one.pending / "00000000000000000009.tmp" / "files").mkdir(parents=True)
-    (one.pending / "00000000000000000008").mkdir()
+    (one.pending / "00000000000000000009_state.7.tmp" / "files").mkdir(parents=True)
     later = SlowStore()
     Sender(tmp_path, later).uploads.close()
     assert [i for _, _, i, _ in later.stored] == [2]  # the newest

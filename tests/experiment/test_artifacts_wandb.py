@@ -1,4 +1,4 @@
-"""Weights & Biases without a network: offline and disabled runs, and what was fetched before."""
+"""Weights & Biases without a network: offline and disabled runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from loxodon.experiment import Experiment
-from loxodon.experiment.artifacts import RunAccess, WandbStore
-from loxodon.experiment.artifacts.stores import find_artifact
+from loxodon.experiment.artifacts import WandbStore
 
 from .fakes import KilledError, make_experiment, metrics, run
 
@@ -181,31 +180,12 @@ def test_disabled_means_that_nothing_is_written(
     assert "could not be stored" not in caplog.text
 
 
-# ---- fetching -----------------------------------------------------------------------------------------
-
-
-def test_what_was_downloaded_is_there_without_a_network_and_the_rest_says_what_to_do(tmp_path: Path) -> None:
-    store = attached(tmp_path)
-    kept = tmp_path / "runs" / "tiny" / "wandb_logs" / "downloads" / "base-state-v1"
-    kept.mkdir(parents=True)
-    (kept / "file").touch()
-    assert find_artifact(store, "base:v1", "tiny").reference == "base/state:v1"
-    assert (store.get("base/state:v1", tmp_path / "out") / "file").exists()
-    online = r"W&B is offline \(WANDB_MODE=offline\).*Fix: set WANDB_MODE=online"
-    with pytest.raises(RuntimeError, match=online):
-        store.get("base/state:latest", tmp_path / "four")
+def test_fetching_without_a_network_says_what_to_do(tmp_path: Path) -> None:
     exp = experiment(tmp_path, restore_from="other:best")
-    with pytest.raises(RuntimeError, match=online):
+    with pytest.raises(
+        RuntimeError, match=r"W&B is offline \(WANDB_MODE=offline\).*Fix: set WANDB_MODE=online"
+    ):
         exp.start()
     exp.close()
     with pytest.raises(ValueError, match=r"serves no run yet.*Fix: set Artifacts.store"):
         WandbStore().get("a/b:v0", tmp_path / "out")
-
-
-def attached(tmp_path: Path) -> WandbStore:
-    def never() -> Any:
-        raise AssertionError("fetching needs no run")
-
-    store = WandbStore()
-    store.attach(RunAccess(tmp_path / "runs" / "tiny", "tiny", "p", "me", never))
-    return store
