@@ -20,7 +20,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from ..envs import Histories
-from .rng import draw_seed
 
 T = TypeVar("T")
 logger = logging.getLogger("loxodon")
@@ -46,11 +45,6 @@ def make_accelerator(mixed_precision: str) -> Accelerator:
             "--multi_gpu --num_processes 2 ... starts two on the CPU."
         )
     return accelerator
-
-
-def agree_on_seed(seed: int | None, accelerator: Accelerator) -> int:
-    """The run's seed, the same in all processes."""
-    return from_main(draw_seed, accelerator) if seed is None else seed
 
 
 def from_main(compute: Callable[[], T], accelerator: Accelerator) -> T:

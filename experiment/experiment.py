@@ -42,14 +42,7 @@ from .collect.rewards import RewardShaping
 from .config.hash import config_hash
 from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
-from .distributed import (
-    agree_on_seed,
-    explained_loss_of_contact,
-    from_main,
-    gather,
-    make_accelerator,
-    merge_episodes,
-)
+from .distributed import explained_loss_of_contact, from_main, gather, make_accelerator, merge_episodes
 from .evaluation import Evaluator
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
@@ -60,7 +53,7 @@ from .learn.optimizer import make_optimizer
 from .logs import MetricLogger
 from .plots import draw_if_possible
 from .ppo.trainer import check_for_on_policy
-from .rng import GlobalGenerators, derive_seed, seed_global_generators
+from .rng import GlobalGenerators, derive_seed, draw_seed, seed_global_generators
 from .settings import Settings, check_hooks, check_settings, shrink
 from .threads import choose_threads
 
@@ -88,13 +81,14 @@ class Experiment(Settings):
         choose_threads(self.torch_threads)
         self.accelerator = make_accelerator(self.mixed_precision)
         role, shows = Role.of(self.mode), self.verbose and self.accelerator.is_main_process
+        seed = from_main(draw_seed, self.accelerator) if self.seed is None else self.seed
         self.fleet = Membership(self.run_dir, self.run_name, str(role), self.accelerator.process_index)
         self.ctx = RunContext(
             run_dir=self.run_dir,
             run_name=self.run_name,
             role=role,
             accelerator=self.accelerator,
-            progress=Progress(self.epochs, agree_on_seed(self.seed, self.accelerator)),
+            progress=Progress(self.epochs, seed),
             log=lambda figures, key: self.log(figures, key),  # noqa: PLW0108 - or a user's own
             console=ConsoleView(shows, None if role.is_actor else self.epochs),
             status=self.fleet,

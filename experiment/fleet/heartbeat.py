@@ -1,7 +1,7 @@
 """Who works on a run: a small file per process that says what it does, and the lock for the one learner.
 
-Every process replaces `<run_dir>/status/<role>_<host>_<pid>.json` a few times per second, and whoever wants
-to know reads them all: the status command, and learner and actors that keep pace with each other (pace.py).
+Every process replaces its `<run_dir>/status/<role>_<host>_<pid>_<start>.json` a few times per second, and
+whoever wants to know reads them all: the status command, and learner and actors that keep pace (pace.py).
 """
 
 from __future__ import annotations
@@ -150,8 +150,9 @@ class Membership:
     def leave(self) -> None:
         """Write the last state and let another learner in."""
         if self._writer is not None:
-            self._finalizer.detach()
-            self._writer.end(*self.ending)
+            state, note = self.ending
+            self._figures.update(state=state, note=_one_line(note))
+            self._finalizer()
             self._writer = None
         if self._lock is not None:
             self._lock.release()
@@ -165,7 +166,7 @@ class _Writer:
         self, run_dir: Path, facts: Mapping[str, Any], figures: dict[str, Any], period_s: float
     ) -> None:
         host, self.pid = socket.gethostname(), os.getpid()
-        name = f"{facts['role']}_{re.sub(r'[^A-Za-z0-9.-]', '-', host)}_{self.pid}.json"
+        name = f"{facts['role']}_{re.sub(r'[^A-Za-z0-9.-]', '-', host)}_{self.pid}_{time.time_ns()}.json"
         self.path = run_dir.absolute() / STATUS_FOLDER / name  # the directory may change
         self.facts = {
             "format": _FORMAT,
@@ -185,9 +186,6 @@ class _Writer:
         self.thread.start()
 
     def run(self) -> None:
-        with contextlib.suppress(OSError):  # the file of an earlier process of this pid: its env steps count
-            old = f"{self.path.stem}_{int(self.path.stat().st_mtime)}.json"
-            self.path.replace(self.path.with_name(old))
         while not self.is_closing:
             self.write()
             time.sleep(_MIN_GAP_S)
@@ -195,15 +193,12 @@ class _Writer:
             self.wake.clear()
         self.write()
 
-    def end(self, state: str | None = None, note: str | None = None) -> None:
-        """Write the last state and end the thread; in a forked child, do nothing.
-
-        state: if it is None, the one told last, if it is an end, else "stopped".
-        """
+    def end(self) -> None:
+        """Write the last state and end the thread; in a forked child, do nothing."""
         if os.getpid() != self.pid:
             return
-        if state is not None or self.figures["state"] not in ENDED_STATES:
-            self.figures.update(state=state or "stopped", note=_one_line(note))
+        if self.figures["state"] not in ENDED_STATES:
+            self.figures.update(state="stopped", note=None)
         self.is_closing = True
         self.wake.set()
         self.thread.join(_CLOSE_TIMEOUT_S)
@@ -332,13 +327,14 @@ def _parse(text: bytes, path: Path, modified: float) -> Beat:
     raw = json.loads(text)
     known = {name: kind(raw[name]) for name, kind in _KINDS.items() if raw.get(name) is not None}
     beat = Beat(**{**known, "modified": modified, "path": path})
+    is_here = beat.machine == machine_id()
     if beat.state in ENDED_STATES:
-        return dataclasses.replace(beat, life="ended")
-    if beat.machine == machine_id():
-        is_alive = _runs_here(beat.pid, beat.started)
+        life = "ended"
+    elif _runs_here(beat.pid, beat.started) if is_here else time.time() - modified <= STALE_S:
+        life = "alive"
     else:
-        is_alive = time.time() - modified <= STALE_S
-    return dataclasses.replace(beat, life="alive" if is_alive else "dead")
+        life = "dead"
+    return dataclasses.replace(beat, life=life)
 
 
 def _runs_here(pid: int, started: float) -> bool:

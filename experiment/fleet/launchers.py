@@ -20,11 +20,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..checkpoint.store import CheckpointManager
 from ..contracts import RunContext
 from ..signals import StopRequest
 from .actors import Crew, actor_environment, elsewhere, library_program, supervise
 from .heartbeat import read_heartbeats
-from .overview import checkpoint_epochs
 from .supervisor import CONFIG_ERROR, GRACE_S, ActorSupervisor, end_with_parent
 
 _SLURM_PROGRAM = "-m loxodon.experiment.launch --backend slurm"
@@ -98,7 +98,7 @@ class Job:
         from submitit.helpers import DelayedSubmission
 
         words = [word for word in self.words if word != "--resume"]
-        if self._is_learner and checkpoint_epochs(self.run_dir):
+        if self._is_learner and CheckpointManager(self.run_dir, self.run_dir.name).complete_epochs():
             words.append("--resume")
         return DelayedSubmission(replace(self, words=words))
 

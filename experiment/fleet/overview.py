@@ -11,6 +11,7 @@ from typing import Any
 
 from ...data.errors import visible
 from ...data.files import parse_name
+from ..checkpoint.store import CheckpointManager
 from .heartbeat import env_steps_of, newest_learner, read_heartbeats
 
 _FOLDERS = ("ckpts", "status", "buffer", "logs")
@@ -59,7 +60,7 @@ def overview(run_dir: Path) -> dict[str, Any]:
         "replay_ratio": ratio,
         "processes": processes,
         "buffer": _look_at(next((path for path in folders if path.is_dir()), run_dir / "buffer")),
-        "checkpoint_epochs": checkpoint_epochs(run_dir),
+        "checkpoint_epochs": CheckpointManager(run_dir, run_dir.name).complete_epochs(),
     }
 
 
@@ -107,15 +108,6 @@ def _look_at(folder: Path) -> dict[str, Any]:
         "bytes": num_bytes,
         "newest_age_s": None if newest is None else time.time() - newest,
     }
-
-
-def checkpoint_epochs(run_dir: Path) -> list[int]:
-    """Epochs with a complete checkpoint, ascending."""
-    found = []
-    for marker in (run_dir / "ckpts" / "training_states").glob("*_epoch_*/COMPLETE"):
-        number = marker.parent.name.rpartition("_epoch_")[2]
-        found += [int(number)] if number.isdecimal() else []
-    return sorted(found)
 
 
 def _row(process: Mapping[str, Any], now: float) -> tuple[str, ...]:

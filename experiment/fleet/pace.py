@@ -255,7 +255,9 @@ class ReplayRatio:
 
     def is_warm(self) -> bool:
         """Whether actors have collected as much as mode "both" has when it begins to train."""
-        return self.ratio is None or from_main(self._main_is_warm, self.ctx.accelerator)
+        return self.ratio is None or from_main(
+            lambda: self._count() >= self.warm_up or self._began_at is not None, self.ctx.accelerator
+        )
 
     def batches(self, planned: int) -> int:
         """Number of batches this epoch trains on. From here on, env steps and updates count for the ratio.
@@ -263,9 +265,9 @@ class ReplayRatio:
         With a ratio in mode "both": as many as are missing to `ratio` times the env steps since training
         began, those of its first epoch included. Otherwise `planned`.
         """
-        if self.ratio is None:
+        if (ratio := self.ratio) is None:
             return planned
-        due = from_main(self._begin_training, self.ctx.accelerator)
+        due = from_main(lambda: self._begin_training(ratio), self.ctx.accelerator)
         return due * self.batches_per_update if self.ctx.role.does_both else planned
 
     def before_update(self) -> bool:
@@ -280,7 +282,11 @@ class ReplayRatio:
     def _await_actors(self, ratio: Ratio) -> bool:
         """Wait until there is an update to make, which is often at once; False if asked to stop."""
         start_s, reminded_s = time.monotonic(), -math.inf
-        while (left := from_main(self._updates_allowed, self.ctx.accelerator)) < 1:
+
+        def allowed() -> int:
+            return ratio.updates_allowed(*self._since_began())
+
+        while (left := from_main(allowed, self.ctx.accelerator)) < 1:
             if self.ctx.stop_agreed():
                 return False
             self.ctx.status.state("waiting", "for env steps of actors")
@@ -343,20 +349,12 @@ class ReplayRatio:
         first = self._began_at or (env_steps, updates)
         return env_steps - first[0], updates - first[1]
 
-    def _main_is_warm(self) -> bool:
-        return self._count() >= self.warm_up or self._began_at is not None
-
-    def _begin_training(self) -> int:
+    def _begin_training(self, ratio: Ratio) -> int:
         """Begin to count if that has not begun; returns the updates missing to the ratio."""
-        assert self.ratio is not None
         if self._began_at is None:  # what was collected before this epoch is no debt
             self._began_at = self._count() - self._epoch_env_steps, self.ctx.progress.gradient_steps
             self._tell()
-        return self.ratio.updates_due(*self._since_began())
-
-    def _updates_allowed(self) -> int:
-        assert self.ratio is not None
-        return self.ratio.updates_allowed(*self._since_began())
+        return ratio.updates_due(*self._since_began())
 
     def _forget_old_actors(self) -> None:
         """Delete the files of processes that ended long ago; their env steps stay."""

@@ -82,7 +82,7 @@ def test_a_heartbeat_says_at_once_what_changed_and_how_it_ended(
     member.leave()
     beat = read_heartbeats(run_dir)[0]
     assert (beat.state, beat.note, beat.life) == ("failed", "ValueError: no", "ended")
-    dropped = joined(run_dir)  # of the same process number, so the earlier file gets another name
+    dropped = joined(run_dir)  # of the same process number, and a file of its own
     dropped.put(env_steps=4)
     del dropped
     assert [(beat.state, beat.env_steps) for beat in read_heartbeats(run_dir)] == [
