@@ -18,20 +18,14 @@ from loxodon.experiment.fleet import overview as overview_module
 from loxodon.experiment.fleet.overview import overview
 
 from .fakes import make_experiment
-
-
-def until(condition: Any, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.005)
+from .processes import wait_for
 
 
 def joined(run_dir: Path, role: str = "actor", period_s: float = 60.0) -> Membership:
     """A process of the run whose first heartbeat is there."""
     member = Membership(run_dir, "run", role, period_s=period_s)
     with member.joining():
-        until(lambda: any(beat.id == member.id for beat in read_heartbeats(run_dir)))
+        wait_for(lambda: any(beat.id == member.id for beat in read_heartbeats(run_dir)))
     return member
 
 
@@ -69,7 +63,7 @@ def test_a_heartbeat_says_at_once_what_changed_and_how_it_ended(
     assert read_heartbeats(run_dir)[0].state == "starting"
     member.put(env_steps=12, policy_version=3)
     member.state("collecting", "two\nlines")
-    until(lambda: read_heartbeats(run_dir)[0].state == "collecting")
+    wait_for(lambda: read_heartbeats(run_dir)[0].state == "collecting")
     beat = read_heartbeats(run_dir)[0]
     assert (beat.env_steps, beat.policy_version, beat.note) == (12, 3, "two lines")
     assert (beat.role, beat.pid, beat.life) == ("actor", os.getpid(), "alive")
@@ -309,12 +303,12 @@ def test_a_folder_that_cannot_be_written_is_logged_once_and_tried_again(
     (tmp_path / "status").write_text("in the way")
     member = Membership(tmp_path, "run", "actor", period_s=0.01)
     with member.joining(), caplog.at_level(logging.WARNING, "loxodon"):
-        until(lambda: "heartbeat" in caplog.text)
+        wait_for(lambda: "heartbeat" in caplog.text)
         assert read_heartbeats(tmp_path) == []
         first = member._writer.num_beats  # type: ignore[union-attr]
-        until(lambda: member._writer.num_beats > first + 2)  # type: ignore[union-attr]
+        wait_for(lambda: member._writer.num_beats > first + 2)  # type: ignore[union-attr]
         (tmp_path / "status").unlink()
-        until(lambda: read_heartbeats(tmp_path))
+        wait_for(lambda: read_heartbeats(tmp_path))
     member.leave()
     assert caplog.text.count("cannot be written") == 1
     assert "Fix:" in caplog.text

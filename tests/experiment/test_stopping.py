@@ -83,6 +83,7 @@ def slow_updates(exp: Experiment) -> None:
 
 PLACES: dict[str, tuple[dict[str, Any], Callable[[Experiment], None] | None]] = {
     "collection": ({**slow_envs(), **NEVER, "train_timesteps_per_epoch": FOREVER}, None),
+    "actor": ({**slow_envs(), **NEVER, "train_timesteps_per_epoch": FOREVER, "mode": "collect"}, None),
     "evaluation": ({**slow_envs(), "val_timesteps_per_epoch": FOREVER}, None),
     "final evaluation": (
         {**slow_envs(), "val_timesteps_per_epoch": FOREVER, "val_interval": None, "epochs": 0},
@@ -101,10 +102,15 @@ def stopped(folder: Path, place: str) -> Experiment:
     exp.start()
     if prepare is not None:
         prepare(exp)
+    restarts: list[int] = []
+    restart = exp.restart_train_envs
+    exp.restart_train_envs = lambda epoch: (restarts.append(epoch), restart(epoch))[1]  # type: ignore[method-assign,func-returns-value]
     with pytest.raises(SystemExit) as caught:
         exp.learn()
     assert caught.value.code == (130 if place == "update" else 0)
     assert time.monotonic() - asked_s < LIMIT_S
+    collects = place in ("collection", "actor", "update")
+    assert restarts == ([0] if collects else [])  # a stop begins no new episodes
     return exp
 
 
@@ -116,11 +122,17 @@ def test_a_signal_saves_at_once_and_says_how_to_go_on(
     said = " ".join(capsys.readouterr().out.split())
     where = "the final evaluation" if place == "final evaluation" else "epoch 0"
     name = "SIGINT" if place == "update" else "SIGTERM"
+    lengths = [len(load_trajectory(path)) for path in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
+    assert sum(lengths) == exp.env_steps
+    if place == "actor":
+        assert exp.env_steps > 0
+        assert (
+            "Stopped by SIGTERM: all finished trajectories are stored. Start the same command again" in said
+        )
+        return
     assert f"Stopped by {name} in {where}: saved " in said
     assert "To go on: the same command with --resume." in said
     assert exp.checkpoints.newest_intact_epoch()[1] == []
-    lengths = [len(load_trajectory(path)) for path in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
-    assert sum(lengths) == exp.env_steps
     again = make_experiment(tmp_path, **{**NEVER, "epochs": 1, "mode": exp.mode})
     again.start()
     assert again.load_checkpoint() == 0
@@ -152,29 +164,6 @@ def test_a_final_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) 
     assert again.learner.gradient_steps == exp.learner.gradient_steps == 8
     once_more = run(make_experiment(tmp_path, epochs=2, val_interval=None), lambda e: e.load_checkpoint())
     assert once_more.last_val_metrics == {}  # all is done
-
-
-def test_a_collecting_process_that_is_stopped_keeps_what_it_has(tmp_path: Path) -> None:
-    settings = {**slow_envs(), **NEVER, "mode": "collect", "train_timesteps_per_epoch": FOREVER}
-    exp = make_experiment(tmp_path, **settings)
-    exp.start()
-    with pytest.raises(SystemExit) as caught:
-        exp.learn()
-    assert caught.value.code == 0
-    assert time.monotonic() - asked_s < LIMIT_S
-    lengths = [len(load_trajectory(path)) for path in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
-    assert sum(lengths) == exp.env_steps > 0
-
-
-def test_a_stop_does_not_begin_new_episodes(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, **{**slow_envs(), **NEVER, "train_timesteps_per_epoch": FOREVER})
-    exp.start()
-    restarts: list[int] = []
-    restart = exp.restart_train_envs
-    exp.restart_train_envs = lambda epoch: (restarts.append(epoch), restart(epoch))[1]  # type: ignore[method-assign,func-returns-value]
-    with pytest.raises(SystemExit):
-        exp.learn()
-    assert restarts == [0]
 
 
 # ---- a second signal ----

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,8 @@ import pytest
 
 from loxodon.experiment.cli import main
 from loxodon.experiment.fleet.actors import Crew, actor_environment
+
+from ..processes import wait_for
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "run.py"
 LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.ckpt_interval=None"]
@@ -93,14 +94,6 @@ def test_actors_do_not_take_themselves_for_ranks_of_the_learner() -> None:
 # ---- real processes ----
 
 
-def wait_for(condition: Callable[[], Any], learner: subprocess.Popen[bytes] | None = None) -> None:
-    end_s = time.monotonic() + 300.0
-    while not condition():
-        assert learner is None or learner.poll() is None, Path("output.txt").read_text()
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.05)
-
-
 def some_live(output: str) -> bool:
     """Whether an actor that this learner has started is still there; the pid of a dead one may be taken."""
     own = {int(pid) for pid in actor_pids(output)}
@@ -109,7 +102,7 @@ def some_live(output: str) -> bool:
 
 @contextmanager
 def running(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """examples/run.py with these words, and what it has printed so far; killed in the end."""
+    """examples/run.py with these words, and what it has printed so far; killed in the end, and shown then."""
     output = Path("output.txt")
     command = [sys.executable, str(SCRIPT), "--config", "tiny.gin", *words]
     with output.open("wb") as file:
@@ -119,6 +112,7 @@ def running(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[],
     finally:
         process.kill()
         process.wait()
+        sys.stdout.write(output.read_text())
 
 
 def actor_pids(text: str) -> list[int]:

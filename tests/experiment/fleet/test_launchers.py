@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,18 +19,13 @@ from loxodon.experiment import launch
 from loxodon.experiment.cli import main
 from loxodon.experiment.fleet.launchers import Job, finished_learners, require
 
+from ..processes import wait_for
+
 WORDS = ["--actors", "1", "--config", "tiny.gin", "--seed", "3"]
 
 
 def has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
-
-
-def wait_until(condition: Any, timeout_s: float = 300.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.2)
 
 
 @pytest.mark.parametrize(("backend", "package"), [("slurm", "submitit"), ("ray", "ray")])
@@ -132,7 +126,7 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
     )
     assert found, printed
     results = [tiny.run_dir / "logs" / "slurm" / job / f"{job}_0_result.pkl" for job in found.groups()]
-    wait_until(lambda: all(path.exists() for path in results))
+    wait_for(lambda: all(path.exists() for path in results))
     tiny.assert_it_has_trained(updates=8, num_actors=1)
     log = (results[0].parent / f"{found[1]}_0_log.out").read_text()
     assert "python -m loxodon.experiment.launch --backend slurm --config tiny.gin" in log

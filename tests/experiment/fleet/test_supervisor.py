@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ import pytest
 from loxodon.experiment.fleet import supervisor
 from loxodon.experiment.fleet.actors import actor_environment
 from loxodon.experiment.fleet.supervisor import ActorSupervisor, Patience
+
+from ..processes import wait_for
 
 FAST = Patience(first_wait_s=0.01, longest_wait_s=0.05, num_failures=3, poll_s=0.005, grace_s=5.0)
 FORK = multiprocessing.get_context("fork")
@@ -52,13 +53,6 @@ class Fleet:
         return [line.split("again in ")[1].split(" s")[0] for line in self.lines if "again in" in line]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.005)
-
-
 def is_alive(pid: int) -> bool:
     """Zombies, which nobody waits for in a container, count as gone."""
     with contextlib.suppress(OSError):
@@ -66,27 +60,23 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def test_actors_that_keep_failing_are_given_up_with_the_end_of_their_log(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, "print('the cause'); raise SystemExit(3)", num_actors=2)
+def test_actors_that_keep_failing_wait_longer_each_time_and_are_given_up_with_the_end_of_their_log(
+    tmp_path: Path,
+) -> None:
+    patience = Patience(first_wait_s=0.01, longest_wait_s=0.03, num_failures=4, poll_s=0.005)
+    fleet = Fleet(tmp_path, "print('the cause'); raise SystemExit(3)", num_actors=2, patience=patience)
     with fleet.supervisor:
         wait_for(lambda: fleet.has_failed)
     failure = str(fleet.supervisor.failure)
     assert "No actor is left: actor " in failure
     assert "ended with exit status 3" in failure
-    assert "3 times in a row" in failure
+    assert "4 times in a row" in failure
     assert "    the cause\n" in failure
     assert "Fix: mend what the log says" in failure
-    assert len(fleet.pids()) == 6
+    assert sorted(fleet.waits()) == ["0.01", "0.01", "0.02", "0.02", "0.03", "0.03"]
+    assert len(fleet.pids()) == 8
     assert sum("given up; 1 more go on" in line for line in fleet.lines) == 1
-    assert (tmp_path / "actor_0.log").read_text().count("==== start ") == 3
-
-
-def test_the_wait_before_a_restart_doubles_up_to_a_limit(tmp_path: Path) -> None:
-    patience = Patience(first_wait_s=0.01, longest_wait_s=0.04, num_failures=6, poll_s=0.005)
-    fleet = Fleet(tmp_path, "raise SystemExit(1)", patience=patience)
-    with fleet.supervisor:
-        wait_for(lambda: fleet.has_failed)
-    assert fleet.waits() == ["0.01", "0.02", "0.04", "0.04", "0.04"]
+    assert (tmp_path / "actor_0.log").read_text().count("==== start ") == 4
 
 
 def test_a_wrong_config_is_not_tried_again(tmp_path: Path) -> None:
@@ -133,12 +123,14 @@ def test_a_worker_that_is_forked_while_an_actor_starts_does_not_hold_up_the_supe
 
 
 def test_logs_of_earlier_runs_are_kept(tmp_path: Path) -> None:
-    for _ in range(7):
-        fleet = Fleet(tmp_path, FOREVER)
-        with fleet.supervisor:
-            wait_for(lambda pids=fleet.pids: bool(pids()))  # type: ignore[misc]
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == [*(f"actor_0.{i}.log" for i in range(1, 6)), "actor_0.log"]
+    names = ["actor_0.log", *(f"actor_0.{i}.log" for i in range(1, 6))]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    with Fleet(tmp_path, "", may_start=lambda: False).supervisor:
+        pass
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict(
+        zip(names[1:], names, strict=False)
+    )
 
 
 def test_actors_start_when_they_may_and_are_told_at_once_when_the_run_is_to_stop(tmp_path: Path) -> None:
