@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ class SpecialMetricHistory:
     """Numbers that environments report through `info["metric/<name>"]`; iterates as ReturnHistory does."""
 
     def __init__(self) -> None:
-        self.values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.values: dict[str, dict[str, list[float]]] = defaultdict(partial(defaultdict, list))  # picklable
 
     def __iter__(self) -> Iterator[SpecialMetricHistory]:
         return iter([self])

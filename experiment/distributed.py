@@ -80,18 +80,12 @@ def merge_episodes(histories: Histories, accelerator: Accelerator) -> Histories:
     """The finished episodes of all processes: each weighs the same in means and quantiles."""
     if accelerator.num_processes == 1:
         return histories
-    returns, specials = histories.returns, histories.specials
-    own = (
-        dict(returns.returns),
-        dict(returns.lengths),
-        {metric: dict(groups) for metric, groups in specials.values.items()},
-    )
     merged = Histories.create(num_envs=1)
-    for other_returns, other_lengths, other_specials in gather(own, accelerator):
-        for name, values in other_returns.items():
+    for other in gather(histories, accelerator):
+        for name, values in other.returns.returns.items():
             merged.returns.returns[name] += values
-            merged.returns.lengths[name] += other_lengths[name]
-        for metric, groups in other_specials.items():
+            merged.returns.lengths[name] += other.returns.lengths[name]
+        for metric, groups in other.specials.values.items():
             for name, numbers in groups.items():
                 merged.specials.values[metric][name] += numbers
     return merged

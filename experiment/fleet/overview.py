@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...data.errors import visible
-from ...data.files import parse_name
+from ...data.find import FoundFile, age_text, find_files, size_text
 from ..checkpoint.store import CheckpointManager
 from .heartbeat import env_steps_of, newest_learner, read_heartbeats
 
@@ -67,7 +66,7 @@ def overview(run_dir: Path) -> dict[str, Any]:
 def as_text(facts: Mapping[str, Any]) -> str:
     """What `overview` returned as a table and some lines, for people."""
     processes = facts["processes"]
-    rows = [_COLUMNS, *(_row(process, facts["time"]) for process in processes)]
+    rows = [_COLUMNS, *map(_row, processes)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = [f"run {facts['run_dir']}: {facts['alive']} of {len(processes)} processes at work"]
     for row, note in zip(rows, [None, *(process["note"] for process in processes)], strict=True):
@@ -82,8 +81,10 @@ def as_text(facts: Mapping[str, Any]) -> str:
         "updates": f"{facts['gradient_steps']:,}"
         + ("" if ratio is None else f", {ratio:.4g} per env step since training began"),
         "buffer": f"{buffer['fifo_files']:,} + {buffer['protected_files']:,} protected files, "
-        f"{buffer['bytes'] / 1e6:,.1f} MB in {buffer['folder']}",
-        "newest": "no trajectory" if newest is None else f"trajectory is {_duration(newest)} old",
+        f"{size_text(buffer['bytes'])} in {buffer['folder']}",
+        "newest": "no trajectory"
+        if newest is None
+        else f"trajectory is {age_text(facts['time'] - newest)} old",
         "checkpoints": f"epochs {', '.join(map(str, epochs[-8:]))}" if epochs else "none",
     }
     lines += [f"{name:>11}  {text}" for name, text in texts.items()]
@@ -92,34 +93,28 @@ def as_text(facts: Mapping[str, Any]) -> str:
 
 def _look_at(folder: Path) -> dict[str, Any]:
     """The trajectories on disk; newest_age_s by the time in the newest file's name, None without files."""
-    counts, num_bytes, newest = {"fifo": 0, "protected": 0}, 0, None
-    for part in counts:
-        with contextlib.suppress(OSError), os.scandir(folder / part) as entries:  # there, and ours to read?
-            for entry in entries:
-                if (name := parse_name(entry.name)) is None:
-                    continue
-                counts[part] += 1
-                newest = max(newest or name.unix_time, name.unix_time)
-                with contextlib.suppress(OSError):  # deleted at this moment
-                    num_bytes += entry.stat().st_size
+    parts: dict[str, list[FoundFile]] = {"fifo": [], "protected": []}
+    for part in parts:
+        with contextlib.suppress(OSError):  # there, and ours to read?
+            parts[part] = find_files(folder / part).files
+    files = [file for some in parts.values() for file in some]
     return {
         "folder": str(folder),
-        **{f"{part}_files": count for part, count in counts.items()},
-        "bytes": num_bytes,
-        "newest_age_s": None if newest is None else time.time() - newest,
+        **{f"{part}_files": len(some) for part, some in parts.items()},
+        "bytes": sum(file.size_bytes for file in files),
+        "newest_age_s": time.time() - max(file.name.unix_time for file in files) if files else None,
     }
 
 
-def _row(process: Mapping[str, Any], now: float) -> tuple[str, ...]:
+def _row(process: Mapping[str, Any]) -> tuple[str, ...]:
     learns, collects = process["role"] != "actor", process["role"] != "learner"
     is_alive, behind = process["life"] == "alive", process["versions_behind"]
-    since = now - process["started" if is_alive else "modified"]
     return (
         f"{process['role']} {process['rank']}" if process["rank"] else process["role"],
         process["host"],
         str(process["pid"]),
         "dead" if process["life"] == "dead" else process["state"],
-        _duration(since) + ("" if is_alive else " ago"),
+        age_text(process["started"]) if is_alive else f"{age_text(process['modified'])} ago",
         str(process["epoch"]),
         f"{process['env_steps']:,}" if collects else "",
         f"{process['env_steps_per_s']:,.0f}" if collects and is_alive else "",
@@ -127,12 +122,3 @@ def _row(process: Mapping[str, Any], now: float) -> tuple[str, ...]:
         str(process["policy_version"]),
         "" if behind is None else str(behind),
     )
-
-
-def _duration(seconds: float) -> str:
-    """Two figures are enough: 12 s, 3 min, 5.1 h, 2.0 d."""
-    seconds = max(0.0, seconds)
-    for limit, unit, name in ((100.0, 1.0, "s"), (6000.0, 60.0, "min"), (48 * 3600.0, 3600.0, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.1f} h" if name == "h" else f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86400.0:.1f} d"

@@ -29,6 +29,7 @@ import gin
 
 from ..contracts import NO_DATA, RunContext
 from ..distributed import from_main
+from ..numbers import check_number
 from .heartbeat import Beat, env_steps_of, newest_learner, read_heartbeats
 
 FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
@@ -90,7 +91,7 @@ class ReplayRatio:
     Attributes:
         env_steps: collected by this process; in mode "both" by the run.
 
-    Raises: ValueError if tolerance or actor_processes is out of range.
+    Raises: ValueError or TypeError if tolerance or actor_processes cannot be.
     """
 
     def __init__(
@@ -111,11 +112,7 @@ class ReplayRatio:
                 f"ReplayRatio.tolerance is {tolerance!r}, but must be a number of at least 0 and below 1: it "
                 "is a share of Experiment.replay_ratio. Fix: set ReplayRatio.tolerance, e.g. 0.1."
             )
-        if actor_processes < 1:
-            raise ValueError(
-                f"ReplayRatio.actor_processes is {actor_processes!r}, but must be a number of at least 1. "
-                "Fix: set ReplayRatio.actor_processes to the number of collecting processes, or leave it out."
-            )
+        check_number("ReplayRatio.actor_processes", actor_processes, lowest=1, whole=True)
         self.ctx, self.process_id, self.warm_up, self.is_over = ctx, process_id, warm_up, is_over
         self.ratio = None if ratio is None else Ratio(ratio, tolerance, epoch_updates)
         self.batches_per_update, self.actor_processes = batches_per_update, actor_processes
@@ -146,8 +143,17 @@ class ReplayRatio:
             policy_version=progress.policy_version,
         )
         self.ctx.status.state("waiting", "to begin")
-        if self._keeps_books:
-            self._open_books(anew=progress.epoch == 0 and progress.gradient_steps == 0)
+        if not self._keeps_books:
+            return
+        others = [beat for beat in read_heartbeats(self.ctx.run_dir) if beat.id != self.process_id]
+        if progress.epoch == progress.gradient_steps == 0:  # of a name that an earlier run may have had
+            for beat in others:
+                if not beat.is_alive:
+                    _delete(beat)
+        elif (earlier := newest_learner(others)) is not None:  # take over what it has counted
+            self._forgotten = max(self._forgotten, earlier.forgotten_env_steps)
+        self._count()
+        self._tell()
 
     def begin_epoch(self) -> None:
         """An epoch begins: tell which, and count what all actors collected so far."""
@@ -305,22 +311,6 @@ class ReplayRatio:
         return True
 
     # ---- the books ----
-
-    def _open_books(self, *, anew: bool) -> None:
-        """Take over what earlier learners counted and become the learner that actors look at.
-
-        anew: this learner begins a run of a name that was used before; env steps of processes that are gone
-            are not counted.
-        """
-        others = [beat for beat in read_heartbeats(self.ctx.run_dir) if beat.id != self.process_id]
-        if anew:
-            for beat in others:
-                if not beat.is_alive:
-                    _delete(beat)
-        elif (earlier := newest_learner(others)) is not None:
-            self._forgotten = max(self._forgotten, earlier.forgotten_env_steps)
-        self._count()
-        self._tell()
 
     def _tell(self) -> None:
         began_env_steps, began_updates = self._began_at or (None, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -33,11 +32,11 @@ def free_port() -> int:
         return port
 
 
-def run_scenarios(folder: Path, num_processes: int = 2, timeout_s: float = 400.0) -> None:
-    """Run all scenarios in several processes; it fails if one of them does."""
+def run_scenarios(folder: Path) -> None:
+    """Run all scenarios in two processes; it fails if one of them does."""
     code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), folder=str(folder))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **ON_CPU}
-    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_processes))
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", code],
@@ -46,26 +45,26 @@ def run_scenarios(folder: Path, num_processes: int = 2, timeout_s: float = 400.0
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(num_processes)
+        for rank in range(2)
     ]
     try:
-        texts = [process.communicate(timeout=timeout_s)[0] for process in processes]
+        texts = [process.communicate(timeout=400)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * num_processes, "\n".join(texts)
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(texts)
 
 
 class Run:
-    """Processes of one run through the front door, ended when the test ends."""
+    """Processes of one run through the front door."""
 
-    def __init__(self, folder: Path, config: str = "tmaze", settings: Sequence[str] | None = None) -> None:
+    def __init__(self, folder: Path, config: str = "tmaze", settings: Sequence[str] = ()) -> None:
         self.folder, self._started = folder, list[subprocess.Popen[str]]()
-        self._config, self._settings = config, SETTINGS if settings is None else settings
+        self._config, self._settings = config, settings or SETTINGS
 
-    def learn(self, *words: str, num_processes: int = 2, mode: str = "learn") -> subprocess.Popen[str]:
+    def learn(self, *words: str, mode: str = "learn") -> subprocess.Popen[str]:
         """The processes that train, under `accelerate launch`."""
-        launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(num_processes)]
+        launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
         quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         port = ["--main_process_port", str(free_port())]
         return self._start([*launcher, *quiet, *port, *self._command(mode), *words])
@@ -100,30 +99,19 @@ class Run:
         """What a process and its children have printed so far."""
         return (self.folder / f"out_{self._started.index(process)}.txt").read_text()
 
-    def wait_for(
-        self, condition: Callable[[], object], *alive: subprocess.Popen[str], limit_s: float = 300
-    ) -> None:
-        """Return once the condition holds; fails when time is up or one of `alive` has ended."""
-        deadline = time.monotonic() + limit_s
+    def wait_for(self, condition: Callable[[], object], *alive: subprocess.Popen[str]) -> None:
+        """Return once the condition holds; fails after five minutes or when one of `alive` has ended."""
+        deadline = time.monotonic() + 300
         while not condition():
             for process in alive:
                 assert process.poll() is None, self.text(process)
             assert time.monotonic() < deadline, "\n".join(map(self.text, self._started))
             time.sleep(0.05)
 
-    def end_of(self, process: subprocess.Popen[str], limit_s: float = 300) -> int:
+    def end_of(self, process: subprocess.Popen[str]) -> int:
         """Exit status of a process that ends within the limit."""
-        self.wait_for(lambda: process.poll() is not None, limit_s=limit_s)
+        self.wait_for(lambda: process.poll() is not None)
         return int(process.returncode)
-
-    def close(self) -> None:
-        """End what is left."""
-        for process in self._started:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            process.wait()
 
 
 def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:

@@ -21,10 +21,9 @@ from loxodon.agents import Agent, PPOAgent
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch, save_trajectory
 from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
-from loxodon.experiment.distributed import StopWatch, any_process, merge_episodes, merge_metrics
+from loxodon.experiment.distributed import StopWatch, merge_episodes, merge_metrics
 from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learn.optimizer import make_optimizer
-from loxodon.experiment.signals import StopRequest
 from loxodon.nets import TanhGaussian
 
 from ..experiment.demonstrations import make_ppo, pretrained, stage
@@ -274,7 +273,6 @@ def agreements(folder: Path) -> dict[str, Any]:
         "stored": _stored_envs(folder),
         "empty": _empty(folder, rank),
         "metrics": merge_metrics(own, 3.0 - 2 * rank, exp.accelerator, sums=("n",), shares=("loss",)),
-        "any": [any_process(rank == 1, exp.accelerator), any_process(False, exp.accelerator)],
         "episodes": _episodes(exp, rank),
         "stops": _stops(exp, rank),
         "windows": _windows(folder),
@@ -309,7 +307,7 @@ def _stopped_in(phase: str, folder: Path) -> dict[str, Any]:
 def stops(folder: Path) -> dict[str, Any]:
     """Runs that one process was told to stop, at different moments."""
     found = {phase: _stopped_in(phase, folder) for phase in ("evaluating", "collecting", "learning")}
-    return {**found, "requested": _requested(folder), "too long": _too_long(folder)}
+    return {**found, "requested": _requested(folder)}
 
 
 def _requested(folder: Path) -> dict[str, Any]:
@@ -321,18 +319,6 @@ def _requested(folder: Path) -> dict[str, Any]:
                 exp.request_stop()
 
     exp = make_experiment(folder / "requested", epochs=50, ckpt_interval=None, callbacks=[Asking])
-    return _ended(exp)
-
-
-def _too_long(folder: Path) -> dict[str, Any]:
-    """A run for which only the first process's clock says that time is up, after the second epoch."""
-    exp = make_experiment(folder / "long", epochs=50, ckpt_interval=None, **{"WallClockLimit.seconds": 100.0})
-    is_first = exp.accelerator.process_index == 0
-    with mock.patch.object(StopRequest, "age_s", side_effect=lambda: 60.0 * exp.epoch * is_first):
-        return _ended(exp)
-
-
-def _ended(exp: Experiment) -> dict[str, Any]:
     exp.start()
     exp.learn()
     found = {"epoch": exp.epoch, "finished": exp.is_finished, "saved": exp.checkpoints.complete_epochs()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,6 @@ ON_POLICY = (
 )
 
 
-@pytest.fixture
-def launched(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    runs: list[Run] = []
-
-    def make(*args: Any) -> Run:
-        runs.append(Run(tmp_path, *args))
-        return runs[-1]
-
-    yield make
-    for run in runs:
-        run.close()
-
-
 def records(folder: Path) -> list[dict[str, Any]]:
     path = folder / "pair" / "logs" / "metrics.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
@@ -58,10 +44,8 @@ def states(folder: Path) -> list[Path]:
     return sorted((folder / "pair" / "ckpts" / "training_states").iterdir())
 
 
-def test_a_signal_to_one_learner_stops_all_and_the_death_of_one_ends_the_others(
-    launched: Callable[..., Run], tmp_path: Path
-) -> None:
-    run = launched()
+def test_a_signal_to_one_learner_stops_all_and_the_death_of_one_ends_the_others(tmp_path: Path) -> None:
+    run = Run(tmp_path)
     learners, collector = run.learn(), run.collect()
     run.wait_for(lambda: len(updates(tmp_path)) > 3, learners, collector)
     os.kill(rank_of(learners, 1), signal.SIGTERM)
@@ -87,9 +71,9 @@ def test_a_signal_to_one_learner_stops_all_and_the_death_of_one_ends_the_others(
 
 
 def test_an_on_policy_run_keeps_what_each_process_has_goes_on_from_it_and_minds_ctrl_c(
-    launched: Callable[..., Run], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    run = launched("ppo/cartpole", ON_POLICY)
+    run = Run(tmp_path, "ppo/cartpole", ON_POLICY)
     first = run.learn("Experiment.epochs=2", mode="both")
     assert run.end_of(first) == 0, run.text(first)
     second = run.learn("--resume", "Experiment.epochs=100000", mode="both")

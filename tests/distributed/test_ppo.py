@@ -92,22 +92,12 @@ def test_updates_are_as_many_however_many_sequences_a_process_has(both: Any, cas
     assert all(torch.isfinite(value).all() for value in two[0]["state"].values())
 
 
-def test_a_gradient_that_is_nan_in_one_process_is_skipped_by_both(both: Any) -> None:
-    two = [rank["skipped"] for rank in both]
-    assert_same_weights(two)
-    for rank in two:
-        assert [figures["skipped_updates"] for figures in rank["figures"]] == [1, 0, 0]
-        assert [figures["updates"] for figures in rank["figures"]] == [2, 3, 3]
-        assert (rank["updates"], rank["skipped"]) == (8, 1)
-        assert all(torch.isfinite(value).all() for value in rank["state"].values())
-        counts = [value for name, value in rank["state"].items() if name.endswith("input_norm.count")]
-        assert counts == [NUM_ROLLOUTS * 4 * 8]  # the rollout's statistics are not lost with the update
-
-
 def test_what_is_compared_does_happen(alone: Any) -> None:
     everything, penalty = alone["feed-forward, everything normalised"], alone["gru, penalty"]
     assert everything["learner"]["lr_adapter"]["scale"] != 1.0
     assert alone["gru"]["learner"]["lr_adapter"]["scale"] != 1.0
+    assert [figures["skipped_updates"] for figures in everything["figures"]] == [1, 0, 0]
+    # the rollout's statistics are not lost with the update
     assert everything["state"]["tstep_encoder.input_norm.count"] == NUM_ROLLOUTS * 32
     assert float(penalty["state"]["loss.beta"]) != 1.0
     assert penalty["updates"] < 3 * NUM_ROLLOUTS  # target_kl ended some

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from loxodon.experiment import status
+from loxodon.experiment.checkpoint.store import CheckpointManager
 from loxodon.experiment.cli import main
 from loxodon.experiment.fleet import Beat, read_heartbeats
 from loxodon.experiment.fleet.overview import overview
@@ -38,8 +39,7 @@ def last_beat(run_dir: Path, role: str) -> Beat | None:
 
 
 def newest_epoch(run_dir: Path) -> int:
-    states = (run_dir / "ckpts/training_states").glob("*_epoch_*[0-9]/COMPLETE")
-    return max((int(path.parent.name.rpartition("_")[2]) for path in states), default=-1)
+    return max(CheckpointManager(run_dir, "tiny").complete_epochs(), default=-1)
 
 
 def assert_it_is_seen_and_refuses_a_second_learner(

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +98,11 @@ def some_live(output: str) -> bool:
     return any(p.pid in own and p.info["status"] != "zombie" for p in psutil.process_iter(["status"]))
 
 
-@contextmanager
-def running(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """examples/run.py with these words, and what it has printed so far; killed in the end, and shown then."""
-    output = Path("output.txt")
-    command = [sys.executable, str(SCRIPT), "--config", "tiny.gin", *words]
-    with output.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        yield process, output.read_text
-    finally:
-        process.kill()
-        process.wait()
-        sys.stdout.write(output.read_text())
+def run_script(*words: str) -> subprocess.Popen[bytes]:
+    """examples/run.py with these words; it prints to output.txt."""
+    with Path("output.txt").open("wb") as file:
+        command = [sys.executable, str(SCRIPT), "--config", "tiny.gin", *words]
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
 
 def actor_pids(text: str) -> list[int]:
@@ -121,16 +111,16 @@ def actor_pids(text: str) -> list[int]:
 
 @pytest.mark.slow
 def test_a_killed_actor_comes_back_and_all_end_with_a_learner_that_is_killed(tiny: Any) -> None:
-    with running("--actors", "1", "--seed", "1", *LONG) as (learner, output):
-        wait_for(lambda: len(tiny.actors()) == 1, learner)
-        os.kill(actor_pids(output())[0], signal.SIGKILL)
-        wait_for(lambda: len(tiny.actors()) == 2, learner)  # the new one collects
-        assert "actor 0 was killed by SIGKILL" in output()
-        wait_for(lambda: any("train/loss" in record for record in tiny.records()), learner)
-        assert len(actor_pids(output())) == 2
-        learner.kill()
-        learner.wait()
-        wait_for(lambda: not some_live(output()))
+    learner, output = run_script("--actors", "1", "--seed", "1", *LONG), Path("output.txt").read_text
+    wait_for(lambda: len(tiny.actors()) == 1, learner)
+    os.kill(actor_pids(output())[0], signal.SIGKILL)
+    wait_for(lambda: len(tiny.actors()) == 2, learner)  # the new one collects
+    assert "actor 0 was killed by SIGKILL" in output()
+    wait_for(lambda: any("train/loss" in record for record in tiny.records()), learner)
+    assert len(actor_pids(output())) == 2
+    learner.kill()
+    learner.wait()
+    wait_for(lambda: not some_live(output()))
     assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_0.log").read_text()
     told = [str(tiny.records(name)[:5]) for name in tiny.actors()]
     assert len(set(told)) == 2  # each its own luck
