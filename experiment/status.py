@@ -6,9 +6,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .fleet.overview import as_text, overview
 
@@ -29,14 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument("--watch", action="store_true", help="look again every two seconds until Ctrl-C")
     args = parser.parse_args(argv)
-    run_dir = args.run_dir.expanduser()
+    clear = ""
     try:
-        view = overview(run_dir)
-        _show(view, as_json=args.json, clears=False)
-        while args.watch:
+        while True:
+            view = overview(args.run_dir.expanduser())
+            sys.stdout.write(f"{json.dumps(view) if args.json else clear + as_text(view)}\n")
+            sys.stdout.flush()
+            if not args.watch:
+                break
+            clear = _CLEAR if sys.stdout.isatty() else ""
             time.sleep(_PERIOD_S)
-            view = overview(run_dir)
-            _show(view, as_json=args.json, clears=sys.stdout.isatty())
     except FileNotFoundError as error:
         sys.stderr.write(f"error: {error}\n")
         return NO_RUN
@@ -45,12 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
     return 0 if view["alive"] else NOBODY
-
-
-def _show(view: Mapping[str, Any], *, as_json: bool, clears: bool) -> None:
-    text = json.dumps(view) if as_json else as_text(view)
-    sys.stdout.write((_CLEAR if clears and not as_json else "") + text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

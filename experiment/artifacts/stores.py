@@ -18,7 +18,7 @@ import re
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,13 +134,6 @@ def find_artifact(store: ArtifactStore, reference: str, own_run: str) -> Artifac
         for info in reversed(infos):
             if info.name == f"{run}/{name}" and wanted in (info.version, *info.aliases):
                 return info
-    raise unknown_artifact(reference, run, infos, store)
-
-
-def unknown_artifact(
-    reference: str, run: str, infos: Iterable[ArtifactInfo], store: ArtifactStore
-) -> FileNotFoundError:
-    """The error for an unknown reference; the store is asked for other runs if this one has nothing."""
     shown = [one.reference + (f" ({', '.join(one.aliases)})" if one.aliases else "") for one in infos]
     if shown:
         more = f" and {len(shown) - _SHOWN} older ones" if len(shown) > _SHOWN else ""
@@ -149,7 +142,7 @@ def unknown_artifact(
         runs = sorted({info.name.partition("/")[0] for info in store.list()})
         others = f"; runs that have some are {', '.join(runs[:_SHOWN])}" if runs else ", nor have others"
         exists = f"Run {run!r} has none{others}"
-    return FileNotFoundError(
+    raise FileNotFoundError(
         f"There is no artifact {reference!r}. {exists}. Fix: choose one that exists, as "
         "'<run>/<what>:<version or alias>', or set Experiment.restore_from = None to start anew."
     )
@@ -229,13 +222,8 @@ class FolderStore(ArtifactStore):
 
     def get(self, reference: str, folder: Path) -> Path:
         """Copy the files of a version, and compare them with what was stored."""
-        name, wanted = split_reference(reference)
-        home = self.root / name
-        version = _read_aliases(home).get(wanted, wanted)
-        source = home / version
-        if version_number(version) is None or not (source / METADATA).is_file():
-            run = name.partition("/")[0]
-            raise unknown_artifact(reference, run, self.list(run), self)
+        name, _ = split_reference(reference)
+        source = self.root / name / find_artifact(self, reference, own_run="").version
         stored = json.loads((source / METADATA).read_text(encoding="utf-8"))["files"]
         with atomic_folder(folder) as temp:
             shutil.copytree(source, temp, dirs_exist_ok=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gin
@@ -43,14 +42,12 @@ class Crew:
         num_actors: how many actors the run has.
         replay_ratio: that of the run, which all its processes keep.
         first_epoch: of the learner, in which they begin.
-        has_env_workers: the config sets how many processes the environments get; else a share of the cores.
     """
 
     learner_words: Sequence[str]
     num_actors: int
     replay_ratio: float | None = None
     first_epoch: int = 0
-    has_env_workers: bool = field(default_factory=lambda: is_bound("AsyncVectorEnv.num_workers"))
 
     def words(self, num_per_machine: int = 1) -> list[str]:
         """The arguments of an actor; num_per_machine: how many share a machine.
@@ -71,8 +68,9 @@ class Crew:
         said = {word.partition("=")[0] for word in kept}
         if "Experiment.torch_threads" not in said:
             own["Experiment.torch_threads"] = 1
-        if not self.has_env_workers and num_per_machine > 1 and "AsyncVectorEnv.num_workers" not in said:
-            own["AsyncVectorEnv.num_workers"] = max(1, num_usable_cores() // num_per_machine)
+        workers = "AsyncVectorEnv.num_workers"
+        if num_per_machine > 1 and workers not in said and not is_bound(workers):
+            own[workers] = max(1, num_usable_cores() // num_per_machine)
         return [*kept, "--mode", "collect", *(f"{name}={value!r}" for name, value in own.items())]
 
 
@@ -83,11 +81,6 @@ MakePool = Callable[[RunContext, Crew], AbstractContextManager[Any]]
 def local_pool(ctx: RunContext, crew: Crew, *, program: Sequence[str]) -> ActorSupervisor:
     """Actors that are processes of this machine. program: words that start the command line."""
     return supervise(ctx, crew, [*program, *crew.words(crew.num_actors)], crew.num_actors)
-
-
-def elsewhere(ctx: RunContext, crew: Crew) -> AbstractContextManager[Any]:
-    """Actors that something else starts and ends."""
-    return contextlib.nullcontext()
 
 
 def supervise(

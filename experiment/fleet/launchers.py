@@ -9,6 +9,7 @@ its own is lost. The process ends with its Ray task, that with the keeper, and t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -23,7 +24,7 @@ from typing import Any
 from ..checkpoint.store import CheckpointManager
 from ..contracts import RunContext
 from ..signals import StopRequest
-from .actors import Crew, actor_environment, elsewhere, library_program, supervise
+from .actors import Crew, actor_environment, library_program, supervise
 from .heartbeat import read_heartbeats
 from .supervisor import CONFIG_ERROR, GRACE_S, ActorSupervisor, end_with_parent
 
@@ -86,7 +87,8 @@ class Job:
 
         signal.signal(signal.SIGUSR2, on_warning)
         try:
-            status = self.main(self.words, pool=elsewhere, program=_SLURM_PROGRAM)
+            # The actors are jobs of their own.
+            status = self.main(self.words, pool=lambda *_: contextlib.nullcontext(), program=_SLURM_PROGRAM)
         except SystemExit as stopped:
             status = stopped.code if isinstance(stopped.code, int) else 1
         if is_warned and callable(queue_again):

@@ -12,10 +12,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import gin
 import psutil
 import pytest
 
 from loxodon.experiment.cli import main
+from loxodon.experiment.config.registry import cleared_config
 from loxodon.experiment.fleet.actors import Crew, actor_environment
 
 from ..processes import wait_for
@@ -75,9 +77,10 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
 def test_threads_and_workers_of_actors_can_be_chosen() -> None:
     assert "Experiment.torch_threads=1" not in Crew(["Experiment.torch_threads=3"], 1).words()
     assert "AsyncVectorEnv.num_workers=1" in Crew([], 10_000).words(num_per_machine=10_000)
-    chosen = Crew([], 10_000, has_env_workers=True)
-    for made in (chosen.words(num_per_machine=10_000), Crew([], 10_000).words()):
-        assert not any("num_workers" in word for word in made)
+    assert not any("num_workers" in word for word in Crew([], 10_000).words())
+    with cleared_config():
+        gin.bind_parameter("AsyncVectorEnv.num_workers", 4)
+        assert not any("num_workers" in word for word in Crew([], 10_000).words(num_per_machine=10_000))
 
 
 def test_actors_do_not_take_themselves_for_ranks_of_the_learner() -> None:
