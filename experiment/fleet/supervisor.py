@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,7 +26,7 @@ PARENT = "LOXODON_PARENT"  # id of the process that an actor must not outlive
 GRACE_S = 10.0  # from being asked to end to being killed
 _PARENT_LOOK_S = 0.5
 _KEPT_LOGS = 5  # of earlier runs, per actor
-_TAIL_LINES, _TAIL_BYTES = 15, 6000
+_TAIL_LINES = 15
 # Held while a process is started, so that the other threads fork none meanwhile: a copy of this process that
 # is made just then, such as an environment worker, would keep open the pipe on which Popen waits.
 _STARTING = threading.Lock()
@@ -63,7 +64,6 @@ class _Actor:
     num_starts: int = 0
     num_short_lives: int = 0  # in a row
     num_failures: int = 0  # in a row
-    log_start: int = 0  # bytes, where the log of the running process begins
     is_given_up: bool = False
 
 
@@ -167,7 +167,6 @@ class ActorSupervisor:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             log.write(f"==== start {actor.num_starts} of {self.name} {actor.index}, {now} ====\n".encode())
             log.flush()
-            actor.log_start = log.tell()
             with _STARTING:
                 actor.process = subprocess.Popen(
                     self.command,
@@ -206,7 +205,7 @@ class ActorSupervisor:
         times = "once" if status == CONFIG_ERROR else f"{actor.num_failures} times in a row"
         self._fail(
             f"No actor is left: {death}, {times} before {self.patience.healthy_s:g} s. "
-            f"The end of {actor.log}:\n{_tail(actor.log, actor.log_start)}\n"
+            f"The end of {actor.log}:\n{_tail(actor.log)}\n"
             "Fix: mend what the log says, then run the same command with --resume."
         )
 
@@ -265,10 +264,8 @@ def _keep_old_logs(path: Path) -> None:
             os.replace(newer, older)  # noqa: PTH105 - overwrites
 
 
-def _tail(log: Path, start: int) -> str:
-    """The last lines that a log has from byte `start` on, indented."""
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - _TAIL_BYTES))
-        lines = file.read().decode("utf-8", errors="replace").splitlines()
-    return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]) or "    (nothing was printed)"
+def _tail(log: Path) -> str:
+    """The last lines of a log, indented."""
+    with log.open(encoding="utf-8", errors="replace") as file:
+        lines = deque(file, maxlen=_TAIL_LINES)
+    return "".join(f"    {line}" for line in lines).rstrip()
