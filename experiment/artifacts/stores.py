@@ -210,7 +210,7 @@ class FolderStore(ArtifactStore):
                 shutil.rmtree(left_over, ignore_errors=True)
             known = _read_aliases(home)
             # An alias may outlive a version that somebody deleted: its number is not used again.
-            used = [*_version_numbers(home), *map(version_number, known.values())]
+            used = map(version_number, [*(path.name for path in home.iterdir()), *known.values()])
             version = f"v{max((n for n in used if n is not None), default=-1) + 1}"
             with atomic_folder(home / version) as temp:
                 _fill(temp, name, files, metadata)
@@ -241,8 +241,8 @@ class FolderStore(ArtifactStore):
         infos: list[ArtifactInfo] = []
         for home in sorted(self.root.glob(f"{'*' if run is None else glob.escape(run)}/*")):
             aliases = _read_aliases(home)
-            for number in _version_numbers(home):
-                version = f"v{number}"
+            numbers = (version_number(path.parent.name) for path in home.glob(f"v*/{METADATA}"))
+            for version in (f"v{number}" for number in sorted(n for n in numbers if n is not None)):
                 own = tuple(sorted(alias for alias, target in aliases.items() if target == version))
                 facts = json.loads((home / version / METADATA).read_text(encoding="utf-8"))
                 name = f"{home.parent.name}/{home.name}"
@@ -283,12 +283,6 @@ def _fill(folder: Path, name: str, files: Path, metadata: Mapping[str, Any]) -> 
     (folder / METADATA).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     for path in (*folder.rglob("*"), folder):
         fsync(path)
-
-
-def _version_numbers(home: Path) -> list[int]:
-    """Numbers of the versions in a folder, ascending."""
-    numbers = (version_number(path.parent.name) for path in home.glob(f"v*/{METADATA}"))
-    return sorted(number for number in numbers if number is not None)
 
 
 def _read_aliases(home: Path) -> dict[str, str]:
