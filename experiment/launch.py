@@ -33,12 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _submit(args, words)
         if args.backend == "ray":
             require("ray", "ray")
-            options = ["--address", args.ray_address]
-            options += ["--cpus-per-actor", str(args.ray_cpus), "--gpus-per-actor", str(args.ray_gpus)]
-            program = (
-                f"-m loxodon.experiment.launch --backend ray --ray-address {shlex.quote(args.ray_address)}"
-            )
-            return cli.main(words, pool=functools.partial(ray_pool, options=options), program=program)
+            resources = {"num_cpus": args.ray_cpus, "num_gpus": args.ray_gpus}
+            pool = functools.partial(ray_pool, address=args.ray_address, **resources)
+            address = shlex.quote(args.ray_address)
+            program = f"-m loxodon.experiment.launch --backend ray --ray-address {address}"
+            return cli.main(words, pool=pool, program=program)
     except ImportError as error:
         sys.stderr.write(f"error: {error}\n")
         return cli.CONFIG_ERROR

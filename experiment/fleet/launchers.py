@@ -1,16 +1,16 @@
 """Launchers for several machines: Slurm jobs through submitit, and actors on a Ray cluster.
 
-A Ray cluster's actors are kept by a process of its own beside the learner, which imports nothing of Ray:
-`python -m loxodon.experiment.fleet.launchers --actors 4 --log-folder F -- WORDS OF AN ACTOR`. Each Ray task
-supervises one collecting process, as the learner's machine would; Ray starts it again on another machine when
-its own is lost. The process ends with its Ray task, that with the keeper, and that with the learner.
+A Ray cluster's actors are kept by a process of its own beside the learner, which imports nothing of Ray: this
+module, run with the arguments of `keep` as JSON. Each Ray task supervises one collecting process, as the
+learner's machine would; Ray starts it again on another machine when its own is lost. The process ends with
+its Ray task, that with the keeper, and that with the learner.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
+import json
 import os
 import signal
 import sys
@@ -156,15 +156,22 @@ def submit(
 # ---- Ray, in the learner ----
 
 
-def ray_pool(ctx: RunContext, crew: Crew, *, options: Sequence[str]) -> ActorSupervisor:
-    """Actors on a Ray cluster. options: of the keeper, see `main`.
+def ray_pool(
+    ctx: RunContext, crew: Crew, *, address: str, num_cpus: float, num_gpus: float
+) -> ActorSupervisor:
+    """Actors on the Ray cluster at `address`, each with so many CPUs and GPUs.
 
     Ray's threads and a learner that forks would not go together, hence a process of its own.
     """
-    folder = str((ctx.run_dir / "logs" / "actors").absolute())
-    own = ["--log-folder", folder, "--actors", str(crew.num_actors)]
-    command = [sys.executable, "-m", __name__, *options, *own, "--", *crew.words()]
-    return supervise(ctx, crew, command, 1, "ray_pool")
+    settings = {
+        "words": crew.words(),
+        "num_actors": crew.num_actors,
+        "log_folder": str((ctx.run_dir / "logs" / "actors").absolute()),
+        "address": address,
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+    }
+    return supervise(ctx, crew, [sys.executable, "-m", __name__, json.dumps(settings)], 1, "ray_pool")
 
 
 # ---- Ray, in the keeper ----
@@ -198,15 +205,16 @@ def host(index: int, words: Sequence[str], folder: str, log_folder: str) -> str 
     return supervisor.failure
 
 
-def keep(args: argparse.Namespace) -> int:
-    """Keep the actors until this process is told to end; returns its exit status."""
+def keep(
+    words: list[str], num_actors: int, log_folder: str, address: str, num_cpus: float, num_gpus: float
+) -> int:
+    """Keep the actors until this process is told to end; returns its exit status. See ray_pool."""
     # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
     ray = require("ray", "ray")
-    ray.init(address=args.address, include_dashboard=False if args.address == "local" else None)
-    options = {"num_cpus": args.cpus_per_actor, "num_gpus": args.gpus_per_actor, "max_retries": -1}
-    remote, folder = ray.remote(host).options(**options), str(Path.cwd())
-    tasks = [remote.remote(i, args.words, folder, args.log_folder) for i in range(args.actors)]
+    ray.init(address=address, include_dashboard=False if address == "local" else None)
+    remote = ray.remote(host).options(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=-1)
+    tasks = [remote.remote(i, words, str(Path.cwd()), log_folder) for i in range(num_actors)]
     running = tasks
     with StopRequest() as stop:
         while running and not stop.requested():
@@ -220,18 +228,6 @@ def keep(args: argparse.Namespace) -> int:
     return 0 if running else CONFIG_ERROR  # trying again would not help
 
 
-def main() -> int:
-    """Entry of the keeper."""
-    end_with_parent()
-    parser = argparse.ArgumentParser(prog="launchers")
-    parser.add_argument("--address", default="auto")
-    parser.add_argument("--cpus-per-actor", type=float, default=1.0)
-    parser.add_argument("--gpus-per-actor", type=float, default=0.0)
-    parser.add_argument("--actors", type=int, required=True)
-    parser.add_argument("--log-folder", required=True)
-    parser.add_argument("words", nargs="*")
-    return keep(parser.parse_args())
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with_parent()
+    sys.exit(keep(**json.loads(sys.argv[1])))
