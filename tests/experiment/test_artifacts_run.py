@@ -207,15 +207,6 @@ def test_latest_goes_on_exactly_on_a_machine_that_has_nothing_but_the_store(tmp_
     assert not (second.checkpoints.root / "restored").exists()
 
 
-def test_a_new_run_begins_from_the_best_weights_of_a_base_run(tmp_path: Path) -> None:
-    base = run(with_store(tmp_path, run_name="base"))
-    exp = with_store(tmp_path, restore_from="base:best")
-    exp.start()
-    assert_equal(weights(exp), load_file(base.checkpoints.best_path))
-    assert (exp.epoch, exp.env_steps, exp.learner.gradient_steps) == (0, 0, 0)
-    exp.close()
-
-
 def test_a_training_state_of_a_base_run_begins_a_branch_with_data_of_its_own(tmp_path: Path) -> None:
     base = run(with_store(tmp_path, run_name="base"))
     before = {path: path.read_bytes() for path in base.run_dir.rglob("*") if path.is_file()}
@@ -239,21 +230,22 @@ def test_a_training_state_of_a_base_run_begins_a_branch_with_data_of_its_own(tmp
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_a_run_begins_from_the_best_weights_and_from_paths_as_they_are(tmp_path: Path) -> None:
     base = run(with_store(tmp_path, run_name="base"))
-    store = store_of(tmp_path).root / "base"
-    paths = {
-        base.checkpoints.state_dir(1): 2,
-        store / "state" / "v1": 2,
-        base.checkpoints.weights_dir / "policy_epoch_1.safetensors": 0,
-        store / "policy" / "v0": 0,
-    }
-    for path, epoch in paths.items():
-        exp = make_experiment(tmp_path / "runs", epochs=4, restore_from=str(path))
+    store, best, last = store_of(tmp_path).root / "base", load_file(base.checkpoints.best_path), weights(base)
+    policies = [info for info in store_of(tmp_path).list("base") if info.name == "base/policy"]
+    for reference, epoch, expected in [
+        ("base:best", 0, best),
+        (base.checkpoints.state_dir(1), 2, last),
+        (store / "state" / "v1", 2, last),
+        (base.checkpoints.weights_dir / "policy_epoch_1.safetensors", 0, last),
+        (store / "policy" / policies[-1].version, 0, best),
+    ]:
+        exp = with_store(tmp_path, epochs=4, restore_from=str(reference))
         exp.start()
-        assert exp.epoch == epoch, path
-        if path.parent.name != "policy":
-            assert_equal(weights(exp), weights(base))
+        assert exp.epoch == epoch, reference
+        assert (exp.env_steps > 0) == (exp.learner.gradient_steps > 0) == (epoch > 0)
+        assert_equal(weights(exp), expected)
         exp.close()
 
 
