@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -51,35 +51,11 @@ def test_a_wrong_config_is_refused_before_anything_is_submitted(capsys: pytest.C
 # ---- Slurm ----
 
 
-class FakeExecutor:
-    """Takes jobs and settings and does nothing with them."""
-
-    def __init__(self, folder: Path, cluster: str) -> None:
-        self.settings: dict[str, Any] = {"folder": folder, "cluster": cluster}
-        self.jobs: list[tuple[Job, dict[str, Any]]] = []
-        self.num_batches = 0
-
-    def update_parameters(self, **settings: Any) -> None:
-        self.settings = {**self.settings, **settings}
-
-    def submit(self, job: Job) -> Any:
-        self.jobs.append((job, self.settings))
-        return SimpleNamespace(job_id=len(self.jobs))
-
-    def batch(self) -> Any:
-        self.num_batches += 1
-        return contextlib.nullcontext()
-
-
 def test_what_is_asked_of_slurm(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: list[FakeExecutor] = []
-
-    def make(**settings: Any) -> FakeExecutor:
-        made.append(FakeExecutor(**settings))
-        return made[0]
-
+    make, executor = mock.Mock(), mock.MagicMock()
+    make.return_value, executor.submit.side_effect = executor, [SimpleNamespace(job_id=i) for i in (1, 2, 3)]
     monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=make))
     options = shlex.split(
         "--slurm-partition fast --slurm-minutes 30 --slurm-set slurm_account=lab --actors 2"
@@ -87,7 +63,11 @@ def test_what_is_asked_of_slurm(
     resources = shlex.split("--slurm-learner-gpus 2 --slurm-actor-cpus 3")
     assert launch.main(["--backend", "slurm", *options, *resources, "--config", "tiny.gin"]) == 0
     assert "learner  job 1\nactors   jobs 2 3\n" in capsys.readouterr().out
-    (learner, for_learner), (actor, for_actor), _ = made[0].jobs
+    settings, jobs = make.call_args.kwargs, []
+    for method, args, changes in executor.method_calls:
+        settings = {**settings, **changes}
+        jobs += [(*args, settings)] if method == "submit" else []
+    (learner, for_learner), (actor, for_actor), _ = jobs
     assert learner.words == ["--config", "tiny.gin", "--actors", "2"]
     assert actor.words[:4] == ["--config", "tiny.gin", "--mode", "collect"]
     assert learner.run_dir == actor.run_dir == tiny.run_dir
@@ -96,7 +76,7 @@ def test_what_is_asked_of_slurm(
     assert both.items() <= for_actor.items()
     assert (for_learner["gpus_per_node"], for_actor["gpus_per_node"]) == (2, 0)
     assert (for_learner["cpus_per_task"], for_actor["cpus_per_task"]) == (8, 3)
-    assert made[0].num_batches == 1
+    executor.batch.assert_called_once()  # one array
 
 
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
