@@ -216,11 +216,11 @@ class ReplayRatio:
         if waits:
             self._waited_s += time.monotonic() - start_s
             self.ctx.status.state("collecting")
-        self._env_steps_left = math.inf if allowed is None else allowed
+        self._env_steps_left = allowed
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
 
-    def _env_steps_allowed(self, ratio: Ratio) -> int | None:
-        """How many env steps this process may take before the next look; None for any number.
+    def _env_steps_allowed(self, ratio: Ratio) -> float:
+        """How many env steps this process may take before the next look.
 
         0 means that env steps are far ahead of updates. What is left is shared by the actors at work, so it
         does not matter how fast one is between two looks.
@@ -232,12 +232,12 @@ class ReplayRatio:
         beats = read_heartbeats(self.ctx.run_dir)
         learner = newest_learner(beats)
         if learner is None or learner.state == "finished":
-            return None
+            return math.inf
         written = sum(beat.env_steps for beat in beats if beat.id == self.process_id)
         env_steps = env_steps_of(beats) - written + self.env_steps
         if learner.began_env_steps is None or learner.began_updates is None:
             if learner.note == NO_DATA:
-                return None
+                return math.inf
             left = max(0, self.warm_up - env_steps)
         else:
             updates = learner.gradient_steps - learner.began_updates
