@@ -117,7 +117,7 @@ def test_a_worker_that_is_forked_while_an_actor_starts_does_not_hold_up_the_supe
         worker.start()
         is_forked.set()
         try:
-            wait_for(lambda: bool(fleet.pids()), timeout_s=30.0)
+            wait_for(lambda: bool(fleet.pids()))
         finally:
             worker.kill()
 
