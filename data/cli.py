@@ -16,7 +16,6 @@ import importlib.util
 import os
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from .buffer import MAX_BROKEN_SHARE, Quarantine
 from .convert import convert
 from .errors import BrokenTrajectoryError, visible
 from .files import FILE_FORMATS, check_file, load_trajectory
-from .find import Found, FoundFile, find_files, require_files
+from .find import Found, FoundFile, age_text, find_files, require_files
 from .minari import export_minari, import_episodes, open_minari
 from .trajectory import Array, Layout, Trajectory, action_indices
 
@@ -184,15 +183,6 @@ def _track(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
     return lambda items: rich.progress.track(items, what, console=console, transient=True, disable=hide)
 
 
-def _age_text(unix_time: float) -> str:
-    """How long ago that was, in one unit."""
-    age_s = max(time.time() - unix_time, 0.0)
-    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if age_s >= 2 * seconds:
-            return f"{age_s / seconds:.0f} {unit}"
-    return f"{age_s:.0f} s"
-
-
 # ---- ls ----
 
 
@@ -265,7 +255,7 @@ def _print_places(found: Found) -> None:
     rows = []
     for place, files in found.by_place().items():
         size = filesize.decimal(sum(file.size_bytes for file in files))
-        ages = (_age_text(files[end].name.unix_time) for end in (0, -1))
+        ages = (age_text(files[end].name.unix_time) for end in (0, -1))
         rows.append([place, f"{len(files):,}", size, *ages])
     if rows:
         _print_table(["folder", "files", "size", "oldest", "newest"], rows)
@@ -333,7 +323,7 @@ def _show(args: argparse.Namespace) -> bool:
     _say(
         f"env {traj.env_name}   {len(traj):,} transitions   return {traj.rews.sum(dtype=np.float64):.6g}   "
         f"{_ending_text(traj)}   policy version {version}   {format_of(args.file)}, "
-        f"{filesize.decimal(found.size_bytes)}, {_age_text(found.name.unix_time)} old"
+        f"{filesize.decimal(found.size_bytes)}, {age_text(found.name.unix_time)} old"
     )
     _say(f"layout {traj.layout}")
     if traj.extras:

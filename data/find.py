@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,3 +107,12 @@ def _take_files(found: Found, folder: str, names: list[str]) -> None:
 
 def _fail(error: OSError) -> NoReturn:
     raise error
+
+
+def age_text(unix_time: float) -> str:
+    """How long ago that was, in one unit."""
+    age_s = max(time.time() - unix_time, 0.0)
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= 2 * seconds:
+            return f"{age_s / seconds:.0f} {unit}"
+    return f"{age_s:.0f} s"

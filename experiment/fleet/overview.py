@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich import filesize
+
 from ...data.errors import visible
-from ...data.find import FoundFile, age_text, find_files, size_text
+from ...data.find import FoundFile, age_text, find_files
 from ..checkpoint.store import CheckpointManager
 from .heartbeat import env_steps_of, newest_learner, read_heartbeats
 
@@ -81,7 +83,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
         "updates": f"{facts['gradient_steps']:,}"
         + ("" if ratio is None else f", {ratio:.4g} per env step since training began"),
         "buffer": f"{buffer['fifo_files']:,} + {buffer['protected_files']:,} protected files, "
-        f"{size_text(buffer['bytes'])} in {buffer['folder']}",
+        f"{filesize.decimal(buffer['bytes'])} in {buffer['folder']}",
         "newest": "no trajectory"
         if newest is None
         else f"trajectory is {age_text(facts['time'] - newest)} old",
