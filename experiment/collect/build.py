@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -101,16 +102,11 @@ def spaces_of(envs: Any, make_env: MakeEnv | Sequence[MakeEnv], num_envs: int, e
             envs.env_observation_space,
             envs.env_action_space,
         )
-    if env_mode == "already_vectorized":
-        envs = make_envs(make_env, num_envs, env_mode)
-        found = spaces_of(envs, make_env, num_envs, env_mode)
-        envs.close()
-        return found
-    first: Any = make_env
-    env: Any = resolve_env(first[0] if isinstance(first, list | tuple) else first).build()
-    found = Spaces(env.observation_space, env.action_space, *env.raw_spaces)
-    env.close()
-    return found
+    if env_mode != "already_vectorized":  # one is enough
+        first: Any = make_env
+        make_env, num_envs, env_mode = first[0] if isinstance(first, list | tuple) else first, 1, "sync"
+    with contextlib.closing(make_envs(make_env, num_envs, env_mode)) as probe:
+        return spaces_of(probe, make_env, num_envs, env_mode)
 
 
 def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import gin
@@ -71,39 +70,38 @@ class RewardShaping:
         The function takes (N,) float32, leaves it alone and returns (N,) float32. It raises TypeError or
         ValueError if the user's function returns anything else.
         """
-        if (shaper := self._shaper) is None:
-            return None
-        return lambda rewards: _shaped(shaper, self._num_epochs, rewards, self._epoch())
+        return None if self._shaper is None else lambda rewards: self._shaped(rewards, self._epoch())
 
     def shape_relabeled(self, dataset: RLDataset) -> None:
         """Let what relabels trajectories, in all parts of the dataset, shape the rewards that it gives."""
         if self._shaper is None:
             return
         if dataset.relabeler is not None:
-            dataset.relabeler.shape_rewards = functools.partial(_shaped, self._shaper, self._num_epochs)
+            dataset.relabeler.shape_rewards = self._shaped
         for part in getattr(dataset, "datasets", ()):
             self.shape_relabeled(part)
 
-
-def _shaped(shaper: ShapeRewards, num_epochs: int, rewards: np.ndarray, epoch: int) -> np.ndarray:
-    """What the shaper returns at that epoch, (N,) float32."""
-    shaped: object = shaper(rewards.astype(np.float32), min(1.0, epoch / max(num_epochs, 1)))
-    name = getattr(shaper, "__name__", type(shaper).__name__)
-    must = f"must return finite numbers of shape {rewards.shape}, one for each"
-    if not isinstance(shaped, np.ndarray) or shaped.dtype.kind not in "fiub":
-        raise TypeError(
-            f"RewardShaping.shaper ({name}) returned {type(shaped).__name__}, but {must}. Fix: return a "
-            "numpy array; return rewards * 0.1, for example."
-        )
-    if shaped.shape != rewards.shape:
-        raise ValueError(
-            f"RewardShaping.shaper ({name}) returned shape {shaped.shape}, but {must}. Fix: work on all "
-            "rewards at once, without adding or dropping an axis."
-        )
-    if not np.isfinite(shaped).all():
-        row = int(np.flatnonzero(~np.isfinite(shaped))[0])
-        raise ValueError(
-            f"RewardShaping.shaper ({name}) returned {shaped[row]} for the reward {rewards[row]}, but "
-            f"{must}. Fix: guard divisions and logarithms."
-        )
-    return shaped.astype(np.float32, copy=False)
+    def _shaped(self, rewards: np.ndarray, epoch: int) -> np.ndarray:
+        """What the shaper returns at that epoch, (N,) float32."""
+        assert self._shaper is not None
+        progress = min(1.0, epoch / max(self._num_epochs, 1))
+        shaped: object = self._shaper(rewards.astype(np.float32), progress)
+        name = getattr(self._shaper, "__name__", type(self._shaper).__name__)
+        must = f"must return finite numbers of shape {rewards.shape}, one for each"
+        if not isinstance(shaped, np.ndarray) or shaped.dtype.kind not in "fiub":
+            raise TypeError(
+                f"RewardShaping.shaper ({name}) returned {type(shaped).__name__}, but {must}. Fix: return a "
+                "numpy array; return rewards * 0.1, for example."
+            )
+        if shaped.shape != rewards.shape:
+            raise ValueError(
+                f"RewardShaping.shaper ({name}) returned shape {shaped.shape}, but {must}. Fix: work on all "
+                "rewards at once, without adding or dropping an axis."
+            )
+        if not np.isfinite(shaped).all():
+            row = int(np.flatnonzero(~np.isfinite(shaped))[0])
+            raise ValueError(
+                f"RewardShaping.shaper ({name}) returned {shaped[row]} for the reward {rewards[row]}, but "
+                f"{must}. Fix: guard divisions and logarithms."
+            )
+        return shaped.astype(np.float32, copy=False)

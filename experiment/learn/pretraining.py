@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,9 +31,11 @@ from ..checkpoint.policy_file import (
     read_policy,
     write_policy,
 )
+from ..checkpoint.record import bindings_of
 from ..collect.build import layout_of
 from ..contracts import Run
 from ..distributed import StopWatch, merge_metrics
+from ..numbers import check_number
 from ..rng import derive_seed, isolated_rng
 from ..versions import version_of
 from .learner import Learner, log_figures, masked_losses
@@ -108,16 +111,10 @@ class Pretraining(Callback):
                 f"Pretraining.method is {method!r}; allowed are {', '.join(map(repr, _METHODS))}. Fix: set "
                 "Pretraining.method = 'bc'."
             )
-        if num_batches < 1 or (batch_size is not None and batch_size < 1):
-            raise ValueError(
-                f"Pretraining.num_batches is {num_batches} and batch_size {batch_size}, but both must be at "
-                "least 1. Fix: set them so, or leave it out."
-            )
-        if (learning_rate is not None and learning_rate <= 0) or (value_coef is not None and value_coef < 0):
-            raise ValueError(
-                f"Pretraining.learning_rate is {learning_rate} and value_coef {value_coef}, but they must be "
-                "above 0 and at least 0. Fix: set them so, or leave them out."
-            )
+        check_number("Pretraining.num_batches", num_batches, lowest=1, whole=True)
+        check_number("Pretraining.batch_size", batch_size, lowest=1, whole=True, optional=True)
+        check_number("Pretraining.learning_rate", learning_rate, above=0, optional=True)
+        check_number("Pretraining.value_coef", value_coef, lowest=0, optional=True)
         self.dataset, self.method, self.num_batches = dataset, method, num_batches
         self.batch_size, self.learning_rate = batch_size, learning_rate
         self.value_coef = _METHODS[method] if value_coef is None else value_coef
@@ -184,8 +181,7 @@ class Pretraining(Callback):
 
     def _load_or_train(self) -> bool:
         """Load the result or train; False if a stop was asked for."""
-        run, digest = self.run, None if self.run.test_run or self.cache_dir is None else self._digest()
-        path = None if digest is None or self.cache_dir is None else self.cache_dir / f"{digest}.safetensors"
+        run, path = self.run, self._cache_path()
         if path is not None and not run.ctx.any(not self._load_cached(path)):
             run.ctx.console.say(f"Pre-trained weights come from {path}.")
             return True
@@ -330,21 +326,27 @@ class Pretraining(Callback):
             pin_memory=self.run.DEVICE.type == "cuda",
         )
 
-    def _digest(self) -> str | None:
-        """Name of this stage's result; None, with a warning, if the dataset does not say what its data are.
+    def _cache_path(self) -> Path | None:
+        """Where this stage's result is kept; None without a cache.
 
-        It covers the agent's structure and initial weights, the seed, the data, the settings of the stage and
-        those of the run that it uses; not those of PPO's loss, so runs that differ in it share a result.
+        The name covers the agent's structure and initial weights, the seed, the data, the settings of the
+        stage and those of the run that it uses; not those of PPO's loss: runs that differ in it share a
+        result.
         """
-        data = dataset_fingerprint(self.dataset)
-        if data is None:
+        if self.cache_dir is None or self.run.test_run:
+            return None
+        if (data := dataset_fingerprint(self.dataset)) is None:
             logger.warning(
                 "Pre-training is not cached: %s does not say what its data are. Fix: give it a method "
                 "fingerprint() -> str.",
                 type(self.dataset).__name__,
             )
             return None
-        bindings = {name: gin.get_bindings(name) for name in ("BatchLoader", "AdamW", "Learner")}
+        agent_type = getattr(self.agent_type, "__name__", repr(self.agent_type))
+        parts = {"BatchLoader", "AdamW", "Learner"}
+        parts |= {agent_type, "Actor", "CriticEnsemble"} if self.method == "off_policy" else set()
+        bound = bindings_of(gin.config_str()).items()
+        estimator = self.run.trainer.advantage_estimator
         facts = {
             "format": _FORMAT,
             "versions": [version_of("loxodon"), version_of("torch")],
@@ -353,20 +355,16 @@ class Pretraining(Callback):
             "device": self.run.DEVICE.type,
             "stage": {name: getattr(self, name) for name in _OF_STAGE},
             "run": {name: getattr(self.run, name) for name in _OF_RUN},
-            "returns": [
-                type(self.run.trainer.advantage_estimator).__name__,
-                vars(self.run.trainer.advantage_estimator),
-            ],
+            "returns": [type(estimator).__name__, vars(estimator)],
             "agent": structure(self.run.policy),
             "data": data,
-            "bindings": bindings,
+            "off_policy": agent_type,
+            "bindings": {key: value for key, value in bound if re.split(r"[/.]", key)[-2] in parts},
         }
-        if self.method == "off_policy":
-            facts["off_policy"] = _gin_of(self.agent_type)
         found = hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode())
         for name, value in plain_tensors(self.run.policy).items():
             found.update(name.encode() + value.view(-1).numpy().tobytes())
-        return found.hexdigest()[:24]
+        return self.cache_dir / f"{found.hexdigest()[:24]}.safetensors"
 
     def _load_cached(self, path: Path) -> bool:
         """Put a result into the agent; False if there is none, or none that can be read."""
@@ -394,29 +392,13 @@ class Pretraining(Callback):
 
 def structure(model: nn.Module) -> list[Any]:
     """Class and plain attributes of every module, but for PPO's loss, by name."""
-    found = []
-    for name, module in model.named_modules():
-        if isinstance(module, PPOLoss):
-            continue
-        plain = {
-            key: value
-            for key, value in sorted(vars(module).items())
-            if isinstance(value, bool | int | float | str) and key != "training"
-        }
-        found.append([name, type(module).__qualname__, plain])
-    return found
 
+    def plain(module: nn.Module) -> dict[str, Any]:
+        own = vars(module).items()
+        return {k: v for k, v in own if isinstance(v, bool | int | float | str) and k != "training"}
 
-def _gin_of(agent_type: Any) -> list[Any]:
-    """What is bound for the off-policy agent and its heads."""
-    names = {getattr(agent_type, "__name__", str(agent_type)), "Actor", "CriticEnsemble"}
-    found = []
-    for name in sorted(names):
-        try:
-            found.append([name, sorted((k, repr(v)) for k, v in gin.get_bindings(name).items())])
-        except ValueError:  # nothing that gin knows
-            found.append([name, repr(agent_type)])
-    return found
+    found = model.named_modules()
+    return [[name, type(m).__qualname__, plain(m)] for name, m in found if not isinstance(m, PPOLoss)]
 
 
 def hand_over(source: BaseAgent, target: nn.Module) -> None:

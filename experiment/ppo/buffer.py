@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from ...agents import ActOutput, OnPolicyAgent
 from ...data import RolloutBatch, Sink
 from ...data.sink import Arrays
 
-CHECK_LEVELS = ("off", "cheap", "full")
 _CAUSES = "check the environment's observations and rewards, or lower Experiment.learning_rate or grad_clip"
 
 
@@ -72,7 +71,6 @@ class RolloutBuffer(Sink):
     Attributes:
         carried_state: hidden state from which the next rollout goes on instead of the one that acted last,
             because the weights have changed; None for that one.
-        random_steps: first steps of the rollout whose actions are to be drawn uniformly.
 
     Args:
         num_envs: N.
@@ -81,6 +79,7 @@ class RolloutBuffer(Sink):
         burn_in: ... or so many steps earlier.
         history: rows of earlier rollouts that stay, at least burn_in.
         keeps_states: False for agents that do without hidden states.
+        random_steps: tells in how many first steps of the rollout actions are to be drawn uniformly.
         device: where the agent is.
     """
 
@@ -93,13 +92,13 @@ class RolloutBuffer(Sink):
         burn_in: int = 0,
         history: int = 0,
         keeps_states: bool = True,
+        random_steps: Callable[[], int] = lambda: 0,
         device: torch.device | str = "cpu",
     ) -> None:
         self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
-        self.device = device
+        self.device, self.random_steps = device, random_steps
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.carried_state: Any = None
-        self.random_steps = 0
         self._now = 0  # steps written
         self._rows: Arrays = {}
         self._obs: Arrays = {}
@@ -118,7 +117,7 @@ class RolloutBuffer(Sink):
 
     def after_act(self, output: ActOutput, action_space: Any) -> ActOutput:
         """In the first `random_steps`, other actions than the agent's."""
-        return _at_random(output, action_space) if self._now < self.random_steps else output
+        return _at_random(output, action_space) if self._now < self.random_steps() else output
 
     def restart(self) -> None:
         """Forget everything; `begin` with all rows follows."""
@@ -370,15 +369,9 @@ def check_batch(batch: RolloutBatch) -> None:
 
     Raises: ValueError naming the tensor.
     """
-    for name, value in _tensors(batch):
-        if value.is_floating_point() and not torch.isfinite(value).all():
-            raise ValueError(f"A minibatch's {name} holds NaN or infinite numbers. Fix: {_CAUSES}.")
-
-
-def _tensors(batch: RolloutBatch) -> Iterator[tuple[str, Tensor]]:
-    for field in dataclasses.fields(batch):
-        value: Any = getattr(batch, field.name)
-        if isinstance(value, dict):
-            yield from ((f"{field.name}[{key!r}]", part) for key, part in value.items())
-        elif value is not None:
-            yield field.name, value
+    for field, value in vars(batch).items():
+        parts = value if isinstance(value, dict) else {None: value}
+        for key, part in parts.items():
+            if part is not None and part.is_floating_point() and not torch.isfinite(part).all():
+                name = field if key is None else f"{field}[{key!r}]"
+                raise ValueError(f"A minibatch's {name} holds NaN or infinite numbers. Fix: {_CAUSES}.")

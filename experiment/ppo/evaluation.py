@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...agents import OnPolicyAgent
-from ...data.sink import Arrays
 from ...nets import DistributionType, summed_over_processes
 from .sequences import STEP, TAIL, Places, Results, RolloutTensors
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 _LAST_PLACES = 32  # six times the most that was seen (widths 16 to 256); a wrong hidden state gave 4,000
 
@@ -76,14 +73,13 @@ def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Se
     return states
 
 
-def disagreement(results: Results, steps: Arrays, mask: Tensor) -> dict[str, float]:
+def disagreement(results: Results, steps: Results) -> dict[str, float]:
     """How far acting was from what the same weights say of whole sequences; rounding only, if all is well."""
-    figures, valid = {}, mask.reshape(-1)
+    figures, valid = {}, steps["valid"].reshape(-1)
     names = {"log_probs": "initial_logratio_abs_max", "values": "initial_value_diff_abs_max"}
     for name, figure in names.items():
         if name in steps:
-            acted = torch.from_numpy(steps[name]).to(mask.device).reshape(-1)
-            difference = (results[name].reshape(-1) - acted).abs()
+            difference = (results[name].reshape(-1) - steps[name].reshape(-1)).abs()
             figures[figure] = float(difference.masked_fill(~valid, 0.0).max())
     return figures
 

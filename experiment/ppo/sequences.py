@@ -122,7 +122,8 @@ class RolloutTensors:
 
     Timesteps are numbered row by row, followed by the last ones of truncated episodes; steps likewise.
 
-    obs, rl2s, time_idxs: each (R, ...), R timesteps. actions: (T * N, A) float32. valid: (T * N, 1) bool.
+    obs, rl2s, time_idxs: each (R, ...), R timesteps. actions: (T * N, A) float32.
+    steps: by key, each (T, N, ...), as in `CollectedRollout`.
     successors: (T, N) int64 (numpy), the timestep that followed each step.
 
     Args:
@@ -144,7 +145,8 @@ class RolloutTensors:
         self.rl2s = flat(rollout.rl2s, [f.rl2s for f in finals])
         self.time_idxs = flat(rollout.time_idxs, [f.time_idxs for f in finals])
         self.actions = flat(actions, [])
-        self.valid = flat(rollout.steps["valid"], [])[:, None]
+        self.steps = {key: torch.from_numpy(value).to(device) for key, value in rollout.steps.items()}
+        self._valid = self.steps["valid"].view(-1, 1)
         self.successors = self._find_successors()
         self._state_rows = {step: i * self.num_envs for i, step in enumerate(sorted(rollout.states))}
         states = [rollout.states[step] for step in sorted(rollout.states)]
@@ -171,8 +173,6 @@ class RolloutTensors:
         """
         lengths = pieces.prefixes + pieces.lengths
         longest = int(lengths.max())
-        if longest == 1 and not tails and not self._states and not pieces.prefixes.any():
-            return self._single_steps(pieces)
         place = np.arange(longest + int(tails))
         steps = pieces.firsts[:, None] - pieces.prefixes[:, None] + place
         timesteps = (self.rollout.history + steps) * self.num_envs + pieces.envs[:, None]
@@ -192,13 +192,6 @@ class RolloutTensors:
                 np.array([self._state_rows.get(start, 0) for start in pieces.starts.tolist()]) + pieces.envs
             )
         return self._placed(timesteps, steps, kinds, is_fresh, states)
-
-    def _single_steps(self, pieces: Pieces) -> Places:
-        """What `places` gives for pieces of one step that begin without a state, without the detours."""
-        steps = (pieces.firsts * self.num_envs + pieces.envs)[:, None]
-        timesteps = steps + self.rollout.history * self.num_envs
-        kinds = np.full(steps.shape, STEP, np.int8)
-        return self._placed(timesteps, steps, kinds, np.ones(len(steps), np.bool_), None)
 
     def all_timesteps(self) -> Places:
         """Every timestep of this rollout as a sequence of its own, for agents without memory."""
@@ -273,7 +266,7 @@ class RolloutTensors:
             time_idxs=chosen(self.time_idxs, timesteps, exists),
             resets=resets,
             actions=chosen(self.actions, steps, is_step),
-            mask=is_step & chosen(self.valid, steps),
+            mask=is_step & chosen(self._valid, steps),
             start=start,
             **{name: chosen(values, steps, is_step) for name, values in results.items()},
         )

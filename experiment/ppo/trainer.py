@@ -7,7 +7,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 import gin
 import numpy as np
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch, Sink
-from ..contracts import RunContext, Trainer
+from ..contracts import RunContext, Stateful, Trainer
 from ..distributed import StopWatch, merge_metrics, merged, sum_over_ranks
 from ..learn.learner import Learner, log_figures
+from ..numbers import check_number
 from ..rng import derive_seed
 from . import sequences
-from .buffer import CHECK_LEVELS, RolloutBuffer, check_batch, check_rollout, join
+from .buffer import CollectedRollout, RolloutBuffer, check_batch, check_rollout, join
 from .evaluation import (
     disagreement,
     evaluate_rollout,
@@ -33,12 +35,12 @@ from .evaluation import (
 from .kl_adaptive import KLAdaptiveLR
 from .sequences import Pieces, Places, Results, RolloutTensors
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
 logger = logging.getLogger("loxodon")
-CONTEXT_MODES = ("episode", "segment")
-STOP_SCOPES = ("batch", "epoch", "update")
+_CHOICES = {
+    "context_mode": ("episode", "segment"),
+    "stop_scope": ("batch", "epoch", "update"),
+    "finite_checks": ("off", "cheap", "full"),
+}
 _STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
 _KL_ROUNDING = 1e-5  # nats; far above what float32 makes of a divergence of 0, far below that of any dropout
 UNREAD = (  # settings of Experiment
@@ -145,7 +147,7 @@ class PPOLearner(Trainer):
         self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
         self.context_mode, self.target_kl, self.stop_scope = context_mode, target_kl, stop_scope
         self.recompute_old, self.finite_checks = recompute_old, finite_checks
-        self._random_steps = random_timesteps  # that are left at the start of the running rollout
+        self.random_steps = random_timesteps  # that are left, from the start of the running rollout on
         self._check_settings(num_envs, max_seq_len)
         self.timesteps_per_forward = num_envs * num_steps // minibatches
         self.advantage_estimator, self.advantage_norm = advantage_estimator(), advantage_norm()
@@ -154,8 +156,7 @@ class PPOLearner(Trainer):
         agent.values_when_acting = keeps_trajectories or not recompute_old
         self.buffers: list[RolloutBuffer] = []
         self._has_warned = False
-        self._kls: list[tuple[float, float]] = []  # of the running epoch: KL divergence and timesteps
-        self._initial_kl: float | None = None  # of the rollout's first minibatch
+        self._kls: list[tuple[float, float]] = []  # KL divergence and timesteps of each minibatch so far
 
     def check(self, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         """Warn of settings of Experiment that differ from their default without a meaning here.
@@ -168,7 +169,7 @@ class PPOLearner(Trainer):
                 "learning rate. Fix: set Experiment.lr_schedule = None or PPOLearner.lr_adapter = None."
             )
         if settings["test_run"]:
-            self.set_random_steps(0)  # the only rollout is learned from
+            self.random_steps = 0  # the only rollout is learned from
         # None is what an on-policy agent does anyway. A test run has set most of them itself.
         changed = [name for name in UNREAD if settings[name] not in (defaults[name], None)]
         if changed and not settings["test_run"]:
@@ -180,13 +181,8 @@ class PPOLearner(Trainer):
             )
 
     def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
-        choices = (
-            ("context_mode", self.context_mode, CONTEXT_MODES),
-            ("stop_scope", self.stop_scope, STOP_SCOPES),
-            ("finite_checks", self.finite_checks, CHECK_LEVELS),
-        )
-        for name, value, allowed in choices:
-            if value not in allowed:
+        for name, allowed in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
                 raise ValueError(
                     f"PPOLearner.{name} is {value!r}, allowed are {', '.join(map(repr, allowed))}. "
                     "Fix: bind one of these."
@@ -197,11 +193,7 @@ class PPOLearner(Trainer):
                 f"chunk_len={self.chunk_len}; allowed are at least 1, and for chunk_len at most "
                 f"Experiment.max_seq_len = {max_seq_len}. Fix: bind such values."
             )
-        if not isinstance(self._random_steps, int) or self._random_steps < 0:
-            raise ValueError(
-                f"PPOLearner.random_timesteps is {self._random_steps!r}, but must be a whole number of at "
-                "least 0. Fix: bind PPOLearner.random_timesteps, e.g. 1000."
-            )
+        check_number("PPOLearner.random_timesteps", self.random_steps, lowest=0, whole=True)
         longest, has_memory = self.chunk_len, self.agent.context_len != 0
         if self.burn_in and (not 0 <= self.burn_in <= longest or self.num_steps % longest):
             raise ValueError(
@@ -223,7 +215,7 @@ class PPOLearner(Trainer):
         """True when sequences begin with earlier timesteps of their episode instead of a hidden state."""
         return self.context_mode == "episode" and self.agent.context_len not in (None, 0)
 
-    def make_buffer(self, num_envs: int) -> RolloutBuffer:
+    def sinks(self, num_envs: int) -> list[Sink]:
         """A buffer for the rollouts of `num_envs` envs; this learner trains on all that it has made."""
         history = self.agent.context_len if self.rereads_context else 0
         buffer = RolloutBuffer(
@@ -233,15 +225,11 @@ class PPOLearner(Trainer):
             burn_in=0 if self.rereads_context else self.burn_in,
             history=history or 0,
             keeps_states=self.agent.context_len != 0 and not self.rereads_context,
+            random_steps=lambda: self.random_steps,
             device=self.accelerator.device,
         )
-        buffer.random_steps = self._random_steps
         self.buffers.append(buffer)
-        return buffer
-
-    def sinks(self, num_envs: int) -> list[Sink]:
-        """A buffer for the rollouts of so many envs."""
-        return [self.make_buffer(num_envs)]
+        return [buffer]
 
     def train(self, epoch: int) -> None:
         """Learn from the rollout of this epoch, and log what came out.
@@ -285,11 +273,12 @@ class PPOLearner(Trainer):
             check_rollout(rollout)
         actions = sequences.policy_actions(rollout.steps, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
-        results, figures = self._prepare(tensors)
-        if self._random_steps:
+        pieces = self._pieces(rollout)
+        results, figures = self._prepare(tensors, pieces)
+        if self.random_steps:
             figures.pop("initial_logratio_abs_max", None)  # not the policy's actions
-        if updates and not self._random_steps:
-            figures = self._run_epochs(tensors, results, epoch, should_stop) | figures
+        if updates and not self.random_steps:
+            figures = self._run_epochs(tensors, pieces, results, epoch, should_stop) | figures
         else:
             self.agent.after_imitation()
             figures |= {"updates": 0.0, "updates_share": 0.0}
@@ -297,16 +286,10 @@ class PPOLearner(Trainer):
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
                 buffer.carried_state = state
-        self.set_random_steps(max(self._random_steps - self.num_steps, 0))
+        self.random_steps = max(self.random_steps - self.num_steps, 0)
         for buffer in self.buffers:
             buffer.next_rollout()
         return figures
-
-    def set_random_steps(self, number: int) -> None:
-        """Draw the actions of so many steps uniformly, from the beginning of the running rollout on."""
-        self._random_steps = number
-        for buffer in self.buffers:
-            buffer.random_steps = number
 
     def describe(self) -> str:
         """What is done with each rollout, in a few words."""
@@ -341,40 +324,35 @@ class PPOLearner(Trainer):
         uses_tf32 = self.accelerator.device.type == "cuda" and torch.backends.cudnn.allow_tf32
         return torch.float16 if precision == torch.float32 and uses_tf32 else precision  # as many digits
 
-    def _pieces(self, tensors: RolloutTensors) -> Pieces:
+    def _pieces(self, rollout: CollectedRollout) -> Pieces:
         """The sequences to train on."""
         if self.agent.context_len == 0:
-            return sequences.single_steps(tensors.rollout)
+            return sequences.single_steps(rollout)
         context = self.agent.context_len if self.rereads_context else None
-        return sequences.cut(tensors.rollout, self.chunk_len, context=context, burn_in=self.burn_in)
+        return sequences.cut(rollout, self.chunk_len, context=context, burn_in=self.burn_in)
 
-    def _prepare(self, tensors: RolloutTensors) -> tuple[Results, dict[str, float]]:
+    def _prepare(self, tensors: RolloutTensors, pieces: Pieces) -> tuple[Results, dict[str, float]]:
         """Evaluate the rollout and estimate advantages: fields of batches (T * N, ...), and figures."""
-        steps = tensors.rollout.steps
-        mask = torch.from_numpy(steps["valid"]).to(tensors.device)
-        found, next_values = evaluate_rollout(
-            self.agent, tensors, self._evaluation_places(tensors), self.cast
-        )
-        figures = disagreement(found, steps, mask)
+        acted = tensors.steps
+        mask, ended = acted["valid"], acted["ended"]
+        groups = self._evaluation_places(tensors, pieces)
+        found, next_values = evaluate_rollout(self.agent, tensors, groups, self.cast)
+        figures = disagreement(found, acted)
         figures["initial_logratio_rounding_max"] = rounding(
             self.agent.distribution, found, tensors.actions, mask, self._precision()
         )
         if not self.recompute_old:
-            for name in ("log_probs", "values"):
-                acted = torch.from_numpy(steps[name]).to(tensors.device)
-                found[name] = acted.reshape(found[name].shape)
-        terminated, ended = (
-            torch.from_numpy(steps[name]).to(tensors.device) for name in ("terminated", "ended")
-        )
-        rewards = torch.from_numpy(steps["rewards"].astype(np.float32)).to(tensors.device)
-        rewards = rewards.where(mask, 0.0)
+            found |= {name: acted[name].reshape(found[name].shape) for name in ("log_probs", "values")}
+        rewards = acted["rewards"].float().where(mask, 0.0)
         if self.reward_normalizer is not None:
             if tensors.rollout.resets[tensors.rollout.history].all():  # no episode goes on
                 self.reward_normalizer.restart()
             rewards = self.reward_normalizer(rewards, ended, mask)
             (figures["normalized_reward"],) = means_over_processes([rewards], mask)
         values = found["values"].view(mask.shape)
-        advantages, returns = self.advantage_estimator(rewards, values, next_values, terminated, ended, mask)
+        advantages, returns = self.advantage_estimator(
+            rewards, values, next_values, acted["terminated"], ended, mask
+        )
         figures |= spread(values, returns, advantages, mask)
         if not self.advantage_norm.per_minibatch:
             advantages = self.advantage_norm(advantages, mask)
@@ -382,13 +360,12 @@ class PPOLearner(Trainer):
         self.agent.update_values_statistics(returns[..., None], mask[..., None])
         return found, figures
 
-    def _evaluation_places(self, tensors: RolloutTensors) -> Iterator[Places]:
+    def _evaluation_places(self, tensors: RolloutTensors, pieces: Pieces) -> Iterator[Places]:
         """All steps and what followed them, in groups that without gradients take less than a minibatch."""
         count = -(-self.minibatches * self.batches_per_update // _STEPS_WITHOUT_GRADIENT)
         if self.agent.context_len == 0:
             yield from tensors.all_timesteps().split(count)
             return
-        pieces = self._pieces(tensors)
         by_length = np.argsort(pieces.lengths, kind="stable")  # little padding
         for index in np.array_split(by_length, min(count, len(pieces))):
             yield tensors.places(pieces.take(index), tails=True)
@@ -396,18 +373,23 @@ class PPOLearner(Trainer):
     # ---- the updates ----
 
     def _run_epochs(
-        self, tensors: RolloutTensors, results: Results, epoch: int, should_stop: Callable[[], bool]
+        self,
+        tensors: RolloutTensors,
+        pieces: Pieces,
+        results: Results,
+        epoch: int,
+        should_stop: Callable[[], bool],
     ) -> dict[str, float]:
         """All passes over the rollout; returns the means of their figures."""
         _switch_dropout_off(self.agent)
         seed = derive_seed(self.ctx.progress.seed, "minibatches")
         rng = np.random.default_rng([seed, epoch, self.accelerator.process_index])
-        pieces, updates = self._pieces(tensors), list[Mapping[str, Any]]()
-        last_kl, is_over, self._initial_kl = 0.0, False, None
-        skipped_before = self.learner.skipped_updates
+        updates, self._kls = list[Mapping[str, Any]](), []
+        last_kl, is_over, skipped_before = 0.0, False, self.learner.skipped_updates
         for i in range(self.update_epochs):
+            num_before = len(self._kls)
             # Details cost a good part of an update; passes that may be the last one have them.
-            self._kls, has_details = [], self.target_kl is None and i < self.update_epochs - 1
+            has_details = self.target_kl is None and i < self.update_epochs - 1
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
                 metrics = self._update(self._batches(tensors, results, part), with_metrics=not has_details)
                 if metrics is None and self.stop_scope != "batch":
@@ -419,17 +401,19 @@ class PPOLearner(Trainer):
                 if should_stop():
                     is_over = True
                     break
-            last_kl = mean_kl(self._kls)
-            if self.lr_adapter is not None and not self.lr_adapter.per_minibatch:
-                self._adapt(last_kl)
+            last_kl = mean_kl(self._kls[num_before:])
+            self._adapt(last_kl, per_minibatch=False)
             if is_over:
                 break
         self.agent.after_rollout(last_kl)
-        planned, num_updates = self.update_epochs * self.minibatches, float(len(updates))
-        figures = {"kl_last": last_kl, "updates": num_updates, "updates_share": num_updates / planned}
-        figures["initial_kl"] = self._initial_kl or 0.0
-        figures["skipped_updates"] = float(self.learner.skipped_updates - skipped_before)
-        return _summary(updates) | figures | {"learning_rate": self.learner.learning_rate}
+        return _summary(updates) | {
+            "kl_last": last_kl,
+            "updates": float(len(updates)),
+            "updates_share": len(updates) / (self.update_epochs * self.minibatches),
+            "initial_kl": self._kls[0][0],
+            "skipped_updates": float(self.learner.skipped_updates - skipped_before),
+            "learning_rate": self.learner.learning_rate,
+        }
 
     def _update(self, batches: Sequence[RolloutBatch], with_metrics: bool) -> dict[str, Tensor] | None:
         """One update on the parts of a minibatch; None if the policy is too far, nothing if skipped."""
@@ -471,56 +455,47 @@ class PPOLearner(Trainer):
         own = [sum(float(one["kl"]) * n for one, n in zip(found, counts, strict=True)), sum(counts)]
         total, count = sum_over_ranks(own, self.accelerator)
         kl = total / max(count, 1.0)
-        self._initial_kl = kl if self._initial_kl is None else self._initial_kl
         self._kls.append((kl, count))
         if self.target_kl is not None and kl > self.target_kl:
             return False
-        if self.lr_adapter is not None and self.lr_adapter.per_minibatch:
-            self._adapt(kl)
+        self._adapt(kl, per_minibatch=True)
         return True
 
-    def _adapt(self, kl: float) -> None:
-        assert self.lr_adapter is not None
-        self.learner.lr_scale = self.lr_adapter.adapt(kl, self.learner.base_learning_rate)
+    def _adapt(self, kl: float, per_minibatch: bool) -> None:
+        """Let the learning rate follow, if this is when that is asked for."""
+        if self.lr_adapter is not None and self.lr_adapter.per_minibatch is per_minibatch:
+            self.learner.lr_scale = self.lr_adapter.adapt(kl, self.learner.base_learning_rate)
+
+    def _parts(self) -> dict[str, Stateful]:
+        names = ("advantage_norm", "reward_normalizer", "lr_adapter")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """What exact resumption needs of this process, JSON-able."""
-        return {
-            "advantage_norm": self.advantage_norm.state_dict(),
-            "reward_normalizer": None
-            if self.reward_normalizer is None
-            else self.reward_normalizer.state_dict(),
-            "lr_adapter": None if self.lr_adapter is None else self.lr_adapter.state_dict(),
-            "random_steps": self._random_steps,
-        }
+        states = {name: part.state_dict() for name, part in self._parts().items()}
+        return {**states, "random_steps": self.random_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; parts that this run does without are left out."""
-        self.advantage_norm.load_state_dict(state["advantage_norm"])
-        self.set_random_steps(state.get("random_steps", 0))
-        if self.reward_normalizer is not None and state["reward_normalizer"] is not None:
-            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
-        if self.lr_adapter is not None and state["lr_adapter"] is not None:
-            self.lr_adapter.load_state_dict(state["lr_adapter"])
+        """Restore what `state_dict` returned; parts that this run or that one does without are left out."""
+        self.random_steps = state["random_steps"]
+        for name, part in self._parts().items():
+            if state.get(name) is not None:
+                part.load_state_dict(state[name])
+        if self.lr_adapter is not None:
             self.learner.lr_scale = self.lr_adapter.scale
 
 
 def check_for_on_policy(settings: Mapping[str, Any], agent: str) -> None:
     """Raise ValueError where settings of Experiment do not go with the on-policy agent of this name."""
-    fine = {
-        "mode": (settings["mode"] == "both", "'both': its data are of the newest policy alone"),
-        "sample_actions": (settings["sample_actions"], "True: it learns by chance"),
-        "replay_ratio": (settings["replay_ratio"] is None, "None: it replays nothing"),
-        "train_timesteps_per_epoch": (
-            settings["train_timesteps_per_epoch"] > 0,
-            "the length of a rollout, such as 128",
-        ),
-        "start_collecting_at_epoch": (
-            settings["start_collecting_at_epoch"] == 0,
-            "0: it trains on the rollout of each epoch",
-        ),
-    }
-    for name, (is_fine, expected) in fine.items():
+    num_steps, first = settings["train_timesteps_per_epoch"], settings["start_collecting_at_epoch"]
+    needs = [
+        ("mode", settings["mode"] == "both", "'both': its data are of the newest policy alone"),
+        ("sample_actions", settings["sample_actions"], "True: it learns by chance"),
+        ("replay_ratio", settings["replay_ratio"] is None, "None: it replays nothing"),
+        ("train_timesteps_per_epoch", num_steps > 0, "the length of a rollout, such as 128"),
+        ("start_collecting_at_epoch", first == 0, "0: it trains on the rollout of each epoch"),
+    ]
+    for name, is_fine, expected in needs:
         if not is_fine:
             raise ValueError(
                 f"Experiment.{name} is {settings[name]!r}, but the on-policy agent {agent} needs {expected}. "

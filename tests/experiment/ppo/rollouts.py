@@ -137,7 +137,7 @@ def make_collector(
         specs = [EnvSpec(RandomLengths, {"is_discrete": is_discrete, **kwargs})] * num_envs
         envs = make_vector_env(specs, "sync")
     agent.eval()
-    return Collector([Group(envs, sinks=[learner.make_buffer(envs.num_envs), *sinks])], agent, CPU, True)
+    return Collector([Group(envs, sinks=[*learner.sinks(envs.num_envs), *sinks])], agent, CPU, True)
 
 
 class Witness(Sink):

@@ -159,7 +159,7 @@ def test_a_process_with_too_few_sequences_reads_one_without_loss() -> None:
     tensors = sequences.RolloutTensors(
         learner.buffers[0].read(), np.zeros((8, 1, 3), np.float32), torch.device("cpu")
     )
-    pieces = learner._pieces(tensors)
+    pieces = learner._pieces(tensors.rollout)
     groups = sequences.shuffled_minibatches(pieces, len(pieces) + 2, np.random.default_rng(0))
     masks = [tensors.gather(tensors.places(group), {}).mask for group in groups]
     assert [bool(mask.any()) for mask in masks] == [True] * len(pieces) + [False, False]
