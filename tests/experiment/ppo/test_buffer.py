@@ -11,13 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment.ppo import RolloutBuffer
 from loxodon.experiment.ppo.buffer import CollectedRollout
 from loxodon.experiment.ppo.sequences import Pieces, cut, shuffled_minibatches
 from loxodon.nets import GRUTrajEncoder
 
-from .rollouts import RandomLengths, make_agent, make_collector, make_learner
+from .rollouts import make_agent, make_collector, make_learner
 
 N, T = 2, 4
 
@@ -175,42 +174,6 @@ def test_minibatches_hold_every_step_once_and_in_order() -> None:
     expected = learner.buffers[0].read().obs["observation"][:8].reshape(32, 3).tolist()
     learner.learn_from_rollout(0)
     assert sorted(seen) == sorted(expected + expected)
-
-
-# ---- finite checks ----
-
-
-class BrokenEnv(RandomLengths):
-    """Shows a number that is none, or gives it as reward, in the third step."""
-
-    def __init__(self, what: str, number: float) -> None:
-        super().__init__(longest=30)
-        self.what, self.number, self.num_steps = what, number, 0
-
-    def step(self, action: Any) -> Any:
-        obs, reward, _, _, info = super().step(action)
-        self.num_steps += 1
-        if self.num_steps == 3:
-            obs = np.full_like(obs, self.number) if self.what == "observation" else obs
-            reward = self.number if self.what == "reward" else reward
-        return obs, reward, False, False, info
-
-
-@pytest.mark.parametrize(
-    ("what", "number", "words"),
-    [
-        ("observation", np.nan, r"BrokenEnv returned NaN as observation.*Fix:"),
-        ("reward", np.inf, r"BrokenEnv returned inf as reward.*environment 1, step 3.*Fix:"),
-    ],
-)
-def test_numbers_that_are_none_are_found_with_their_place(what: str, number: float, words: str) -> None:
-    agent = make_agent(partial(GRUTrajEncoder, d_hidden=8, d_output=8))
-    learner = make_learner(agent, 8, 2)
-    specs = [EnvSpec(RandomLengths), EnvSpec(BrokenEnv, {"what": what, "number": number})]
-    collector = make_collector(agent, learner, envs=make_vector_env(specs, "sync"))
-    with pytest.raises(ValueError, match=words):  # noqa: PT012 - either may find it
-        collector.collect(8)
-        learner.learn_from_rollout(0)
 
 
 def test_the_full_level_names_the_tensor_of_a_minibatch() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from loxodon.nets import IdentityTrajEncoder, TransformerTrajEncoder
 
@@ -68,7 +68,7 @@ def test_no_sequence_knows_of_another_episode(encoder: str, share: bool) -> None
     collector.collect(8)  # goes on in the middle of episodes
     for given in batches_of(learner, 1):
         obs = given.obs["observation"].clone().requires_grad_()
-        judged = agent.evaluate(_with_obs(given, obs))
+        judged = agent.evaluate(dataclasses.replace(given, obs={"observation": obs}))
         target = int(given.mask[:, 0].nonzero()[0, 0])
         (judged.log_probs + judged.values)[target][given.mask[target]].sum().backward()
         assert obs.grad is not None
@@ -77,11 +77,6 @@ def test_no_sequence_knows_of_another_episode(encoder: str, share: bool) -> None
         assert int(touched.sum()) == 1
         padding = ~given.mask[target, :, 0]
         assert not obs.grad[target][padding].any()
-
-
-def _with_obs(batch: Any, obs: Tensor) -> Any:
-
-    return dataclasses.replace(batch, obs={"observation": obs})
 
 
 @pytest.mark.parametrize("encoder", MEMORIES)
