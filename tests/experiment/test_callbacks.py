@@ -123,8 +123,9 @@ def test_states_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path, **settings))
     kept = exp.checkpoints.read(exp.checkpoints.state_dir(1)).shared["callbacks"]
     assert kept == {"Counter": {"num_epochs": 2}, "Counter 2": {"num_epochs": 2}}
+    settings["callbacks"].append(Counter)  # of which the checkpoint knows nothing
     more = run(make_experiment(tmp_path, **settings, epochs=3), lambda e: e.load_checkpoint())
-    assert [one.num_epochs for one in more.hooks.callbacks if isinstance(one, Counter)] == [3, 3]
+    assert [one.num_epochs for one in more.hooks.callbacks if isinstance(one, Counter)] == [3, 3, 1]
 
 
 def test_eval_end_gets_the_figures(tmp_path: Path) -> None:
@@ -167,17 +168,6 @@ def test_a_state_must_be_storable(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, callbacks=[NotJson])
     with pytest.raises(TypeError, match=r"NotJson.state_dict\(\) cannot be stored.*Fix"):
         exp.hooks.state_dict()
-
-
-def test_a_checkpoint_without_callbacks_can_be_loaded(tmp_path: Path) -> None:
-    run(make_experiment(tmp_path, val_timesteps_per_epoch=0))
-    exp = make_experiment(tmp_path, callbacks=[Counter])
-    exp.start()
-    exp.load_checkpoint()
-    counter = exp.hooks.callbacks[0]
-    assert isinstance(counter, Counter)
-    assert counter.num_epochs == 0
-    exp.close()
 
 
 # ---- episodes that grow ----

@@ -18,7 +18,7 @@ from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 
 from .fakes import CountingEnv, learning, make_experiment, metrics, run
-from .test_learner import TRAJECTORIES
+from .test_learner import TRAJECTORIES, Picky
 
 B, C, G = 4, 3, 2  # of fakes.TinyAgent and its batches
 
@@ -180,30 +180,6 @@ def test_masks_per_critic_and_discount_stop_just_these_gradients(tmp_path: Path)
     critics, actor = exp.policy.critics.out.bias.grad, exp.policy.actor.mlp.out.bias.grad
     assert (critics.view(3, 2, 3).abs().sum(-1) > 0).tolist() == [[True, True], [False, False], [True, False]]
     assert (actor.view(2, 3).abs().sum(-1) > 0).tolist() == [False, True]
-
-
-class Picky(Experiment):
-    """Masks that follow from the batch and from the losses, and leave out more in some batches."""
-
-    def edit_actor_mask(self, batch: Any, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        return pad_mask & (batch.time_idxs[:, :-1, None] < 2)
-
-    def edit_critic_mask(self, batch: Any, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        return pad_mask & (critic_loss < 0.5)
-
-
-def trained(folder: Path, micro_batches: list[Batch]) -> tuple[dict[str, Tensor], list[float]]:
-    exp = learning(folder, Picky)
-    losses = [float(exp.train_step(micro_batches)["Loss"]) for _ in range(3)]
-    return exp.policy.state_dict(), losses
-
-
-def test_four_micro_batches_with_edited_masks_equal_one_batch(tmp_path: Path) -> None:
-    whole, losses = trained(tmp_path / "whole", [pad_batch(TRAJECTORIES)])
-    parts, same_losses = trained(tmp_path / "parts", [pad_batch([t]) for t in TRAJECTORIES])
-    assert same_losses == pytest.approx(losses, rel=1e-5)
-    for name, value in whole.items():
-        torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_counting_ahead_sees_the_losses_of_the_update_and_leaves_no_trace(tmp_path: Path) -> None:

@@ -41,44 +41,31 @@ def make_learning(folder: Path, **changes: Any) -> Experiment:
     return exp
 
 
-def weights_after(exp: Experiment, micro_batches: list[Batch], updates: int = 2) -> list[torch.Tensor]:
-    for _ in range(updates):
-        exp.train_step(micro_batches)
-    return [p.detach().clone() for p in exp.policy.trainable_params()]
+class Picky(Experiment):
+    """Masks that follow from the batch and from the losses, and leave out more in some batches."""
+
+    def edit_actor_mask(self, batch: Any, actor_loss: torch.Tensor, pad_mask: torch.Tensor) -> torch.Tensor:
+        return pad_mask & (batch.time_idxs[:, :-1, None] < 2)
+
+    def edit_critic_mask(self, batch: Any, critic_loss: torch.Tensor, pad_mask: torch.Tensor) -> torch.Tensor:
+        return pad_mask & (critic_loss < 0.5)
 
 
-def test_accumulated_gradients_equal_those_of_one_batch_before_clipping(tmp_path: Path) -> None:
-    exp = make_learning(tmp_path, grad_clip=1e9)
-    gradients = []
-    exp.optimizer.zero_grad = lambda: None
-    for batches in ([pad_batch(TRAJECTORIES)], [pad_batch([t]) for t in TRAJECTORIES]):
-        for p in exp.policy.parameters():
-            p.grad = None
-        start = [p.detach().clone() for p in exp.policy.parameters()]
-        exp.train_step(batches)
-        gradients.append([p.grad.clone() for p in exp.policy.trainable_params() if p.grad is not None])
-        with torch.no_grad():
-            for p, old in zip(exp.policy.parameters(), start, strict=True):
-                p.copy_(old)
-    assert len(gradients[0]) == 4
-    for one, other in zip(*gradients, strict=True):
-        assert_equal_but_for_rounding(one, other, NUM_OPS)
-
-
-def test_the_reported_loss_is_the_one_of_the_whole_update(tmp_path: Path) -> None:
-    exp = make_learning(tmp_path)
-    whole = exp.compute_loss(pad_batch(TRAJECTORIES))
-    metrics = exp.train_step([pad_batch([t]) for t in TRAJECTORIES], log_step=True)
-    torch.testing.assert_close(metrics["Loss"], (whole["Actor Loss"] + 10.0 * whole["Critic Loss"]).detach())
-    assert metrics["batch_timesteps"] == 17
-
-
-def test_the_first_update_is_not_a_no_op(tmp_path: Path) -> None:
-    exp = make_learning(tmp_path)
-    before = [p.detach().clone() for p in exp.policy.trainable_params()]
-    after = weights_after(exp, [pad_batch(TRAJECTORIES)], updates=1)
-    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert exp.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 4)
+@pytest.mark.parametrize("kind", [Experiment, Picky])
+def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
+    tmp_path: Path, kind: type[Experiment]
+) -> None:
+    found, parts = [], {"whole": [pad_batch(TRAJECTORIES)], "parts": [pad_batch([t]) for t in TRAJECTORIES]}
+    for name, micro_batches in parts.items():
+        exp = learning(tmp_path / name, kind, grad_clip=1e9)
+        exp.optimizer.zero_grad = lambda: None
+        figures = exp.train_step(micro_batches, log_step=True)
+        assert figures["batch_timesteps"] == 17
+        gradients = {name: p.grad for name, p in exp.policy.named_parameters() if p.grad is not None}
+        found.append({**gradients, "Loss": figures["Loss"], "Actor Loss": figures["Actor Loss"]})
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert_equal_but_for_rounding(found[1][name], value, NUM_OPS, name)
 
 
 def test_only_parameters_of_the_optimizer_are_clipped(tmp_path: Path) -> None:

@@ -172,13 +172,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     off_policy = make_experiment(tmp_path, callbacks=[stage()])
     with pytest.raises(ValueError, match=r"Pretraining is for on-policy agents, but TinyAgent.*Fix:"):
         off_policy.start()
-
-
-def test_values_of_another_scale_are_refused(tmp_path: Path) -> None:
     learner = partial(PPOLearner, minibatches=2, reward_normalizer=RewardNormalizer)
-    exp = make_ppo(tmp_path, on_policy_learner_type=learner, callbacks=[stage()])
+    scaled = make_ppo(tmp_path, on_policy_learner_type=learner, callbacks=[stage()])
     with pytest.raises(ValueError, match=r"value_coef is 0.5, but with PPOLearner.reward_normalizer.*Fix:"):
-        exp.start()
+        scaled.start()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_weights(tmp_path: Path) -> None:
@@ -250,24 +247,15 @@ def test_a_warm_start_takes_the_encoders_of_an_off_policy_run_and_lists_the_rest
     exp.close()
 
 
-def test_a_warm_start_that_nothing_fits_names_both_sets(tmp_path: Path) -> None:
+def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
     base = off_policy_run(tmp_path, epochs=0)
     path = str(base.checkpoints.root / "latest" / "policy.safetensors")
     wider = partial(FFTstepEncoder, n_layers=3, d_hidden=8, d_output=8, normalize_inputs=False)
-    exp = make_ppo(tmp_path, tstep_encoder_type=wider, **{"WarmStart.source": path})
     message = r"No tensor of .*fits this agent: there are .*critics.*the agent has .*policy_head.*Fix:"
     with pytest.raises(ValueError, match=message):
-        exp.start()
-
-
-def test_a_warm_start_from_another_environment_is_refused(tmp_path: Path) -> None:
-    base = off_policy_run(tmp_path, epochs=0)
-    path = str(base.checkpoints.root / "latest" / "policy.safetensors")
+        make_ppo(tmp_path, tstep_encoder_type=wider, **{"WarmStart.source": path}).start()
     with pytest.raises(ValueError, match=r"WarmStart.source: .* is of another environment: .*action.*Fix:"):
         make_ppo(tmp_path, "box", **{"WarmStart.source": path}).start()
-
-
-def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"restore_from and WarmStart.source are both set.*Fix:"):
         make_ppo(tmp_path, **{"WarmStart.source": "./x"}, restore_from="./y").start()
     with pytest.raises(ValueError, match=r"WarmStart.source = 'other:best' names an artifact"):
