@@ -605,7 +605,7 @@ class Experiment(Settings):
         taken = collector.collect(self.train_timesteps_per_epoch)
         collector.wait()
         elapsed_s = time.perf_counter() - start_s
-        self.timer.num_env_steps += taken
+        stages = self.timer.step_figures(taken / self.parallel_actors)
         taken = sum(gather(taken, self.accelerator))  # all processes; a stopped one took fewer
         progress.env_steps += taken
         metrics = merge_episodes(collector.histories, self.accelerator).summary("collect")
@@ -613,7 +613,7 @@ class Experiment(Settings):
         if self.ctx.role.is_actor:
             metrics |= self._policy_age() | self.pace.figures()
         speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
-        self.log({**metrics, **speed, **self.timer.step_figures(self.parallel_actors)})
+        self.log({**metrics, **speed, **stages})
         if "collect/return" in metrics:
             self.ctx.console.show(progress.epoch, "collecting", {"return": metrics["collect/return"]})
         if self.test_run:

@@ -55,14 +55,12 @@ def make_envs(
 
 def _make_halves(specs: Sequence[EnvSpec], context: str | None) -> EnvHalves:
     middle = (len(specs) + 1) // 2
-    halves: list[Any] = []
-    try:
+    with contextlib.ExitStack() as stack:  # if the second cannot be made, the first is closed
+        halves: list[Any] = []
         for part in (specs[:middle], specs[middle:]):
             halves.append(AsyncVectorEnv(part, context=context, share=2))
-    except BaseException:
-        for envs in halves:
-            envs.close()
-        raise
+            stack.callback(halves[-1].close)
+        stack.pop_all()
     return EnvHalves(halves)
 
 

@@ -35,7 +35,7 @@ class StageTimer:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys((*_STEP_STAGES, "update"), 0.0)
-        self.num_env_steps = self.num_updates = 0
+        self.num_updates = 0
 
     def lap(self, stage: str, since_s: float) -> float:
         """Add the time since `since_s` (of time.perf_counter) to a stage; returns the time now."""
@@ -43,12 +43,8 @@ class StageTimer:
         self.seconds[stage] += now_s - since_s
         return now_s
 
-    def step_figures(self, num_envs: int) -> dict[str, float]:
-        """Milliseconds per vector step of each stage of collecting since the last call.
-
-        num_envs: of this process, which all step together.
-        """
-        num_steps, self.num_env_steps = self.num_env_steps / num_envs, 0
+    def step_figures(self, num_steps: float) -> dict[str, float]:
+        """Milliseconds of each stage per vector step; `num_steps` of them were taken since the last call."""
         taken = {stage: self._take(stage) for stage in _STEP_STAGES}
         if not num_steps:
             return {}

@@ -226,13 +226,12 @@ class RolloutBuffer(Sink):
             "ended": ended,
             "valid": np.ones(self.num_envs, np.bool_) if ignored is None else ~ignored,
         }
-        for key, value in (extras or {}).items():
-            if key in step:
-                raise ValueError(
-                    f"The agent's act() returned an extra named {key!r}, which the rollout buffer keeps "
-                    f"itself. Fix: choose a name other than {', '.join(step)}."
-                )
-            step[key] = value
+        if taken := step.keys() & (extras or {}).keys():
+            raise ValueError(
+                f"The agent's act() returned an extra named {min(taken)!r}, which the rollout buffer keeps "
+                f"itself. Fix: choose a name other than {', '.join(step)}."
+            )
+        step |= extras or {}
         if not self._steps:
             self._steps = {k: np.empty((self.num_steps, *v.shape), v.dtype) for k, v in step.items()}
         if step.keys() != self._steps.keys():

@@ -30,7 +30,6 @@ def evaluate_rollout(
     Returns: "log_probs", "values" (T * N, 1) and "params" (T * N, P) float32 of the steps, and the values
         (T, N) of what followed them.
     """
-    was_training = agent.training
     agent.eval()
     num_steps = tensors.num_steps * tensors.num_envs
     values = torch.zeros(len(tensors.rl2s), 1, device=tensors.device)  # of all timesteps
@@ -47,7 +46,6 @@ def evaluate_rollout(
             results[name][places.steps[is_step]] = value[is_step].float()
         for chosen in (is_tail, is_step):
             values[places.timesteps[chosen]] = found.values[chosen].float()
-    agent.train(was_training)
     first = tensors.rollout.history * tensors.num_envs
     results["values"] = values[first : first + num_steps]
     return results, values[:, 0][torch.from_numpy(tensors.successors).to(tensors.device)]
@@ -60,7 +58,6 @@ def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Se
     num_envs: of each buffer that the rollout was read from.
     Returns: a state to act on from for each.
     """
-    was_training = agent.training
     agent.eval()
     places, resets, is_fresh = tensors.running_episodes(agent.context_len or 0)
     batch = dataclasses.replace(tensors.gather(places, {}), resets=resets)
@@ -69,7 +66,6 @@ def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Se
     for part in torch.split(torch.arange(tensors.num_envs, device=tensors.device), list(num_envs)):
         state = agent.import_hidden_state({key: value[part] for key, value in rows.items()})
         states.append(agent.reset_hidden_state(state, is_fresh[part]))
-    agent.train(was_training)
     return states
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.data import Batch, Trajectory, pad_batch
+from loxodon.data import Trajectory, pad_batch
 from loxodon.experiment import Experiment
 from loxodon.experiment.freezing import ParamFreezer
 
@@ -116,13 +116,6 @@ def test_bfloat16_forward_gives_float32_losses(tmp_path: Path) -> None:
     assert torch.isfinite(metrics["Loss"])
 
 
-# ---- groups of parameters ----
-
-
-def batches() -> list[Batch]:
-    return [pad_batch(TRAJECTORIES)]
-
-
 def snapshot(exp: Experiment) -> dict[str, torch.Tensor]:
     """Weights, targets, statistics and moments, by name."""
     found = {name: value.clone() for name, value in exp.policy.state_dict().items()}
@@ -146,7 +139,7 @@ def test_the_longest_prefix_decides_the_learning_rate_and_warm_up_multiplies_eac
     exp = learning(
         tmp_path / "b", **{"AdamW.lr_multipliers": multipliers}, learning_rate=1e-2, lr_warmup_steps=4
     )
-    exp.train_step(batches())
+    exp.train_step(pad_batch(TRAJECTORIES))
     names_of = {id(p): name for name, p in exp.policy.named_parameters()}
     rates = {names_of[id(p)]: g["lr"] for g in exp.optimizer.param_groups for p in g["params"]}
     assert set(rates) == {names_of[id(p)] for p in exp.policy.trainable_params()}
@@ -174,7 +167,7 @@ def test_multipliers_that_cannot_be(
 
 def test_a_resumed_run_may_change_multipliers_but_not_the_groups(tmp_path: Path) -> None:
     exp = learning(tmp_path, **{"AdamW.lr_multipliers": {"actor": 0.1}})
-    exp.train_step(batches())
+    exp.train_step(pad_batch(TRAJECTORIES))
     exp.save_checkpoint()
     changes = {"AdamW.lr_multipliers": {"actor": 0.7}, "AdamW.eps": 1e-3}
     again = learning(tmp_path, **changes, learning_rate=1e-2)
@@ -228,7 +221,7 @@ def test_frozen_parameters_and_their_moments_stay_to_the_bit_and_move_afterwards
     for epoch in range(3):
         exp.epoch = epoch
         before = snapshot(exp)
-        exp.train_step(batches())
+        exp.train_step(pad_batch(TRAJECTORIES))
         moved = changed(before, snapshot(exp))
         still = {name for name in before if name.split("/")[0] in frozen}
         if epoch == 1:
@@ -243,7 +236,7 @@ def test_frozen_gradients_are_no_part_of_the_norm(tmp_path: Path) -> None:
     norms = []
     for i, callbacks in enumerate(([], [lambda: ParamFreezer(("critics", "traj_encoder"))])):
         exp = learning(tmp_path / str(i), callbacks=callbacks, grad_clip=1e9)
-        norms.append(exp.train_step(batches(), log_step=True)["grad_norm"].item())
+        norms.append(exp.train_step(pad_batch(TRAJECTORIES), log_step=True)["grad_norm"].item())
     assert norms[1] < 0.9 * norms[0]
 
 
@@ -272,15 +265,15 @@ def spoil(exp: Experiment) -> None:
 
 def test_a_skipped_update_changes_nothing(tmp_path: Path) -> None:
     exp = learning(tmp_path, **{"Learner.bad_grad": "skip"})
-    exp.train_step(batches())
+    exp.train_step(pad_batch(TRAJECTORIES))
     before, compute_loss = snapshot(exp), exp.learner.compute_loss
     spoil(exp)
-    exp.train_step(batches())
+    exp.train_step(pad_batch(TRAJECTORIES))
     assert changed(before, snapshot(exp)) == set()
     assert (exp.learner.skipped_updates, exp.learner.gradient_steps) == (1, 1)
     assert all(p.grad is None for p in exp.policy.trainable_params())
     exp.learner.compute_loss = compute_loss
-    exp.train_step(batches())
+    exp.train_step(pad_batch(TRAJECTORIES))
     after = snapshot(exp)
     assert changed(before, after)
     assert all(torch.isfinite(value).all() for value in after.values())
@@ -289,12 +282,12 @@ def test_a_skipped_update_changes_nothing(tmp_path: Path) -> None:
 
 def test_raise_names_the_parameter(tmp_path: Path) -> None:
     exp = learning(tmp_path, **{"Learner.bad_grad": "raise"})
-    exp.train_step(batches())
+    exp.train_step(pad_batch(TRAJECTORIES))
     before = snapshot(exp)
     spoil(exp)
     name = next(name for name, _ in exp.policy.named_parameters() if name.startswith("actor."))
     with pytest.raises(FloatingPointError, match=rf"gradient of '{name}' is not finite.*Fix:"):
-        exp.train_step(batches())
+        exp.train_step(pad_batch(TRAJECTORIES))
     assert changed(before, snapshot(exp)) == set()
 
 
