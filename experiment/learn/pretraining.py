@@ -421,9 +421,11 @@ def _policy_weights(actor: Any, head: Any) -> dict[str, Tensor]:
         weights[name] = weights[name][-actor.num_params :]
     own = {f"policy_head.{name}": value.shape for name, value in head.state_dict().items()}
     is_alike = (
-        actor.distribution is head.distribution or _factors(actor.distribution) == _factors(head.distribution)
-    ) and actor.mlp.activation is head.mlp.activation
-    return weights if is_alike and own == {name: value.shape for name, value in weights.items()} else {}
+        _factors(actor.distribution) == _factors(head.distribution)
+        and actor.mlp.activation is head.mlp.activation
+        and own == {name: value.shape for name, value in weights.items()}
+    )
+    return weights if is_alike else {}
 
 
 def _factors(distribution: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,8 +18,7 @@ from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Collector, Learner
 from loxodon.experiment.collect import Group
-from loxodon.experiment.console import ConsoleView
-from loxodon.experiment.contracts import Progress, Role, RunContext
+from loxodon.experiment.contracts import Progress
 from loxodon.experiment.distributed import make_accelerator
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
@@ -80,20 +78,6 @@ def make_agent(
     return agent
 
 
-def make_context(accelerator: Any) -> RunContext:
-    """That of a silent run, which stores nothing."""
-    return RunContext(
-        run_dir=Path(),
-        run_name="test",
-        role=Role.of("both"),
-        accelerator=accelerator,
-        progress=Progress(epochs=1, seed=0),
-        log=lambda figures, key: None,
-        console=ConsoleView(verbose=False, epochs=None),
-        status=Mock(),
-    )
-
-
 def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) -> PPOLearner:
     """PPO's learner around a plain optimizer."""
     accelerator = make_accelerator("no")
@@ -117,7 +101,7 @@ def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) 
     return PPOLearner(
         agent,
         learner,
-        make_context(accelerator),
+        Mock(accelerator=accelerator, progress=Progress(epochs=1, seed=0)),
         num_steps,
         num_envs,
         agent.max_seq_len,
