@@ -80,7 +80,6 @@ class RolloutBuffer(Sink):
         history: rows of earlier rollouts that stay, at least burn_in.
         keeps_states: False for agents that do without hidden states.
         random_steps: tells in how many first steps of the rollout actions are to be drawn uniformly.
-        device: where the agent is.
     """
 
     def __init__(
@@ -93,10 +92,9 @@ class RolloutBuffer(Sink):
         history: int = 0,
         keeps_states: bool = True,
         random_steps: Callable[[], int] = lambda: 0,
-        device: torch.device | str = "cpu",
     ) -> None:
         self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
-        self.device, self.random_steps = device, random_steps
+        self.random_steps = random_steps
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.carried_state: Any = None
         self._now = 0  # steps written
@@ -164,11 +162,7 @@ class RolloutBuffer(Sink):
         for columns, saved in ((self._obs, state["obs"]), (self._rows, state["rows"])):
             for key, column in columns.items():
                 column[: self.history] = saved[key]
-        self._known_from[:] = known
-        self._states = {
-            step: {name: value.to(self.device) for name, value in rows.items()}
-            for step, rows in state["states"].items()
-        }
+        self._known_from[:], self._states = known, state["states"]
 
     def next_rollout(self) -> None:
         """Make room for T further steps: the newest timesteps become history."""
@@ -290,9 +284,9 @@ class RolloutBuffer(Sink):
             Finals(
                 steps=np.full(len(envs), self._now),
                 envs=envs,
-                obs={key: value[envs].copy() for key, value in obs.items()},
-                rl2s=rl2s[envs].copy(),
-                time_idxs=time_idxs[envs].copy(),
+                obs={key: value[envs] for key, value in obs.items()},
+                rl2s=rl2s[envs],
+                time_idxs=time_idxs[envs],
             )
         )
 

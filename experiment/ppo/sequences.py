@@ -148,13 +148,14 @@ class RolloutTensors:
         self.steps = {key: torch.from_numpy(value).to(device) for key, value in rollout.steps.items()}
         self._valid = self.steps["valid"].view(-1, 1)
         self.successors = self._find_successors()
-        self._state_rows = {step: i * self.num_envs for i, step in enumerate(sorted(rollout.states))}
-        states = [rollout.states[step] for step in sorted(rollout.states)]
-        self._states = (
-            {key: torch.cat([state[key] for state in states]).to(device) for key in states[0]}
-            if states
-            else {}
-        )
+        steps, states = sorted(rollout.states), rollout.states
+        self._state_rows = {step: i * self.num_envs for i, step in enumerate(steps)}
+        self._states = {
+            key: torch.cat(
+                [states[step][key].to(device) for step in steps]
+            )  # those of a checkpoint are not there
+            for key in (states[steps[0]] if steps else ())
+        }
 
     def _find_successors(self) -> np.ndarray:
         history, shape = self.rollout.history, (self.num_steps, self.num_envs)

@@ -226,7 +226,6 @@ class PPOLearner(Trainer):
             history=history or 0,
             keeps_states=self.agent.context_len != 0 and not self.rereads_context,
             random_steps=lambda: self.random_steps,
-            device=self.accelerator.device,
         )
         self.buffers.append(buffer)
         return [buffer]
