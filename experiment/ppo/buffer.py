@@ -35,9 +35,9 @@ class Finals:
     time_idxs: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass
 class CollectedRollout:
-    """A full buffer, all arrays time-major; they are views that the next rollout overwrites.
+    """What a buffer holds, all arrays time-major; the next rollout overwrites them.
 
     Row `history + t` of `obs`, `rl2s`, `time_idxs` and `resets` is timestep t, in which step t acts; earlier
     rows are of the rollout before, and the row after the last step holds what followed it.
@@ -60,6 +60,11 @@ class CollectedRollout:
     steps: Arrays
     finals: list[Finals]
     states: dict[int, dict[str, Tensor]]
+
+    @property
+    def rows(self) -> Arrays:
+        """What there is of every timestep beside the observations, by name."""
+        return {"rl2s": self.rl2s, "time_idxs": self.time_idxs, "resets": self.resets}
 
 
 class RolloutBuffer(Sink):
@@ -98,19 +103,15 @@ class RolloutBuffer(Sink):
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.carried_state: Any = None
         self._now = 0  # steps written
-        self._rows: Arrays = {}
-        self._obs: Arrays = {}
-        self._steps: Arrays = {}
-        self._finals: list[Finals] = []
-        self._states: dict[int, dict[str, Tensor]] = {}
-        self._known_from = np.full(num_envs, self.history, np.int64)
+        self._has_begun = False
+        self._rollout: CollectedRollout  # since the first `begin`
 
     def before_act(self, agent: OnPolicyAgent, hidden_state: Any) -> Any:
         """Go on from `carried_state`, and keep the hidden state where a sequence may begin."""
         if self.carried_state is not None:
             hidden_state, self.carried_state = self.carried_state, None
         if self.keeps_states and (self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0):
-            self._states[self._now] = agent.export_hidden_state(hidden_state)
+            self._rollout.states[self._now] = agent.export_hidden_state(hidden_state)
         return hidden_state
 
     def after_act(self, output: ActOutput, action_space: Any) -> ActOutput:
@@ -119,9 +120,10 @@ class RolloutBuffer(Sink):
 
     def restart(self) -> None:
         """Forget everything; `begin` with all rows follows."""
-        self._now = 0
-        self._finals, self._states, self.carried_state = [], {}, None
-        self._known_from[:] = self.history
+        self._now, self.carried_state = 0, None
+        if self._has_begun:
+            self._rollout.finals, self._rollout.states = [], {}
+            self._rollout.known_from[:] = self.history
 
     def state_dict(self) -> dict[str, Any]:
         """The earlier timesteps that the next rollout may read, views; empty where it reads none.
@@ -130,16 +132,16 @@ class RolloutBuffer(Sink):
         "known_from": (N,) int64; "states": hidden states, as in `CollectedRollout`, from before the rollout.
         What has been collected of a rollout is given up.
         """
-        if not self.history or not self._rows:
+        if not self.history or not self._has_begun:
             return {}
         states = self._states_before(self._now)
         if self.keeps_states and -self.burn_in not in states:  # in the middle of a rollout
             return {}
-        past = slice(self._now, self._now + self.history)
+        rollout, past = self._rollout, slice(self._now, self._now + self.history)
         return {
-            "obs": {key: column[past] for key, column in self._obs.items()},
-            "rows": {key: column[past] for key, column in self._rows.items()},
-            "known_from": np.maximum(self._known_from - self._now, 0),
+            "obs": {key: column[past] for key, column in rollout.obs.items()},
+            "rows": {key: column[past] for key, column in rollout.rows.items()},
+            "known_from": np.maximum(rollout.known_from - self._now, 0),
             "states": states,
         }
 
@@ -148,7 +150,7 @@ class RolloutBuffer(Sink):
 
         Raises: ValueError if it is that of another number of timesteps or of envs.
         """
-        if not state or not self._rows:
+        if not state or not self._has_begun:
             return
         known = np.asarray(state["known_from"])
         found = (len(state["rows"]["resets"]), len(known))
@@ -159,37 +161,37 @@ class RolloutBuffer(Sink):
                 "Experiment.max_seq_len and parallel_actors of the earlier run, or set "
                 "Collector.save_env_state = False."
             )
-        for columns, saved in ((self._obs, state["obs"]), (self._rows, state["rows"])):
+        rollout = self._rollout
+        for columns, saved in ((rollout.obs, state["obs"]), (rollout.rows, state["rows"])):
             for key, column in columns.items():
                 column[: self.history] = saved[key]
-        self._known_from[:], self._states = known, state["states"]
+        rollout.known_from[:], rollout.states = known, dict(state["states"])
 
     def next_rollout(self) -> None:
         """Make room for T further steps: the newest timesteps become history."""
-        last, kept = self.num_steps, self.history + 1
-        for column in (*self._rows.values(), *self._obs.values()):
+        rollout, last, kept = self._rollout, self.num_steps, self.history + 1
+        for column in (*rollout.rows.values(), *rollout.obs.values()):
             column[:kept] = column[last : last + kept].copy()
-        self._known_from = np.maximum(self._known_from - last, 0)
-        self._states = self._states_before(last)
-        self._now, self._finals = 0, []
+        rollout.known_from = np.maximum(rollout.known_from - last, 0)
+        rollout.finals, rollout.states, self._now = [], self._states_before(last), 0
 
     def _states_before(self, now: int) -> dict[int, dict[str, Tensor]]:
         """The hidden states that a rollout which begins at step `now` may need, by steps from there."""
-        before = {step - now: state for step, state in self._states.items()}
+        before = {step - now: state for step, state in self._rollout.states.items()}
         return {step: state for step, state in before.items() if -self.burn_in <= step < 0}
 
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]
     ) -> None:
         """Episodes start in the envs `rows` at the present timestep, or go on where time is not 0."""
-        if not self._rows:
-            self._allocate(obs, rl2s)
-        now = self.history + self._now
-        for key, column in self._obs.items():
+        if not self._has_begun:
+            self._rollout, self._has_begun = self._allocated(obs, rl2s), True
+        rollout, now = self._rollout, self.history + self._now
+        for key, column in rollout.obs.items():
             column[now, rows] = obs[key][rows]
-        self._rows["rl2s"][now, rows] = rl2s[rows]
-        self._rows["time_idxs"][now, rows] = time_idxs[rows]
-        self._rows["resets"][now, rows] = time_idxs[rows, 0] == 0
+        rollout.rl2s[now, rows] = rl2s[rows]
+        rollout.time_idxs[now, rows] = time_idxs[rows]
+        rollout.resets[now, rows] = time_idxs[rows, 0] == 0
 
     def add(
         self,
@@ -213,6 +215,7 @@ class RolloutBuffer(Sink):
                 f"The rollout buffer holds all its {self.num_steps} steps, but another one was added. "
                 "Fix: collect Experiment.train_timesteps_per_epoch steps per epoch and train on them."
             )
+        rollout = self._rollout
         step = {
             "actions": actions,
             "rewards": rewards,
@@ -226,53 +229,47 @@ class RolloutBuffer(Sink):
                 f"itself. Fix: choose a name other than {', '.join(step)}."
             )
         step |= extras or {}
-        if not self._steps:
-            self._steps = {k: np.empty((self.num_steps, *v.shape), v.dtype) for k, v in step.items()}
-        if step.keys() != self._steps.keys():
+        if not rollout.steps:
+            rollout.steps = {k: np.empty((self.num_steps, *v.shape), v.dtype) for k, v in step.items()}
+        if step.keys() != rollout.steps.keys():
             raise ValueError(
                 f"Step {self._now} of the rollout has {', '.join(step)}, but those before have "
-                f"{', '.join(self._steps)}. Fix: let the agent's act() return the same extras at every step."
+                f"{', '.join(rollout.steps)}. Fix: let the agent's act() return the same extras every time."
             )
         for key, value in step.items():
-            self._steps[key][self._now] = value
+            rollout.steps[key][self._now] = value
         self._keep_finals(ended & ~terminated, obs, rl2s, time_idxs)
         self._now += 1
         row = self.history + self._now
-        for key, column in self._obs.items():
+        for key, column in rollout.obs.items():
             column[row] = obs[key]
-        self._rows["rl2s"][row], self._rows["time_idxs"][row] = rl2s, time_idxs
-        self._rows["resets"][row] = False
+        rollout.rl2s[row], rollout.time_idxs[row], rollout.resets[row] = rl2s, time_idxs, False
 
     def read(self) -> CollectedRollout:
         """The rollout, once it is complete.
 
         Raises: ValueError if it is not.
         """
-        if self._now < self.num_steps or not self._steps:
+        if self._now < self.num_steps:
             raise ValueError(
                 f"The rollout buffer holds {self._now} of its {self.num_steps} steps. Fix: collect a whole "
                 "rollout before training."
             )
+        return self._rollout
+
+    def _allocated(self, obs: Arrays, rl2s: np.ndarray) -> CollectedRollout:
+        shape = (self.history + self.num_steps + 1, self.num_envs)
         return CollectedRollout(
             history=self.history,
-            obs=self._obs,
-            rl2s=self._rows["rl2s"],
-            time_idxs=self._rows["time_idxs"],
-            resets=self._rows["resets"],
-            known_from=self._known_from,
-            steps=self._steps,
-            finals=self._finals,
-            states=self._states,
+            obs={key: np.zeros((*shape, *value.shape[1:]), value.dtype) for key, value in obs.items()},
+            rl2s=np.zeros((*shape, rl2s.shape[1]), np.float32),
+            time_idxs=np.zeros((*shape, 1), np.int64),
+            resets=np.zeros(shape, np.bool_),
+            known_from=np.full(self.num_envs, self.history, np.int64),
+            steps={},
+            finals=[],
+            states={},
         )
-
-    def _allocate(self, obs: Arrays, rl2s: np.ndarray) -> None:
-        shape = (self.history + self.num_steps + 1, self.num_envs)
-        self._obs = {key: np.zeros((*shape, *value.shape[1:]), value.dtype) for key, value in obs.items()}
-        self._rows = {
-            "rl2s": np.zeros((*shape, rl2s.shape[1]), np.float32),
-            "time_idxs": np.zeros((*shape, 1), np.int64),
-            "resets": np.zeros(shape, np.bool_),
-        }
 
     def _keep_finals(
         self, truncated: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray
@@ -280,7 +277,7 @@ class RolloutBuffer(Sink):
         if not np.count_nonzero(truncated):
             return
         envs = np.flatnonzero(truncated)
-        self._finals.append(
+        self._rollout.finals.append(
             Finals(
                 steps=np.full(len(envs), self._now),
                 envs=envs,

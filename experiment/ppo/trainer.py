@@ -390,13 +390,14 @@ class PPOLearner(Trainer):
             # Details cost a good part of an update; passes that may be the last one have them.
             has_details = self.target_kl is None and i < self.update_epochs - 1
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
+                num_skipped = self.learner.skipped_updates
                 metrics = self._update(self._batches(tensors, results, part), with_metrics=not has_details)
-                if metrics is None and self.stop_scope != "batch":
+                if self.learner.was_vetoed and self.stop_scope != "batch":
                     is_over = self.stop_scope == "update"
                     break
-                if metrics:
+                if not self.learner.was_vetoed and self.learner.skipped_updates == num_skipped:
                     has_details = True
-                    updates.append({name: value.detach() for name, value in metrics.items()})
+                    updates.append(metrics)
                 if should_stop():
                     is_over = True
                     break
@@ -414,19 +415,17 @@ class PPOLearner(Trainer):
             "learning_rate": self.learner.learning_rate,
         }
 
-    def _update(self, batches: Sequence[RolloutBatch], with_metrics: bool) -> dict[str, Tensor] | None:
-        """One update on the parts of a minibatch; None if the policy is too far, nothing if skipped."""
+    def _update(self, batches: Sequence[RolloutBatch], with_metrics: bool) -> dict[str, Tensor]:
+        """One update on the parts of a minibatch."""
         if self.advantage_norm.per_minibatch:
             batches = self._normalized(batches)
         if self.finite_checks == "full":
             for batch in batches:
                 check_batch(batch)
-        skipped_before = self.learner.skipped_updates
         counts = [float(batch.mask.sum()) for batch in batches]
-        metrics = self.learner.update(batches, with_metrics, lambda found: self._may_step(found, counts))
-        if self.learner.was_vetoed:
-            return None
-        return log_figures(metrics) if self.learner.skipped_updates == skipped_before else {}
+        return log_figures(
+            self.learner.update(batches, with_metrics, lambda found: self._may_step(found, counts))
+        )
 
     def _batches(self, tensors: RolloutTensors, results: Results, pieces: Pieces) -> list[RolloutBatch]:
         """A minibatch, in as many parts as there are batches per update."""

@@ -177,7 +177,7 @@ class LateStates(Sink):
         return hidden_state
 
     def after_act(self, output: Any, action_space: Any) -> Any:
-        states, now = self.buffer._states, self.buffer._now
+        states, now = self.buffer._rollout.states, self.buffer._now
         if now in states:
             states[now] = self.agent.export_hidden_state(output.hidden_state)
         return output
