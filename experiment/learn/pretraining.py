@@ -45,6 +45,7 @@ logger = logging.getLogger("loxodon")
 _METHODS = {"bc": 0.5, "off_policy": 10.0}  # with the default weight of the critic's loss
 _TEST_UPDATES = 2
 _SHOW_EVERY_S = 0.3
+_LOSSES = ("loss", "actor_loss", "critic_loss")
 _ENCODERS = ("tstep_encoder.", "traj_encoder.")
 _FORMAT = 1
 _OF_STAGE = ("method", "num_batches", "batch_size", "learning_rate", "value_coef")
@@ -281,36 +282,32 @@ class Pretraining(Callback):
         run.ctx.console.say(f"Pre-training ({self.method}): {num_updates:,} updates.")
         learner.agent.train()
         stops = StopWatch(run.ctx.stop.requested, run.ctx.accelerator)
-        first_loss, done, start_s = 0.0, 0, time.perf_counter()
-        shown_s = start_s
-        last: list[dict[str, Any]] = []  # figures of the last tenth
+        start_s = shown_s = time.perf_counter()
+        seen = list[dict[str, Any]]()  # the losses of every update
         loader, micro_batches = self._loader(), list[Any]()
         try:
             for batch in loader.epoch(0, num_updates * group):
                 micro_batches.append(prepare(batch))
                 if len(micro_batches) < group:
                     continue
-                logs = done % max(1, run.log_interval // group) == 0
+                logs = len(seen) % max(1, run.log_interval // group) == 0
                 metrics = log_figures(learner.update(micro_batches, logs))
                 micro_batches = []
                 after_update()
-                done += 1
+                seen.append({name: metrics[name] for name in _LOSSES})
                 if logs:
-                    run.log({**metrics, "updates": done}, "pretrain-update")
-                if done == 1:
-                    first_loss = float(metrics["loss"])
-                last = [metrics] if done <= 0.9 * num_updates + 1 else [*last, metrics]
+                    run.log({**metrics, "updates": len(seen)}, "pretrain-update")
                 if run.ctx.console.verbose and time.perf_counter() - shown_s > _SHOW_EVERY_S:
                     shown_s, loss = time.perf_counter(), float(metrics["loss"])
-                    run.ctx.console.show(0, f"pre-training {done:,}/{num_updates:,}", {"loss": loss})
+                    run.ctx.console.show(0, f"pre-training {len(seen):,}/{num_updates:,}", {"loss": loss})
                 if stops.after_update():
                     break
         finally:
             loader.close()
             learner.agent.eval()
-        losses = ("loss", "actor_loss", "critic_loss")
-        own = {name: sum(float(one[name]) for one in last) / len(last) for name in losses}
-        counts = {"first_loss": first_loss, "updates": float(done)}
+        last = seen[min(int(0.9 * num_updates), len(seen) - 1) :]
+        own = {name: sum(float(one[name]) for one in last) / len(last) for name in _LOSSES}
+        counts = {"first_loss": float(seen[0]["loss"]), "updates": float(len(seen))}
         figures = merge_metrics({**own, **counts}, 1.0, run.ctx.accelerator)
         run.ctx.console.say(f"Pre-training: loss {figures['first_loss']:.4g} -> {figures['loss']:.4g}.")
         return {**figures, "seconds": time.perf_counter() - start_s}

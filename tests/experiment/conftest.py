@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import gin
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True)
-def no_bindings_left() -> Iterator[None]:
-    """Bindings of one test are no business of the next."""
+def nothing_left() -> Iterator[None]:
+    """Bindings and switches of one test are no business of the next."""
     gin.clear_config()
     yield
     gin.clear_config()
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)

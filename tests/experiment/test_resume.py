@@ -70,12 +70,6 @@ ENCODERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _global_settings_are_put_back() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def single(text: str) -> str:
     """Without the mixture, which hands no priorities on."""
     text = text.replace("dataset = @MixtureOfDatasets()", "dataset = @own/DiskTrajDataset()")

@@ -80,12 +80,6 @@ def long_run(folder: Path, agent: str, env: type[LongEnv], **changes: Any) -> Ex
     return make_experiment(folder, **{**settings, **changes})
 
 
-@pytest.fixture(autouse=True)
-def _deterministic_algorithms_are_put_back() -> Any:
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def assert_same(one: Experiment, two: Experiment) -> None:
     """Weights to the last bit, all records, and the trajectory files."""
     assert metrics(one.run_dir) == metrics(two.run_dir)

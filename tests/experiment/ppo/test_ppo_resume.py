@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
 from loxodon.agents import PPOLoss, RewardNormalizer
 from loxodon.envs import ClassicControlState, EnvSpec, TMazePassive
@@ -26,12 +24,6 @@ VALUE_ROUNDING = rounding(10.0, num_ops=256 * 4 * 8)  # size; width and layers o
 ALL_STATE = {"reward_normalizer": RewardNormalizer, "lr_adapter": partial(KLAdaptiveLR, kl_threshold=1e-3)}
 CARTPOLE = EnvSpec(ClassicControlState, {"env": "CartPole-v1"})
 LONG = EnvSpec(TMazePassive, {"horizon": 40})
-
-
-@pytest.fixture(autouse=True)
-def _deterministic_algorithms_are_put_back() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def resumable(folder: Path, encoder: str, env: EnvSpec, save_env_state: bool, **changes: Any) -> Experiment:

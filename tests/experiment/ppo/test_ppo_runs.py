@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import gin
 import gymnasium as gym
@@ -216,30 +215,26 @@ def test_two_halves_in_worker_processes_and_compiled_acting_read_again_as_they_a
 
 
 @pytest.fixture
-def float32_only() -> Any:
+def float32_only(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Fails when what PPO compares and divides comes in another precision."""
-    actor, critic, ratio, gae = PPOLoss.actor, PPOLoss.critic, PPOLoss.log_ratio, GAE.__call__
-    calls = []
+    functions = [(PPOLoss, "actor"), (PPOLoss, "critic"), (PPOLoss, "log_ratio"), (GAE, "__call__")]
+    calls = set()
 
-    def checked(inner: Any) -> Any:
+    def checked(name: str, inner: Any) -> Any:
         def call(self: Any, *args: Any) -> Any:
             found = inner(self, *args)
             every = [*args, *(found if isinstance(found, tuple) else (found,))]
             kinds = {x.dtype for x in every if isinstance(x, Tensor) and x.is_floating_point()}
             assert kinds == {torch.float32}
-            calls.append(inner)
+            calls.add(name)
             return found
 
         return call
 
-    with (
-        mock.patch.object(PPOLoss, "actor", checked(actor)),
-        mock.patch.object(PPOLoss, "critic", checked(critic)),
-        mock.patch.object(PPOLoss, "log_ratio", checked(ratio)),
-        mock.patch.object(GAE, "__call__", checked(gae)),
-    ):
-        yield
-    assert set(calls) == {actor, critic, ratio, gae}
+    for owner, name in functions:
+        monkeypatch.setattr(owner, name, checked(name, getattr(owner, name)))
+    yield
+    assert calls == {name for _, name in functions}
 
 
 @pytest.mark.usefixtures("float32_only")
