@@ -106,13 +106,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if not args.config:
         parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(runnable)}")
     if args.actors is not None and args.test_run:
-        parser.error("--test-run is one process, without --actors. Fix: leave one of the two out")
+        parser.error("--test-run is one process, without --actors. Fix: leave one of the two out.")
     if args.actors is not None and args.actors < 1:
         parser.error(f"--actors is {args.actors}, but must be at least 1. Fix: e.g. --actors 2.")
     if args.actors is not None and args.mode in ("both", "collect"):
         parser.error(
             f"--actors makes this process the learner, so it does not go with --mode {args.mode}. "
-            "Fix: leave one of the two out"
+            "Fix: leave one of the two out."
         )
     return args
 
