@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from .batch import Batch, Name, Specs, as_batch, fill_batch, pad_batch, specs_of
+from .batch import Arrays, Batch, Specs, as_batch, fill_batch, pad_batch, specs_of
 from .dataset import RLDataset
-from .trajectory import Layout, Trajectory
+from .trajectory import Array, Trajectory
 
 _MESSAGE_BYTES = 4 << 20  # of the batches that a worker sends together, about
+_HEAD_BYTES = 64  # of a block; the first byte says whether the parent has copied it
+_SENT, _COPIED = 0, 1
+_KEPT_BLOCKS = 4  # per worker
 _GRACE_S = 15  # of a worker after SIGTERM
 
 
@@ -78,6 +81,7 @@ class BatchLoader:
         self._seed, self._source = seed, _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory)
         self._num_epochs = 0  # that were begun
         self._workers: DataLoader[Batch] | None = None
+        self._blocks: dict[tuple[int, int], Tensor] = {}  # of the workers, as last received
         self._num_timesteps = self._num_padded = 0
 
     def reseed(self, seed: int) -> None:
@@ -120,6 +124,7 @@ class BatchLoader:
     def close(self) -> None:
         """End the worker processes; a later epoch would start new ones."""
         running, self._workers = getattr(self._workers, "_iterator", None), None
+        self._blocks.clear()
         if running is not None:
             running._shutdown_workers()  # else they would go on as long as anybody holds an unfinished epoch
         atexit.unregister(self.close)
@@ -142,7 +147,6 @@ class BatchLoader:
                 batch_size=None,
                 num_workers=self._num_workers,
                 collate_fn=_as_it_is,
-                pin_memory=self._source.pin_memory,
                 persistent_workers=True,
                 worker_init_fn=_leave_signals_to_the_parent,
                 # Its own: drawing the workers' seeds must not move the run's random numbers.
@@ -153,7 +157,13 @@ class BatchLoader:
             for item in self._workers:
                 if isinstance(item, _Failure):
                     raise item.kind(item.text) from RuntimeError(f"in a loader worker:\n{item.trace}")
-                yield from map(as_batch, item.views())
+                if item.data is not None:
+                    self._blocks[item.place] = item.data
+                shared = self._blocks[item.place]
+                own = torch.empty_like(shared, pin_memory=self._source.pin_memory).copy_(shared)
+                shared[0] = _COPIED
+                for arrays in _arrays(item.specs, own.numpy()):
+                    yield as_batch({name: torch.from_numpy(array) for name, array in arrays.items()})
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
@@ -174,36 +184,29 @@ class _Failure(NamedTuple):
     trace: str
 
 
-class _Block(NamedTuple):
-    """Batches in one piece of memory: every tensor that crosses processes costs as much as a small batch."""
+class _Message(NamedTuple):
+    """Batches in one piece of shared memory, a block.
+
+    Every tensor that crosses processes costs as much as many small batches, and new memory as much as all
+    that is written to it. So blocks are used again, and cross once.
+    """
 
     specs: list[Specs]
-    data: Tensor  # bytes
+    place: tuple[int, int]  # of the block: the worker's number, and which of its blocks
+    data: (
+        Tensor | None
+    )  # the block, bytes: a head, then the arrays; None for the one that came from there last
 
-    @classmethod
-    def of(cls, batches: list[list[Trajectory]], layout: Layout | None) -> _Block:
-        """Pad windows into a new block of shared memory."""
-        specs = [specs_of(windows, layout) for windows in batches]
-        size = sum(_room_bytes(*spec) for one in specs for spec in one.values())
-        data = torch.empty(0, dtype=torch.uint8)
-        # At once where it will be read, as torch's own collate function does.
-        data.set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
-        block = cls(specs, data)
-        for windows, tensors in zip(batches, block.views(), strict=True):
-            fill_batch({name: tensor.numpy() for name, tensor in tensors.items()}, windows, layout)
-        return block
 
-    def views(self) -> Iterator[dict[Name, Tensor]]:
-        """The tensors of each batch."""
-        start = 0
-        for specs in self.specs:
-            views = {}
-            for name, (shape, dtype) in specs.items():
-                num_bytes = math.prod(shape) * dtype.itemsize
-                flat = self.data[start : start + num_bytes]
-                views[name] = flat.view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
-                start += _room_bytes(shape, dtype)
-            yield views
+def _arrays(batches: list[Specs], block: Array) -> Iterator[Arrays]:
+    """The arrays of each batch in the bytes of a block."""
+    start = _HEAD_BYTES
+    for specs in batches:
+        arrays = {}
+        for name, (shape, dtype) in specs.items():
+            arrays[name] = np.ndarray(shape, dtype, block, start)
+            start += _room_bytes(shape, dtype)
+        yield arrays
 
 
 def _room_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -220,6 +223,8 @@ class _EpochSource(IterableDataset[Any]):
         self._rank, self.pool_batches = rank, pool_batches
         # What workers make next: epoch, seed, number of batches, and of those in a message. They share it.
         self.order = multiprocessing.RawArray("q", 4)
+        self._blocks: list[Tensor] = []  # of a worker
+        self._num_made = 0
 
     def sample(self, epoch: int, seed: int, num_batches: int, worker: int = 0) -> Iterator[list[Trajectory]]:
         """Yield the windows of so many batches of the epoch."""
@@ -233,7 +238,7 @@ class _EpochSource(IterableDataset[Any]):
             windows = self._dataset.sample_windows(pool * self.batch_size, rng)
             yield from cut_by_length(windows, self.batch_size, rng)
 
-    def __iter__(self) -> Iterator[_Block | _Failure]:
+    def __iter__(self) -> Iterator[_Message | _Failure]:
         """In a worker, of which DataLoader asks one after the other, in a fixed order, for a message."""
         info, (epoch, seed, num_batches, size) = get_worker_info(), self.order
         assert info is not None
@@ -241,7 +246,7 @@ class _EpochSource(IterableDataset[Any]):
         batches = self.sample(epoch, seed, sum(min(size, num_batches - i) for i in begins), info.id)
         try:
             while some := list(itertools.islice(batches, size)):
-                yield _Block.of(some, self._dataset.layout)
+                yield self._message(info.id, some)
         except ValueError as error:  # which says what to do already
             yield _Failure(ValueError, str(error), traceback.format_exc())
         except Exception as error:  # whatever a dataset raises is raised again in the parent
@@ -250,6 +255,23 @@ class _EpochSource(IterableDataset[Any]):
                 "Experiment.dloader_workers = 0 raises the error in this process."
             )
             yield _Failure(RuntimeError, text, traceback.format_exc())
+
+    def _message(self, worker: int, batches: list[list[Trajectory]]) -> _Message:
+        """Pad windows into a block that the parent has copied, or into a new one."""
+        layout = self._dataset.layout
+        specs = [specs_of(windows, layout) for windows in batches]
+        size = _HEAD_BYTES + sum(_room_bytes(*spec) for one in specs for spec in one.values())
+        free = (i for i, data in enumerate(self._blocks) if data[0] == _COPIED and len(data) >= size)
+        if is_new := (place := next(free, None)) is None:
+            place, self._num_made = self._num_made % _KEPT_BLOCKS, self._num_made + 1
+            new = torch.empty(0, dtype=torch.uint8)
+            new.set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
+            self._blocks[place : place + 1] = [new]
+        data = self._blocks[place]
+        data[0] = _SENT
+        for windows, arrays in zip(batches, _arrays(specs, data.numpy()), strict=True):
+            fill_batch(arrays, windows, layout)
+        return _Message(specs, (worker, place), data if is_new else None)
 
 
 def cut_by_length(
