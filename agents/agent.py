@@ -107,7 +107,7 @@ class Agent(OffPolicyAgent):
             q_data = (outputs * view.recorded[:, :, None]).sum(-1, keepdim=True)
             return q_data, (outputs.detach() * policy.probs[:, :, None]).sum(-1, keepdim=True)
         q_data = self.recorded_values(self.critics, state, view.recorded)
-        return q_data, self.policy_values(self.frozen_critics(), state.detach(), policy)
+        return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy)
 
     @torch.no_grad()
     def _advantages(self, q_data: Tensor, q_policy: Tensor) -> Tensor:

@@ -147,8 +147,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             pass_obs_keys_to_actor=pass_obs_keys_to_actor,
         )
         discounts = [*training_discounts, gamma]
-        self.num_critics, self.num_critics_td = num_critics, num_critics_td
-        self.n_step, self.tau = n_step, tau
+        self.num_critics_td, self.n_step, self.tau = num_critics_td, n_step, tau
         self.critic_subset, self.returns, self.trace_decay = critic_subset, returns, trace_decay
         self.reward_multiplier, self.num_actions_for_value = reward_multiplier, num_actions_for_value
         self.burn_in = burn_in
@@ -243,16 +242,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         values: Tensor = critics(state, actions).squeeze(2)
         return values
 
-    def frozen_critics(self) -> Callable[..., Tensor]:
-        """The critics as a function through which gradients pass into inputs, but not into parameters."""
-        frozen = {name: p.detach() for name, p in self.critics.named_parameters()}
-
-        def critics(*args: Tensor) -> Tensor:
-            out: Tensor = torch.func.functional_call(self.critics, frozen, args)
-            return out
-
-        return critics
-
     def need_gradient_of_samples(self, remedy: str) -> None:
         """Raise ValueError for a policy whose samples carry no gradient; remedy: a setting without that."""
         kind: Any = self.distribution
@@ -303,10 +292,11 @@ class OffPolicyAgent(BaseAgent, ABC):
         def of_all(q: Tensor) -> Tensor:
             return q.amin(2) if self.is_pessimistic else q.mean(2)
 
+        num_critics = self.target_critics.num_critics
         if self.critic_subset == "update":
-            members = torch.randperm(self.num_critics, device=state.device)[: self.num_critics_td]
-            return self.target_critics.restricted_to(members), of_all
-        chances = torch.rand(*state.shape[:2], self.num_critics, len(self.discounts), 1, device=state.device)
+            members = torch.randperm(num_critics, device=state.device)[: self.num_critics_td]
+            return self.target_critics.frozen(members), of_all
+        chances = torch.rand(*state.shape[:2], num_critics, len(self.discounts), 1, device=state.device)
         subset = chances.argsort(2)[:, :, : self.num_critics_td]
         return self.target_critics, lambda q: of_all(q.gather(2, subset))
 

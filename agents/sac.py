@@ -85,7 +85,7 @@ class SACAgent(OffPolicyAgent):
         self.gather_targets(targets, view)
         policy, state = self.policies(self.actor, view.here), view.here.state
         q_data = self.recorded_values(self.critics, state, view.recorded)
-        q_policy = self.policy_values(self.frozen_critics(), state.detach(), policy)
+        q_policy = self.policy_values(self.critics.frozen(), state.detach(), policy)
         value, entropy = self.popart.value(q_policy).amin(2), policy.entropy()
         actor_loss = -(value + alpha * entropy) / self.popart.scale
         actor_loss = actor_loss + self.log_alpha * (entropy.detach() - self.target_entropy)

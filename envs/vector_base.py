@@ -22,10 +22,8 @@ except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
 logger = logging.getLogger("loxodon")
 SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
 _ROOM = 1e-3  # share of a bound by which rounding may pass it
-_FIRST_LOOKS, _LATER_LOOKS = (
-    100,
-    10,
-)  # bounds are compared at so many steps, then at every tenth: it takes time
+_FIRST_LOOKS = 100  # calls at which bounds are compared; later, since it takes time,
+_LATER_LOOKS = 10  # only every so many
 _OWN_METHODS = ("reset", "step", "close", "render")
 StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 

@@ -131,14 +131,19 @@ class CriticEnsemble(nn.Module):
         y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
         return unpack(y, lead, "* c g a")[0]
 
-    def restricted_to(self, members: Tensor) -> Callable[..., Tensor]:
-        """`forward` of some members alone, (C',) int64, without gradient."""
+    def frozen(self, members: Tensor | None = None) -> Callable[..., Tensor]:
+        """`forward`, through which gradients pass into inputs, but not into parameters.
 
-        def some(x: Tensor) -> Tensor:  # all parameters begin with members, or members times hidden units
+        members: (C',) int64, the critics in it; None for all.
+        """
+
+        def kept(x: Tensor) -> Tensor:  # all parameters begin with members, or members times hidden units
+            if members is None:
+                return x.detach()
             by_member = rearrange(x.detach(), "(c h) ... -> c h ...", c=self.num_critics)
             return rearrange(by_member[members], "c h ... -> (c h) ...")
 
-        parameters = {name: some(x) for name, x in self.named_parameters()}
+        parameters = {name: kept(x) for name, x in self.named_parameters()}
 
         def critics(*args: Any, **kwargs: Any) -> Tensor:
             out: Tensor = torch.func.functional_call(self, parameters, args, kwargs)

@@ -27,7 +27,6 @@ from .reading import (
 )
 
 _COMMENT_COLUMN = 60
-_LITERALS = (bool, int, float, str, bytes, tuple, list, dict, type(None))
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class LoadedConfig:
             default = registry.find_object(param.default)
             value = repr(param.default) if default is None else f"@{default.name}"
             key = f"{node.scope}/{target.name}.{name}" if node.scope else f"{target.name}.{name}"
-            if default is None and not isinstance(param.default, _LITERALS):
+            if default is None and not registry.can_be_written(param.default):
                 lines.append(f"# {key}: the code's own choice")
             else:
                 lines.append(_line(key, value, "default"))

@@ -126,6 +126,11 @@ def constant_value(name: str) -> Any:
     return gin.config._CONSTANTS[matches[0]] if len(matches) == 1 else MISSING
 
 
+def can_be_written(value: Any) -> bool:
+    """Whether gin has a way to write the value, which is no reference."""
+    return bool(gin.config._is_literally_representable(value))
+
+
 def was_read() -> dict[tuple[str, str], set[str]]:
     """What gin has called since its configuration was cleared: (scope, name) to parameters it gave."""
     called = gin.config._OPERATIVE_CONFIG.items()

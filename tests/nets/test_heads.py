@@ -88,7 +88,7 @@ def test_some_critics_give_what_they_give_among_all(critics: CriticEnsemble) -> 
     torch.manual_seed(0)
     args = (torch.randn(4, 5, 8), *([] if critics.is_discrete else [torch.randn(4, 5, 6, 2)]))
     members = torch.tensor([3, 1])
-    some, among_all = critics.restricted_to(members)(*args), critics(*args)[..., members, :, :]
+    some, among_all = critics.frozen(members)(*args), critics(*args)[..., members, :, :]
     torch.testing.assert_close(some, among_all)
     assert not some.requires_grad
 
