@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from loxodon.data import DoNothingDataset, load_trajectory
+from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy, async_vector
 from loxodon.experiment import Experiment, threads
 from loxodon.experiment.config import load_config
@@ -290,6 +290,11 @@ def test_verbose_prints_the_summary_and_quiet_prints_nothing(
         assert part in text
     run(make_experiment(tmp_path / "b"))
     assert capsys.readouterr().out == ""
+
+
+def test_the_dataset_keeps_its_limit_when_the_run_ends(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, dataset=DiskTrajDataset(dset_max_size=5), parallel_actors=6))
+    assert len(list((exp.run_dir / "buffer" / "fifo").glob("*.npz"))) == 5
 
 
 def test_deleting_the_buffer_removes_the_trajectories(tmp_path: Path) -> None:
