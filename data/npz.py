@@ -22,6 +22,7 @@ from .errors import FormatError
 from .trajectory import Array
 
 MAX_BYTES = 1 << 31  # of an archive that is written or decoded; far beyond, zip needs 64-bit records
+_SUSPICIOUS_BYTES = 1 << 28  # of a member, for which there may be no memory
 _COPIED_BYTES = 64 << 10  # up to here, a copy costs less than a view
 _LEVEL = 6  # of compression
 # PKWARE, APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16; what is written is dated 1980-01-01.
@@ -189,8 +190,12 @@ def _decode(buffer: Any, member: _Member) -> bytes:
     try:
         with memoryview(buffer) as view, view[member.begin : member.end] as packed:
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.size + 1)
-    except (zlib.error, MemoryError) as error:
+    except zlib.error as error:
         raise FormatError(f"member {member.name!r} cannot be decoded ({error})") from error
+    except MemoryError as error:
+        if member.size < _SUSPICIOUS_BYTES:
+            raise  # it is not the file that takes too much
+        raise FormatError(f"there is no memory for the {member.size:,} bytes of {member.name!r}") from error
     if len(data) != member.size:
         raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
     compare_crc(member.name, zlib.crc32(data), member.crc)

@@ -180,6 +180,19 @@ def test_what_is_too_large_for_an_archive_is_not_written_and_not_decoded(
         load_trajectory(path)
 
 
+def test_memory_that_a_file_asks_for_and_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    path = save(tmp_path, make(3), "npz-compressed")
+    monkeypatch.setattr(npz_module.zlib, "decompressobj", no_memory)
+    with pytest.raises(MemoryError):  # it is not the file that takes too much
+        load_trajectory(path)
+    monkeypatch.setattr(npz_module, "_SUSPICIOUS_BYTES", 10)
+    with pytest.raises(BrokenTrajectoryError, match="there is no memory for the"):
+        load_trajectory(path)
+
+
 # --- other programs ------------------------------------------------------------------------------------
 
 
