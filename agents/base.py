@@ -148,7 +148,7 @@ class BaseAgent(nn.Module, ABC):
     def encode(self, batch: Batch) -> Tensor:
         """States (B, L+1, D) of all timesteps of a batch, padding included."""
         embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.timestep_mask)
-        state: Tensor = self.traj_encoder(embedded, batch.time_idxs)[0]
+        state: Tensor = self.traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0]
         return state
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:

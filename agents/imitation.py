@@ -41,7 +41,7 @@ class Demonstrations:
     """Windows of trajectories to imitate.
 
     Attributes:
-        batch: B windows of L transitions.
+        batch: windows of trajectories.
         estimate: advantages and returns of (L, B) rewards; see `GAE`.
     """
 
@@ -69,7 +69,7 @@ def imitation_loss(agent: Imitator, demos: Demonstrations, with_metrics: bool = 
     """
     batch = demos.batch
     models = agent.sequence_models.values()
-    states = [model.encode(batch, mask=batch.timestep_mask) for model in models]
+    states = [model.encode(batch, mask=batch.timestep_mask, resets=batch.resets) for model in models]
     policy = agent.policy(states[0][:, :-1])
     policy = agent.restrict(policy, {key: x[:, :-1] for key, x in batch.obs.items()})
     log_probs = policy.log_prob(batch.actions).float()

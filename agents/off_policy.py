@@ -203,8 +203,12 @@ class OffPolicyAgent(BaseAgent, ABC):
         after = {key: x[:, 1:] for key, x in batch.obs.items()}
         mask = batch.mask
         if self.burn_in:
-            steps = torch.arange(mask.shape[1], device=mask.device)[:, None]
-            mask = mask & ((steps >= self.burn_in) | (batch.time_idxs[:, :1] == 0))
+            places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape[:2])
+            begins = torch.zeros_like(places)
+            if batch.resets is not None:
+                begins = places.where(batch.resets[:, :-1], 0).cummax(1).values
+            is_warm = (places - begins >= self.burn_in) | (batch.time_idxs[..., 0].gather(1, begins) == 0)
+            mask = mask & is_warm[..., None]
         return View(batch, Timesteps(here, before), Timesteps(following, after), mask)
 
     def policies(self, actor: nn.Module, at: Timesteps) -> PolicyDistribution:

@@ -1,8 +1,9 @@
 """What critics learn to predict: returns of a sequence that bootstrap from values, as scans over time.
 
 Axes: B batch, L time, G discounts. All return (B, L, G, 1) float. A return never looks beyond a termination,
-nor beyond the last real step, after which it bootstraps (as at a truncation). Entries where mask is False are
-meaningless.
+nor beyond the last real step before a place where mask is False; there it bootstraps, as at a truncation. So
+sequences that share a row have at least one such place between them. Entries where mask is False are
+meaningless, and whatever stands there reaches no other.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ def n_step_targets(
     """TD targets that look up to n steps ahead.
 
     y_t = sum_{i<k} discount^i r_{t+i} + discount^k (1 - d_{t+k-1}) V_{t+k}, where k is n, or the number of
-    steps until the first terminal step or the last real one, whichever comes first. With n_step = 1 it is
+    steps until the first terminal step or the last real one of the sequence, whichever comes first. With n_step = 1 it is
     r + discount (1 - d) V'. No importance correction.
 
     Args:
         rewards: (B, L, 1, 1) float.
         terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
-        mask: (B, L, 1, 1) bool, True on real steps; False only after the last True.
+        mask: (B, L, 1, 1) bool, True on real steps, each followed by that of the next place where it is real.
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
         n_step: at least 1; may exceed L.
@@ -55,7 +56,7 @@ def lambda_returns(
     Args:
         rewards: (B, L, 1, 1) float.
         terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
-        mask: (B, L, 1, 1) bool, True on real steps; False only after the last True.
+        mask: (B, L, 1, 1) bool, True on real steps, each followed by that of the next place where it is real.
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
         trace_decay: lambda in [0, 1]; 0 gives the one-step target.
@@ -84,7 +85,7 @@ def retrace_targets(
     Args:
         rewards: (B, L, 1, 1) float.
         terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
-        mask: (B, L, 1, 1) bool, True on real steps; False only after the last True.
+        mask: (B, L, 1, 1) bool, True on real steps, each followed by that of the next place where it is real.
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
         next_q: (B, L, G, 1) float, value of the recorded action of the timestep after each step. Unused

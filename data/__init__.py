@@ -1,7 +1,7 @@
 """Trajectories as arrays: files, the background writer, datasets and padded batches.
 
-Importing this package does not import torch; `Batch`, `pad_batch`, `BatchLoader` and `RolloutBatch` do so on
-first use.
+Importing this package does not import torch; `Batch`, `pad_batch`, `pack_batch`, `BatchLoader` and
+`RolloutBatch` do so on first use.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from .trajectory import Layout, StoredTrajectory, Trajectory
 from .writer import TrajectoryWriter, WritingClock
 
 if TYPE_CHECKING:
-    from .batch import Batch, RolloutBatch, pad_batch
+    from .batch import Batch, RolloutBatch, pack_batch, pad_batch
     from .loader import BatchLoader
 
 _NEEDS_TORCH = {
     "Batch": "batch",
+    "pack_batch": "batch",
     "pad_batch": "batch",
     "BatchLoader": "loader",
     "RolloutBatch": "batch",

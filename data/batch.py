@@ -1,7 +1,8 @@
-"""What crosses from data to agents: padded batches of trajectory windows, and sequences of a rollout."""
+"""What crosses from data to agents: batches of trajectory windows, and sequences of a rollout."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -15,6 +16,7 @@ from .trajectory import Array, Layout, Trajectory
 Name: TypeAlias = tuple[str, str]  # field of a Batch, and the observation's key ("" for other fields)
 Specs: TypeAlias = dict[Name, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype by name
 Arrays: TypeAlias = dict[Name, Array]
+Rows: TypeAlias = Sequence[Sequence[Trajectory]]  # the windows of each row
 
 # Fields other than observations: dtype, and whether the field also describes the timestep after the last
 # transition. Widths are 1 except those of rl2s and actions.
@@ -26,13 +28,17 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
     "dones": (np.dtype(np.bool_), False),
     "mask": (np.dtype(np.bool_), False),
 }
-_PER_WINDOW = ("sources", "policy_versions")  # (B,) int64
+_PER_WINDOW = ("sources", "policy_versions")  # (W,) int64
 _UNKNOWN = -1  # source or policy version
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B windows of at most L transitions, padded on the right with zeros.
+    """W windows in B rows of at most L transitions, padded on the right with zeros.
+
+    In a padded batch each window has a row of its own. In a packed one several may share it, one behind the
+    other: a window of n transitions takes n + 1 places there, as it has n + 1 timesteps. No transition begins
+    at the last of them, so that the mask is False between any two windows.
 
     Attributes:
         obs: each (B, L+1, ...), in the environment's own dtype.
@@ -42,9 +48,10 @@ class Batch:
         rews: (B, L, 1) float32, environment units.
         dones: (B, L, 1) bool, True where the environment terminated (not where it was truncated).
         mask: (B, L, 1) bool, True on real transitions, False on padding.
-        sources: (B,) int64, where each window was drawn from, for `update_priorities` of the dataset; -1 if
-            it keeps no priorities. None in a batch made by hand.
-        policy_versions: (B,) int64, number of the policy that acted last in the trajectory, -1 if unknown.
+        resets: (B, L+1) bool, True on the first timestep of each window; None: every row is one window.
+        sources: (W,) int64, where each window was drawn from, for `update_priorities` of the dataset; -1 if
+            it keeps no priorities. In the order of rows. None in a batch made by hand.
+        policy_versions: (W,) int64, number of the policy that acted last in the trajectory, -1 if unknown.
             None in a batch made by hand.
 
     Raises:
@@ -58,6 +65,7 @@ class Batch:
     rews: Tensor
     dones: Tensor
     mask: Tensor
+    resets: Tensor | None = None
     sources: Tensor | None = None
     policy_versions: Tensor | None = None
 
@@ -66,6 +74,8 @@ class Batch:
         num_rows, num_transitions = self.mask.shape[:2]
         per_transition = {"actions": self.actions, "rews": self.rews, "dones": self.dones}
         per_timestep = {"rl2s": self.rl2s, "time_idxs": self.time_idxs, **self.obs}
+        if self.resets is not None:
+            per_timestep["resets"] = self.resets
         for group, length in ((per_transition, num_transitions), (per_timestep, num_transitions + 1)):
             for name, value in group.items():
                 if value.shape[:2] != (num_rows, length):
@@ -77,13 +87,23 @@ class Batch:
 
     @property
     def timestep_mask(self) -> Tensor:
-        """(B, L+1, 1) bool, True on real timesteps: the first, and t if transition t-1 is real."""
-        return torch.cat([torch.ones_like(self.mask[:, :1]), self.mask], dim=1)
+        """(B, L+1, 1) bool, True on real timesteps: the first of a window, and t if transition t-1 is real."""
+        real = torch.cat([torch.ones_like(self.mask[:, :1]), self.mask], dim=1)
+        return real if self.resets is None else real | self.resets[..., None]
+
+    @property
+    def window_idxs(self) -> Tensor:
+        """(B, L+1) int64, which of the W windows each timestep belongs to; padding to the one before it."""
+        if self.resets is None:
+            rows = torch.arange(len(self.mask), device=self.mask.device)
+            return rows[:, None].expand(self.time_idxs.shape[:2])
+        return self.resets.flatten().cumsum(0).view_as(self.resets) - 1
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) int64, the number of real transitions of each row."""
-        return self.mask.sum(dim=(1, 2))
+        """(W,) int64, the number of real transitions of each window."""
+        real = self.window_idxs[:, :-1][self.mask[..., 0]]
+        return torch.bincount(real, minlength=len(self.mask))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return this batch on another device; non_blocking copies pinned memory in the background."""
@@ -123,8 +143,47 @@ def pad_batch(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Batc
     Raises:
         ValueError: If there is no window, or one does not fit the layout.
     """
-    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in specs_of(trajs, layout).items()}
-    fill_batch(arrays, trajs, layout)
+    return batch_of([[traj] for traj in trajs], layout)
+
+
+def pack_batch(trajs: Sequence[Trajectory], max_seq_len: int, layout: Layout | None = None) -> Batch:
+    """As pad_batch, but with windows beside each other in rows of at most max_seq_len transitions.
+
+    The windows of the batch are in another order than they came in.
+    """
+    return batch_of(packed_rows(trajs, max_seq_len), layout)
+
+
+def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
+    """Windows in as few rows of at most max_seq_len + 1 timesteps as balanced rows allow.
+
+    Each goes to the emptiest row, the longest first. That makes rows of about equal length, so that few of
+    them end in padding (first fit would fill all but the last one), and short ones, which cost attention and
+    recurrences less.
+    """
+    by_length = sorted(trajs, key=len, reverse=True)
+    room = max([max_seq_len, *map(len, by_length[:1])]) + 1
+    num_rows = -(-sum(len(traj) + 1 for traj in trajs) // room)
+    while True:
+        rows: list[list[Trajectory]] = [[] for _ in range(num_rows)]
+        taken = [(0, row) for row in range(num_rows)]  # a heap of the places that each row has in use
+        for traj in by_length:
+            places, row = taken[0]
+            rows[row].append(traj)
+            heapq.heapreplace(taken, (places + len(traj) + 1, row))
+        if max(map(_num_places, rows), default=0) <= room:
+            return rows
+        num_rows += 1
+
+
+def _num_places(row: Sequence[Trajectory]) -> int:
+    return sum(len(traj) + 1 for traj in row)
+
+
+def batch_of(rows: Rows, layout: Layout | None = None) -> Batch:
+    """The batch of these rows; see pad_batch."""
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in specs_of(rows, layout).items()}
+    fill_batch(arrays, rows, layout)
     return as_batch({name: torch.from_numpy(value) for name, value in arrays.items()})
 
 
@@ -134,33 +193,37 @@ def as_batch(tensors: dict[Name, Tensor]) -> Batch:
     return Batch(obs=obs, **{field: value for (field, _), value in tensors.items() if field != "obs"})
 
 
-def specs_of(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Specs:
-    """Shapes and dtypes of the arrays of the batch of these windows; see pad_batch."""
-    if not trajs:
+def specs_of(rows: Rows, layout: Layout | None = None) -> Specs:
+    """Shapes and dtypes of the arrays of the batch of these rows; see pad_batch."""
+    if not rows:
         raise ValueError(
             "pad_batch received no trajectories, but a batch needs at least one. Fix: pass one or more "
             "windows."
         )
-    layout = layout or trajs[0].layout
-    num_rows, longest = len(trajs), max(map(len, trajs))
+    layout = layout or rows[0][0].layout
+    num_rows, widest = len(rows), max(map(_num_places, rows))
     specs: Specs = {
-        ("obs", key): ((num_rows, longest + 1, *shape), dtype) for key, (shape, dtype) in layout.obs.items()
+        ("obs", key): ((num_rows, widest, *shape), dtype) for key, (shape, dtype) in layout.obs.items()
     }
     widths = {"rl2s": 1 + layout.action_width, "actions": layout.action_width}
     for field, (dtype, has_last) in _FIELDS.items():
-        specs[field, ""] = ((num_rows, longest + has_last, widths.get(field, 1)), dtype)
+        specs[field, ""] = ((num_rows, widest - (not has_last), widths.get(field, 1)), dtype)
+    num_windows = sum(map(len, rows))
+    if num_windows > num_rows:
+        specs["resets", ""] = ((num_rows, widest), np.dtype(np.bool_))
     for field in _PER_WINDOW:
-        specs[field, ""] = ((num_rows,), np.dtype(np.int64))
+        specs[field, ""] = ((num_windows,), np.dtype(np.int64))
     return specs
 
 
-def fill_batch(arrays: Arrays, trajs: Sequence[Trajectory], layout: Layout | None = None) -> None:
-    """Copy windows into the arrays of a batch, which need not be initialised; see pad_batch."""
-    wanted = layout or trajs[0].layout
+def fill_batch(arrays: Arrays, rows: Rows, layout: Layout | None = None) -> None:
+    """Copy windows into the arrays of the batch of these rows, which need not be initialised; see pad_batch."""
+    wanted = layout or rows[0][0].layout
     try:
-        _fill(arrays, trajs, wanted)
+        _fill(arrays, rows, wanted)
     except (KeyError, TypeError, ValueError) as error:
         # Copying compares keys, shapes and dtypes anyway, so they are looked at here only if it failed.
+        trajs = [traj for row in rows for traj in row]
         whose = f"window 0 (environment {trajs[0].env_name!r}) has" if layout is None else "the run expects"
         mismatch = _describe_mismatch(trajs, wanted, whose)
         if mismatch is None:
@@ -168,29 +231,39 @@ def fill_batch(arrays: Arrays, trajs: Sequence[Trajectory], layout: Layout | Non
         raise ValueError(mismatch) from error
 
 
-def _fill(arrays: Arrays, trajs: Sequence[Trajectory], layout: Layout) -> None:
-    longest = arrays["mask", ""].shape[1]
-    lengths = [len(traj) for traj in trajs]
-    pads = [longest - length for length in lengths]
-    num_keys = len(arrays) - len(_FIELDS) - len(_PER_WINDOW)
+def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
+    width = arrays["time_idxs", ""].shape[1]
+    trajs: list[Trajectory] = []
+    pads: list[int] = []  # zeros behind each window in fields of timesteps, and of transitions
+    holes: list[int] = []
+    for row in rows:
+        rest, between = width - _num_places(row), len(row) - 1
+        trajs += row
+        pads += [0] * between + [rest]
+        holes += [1] * between + [rest]
     for (field, key), out in arrays.items():
         if field == "obs":
             _copy(out, [traj.obs[key] for traj in trajs], pads)
         elif field == "mask":
-            out[..., 0] = np.arange(longest) < np.array(lengths)[:, None]
+            _copy(out, [np.ones((len(traj), 1), np.bool_) for traj in trajs], holes)
+        elif field == "resets":
+            spans = [len(traj) + 1 + pad for traj, pad in zip(trajs, pads, strict=True)]
+            out[:] = False
+            out.reshape(-1)[np.cumsum([0, *spans[:-1]])] = True
         elif field == "sources":
             out[:] = [traj.source for traj in trajs]
         elif field == "policy_versions":
             versions = (traj.policy_version for traj in trajs)
             out[:] = [_UNKNOWN if version is None else version for version in versions]
         else:
-            _copy(out, [getattr(traj, field) for traj in trajs], pads)
+            _copy(out, [getattr(traj, field) for traj in trajs], pads if _FIELDS[field][1] else holes)
+    num_keys = sum(field == "obs" for field, _ in arrays)
     if any(len(traj.obs) != num_keys or traj.nvec != layout.nvec for traj in trajs):
         raise KeyError("a window has observations or factors of actions that the batch lacks")
 
 
 def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:
-    """Write windows to the rows of out (B, L, ...), each followed by its number of rows of zeros."""
+    """Write windows to out (B, L, ...), row by row, each followed by its number of zeros."""
     if any(pads):
         zeros = np.zeros((max(pads), *out.shape[2:]), out.dtype)
         windows = [part for window, pad in zip(windows, pads, strict=True) for part in (window, zeros[:pad])]

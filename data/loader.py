@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from .batch import Arrays, Batch, Specs, as_batch, fill_batch, pad_batch, specs_of
+from .batch import Arrays, Batch, Rows, Specs, as_batch, batch_of, fill_batch, packed_rows, specs_of
 from .dataset import RLDataset
 from .trajectory import Array, Trajectory
 
@@ -28,9 +28,9 @@ _KEPT_BLOCKS = 4  # per worker
 _GRACE_S = 15  # of a worker after SIGTERM
 
 
-@gin.configurable(denylist=["dataset", "batch_size", "num_workers", "seed", "rank", "pin_memory"])
+@gin.configurable(denylist=["dataset", "batch_size", "num_workers", "seed", "rank", "pin_memory", "packs"])
 class BatchLoader:
-    """Samples padded batches.
+    """Samples padded or packed batches.
 
     The batches of an epoch depend only on seed, rank, epoch number, the number of workers and the data.
     Workers start with the first epoch and stay; each of them lists the dataset again when an epoch begins,
@@ -43,6 +43,9 @@ class BatchLoader:
     sorted. Windows are views of files or memory until their batch is made, so what they refer to stays alive
     that long: with images in compressed files, a smaller pool saves memory.
 
+    Packed batches are filled with windows in the order of drawing: those of similar length leave larger gaps,
+    and batches that differ in their lengths would differ in what they hold.
+
     Args:
         dataset: where windows come from; configured already.
         batch_size: B, windows per batch.
@@ -50,6 +53,7 @@ class BatchLoader:
         seed: of the run.
         rank: number of this process among those that train together.
         pin_memory: whether batches lie in page-locked memory, for a learner on a CUDA device.
+        packs: whether short windows share rows of at most the dataset's max_seq_len transitions.
         pool_batches: batches whose windows are drawn together; 1 leaves them in the order of drawing.
 
     Raises:
@@ -65,6 +69,7 @@ class BatchLoader:
         seed: int,
         rank: int = 0,
         pin_memory: bool = False,
+        packs: bool = False,
         pool_batches: int = 8,
     ) -> None:
         if batch_size < 1 or num_workers < 0:
@@ -78,7 +83,8 @@ class BatchLoader:
                 "Fix: set BatchLoader.pool_batches = 1 to switch sorting by length off."
             )
         self._dataset, self._num_workers = dataset, num_workers
-        self._seed, self._source = seed, _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory)
+        self._seed = seed
+        self._source = _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory, packs)
         self._num_epochs = 0  # that were begun
         self._workers: DataLoader[Batch] | None = None
         self._blocks: dict[tuple[int, int], Tensor] = {}  # of the workers, as last received
@@ -99,8 +105,8 @@ class BatchLoader:
         self._num_epochs += 1
         number = self._num_epochs
         if self._num_workers == 0:
-            windows = self._source.sample(epoch, self._seed, num_batches)
-            batches: Iterator[Batch] = (pad_batch(one, self._dataset.layout) for one in windows)
+            sampled = self._source.sample(epoch, self._seed, num_batches)
+            batches: Iterator[Batch] = (batch_of(rows, self._dataset.layout) for rows in sampled)
             if self._source.pin_memory:
                 batches = map(Batch.pin_memory, batches)
         else:
@@ -116,7 +122,7 @@ class BatchLoader:
                 return
 
     def metrics(self) -> dict[str, float]:
-        """Return the fraction of padded timesteps in the batches of the last epoch, once there are any."""
+        """Return the share of places without a transition in batches of the last epoch, once there are any."""
         if self._num_timesteps == 0:
             return {}
         return {"padded_fraction": self._num_padded / self._num_timesteps}
@@ -217,17 +223,23 @@ class _EpochSource(IterableDataset[Any]):
     """The batches of an epoch; in a worker its share of them, some to a message."""
 
     def __init__(
-        self, dataset: RLDataset, batch_size: int, rank: int, pool_batches: int, pin_memory: bool
+        self,
+        dataset: RLDataset,
+        batch_size: int,
+        rank: int,
+        pool_batches: int,
+        pin_memory: bool,
+        packs: bool,
     ) -> None:
-        self._dataset, self.batch_size, self.pin_memory = dataset, batch_size, pin_memory
+        self._dataset, self.batch_size, self.pin_memory, self._packs = dataset, batch_size, pin_memory, packs
         self._rank, self.pool_batches = rank, pool_batches
         # What workers make next: epoch, seed, number of batches, and of those in a message. They share it.
         self.order = multiprocessing.RawArray("q", 4)
         self._blocks: list[Tensor] = []  # of a worker
         self._num_made = 0
 
-    def sample(self, epoch: int, seed: int, num_batches: int, worker: int = 0) -> Iterator[list[Trajectory]]:
-        """Yield the windows of so many batches of the epoch."""
+    def sample(self, epoch: int, seed: int, num_batches: int, worker: int = 0) -> Iterator[Rows]:
+        """Yield the rows of so many batches of the epoch."""
         self._dataset.on_new_epoch(epoch)
         self._dataset.refresh()
         rng = np.random.default_rng([seed, self._rank, epoch, worker])
@@ -236,7 +248,12 @@ class _EpochSource(IterableDataset[Any]):
             pool = min(self.pool_batches, remaining)
             remaining -= pool
             windows = self._dataset.sample_windows(pool * self.batch_size, rng)
-            yield from cut_by_length(windows, self.batch_size, rng)
+            if self._packs:
+                for i in range(0, len(windows), self.batch_size):
+                    yield packed_rows(windows[i : i + self.batch_size], self._dataset.max_seq_len)
+            else:
+                for batch in cut_by_length(windows, self.batch_size, rng):
+                    yield [[window] for window in batch]
 
     def __iter__(self) -> Iterator[_Message | _Failure]:
         """In a worker, of which DataLoader asks one after the other, in a fixed order, for a message."""
@@ -256,10 +273,10 @@ class _EpochSource(IterableDataset[Any]):
             )
             yield _Failure(RuntimeError, text, traceback.format_exc())
 
-    def _message(self, worker: int, batches: list[list[Trajectory]]) -> _Message:
-        """Pad windows into a block that the parent has copied, or into a new one."""
+    def _message(self, worker: int, batches: list[Rows]) -> _Message:
+        """Copy windows into a block that the parent has copied, or into a new one."""
         layout = self._dataset.layout
-        specs = [specs_of(windows, layout) for windows in batches]
+        specs = [specs_of(rows, layout) for rows in batches]
         size = _HEAD_BYTES + sum(_room_bytes(*spec) for one in specs for spec in one.values())
         free = (i for i, data in enumerate(self._blocks) if data[0] == _COPIED and len(data) >= size)
         if is_new := (place := next(free, None)) is None:
@@ -269,8 +286,8 @@ class _EpochSource(IterableDataset[Any]):
             self._blocks[place : place + 1] = [new]
         data = self._blocks[place]
         data[0] = _SENT
-        for windows, arrays in zip(batches, _arrays(specs, data.numpy()), strict=True):
-            fill_batch(arrays, windows, layout)
+        for rows, arrays in zip(batches, _arrays(specs, data.numpy()), strict=True):
+            fill_batch(arrays, rows, layout)
         return _Message(specs, (worker, place), data if is_new else None)
 
 

@@ -238,7 +238,12 @@ class Experiment(Settings):
     def init_envs(self) -> str:
         """Build the environments this mode needs and take over their spaces; returns a line on them."""
         if self.ctx.role.collects and self.train_timesteps_per_epoch > 0:
-            self.train_envs = self.make_envs(self.make_train_env, overlap=self.overlap_sampling)
+            self.train_envs = build.make_training_envs(
+                self.make_train_env,
+                self.parallel_actors,
+                self.env_mode,
+                context=self.async_env_mp_context,
+            )
         if self.val_timesteps_per_epoch > 0 and (self.val_interval is not None or self.evaluate_at_end):
             self.val_envs = self.make_envs(self.make_val_env)
         envs = self.train_envs if self.train_envs is not None else self.val_envs
@@ -258,6 +263,7 @@ class Experiment(Settings):
             seed=derive_seed(self.ctx.progress.seed, "loader"),
             rank=self.accelerator.process_index,
             pin_memory=self.DEVICE.type == "cuda",
+            packs=self.packed_batches,
         )
         return self.loader
 
@@ -716,14 +722,10 @@ class Experiment(Settings):
         self.hooks("on_eval_end", named)
         return named
 
-    def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv], *, overlap: bool = False) -> Any:
-        """A vector env of parallel_actors environments. overlap: in halves that step in turns, if async."""
+    def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
+        """A vector env of parallel_actors environments."""
         return build.make_envs(
-            make_env,
-            self.parallel_actors,
-            self.env_mode,
-            context=self.async_env_mp_context,
-            overlap=overlap,
+            make_env, self.parallel_actors, self.env_mode, context=self.async_env_mp_context
         )
 
     def interact(

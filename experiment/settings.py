@@ -70,9 +70,10 @@ class Settings:
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
         torch_threads: of this process, never more than
             OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
-        overlap_sampling: with "async" envs, act for one half of them while the other half steps.
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
         restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
+        packed_batches: put short windows behind each other in one row instead of padding each; the losses are
+            the same. It saves what padding costs without sorting windows by length.
         replay_ratio: gradient updates per collected env step, all collecting processes together; None for
             whatever comes. Learner and actors wait for each other when they are further off than
             ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch instead of
@@ -143,9 +144,9 @@ class Settings:
     evaluate_at_end: bool = True
     stop_at_val_return: float | None = None
     torch_threads: int | None = None
-    overlap_sampling: bool = True
     compile_acting: bool = False
     restore_from: str | None = None
+    packed_batches: bool = False
     replay_ratio: float | None = None
     lr_schedule: Callable[[float], float] | None = None
     on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner

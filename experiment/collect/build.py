@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import gin
 import numpy as np
 from gymnasium import spaces
 
@@ -25,7 +26,6 @@ def make_envs(
     env_mode: str,
     *,
     context: str | None = None,
-    overlap: bool = False,
 ) -> Any:
     """A vector env of `num_envs` environments.
 
@@ -34,14 +34,10 @@ def make_envs(
         num_envs: of this process.
         env_mode: how they are run, see `make_vector_env`.
         context: start method of worker processes.
-        overlap: with "async" and several environments, make two vector envs of half of them each, which
-            share the workers and take turns in stepping; see `EnvHalves`.
 
     Raises: ValueError where there are other than `num_envs` environments.
     """
     specs = _specs(make_env, num_envs)
-    if overlap and env_mode == "async" and num_envs > 1:
-        return _make_halves(specs, context)
     envs = make_vector_env(specs, env_mode, context=context)
     if envs.num_envs != num_envs:
         found = envs.num_envs
@@ -51,6 +47,25 @@ def make_envs(
             f"Fix: set Experiment.parallel_actors = {found}."
         )
     return envs
+
+
+@gin.configurable("TrainingEnvs", allowlist=["overlap"])
+def make_training_envs(
+    make_env: MakeEnv | Sequence[MakeEnv],
+    num_envs: int,
+    env_mode: str,
+    *,
+    context: str | None = None,
+    overlap: bool = True,
+) -> Any:
+    """As `make_envs`, for collecting.
+
+    overlap: with "async" and several environments, make two vector envs of half of them each, which share the
+        workers and take turns in stepping, so that the policy acts for one half meanwhile; see `EnvHalves`.
+    """
+    if overlap and env_mode == "async" and num_envs > 1:
+        return _make_halves(_specs(make_env, num_envs), context)
+    return make_envs(make_env, num_envs, env_mode, context=context)
 
 
 def _make_halves(specs: Sequence[EnvSpec], context: str | None) -> EnvHalves:

@@ -436,7 +436,7 @@ class Collector:
             before, now = ("with", "does without") if num_before > num_now else ("without", "uses")
             raise ValueError(
                 f"The checkpoint was written {before} overlapping sampling, which this run {now}. Fix: "
-                "resume with the Experiment.overlap_sampling and env_mode of the earlier run."
+                "resume with the TrainingEnvs.overlap and Experiment.env_mode of the earlier run."
             )
         goes_on = self._has_gone_on(state["rollout"], seed)
         for group, saved in zip(self.groups, state["sinks"], strict=True):
@@ -512,8 +512,9 @@ class Collector:
         if before != now:
             raise ValueError(
                 f"The checkpoint holds the states of {sum(before)} environments (in {len(before)} part(s)), "
-                f"this run has {sum(now)} (in {len(now)}). Fix: resume with the Experiment.parallel_actors, "
-                "overlap_sampling and env_mode of the earlier run, or set Collector.save_env_state = False."
+                f"this run has {sum(now)} (in {len(now)}). Fix: resume with the Experiment.parallel_actors and "
+                "env_mode and the TrainingEnvs.overlap of the earlier run, or set Collector.save_env_state = "
+                "False."
             )
         states = []
         for (group, own_seed), one in zip(self._seeded(seed), saved, strict=True):

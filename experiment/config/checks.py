@@ -52,6 +52,7 @@ MOVED: dict[str, str] = {
     "Experiment.artifact_store": "Artifacts.store",
     "Experiment.warm_start": "WarmStart.source",
     "Experiment.async_env_workers": "AsyncVectorEnv.num_workers",
+    "Experiment.overlap_sampling": "TrainingEnvs.overlap",
     "Experiment.replay_ratio_tolerance": "ReplayRatio.tolerance",
     "Experiment.actor_processes": "ReplayRatio.actor_processes",
 }

@@ -94,18 +94,23 @@ def _is_scalar(value: Any) -> bool:
     return value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
-def sequence_priorities(squared_errors: Tensor, mask: Tensor) -> Tensor:
-    """0.9 times the largest plus 0.1 times the mean TD error of each sequence, (B,) float.
+def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, num_windows: int) -> Tensor:
+    """0.9 times the largest plus 0.1 times the mean TD error of each of W windows, (W,) float.
 
     Args:
         squared_errors: (B, L, ..., 1) float, averaged over all axes after the second.
         mask: bool, of the same shape: what counts.
+        windows: (B, L) int64, which window a place belongs to.
+        num_windows: W.
     Source: Kapturowski et al. 2019 (R2D2).
     """
     counts = mask.flatten(2).sum(-1)
     errors = squared_errors.float().where(mask, 0.0).flatten(2).sum(-1).div(counts.clamp(min=1)).sqrt()
-    timesteps = (counts > 0).sum(1).clamp(min=1)
-    return _PEAK_SHARE * errors.amax(1) + (1 - _PEAK_SHARE) * errors.sum(1) / timesteps
+    places, none = windows.flatten(), errors.new_zeros(num_windows)
+    largest = none.scatter_reduce(0, places, errors.flatten(), "amax")
+    total = none.index_add(0, places, errors.flatten())
+    timesteps = none.index_add(0, places, (counts > 0).flatten().to(none.dtype)).clamp(min=1)
+    return _PEAK_SHARE * largest + (1 - _PEAK_SHARE) * total / timesteps
 
 
 @gin.configurable(allowlist=["bad_grad"])
@@ -125,7 +130,7 @@ class Learner:
         critic_loss_weight: beside the actor's, which is 1.
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
-        report_priorities: takes sources (B,) and priorities (B,) of every batch; None for no priorities.
+        report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
         bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
             with the name of the parameter, None lets it be.
         timer: told how long updates take.
@@ -351,9 +356,8 @@ class Learner:
             )
 
     def _report(self, batch: AnyBatch, found: Mapping[str, Any]) -> None:
-        """Tell the dataset how badly the critics predict each sequence of a batch."""
-        sources = getattr(batch, "sources", None)
-        if self.report_priorities is None or sources is None:
+        """Tell the dataset how badly the critics predict each window of a batch."""
+        if self.report_priorities is None or not isinstance(batch, Batch) or batch.sources is None:
             return
         if "squared_errors" not in found:
             raise ValueError(
@@ -361,9 +365,12 @@ class Learner:
                 "what super().compute_loss(batch, log_step) returns, or bind "
                 "DiskTrajDataset.priority_exponent = None."
             )
-        priorities = sequence_priorities(found["squared_errors"], found["Critic Mask"])
+        windows = batch.window_idxs[:, :-1]
+        priorities = sequence_priorities(
+            found["squared_errors"], found["Critic Mask"], windows, num_windows=len(batch.sources)
+        )
         # Every process draws by priorities, so every one hears of all sequences.
-        sources, priorities = self.accelerator.gather((sources, priorities))
+        sources, priorities = self.accelerator.gather((batch.sources, priorities))
         self.report_priorities(sources.cpu().numpy(), priorities.cpu().numpy())
 
     def _with_details(

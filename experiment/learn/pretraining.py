@@ -52,6 +52,7 @@ _OF_STAGE = ("method", "num_batches", "batch_size", "learning_rate", "value_coef
 _OF_RUN = (
     "max_seq_len",
     "padded_sampling",
+    "packed_batches",
     "batch_size",
     "batches_per_update",
     "dloader_workers",
@@ -321,6 +322,7 @@ class Pretraining(Callback):
             seed=derive_seed(self.run.ctx.progress.seed, "pretraining loader"),
             rank=self.run.ctx.accelerator.process_index,
             pin_memory=self.run.DEVICE.type == "cuda",
+            packs=self.run.packed_batches,
         )
 
     def _cache_path(self) -> Path | None:

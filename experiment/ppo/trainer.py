@@ -47,6 +47,7 @@ UNREAD = (  # settings of Experiment
     "batch_size",
     "exploration_wrapper_type",
     "log_interval",
+    "packed_batches",
     "padded_sampling",
     "train_batches_per_epoch",
 )
