@@ -24,7 +24,7 @@ def n_step_targets(
     Args:
         rewards: (B, L, 1, 1) float.
         terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
-        mask: (B, L, 1, 1) bool, True on real steps, each followed by that of the next place where it is real.
+        mask: (B, L, 1, 1) bool, True on real steps; False at least once between two sequences of a row.
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
         n_step: at least 1; may exceed L.
@@ -56,7 +56,7 @@ def lambda_returns(
     Args:
         rewards: (B, L, 1, 1) float.
         terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
-        mask: (B, L, 1, 1) bool, True on real steps, each followed by that of the next place where it is real.
+        mask: (B, L, 1, 1) bool, True on real steps; False at least once between two sequences of a row.
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
         trace_decay: lambda in [0, 1]; 0 gives the one-step target.
@@ -85,7 +85,7 @@ def retrace_targets(
     Args:
         rewards: (B, L, 1, 1) float.
         terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
-        mask: (B, L, 1, 1) bool, True on real steps, each followed by that of the next place where it is real.
+        mask: (B, L, 1, 1) bool, True on real steps; False at least once between two sequences of a row.
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
         next_q: (B, L, G, 1) float, value of the recorded action of the timestep after each step. Unused

@@ -100,29 +100,32 @@ def make_batch(action_space: spaces.Space[Any], length: int) -> Batch:
     )
 
 
-def measure(name: str, seconds: float, speed: float) -> dict[str, Any]:
-    """The figures of one workload."""
-    kind, action_space, encoder, length = WORKLOADS[name]
+def make_learner(kind: type, action_space: spaces.Space[Any], encoder: Any, length: int) -> Learner:
+    """What updates an agent of the sizes above."""
     torch.manual_seed(0)
     obs_space = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)})
-    agent, batch = kind(obs_space, action_space, tstep, encoder, length), make_batch(action_space, length)
-    accelerator, phases = Accelerator(cpu=True), Phases()
+    agent = kind(obs_space, action_space, tstep, encoder, length)
     params = agent.trainable_params()
-    optimizer = make_optimizer(agent, params, learning_rate=1e-4, l2_coeff=1e-3, fused=True)
-
-    def losses(batch: Batch, log_step: bool) -> dict[str, Any]:
-        return masked_losses(batch, agent(batch, log_step))
-
     learner: Learner = Learner(
         agent,
         agent,
-        optimizer,
-        accelerator,
-        compute_loss=phases.timed("losses", losses),
+        make_optimizer(agent, params, learning_rate=1e-4, l2_coeff=1e-3, fused=True),
+        Accelerator(cpu=True),
+        compute_loss=lambda batch, log_step: masked_losses(batch, agent(batch, log_step)),
         critic_loss_weight=10.0,
         lr_warmup_steps=500,
         grad_clip=1.0,
     )
+    return learner
+
+
+def measure(name: str, seconds: float, speed: float) -> dict[str, Any]:
+    """The figures of one workload."""
+    kind, action_space, encoder, length = WORKLOADS[name]
+    learner, batch = make_learner(kind, action_space, encoder, length), make_batch(action_space, length)
+    phases = Phases()
+    agent, optimizer, accelerator = learner.agent, learner.optimizer, learner.accelerator
+    learner.compute_loss = phases.timed("losses", learner.compute_loss)
     learner.update([batch])
     with FlopCounterMode(display=False) as counter:
         learner.update([batch])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.data import Trajectory, pad_batch
+from loxodon.data import Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Experiment
 from loxodon.experiment.freezing import ParamFreezer
 
@@ -55,7 +55,14 @@ class Picky(Experiment):
 def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
     tmp_path: Path, kind: type[Experiment]
 ) -> None:
-    found, parts = [], {"whole": [pad_batch(TRAJECTORIES)], "parts": [pad_batch([t]) for t in TRAJECTORIES]}
+    found, parts = (
+        [],
+        {
+            "whole": [pad_batch(TRAJECTORIES)],
+            "parts": [pad_batch([t]) for t in TRAJECTORIES],
+            "packed": [pack_batch(TRAJECTORIES[:2], 12), pack_batch(TRAJECTORIES[2:], 12)],
+        },
+    )
     for name, micro_batches in parts.items():
         exp = learning(tmp_path / name, kind, grad_clip=1e9)
         exp.optimizer.zero_grad = lambda: None
@@ -63,9 +70,10 @@ def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
         assert figures["batch_timesteps"] == 17
         gradients = {name: p.grad for name, p in exp.policy.named_parameters() if p.grad is not None}
         found.append({**gradients, "Loss": figures["Loss"], "Actor Loss": figures["Actor Loss"]})
-    assert found[0].keys() == found[1].keys()
-    for name, value in found[0].items():
-        assert_equal_but_for_rounding(found[1][name], value, NUM_OPS, name)
+    for other in found[1:]:
+        assert found[0].keys() == other.keys()
+        for name, value in found[0].items():
+            assert_equal_but_for_rounding(other[name], value, NUM_OPS, name)
 
 
 def test_only_parameters_of_the_optimizer_are_clipped(tmp_path: Path) -> None:

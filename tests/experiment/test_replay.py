@@ -22,7 +22,8 @@ def test_priorities_mix_the_largest_and_the_mean_error_of_real_timesteps() -> No
     squared = torch.tensor([[1.0, 9.0, 1e6], [4.0, 4.0, 4.0]])[:, :, None, None, None].expand(2, 3, 2, 4, 1)
     mask = torch.tensor([[True, True, False], [True, True, True]])[:, :, None, None, None].expand_as(squared)
     expected = torch.tensor([0.9 * 3.0 + 0.1 * 2.0, 2.0])
-    torch.testing.assert_close(sequence_priorities(squared, mask), expected)
+    windows = torch.tensor([[0, 0, 0], [1, 1, 1]])
+    torch.testing.assert_close(sequence_priorities(squared, mask, windows, num_windows=2), expected)
 
 
 def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""How many timesteps of short trajectories does a second of updates learn from? Prints one JSON document.
+
+    OMP_NUM_THREADS=1 python benchmarks/packing.py                    # some 5 minutes
+    OMP_NUM_THREADS=1 python benchmarks/packing.py gru --rounds 1
+
+Trajectories of 10 to 200 transitions, all lengths alike, max_seq_len 256, 24 windows in a batch; agent and
+encoders of `learner.py`; one torch thread, float32. The same windows in each of these ways:
+
+padded: each in a row as long as the longest of its batch. sorted: likewise, with windows of similar length
+in a batch, as BatchLoader does by default. packed: Experiment.packed_batches.
+
+timesteps_per_s: transitions per second of CPU time of whole updates. places: of those, and of padding and
+ends of windows. gain: timesteps_per_s as a multiple of those of padded batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from learner import BATCH, DISCRETE, NUM_ACTIONS, OBS_DIM, gru, make_learner, transformer
+from provenance import provenance
+
+from loxodon.agents import Agent
+from loxodon.data import Batch, BatchLoader, MemoryTrajDataset, Trajectory
+
+SHORTEST, LONGEST, MAX_SEQ_LEN, POOL = 10, 200, 256, 8
+ENCODERS = {"transformer": transformer, "gru": gru}
+WAYS: dict[str, dict[str, Any]] = {
+    "padded": {"pool_batches": 1},
+    "sorted": {"pool_batches": POOL},
+    "packed": {"packs": True},
+}
+
+
+def make_trajectory(rng: np.random.Generator) -> Trajectory:
+    """Random numbers."""
+    length = int(rng.integers(SHORTEST, LONGEST, endpoint=True))
+    return Trajectory(
+        obs={"observation": rng.standard_normal((length + 1, OBS_DIM), np.float32)},
+        rl2s=rng.standard_normal((length + 1, 1 + NUM_ACTIONS), np.float32),
+        time_idxs=np.arange(length + 1)[:, None],
+        actions=rng.integers(NUM_ACTIONS, size=(length, 1)),
+        rews=rng.standard_normal((length, 1), np.float32),
+        dones=np.zeros((length, 1), bool),
+    )
+
+
+def make_batches(way: str, epoch: int) -> list[Batch]:
+    """A pool of batches; those of an epoch hold the same windows in every way."""
+    rng = np.random.default_rng(0)
+    dataset = MemoryTrajDataset([make_trajectory(rng) for _ in range(500)])
+    dataset.configure(
+        max_seq_len=MAX_SEQ_LEN,
+        padded_sampling="none",
+        has_edit_rights=False,
+        default_root="",
+        default_name="",
+    )
+    loader = BatchLoader(dataset, batch_size=BATCH, num_workers=0, seed=0, **WAYS[way])
+    return list(loader.epoch(epoch, POOL))
+
+
+def measure(encoder: str, rounds: int) -> dict[str, dict[str, float]]:
+    """The figures of one encoder by way; the ways take turns."""
+    learners = {way: make_learner(Agent, DISCRETE, ENCODERS[encoder], MAX_SEQ_LEN) for way in WAYS}
+    seconds, places, timesteps = (dict.fromkeys(WAYS, 0.0) for _ in range(3))
+    for i in range(-1, rounds):  # the first update of each is not counted
+        for way, learner in learners.items():
+            for batch in make_batches(way, max(i, 0))[: 1 if i < 0 else None]:
+                begin = time.process_time()
+                learner.update([batch])
+                if i >= 0:
+                    seconds[way] += time.process_time() - begin
+                    places[way] += batch.mask.numel()
+                    timesteps[way] += int(batch.mask.sum())
+    speed = {way: timesteps[way] / seconds[way] for way in WAYS}
+    return {
+        way: {
+            "timesteps_per_s": round(speed[way]),
+            "gain": round(speed[way] / speed["padded"], 2),
+            "timesteps": timesteps[way],
+            "places": places[way],
+            "updates_per_s": round(rounds * POOL / seconds[way], 3),
+        }
+        for way in WAYS
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=list(ENCODERS), help=f"of {list(ENCODERS)}")
+    parser.add_argument("--rounds", type=int, default=3, help=f"of {POOL} updates per way")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {name: measure(name, args.rounds) for name in args.names}
+    print(json.dumps({**provenance(), "encoders": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
