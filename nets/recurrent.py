@@ -173,6 +173,11 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
             return run_gru(seq, state, self.rnn.all_weights)
         return super()._run(seq, state)
 
+    def _forward_with_resets(self, seq: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
+        if is_faster_for(seq, self.rnn.hidden_size) and isinstance(state, Tensor):
+            return run_gru(seq, state, self.rnn.all_weights, resets)
+        return super()._forward_with_resets(seq, state, resets)
+
     def _cell(self, x: Tensor, parts: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (torch.gru_cell(x, *parts, *weights),)
 

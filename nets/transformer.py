@@ -24,10 +24,23 @@ The mask is bool (True where attention is allowed) or float (added to logits), b
 stands for a causal one with L = S, and for none with L = 1. Returns (B, H, L, E).
 """
 
+_QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
+
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The attention of torch, which takes the fastest kernel that it has for the device."""
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1)
+    if mask is None or mask.dtype != torch.bool or q.device.type != "cpu":
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1
+        )
+    parts = []  # the kernel of the CPU goes through what a mask hides, too
+    for some, allowed in zip(q.split(_QUERIES, dim=2), mask.split(_QUERIES, dim=-2), strict=True):
+        seen = allowed.flatten(0, -2).any(0).nonzero().flatten()
+        keys = slice(int(seen[0]), int(seen[-1]) + 1)
+        parts.append(
+            F.scaled_dot_product_attention(some, k[:, :, keys], v[:, :, keys], allowed[..., keys], dropout)
+        )
+    return torch.cat(parts, dim=2)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:

@@ -28,8 +28,19 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
         assert torch.allclose(mine, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("num_layers", "is_shut"), [(1, False), (3, False), (1, True)])
-def test_results_and_gradients_are_those_of_torch(num_layers: int, is_shut: bool) -> None:
+def by_timestep(rnn: nn.GRU, seq: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
+    """Torch's own, with a state that is forgotten where `resets` (B, L) says so."""
+    parts = []
+    for x, forgets in zip(seq.split(1, dim=1), resets.unbind(1), strict=True):
+        y, state = rnn(x, state.masked_fill(forgets[:, None], 0.0))
+        parts.append(y)
+    return torch.cat(parts, dim=1), state
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "is_shut", "has_resets"), [(1, False, False), (3, False, True), (1, True, False)]
+)
+def test_results_and_gradients_are_those_of_torch(num_layers: int, is_shut: bool, has_resets: bool) -> None:
     """Of outputs and of the last state, with respect to inputs, the first state and all weights.
 
     Nothing is divided by a gate, so one that is exactly 0 or 1 does no harm.
@@ -40,7 +51,11 @@ def test_results_and_gradients_are_those_of_torch(num_layers: int, is_shut: bool
             rnn.bias_ih_l0[:5], rnn.bias_ih_l0[5:10] = -2000.0, 2000.0
     seq = torch.randn(4, 7, 3, dtype=torch.float64, requires_grad=True)
     state = torch.randn(num_layers, 4, 5, dtype=torch.float64, requires_grad=True)
-    ours, theirs = run_gru(seq, state, rnn.all_weights), rnn(seq, state)
+    resets = torch.zeros(4, 7, dtype=torch.bool)
+    if has_resets:
+        resets[1, 0] = resets[0, 3] = resets[2, 3] = resets[2, 4] = resets[3, 6] = True
+    ours = run_gru(seq, state, rnn.all_weights, resets if has_resets else None)
+    theirs = by_timestep(rnn, seq, state, resets)
     weights = [torch.randn_like(part) for part in theirs]
     inputs = [seq, state, *rnn.parameters()]
     assert_same(ours, theirs)
@@ -82,10 +97,10 @@ def test_the_encoder_trains_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(recurrent, "run_gru", counted)
     y, _ = encoder(seq, time_idxs, resets=resets)
-    assert lengths == [3, 3]
+    assert lengths == [6]
     y.square().sum().backward()
     assert encoder.rnn.weight_hh_l0.grad is None
     assert encoder.rnn.weight_ih_l0.grad is not None
     with torch.no_grad():
         assert torch.allclose(encoder(seq, time_idxs, resets=resets)[0], y, atol=1e-6)
-    assert lengths == [3, 3]
+    assert lengths == [6]
