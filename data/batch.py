@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -30,6 +31,7 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
 }
 _PER_WINDOW = ("sources", "policy_versions")  # (W,) int64
 _UNKNOWN = -1  # source or policy version
+_ROWS_PER_STEP = 2  # that cost a recurrence as much as one more timestep in all rows costs beside the rows
 
 
 @dataclass(frozen=True)
@@ -155,25 +157,31 @@ def pack_batch(trajs: Sequence[Trajectory], max_seq_len: int, layout: Layout | N
 
 
 def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
-    """Windows in as few rows of at most max_seq_len + 1 timesteps as balanced rows allow.
+    """Windows in few and short rows of at most max_seq_len + 1 timesteps.
 
-    Each goes to the emptiest row, the longest first. That makes rows of about equal length, so that few of
-    them end in padding (first fit would fill all but the last one), and short ones, which cost attention and
-    recurrences less.
+    Every number of rows is tried in which each window, the longest first, can go to the emptiest row: rows of
+    about equal length leave few places empty (first fit fills all rows but the last one), and short ones make
+    attention and recurrences cheaper.
     """
     by_length = sorted(trajs, key=len, reverse=True)
-    room = max([max_seq_len, *map(len, by_length[:1])]) + 1
-    num_rows = -(-sum(len(traj) + 1 for traj in trajs) // room)
-    while True:
+    longest = max(map(len, trajs), default=0)
+    room = max(max_seq_len, longest) + 1
+    best, lowest_cost = list[list[Trajectory]](), math.inf
+    fewest = max(1, -(-sum(len(traj) + 1 for traj in trajs) // room))
+    for num_rows in range(fewest, len(trajs) + 1):
         rows: list[list[Trajectory]] = [[] for _ in range(num_rows)]
         taken = [(0, row) for row in range(num_rows)]  # a heap of the places that each row has in use
         for traj in by_length:
             places, row = taken[0]
             rows[row].append(traj)
             heapq.heapreplace(taken, (places + len(traj) + 1, row))
-        if max(map(_num_places, rows), default=0) <= room:
-            return rows
-        num_rows += 1
+        widest = max(taken)[0]
+        cost = (num_rows + _ROWS_PER_STEP) * widest
+        if widest <= room and cost < lowest_cost:
+            best, lowest_cost = rows, cost
+        if widest == longest + 1:  # more rows would not be shorter
+            break
+    return best
 
 
 def _num_places(row: Sequence[Trajectory]) -> int:

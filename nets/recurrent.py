@@ -174,7 +174,7 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
         return super()._run(seq, state)
 
     def _forward_with_resets(self, seq: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
-        if is_faster_for(seq, self.rnn.hidden_size) and isinstance(state, Tensor):
+        if is_faster_for(seq, self.rnn.hidden_size, has_resets=True) and isinstance(state, Tensor):
             return run_gru(seq, state, self.rnn.all_weights, resets)
         return super()._forward_with_resets(seq, state, resets)
 
