@@ -18,8 +18,8 @@ def n_step_targets(
     """TD targets that look up to n steps ahead.
 
     y_t = sum_{i<k} discount^i r_{t+i} + discount^k (1 - d_{t+k-1}) V_{t+k}, where k is n, or the number of
-    steps until the first terminal step or the last real one of the sequence, whichever comes first. With n_step = 1 it is
-    r + discount (1 - d) V'. No importance correction.
+    steps until the first terminal step or the last real one of the sequence, whichever comes first. With
+    n_step = 1 it is r + discount (1 - d) V'. No importance correction.
 
     Args:
         rewards: (B, L, 1, 1) float.

@@ -74,6 +74,7 @@ __all__ = [
     "load_episodes",
     "load_trajectory",
     "open_trajectory",
+    "pack_batch",
     "pad_batch",
     "random_window",
     "save_trajectory",

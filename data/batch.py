@@ -31,7 +31,7 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
 }
 _PER_WINDOW = ("sources", "policy_versions")  # (W,) int64
 _UNKNOWN = -1  # source or policy version
-_ROWS_PER_STEP = 2  # that cost a recurrence as much as one more timestep in all rows costs beside the rows
+_STEP_COST = 2  # of one more timestep in all rows, beside theirs, in rows: about right for recurrences
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Batch:
 
     @property
     def timestep_mask(self) -> Tensor:
-        """(B, L+1, 1) bool, True on real timesteps: the first of a window, and t if transition t-1 is real."""
+        """(B, L+1, 1) bool, True on real timesteps: the first of windows, and t if transition t-1 is real."""
         real = torch.cat([torch.ones_like(self.mask[:, :1]), self.mask], dim=1)
         return real if self.resets is None else real | self.resets[..., None]
 
@@ -161,7 +161,7 @@ def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
 
     Every number of rows is tried in which each window, the longest first, can go to the emptiest row: rows of
     about equal length leave few places empty (first fit fills all rows but the last one), and short ones make
-    attention and recurrences cheaper.
+    attention and recurrences cheaper. So windows of one length stay in rows of their own.
     """
     by_length = sorted(trajs, key=len, reverse=True)
     longest = max(map(len, trajs), default=0)
@@ -176,7 +176,7 @@ def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
             rows[row].append(traj)
             heapq.heapreplace(taken, (places + len(traj) + 1, row))
         widest = max(taken)[0]
-        cost = (num_rows + _ROWS_PER_STEP) * widest
+        cost = (num_rows + _STEP_COST) * widest
         if widest <= room and cost < lowest_cost:
             best, lowest_cost = rows, cost
         if widest == longest + 1:  # more rows would not be shorter
@@ -225,7 +225,7 @@ def specs_of(rows: Rows, layout: Layout | None = None) -> Specs:
 
 
 def fill_batch(arrays: Arrays, rows: Rows, layout: Layout | None = None) -> None:
-    """Copy windows into the arrays of the batch of these rows, which need not be initialised; see pad_batch."""
+    """Copy windows into the arrays of a batch, which need not be initialised; see pad_batch."""
     wanted = layout or rows[0][0].layout
     try:
         _fill(arrays, rows, wanted)

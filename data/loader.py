@@ -122,7 +122,7 @@ class BatchLoader:
                 return
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of places without a transition in batches of the last epoch, once there are any."""
+        """Return the share of places without a transition in the last epoch, once there are batches."""
         if self._num_timesteps == 0:
             return {}
         return {"padded_fraction": self._num_padded / self._num_timesteps}

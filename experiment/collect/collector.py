@@ -512,8 +512,8 @@ class Collector:
         if before != now:
             raise ValueError(
                 f"The checkpoint holds the states of {sum(before)} environments (in {len(before)} part(s)), "
-                f"this run has {sum(now)} (in {len(now)}). Fix: resume with the Experiment.parallel_actors and "
-                "env_mode and the TrainingEnvs.overlap of the earlier run, or set Collector.save_env_state = "
+                f"this run has {sum(now)} (in {len(now)}). Fix: resume with the TrainingEnvs.overlap, "
+                "Experiment.parallel_actors and env_mode of the earlier run, or set Collector.save_env_state = "
                 "False."
             )
         states = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ import torch
 
 from loxodon.agents import Agent
 from loxodon.data import DiskTrajDataset, load_trajectory, save_trajectory
+from loxodon.envs import EnvSpec
+from loxodon.experiment import Experiment
 from loxodon.experiment.learn.learner import sequence_priorities
-from loxodon.nets import FFTrajEncoder, FFTstepEncoder
+from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
-from .fakes import make_experiment, metrics, run
+from .fakes import CountingEnv, make_experiment, metrics, run
 from .test_learner import make_trajectory
 
 
@@ -41,6 +45,34 @@ def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> Non
     after = dataset.priorities.state_dict([file.stem.split("_")[1] for file in fifo(tmp_path)])
     experiment.close()
     assert before != after
+
+
+def test_a_run_learns_from_packed_batches(tmp_path: Path) -> None:
+    class Watched(Experiment):
+        def compute_loss(self, batch: Any, log_step: bool = False) -> dict[str, Any]:
+            shapes.append((batch.resets is not None, len(batch.sources), batch.mask.shape[1]))
+            return super().compute_loss(batch, log_step)
+
+    shapes: list[tuple[bool, int, int]] = []
+    experiment = make_experiment(
+        tmp_path,
+        Watched,
+        packed_batches=True,
+        max_seq_len=16,
+        make_train_env=[EnvSpec(CountingEnv, {"length": length}) for length in (2, 5, 12)],
+        batches_per_update=2,
+        dataset=DiskTrajDataset(priority_exponent=0.6),
+        agent_type=partial(Agent, num_critics=2),
+        tstep_encoder_type=partial(FFTstepEncoder, d_hidden=8, d_output=8),
+        traj_encoder_type=partial(GRUTrajEncoder, d_hidden=8, d_output=8),
+    )
+    run(experiment)
+    assert experiment.learner.gradient_steps == 4
+    assert {windows for _, windows, _ in shapes} == {4}
+    assert max(width for packs, _, width in shapes if packs) <= 16
+    losses = [record["train/loss"] for record in metrics(experiment.run_dir) if "train/loss" in record]
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
 
 
 def test_a_loss_without_errors_per_timestep_cannot_feed_priorities(tmp_path: Path) -> None:
