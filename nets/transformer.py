@@ -34,7 +34,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -
             q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1
         )
     parts = []  # the kernel of the CPU goes through what a mask hides, too
-    for some, allowed in zip(q.split(_QUERIES, dim=2), mask.split(_QUERIES, dim=-2), strict=True):
+    for some, allowed in zip(*(torch.split(x, _QUERIES, dim=-2) for x in (q, mask)), strict=True):
         seen = allowed.flatten(0, -2).any(0).nonzero().flatten()
         keys = slice(int(seen[0]), int(seen[-1]) + 1)
         parts.append(

@@ -513,8 +513,8 @@ class Collector:
             raise ValueError(
                 f"The checkpoint holds the states of {sum(before)} environments (in {len(before)} part(s)), "
                 f"this run has {sum(now)} (in {len(now)}). Fix: resume with the TrainingEnvs.overlap, "
-                "Experiment.parallel_actors and env_mode of the earlier run, or set Collector.save_env_state = "
-                "False."
+                "Experiment.parallel_actors and env_mode of the earlier run, or set "
+                "Collector.save_env_state = False."
             )
         states = []
         for (group, own_seed), one in zip(self._seeded(seed), saved, strict=True):
