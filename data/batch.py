@@ -31,7 +31,7 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
 }
 _PER_WINDOW = ("sources", "policy_versions")  # (W,) int64
 _UNKNOWN = -1  # source or policy version
-_STEP_COST = 2  # of one more timestep in all rows, beside theirs, in rows: about right for recurrences
+_STEP_COST = 2  # of a timestep of a recurrence, beside that of the rows, in rows
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
     longest = max(map(len, trajs), default=0)
     room = max(max_seq_len, longest) + 1
     best, lowest_cost = list[list[Trajectory]](), math.inf
-    fewest = max(1, -(-sum(len(traj) + 1 for traj in trajs) // room))
+    fewest = max(1, -(-(sum(map(len, trajs)) + len(trajs)) // room))
     for num_rows in range(fewest, len(trajs) + 1):
         rows: list[list[Trajectory]] = [[] for _ in range(num_rows)]
         taken = [(0, row) for row in range(num_rows)]  # a heap of the places that each row has in use
@@ -182,10 +182,6 @@ def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
         if widest == longest + 1:  # more rows would not be shorter
             break
     return best
-
-
-def _num_places(row: Sequence[Trajectory]) -> int:
-    return sum(len(traj) + 1 for traj in row)
 
 
 def batch_of(rows: Rows, layout: Layout | None = None) -> Batch:
@@ -209,7 +205,7 @@ def specs_of(rows: Rows, layout: Layout | None = None) -> Specs:
             "windows."
         )
     layout = layout or rows[0][0].layout
-    num_rows, widest = len(rows), max(map(_num_places, rows))
+    num_rows, widest = len(rows), max(sum(map(len, row)) + len(row) for row in rows)
     specs: Specs = {
         ("obs", key): ((num_rows, widest, *shape), dtype) for key, (shape, dtype) in layout.obs.items()
     }
@@ -245,7 +241,7 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
     pads: list[int] = []  # zeros behind each window in fields of timesteps, and of transitions
     holes: list[int] = []
     for row in rows:
-        rest, between = width - _num_places(row), len(row) - 1
+        rest, between = width - sum(map(len, row)) - len(row), len(row) - 1
         trajs += row
         pads += [0] * between + [rest]
         holes += [1] * between + [rest]
@@ -253,7 +249,8 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
         if field == "obs":
             _copy(out, [traj.obs[key] for traj in trajs], pads)
         elif field == "mask":
-            _copy(out, [np.ones((len(traj), 1), np.bool_) for traj in trajs], holes)
+            true = np.ones((width, 1), np.bool_)
+            _copy(out, [true[: len(traj)] for traj in trajs], holes)
         elif field == "resets":
             spans = [len(traj) + 1 + pad for traj, pad in zip(trajs, pads, strict=True)]
             out[:] = False
