@@ -43,8 +43,8 @@ class BatchLoader:
     sorted. Windows are views of files or memory until their batch is made, so what they refer to stays alive
     that long: with images in compressed files, a smaller pool saves memory.
 
-    Packed batches are filled with windows in the order of drawing: those of similar length leave larger gaps,
-    and batches that differ in their lengths would differ in what they hold.
+    Packed batches take windows in the order of drawing. They leave about as few places empty as sorted ones
+    would, and all batches hold windows of all lengths.
 
     Args:
         dataset: where windows come from; configured already.
