@@ -5,6 +5,7 @@ Keys are kept with timesteps last: the product of one query with them is then tw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypedDict
 
@@ -99,6 +100,7 @@ class KeyValueCache:
     window: timesteps that attention reaches back, the newest included.
     oldest, newest: the smallest and the largest of `starts`.
     begin: where what attention reads begins.
+    views: what `store` needs of all layers: places of the newest key and value, recent keys and values.
     """
 
     keys: Tensor
@@ -110,6 +112,7 @@ class KeyValueCache:
     oldest: int = 0
     newest: int = 0
     begin: int = 0
+    views: Sequence[Tensor] = ()
 
     @classmethod
     def create(
@@ -142,6 +145,8 @@ class KeyValueCache:
             self._move_to_front(self.window - 1)
         self.end += 1
         self.begin = max(self.end - self.window, self.oldest)
+        keys, values = self.keys[..., self.begin : self.end], self.values[:, :, :, self.begin : self.end]
+        self.views = keys[..., -1], values[:, :, :, -1], keys.flatten(1, 2), values.flatten(1, 2)
         return None if self.newest <= self.begin else self.bias[:, None, None, self.begin : self.end]
 
     def _recent(self, window: int) -> slice:
@@ -156,15 +161,12 @@ class KeyValueCache:
         recent = self._recent(window)
         return torch.arange(recent.stop - recent.start - 1, -1, -1, device=self.bias.device)
 
-    def store(
-        self, layer: int, key: Tensor, value: Tensor, window: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Keep (N, H, E) of the newest timestep; returns keys (N, H, E, S), values (N, H, S, E)."""
-        recent = self._recent(window or self.window)
-        keys, values = self.keys[layer, ..., recent], self.values[layer, :, :, recent]
-        keys[..., -1] = key
-        values[:, :, -1] = value
-        return keys, values
+    def store(self, layer: int, key: Tensor, value: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        """Keep (N, H, E) of the newest timestep; returns keys (N H, E, S), values (N H, S, E)."""
+        newest_key, newest_value, keys, values = [view[layer] for view in self.views]
+        newest_key.copy_(key)
+        newest_value.copy_(value)
+        return (keys, values) if window >= self.window else (keys[..., -window:], values[:, -window:])
 
     def forget(self, ended: Tensor) -> None:
         """Begin new episodes in the rows where ended (N,) bool is True."""
@@ -263,14 +265,12 @@ class RingKeyValueCache:
         """(window,) int64, how many timesteps ago each place of the ring was taken, whatever `window` is."""
         return (self.slot - torch.arange(self.window, device=self.slot.device)) % self.window
 
-    def store(
-        self, layer: int, key: Tensor, value: Tensor, window: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Keep (N, H, E) of the newest timestep; returns all keys (N, H, E, S) and values (N, H, S, E)."""
+    def store(self, layer: int, key: Tensor, value: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        """Keep (N, H, E) of the newest timestep; returns all keys (N H, E, S) and values (N H, S, E)."""
         keys, values = self.keys[layer], self.values[layer]
         keys.index_copy_(3, self.slot, key[..., None].to(keys.dtype))
         values.index_copy_(2, self.slot, value[:, :, None].to(values.dtype))
-        return keys, values
+        return keys.flatten(0, 1), values.flatten(0, 1)
 
     def forget(self, ended: Tensor) -> None:
         """Begin new episodes in the rows where ended (N,) bool is True."""

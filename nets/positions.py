@@ -57,15 +57,15 @@ class RotaryPositions(nn.Module):
     def __init__(self, head_dim: int, base: float = 10_000.0) -> None:
         super().__init__()
         exponent = torch.arange(0, head_dim, 2).float() / head_dim
-        self.register_buffer("frequencies", base**-exponent, persistent=False)
+        frequencies = base**-exponent
+        self.register_buffer("frequencies", torch.cat([-frequencies, frequencies]), persistent=False)
 
     def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """time_idxs (B, L, 1) -> cosines and sines for `rotate`, each (B, 1, L, E)."""
+        """time_idxs (B, ..., 1) -> cosines and sines for `rotate`, each (B, 1, ..., E)."""
         angles = (time_idxs * self.frequencies)[:, None]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
     @staticmethod
     def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """X (B, H, L, E) -> the same, rotated."""
-        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+        """X (B, H, ..., E) -> the same, rotated, contiguous."""
+        return (x.roll(x.shape[-1] // 2, dims=-1) * sin).addcmul_(x, cos)

@@ -178,34 +178,39 @@ class TransformerLayer(ResidualBlock):
 
         Shapes: x (N, D) -> (N, D); layer: number of this one in the cache; bias (N, 1, 1, S) float or None.
         """
-        qkv = self.qkv(self.norm_attn(x)).view(x.shape[0], 3, self.n_heads, -1)
-        both = qkv[:, :2]  # queries and keys share each operation: (N, 2, H, E)
+        qkv = self.qkv(self.norm_attn(x)).view(x.shape[0], 3, self.n_heads, -1).transpose(0, 1)
+        both = qkv[:2]  # queries and keys share operations: (2, N, H, E)
         root, scale = both.shape[-1] ** 0.5, both.shape[-1] ** -0.5
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
-            length = torch.linalg.vector_norm(both.float(), dim=-1, keepdim=True)
+            length = torch.linalg.vector_norm(both, dim=-1, keepdim=True, dtype=torch.float32)
             gains = torch.stack((self.q_norm.weight, self.k_norm.weight * root))
-            both = both / torch.hypot(length, self.least_length) * gains[:, None]
+            both = both / torch.hypot(length, self.least_length) * gains[:, None, None]
             scale = 1.0  # the root of E of a normed query and the 1 / root of logits cancel
         if rotary is not None:
             both = RotaryPositions.rotate(both, *rotary)
-        q, k = both.unbind(1)
+        q, k = both.unbind()
         q = q if scale == 1.0 else q * scale
-        keys, values = cache.store(layer, k, qkv[:, 2], self.window)
+        keys, values = cache.store(layer, k, qkv[2], self.window)
         if self.alibi or self.window < cache.window:
             bias = cache.bias_within(self.window)
             if self.alibi:
                 bias = bias - self.slopes * cache.lags(self.window)
-        attended = self._attend_once(q[:, :, None].to(keys.dtype), keys, values, bias).to(x.dtype)
-        return self.finish(x, self.proj(attended.flatten(1)))
+        attended = self._attend_once(q.to(keys.dtype), keys, values, bias).to(x.dtype)
+        return self.finish(x, self.proj(attended.view(x.shape)))
 
     def _attend_once(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-        """One scaled query (N, H, 1, E), keys (N, H, E, S): plain products; kernels are for many queries."""
-        logits = q @ keys if bias is None else q @ keys + bias
+        """One scaled query (N, H, E), keys (N H, E, S), values (N H, S, E) -> (N, H, E).
+
+        Plain products, as kernels are made for many queries.
+        """
+        logits = torch.bmm(q.reshape(-1, 1, q.shape[-1]), keys)
+        if bias is not None:
+            logits = (logits.view(*q.shape[:2], 1, -1) + bias).flatten(0, 1)
         if self.sink is not None:
-            logits = torch.cat([logits, q @ self.sink.mT], dim=-1)
+            logits = torch.cat([logits, (q[:, :, None] @ self.sink.mT).flatten(0, 1)], dim=-1)
         weights = logits.softmax(-1)
-        attended = (weights if self.sink is None else weights[..., :-1]) @ values
-        return attended if self.head_scale is None else attended * self.head_scale
+        attended = torch.bmm(weights if self.sink is None else weights[..., :-1], values).view(q.shape)
+        return attended if self.head_scale is None else attended * self.head_scale[:, 0]
 
     # A block of a trunk.
 
@@ -451,7 +456,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
 
     def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: Cache) -> Tensor:
         x = self._embed(seq, time_idxs)[:, 0]
-        rotary, bias = self._rotary(time_idxs, x.dtype), cache.advance()
+        rotary, bias = self._rotary(time_idxs[:, 0], x.dtype), cache.advance()
         for i, layer in enumerate(cast("Iterable[TransformerLayer]", self.layers)):
             x = layer.act(x, rotary, cache, i, bias)
         y: Tensor = self.out_norm(x)

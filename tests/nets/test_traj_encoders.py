@@ -326,7 +326,7 @@ def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
             state = encoder.reset_hidden_state(state, ended)
         ages = torch.where(ended, 0, ages) + 1
         bias, entry = state.advance(), torch.zeros(3, 2, 8)
-        length = state.store(0, entry, entry)[1].shape[2]
+        length = state.store(0, entry, entry, WINDOW)[1].shape[1]
         assert length == min(int(ages.max()), WINDOW)
         visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
         assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW).tolist()
