@@ -2,14 +2,16 @@
 
     OMP_NUM_THREADS=1 python benchmarks/learner.py                    # all workloads, some 5 minutes
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete multi_task --seconds 5
+    OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --precision bf16 --profile
 
 Batches of 24 windows of 128 (or 512) transitions, 16 observations, 4 actions; encoders of width 128 (a
-Transformer of 3 layers, a GRU of 2), 4 critics, 7 discounts, heads of 2 x 256; one torch thread, float32.
-Times are CPU time, medians over updates.
+Transformer of 3 layers, a GRU of 2), 4 critics, 7 discounts, heads of 2 x 256; one torch thread, float32 or
+autocast to bfloat16. Times are CPU time, medians over updates.
 
 gflop: of matrix products and attention, counted. floor_s: the time that these would take at the speed of one
 large product. share_of_floor: floor_s as a share of the update. phase_ms: losses (forward pass), backward,
 clipping, adamw, targets (what follows an update), and all together.
+operation_ms (with --profile): of one update, the operations that took longest, without those that they call.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ WORKLOADS: dict[str, tuple[type, Any, Any, int]] = {
     "sac": (SACAgent, BOX, transformer, LENGTH),
     "iql": (IQLAgent, DISCRETE, transformer, LENGTH),
 }
-MIN_UPDATES = 5
+MIN_UPDATES, NUM_PROFILED = 5, 20
 
 
 class Phases:
@@ -100,18 +102,27 @@ def make_batch(action_space: spaces.Space[Any], length: int) -> Batch:
     )
 
 
-def make_learner(kind: type, action_space: spaces.Space[Any], encoder: Any, length: int) -> Learner:
+def make_learner(
+    kind: type, action_space: spaces.Space[Any], encoder: Any, length: int, precision: str = "no"
+) -> Learner:
     """What updates an agent of the sizes above."""
     torch.manual_seed(0)
     obs_space = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)})
     agent = kind(obs_space, action_space, tstep, encoder, length)
     params = agent.trainable_params()
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+
+    def losses(batch: Batch, log_step: bool) -> dict[str, Any]:
+        with accelerator.autocast():
+            found = agent(batch, log_step)
+        return masked_losses(batch, found)
+
     learner: Learner = Learner(
         agent,
         agent,
         make_optimizer(agent, params, learning_rate=1e-4, l2_coeff=1e-3, fused=True),
-        Accelerator(cpu=True),
-        compute_loss=lambda batch, log_step: masked_losses(batch, agent(batch, log_step)),
+        accelerator,
+        compute_loss=losses,
         critic_loss_weight=10.0,
         lr_warmup_steps=500,
         grad_clip=1.0,
@@ -119,10 +130,19 @@ def make_learner(kind: type, action_space: spaces.Space[Any], encoder: Any, leng
     return learner
 
 
-def measure(name: str, seconds: float, speed: float) -> dict[str, Any]:
+def profile(update: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds that an update spends in each of the operations that take longest."""
+    with torch.profiler.profile() as seen:
+        update()
+    taken = sorted(((x.self_cpu_time_total / 1e3, x.key) for x in seen.key_averages()), reverse=True)
+    return {name: round(ms, 1) for ms, name in taken[:NUM_PROFILED]}
+
+
+def measure(name: str, seconds: float, speed: float, precision: str, profiled: bool) -> dict[str, Any]:
     """The figures of one workload."""
     kind, action_space, encoder, length = WORKLOADS[name]
-    learner, batch = make_learner(kind, action_space, encoder, length), make_batch(action_space, length)
+    learner = make_learner(kind, action_space, encoder, length, precision)
+    batch = make_batch(action_space, length)
     phases = Phases()
     agent, optimizer, accelerator = learner.agent, learner.optimizer, learner.accelerator
     learner.compute_loss = phases.timed("losses", learner.compute_loss)
@@ -143,6 +163,7 @@ def measure(name: str, seconds: float, speed: float) -> dict[str, Any]:
         "floor_s": round(1e9 * gflop / speed, 4),
         "share_of_floor": round(1e9 * gflop / speed / median_s, 3),
         "phase_ms": phases.medians_ms(),
+        **({"operation_ms": profile(lambda: learner.update([batch]))} if profiled else {}),
     }
 
 
@@ -153,10 +174,12 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", default=list(WORKLOADS), help=f"of {list(WORKLOADS)}")
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time per workload")
+    parser.add_argument("--precision", choices=("no", "bf16"), default="no")
+    parser.add_argument("--profile", action="store_true", help="time the operations of one update")
     args = parser.parse_args()
     torch.set_num_threads(1)
     speed = flops_per_s(3.0)
-    found = {name: measure(name, args.seconds, speed) for name in args.names}
+    found = {name: measure(name, args.seconds, speed, args.precision, args.profile) for name in args.names}
     head = {**provenance(), "gflops_per_s_of_a_large_product": round(speed / 1e9, 1)}
     print(json.dumps({**head, "workloads": found}, indent=2))
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
 from .positions import LearnedPositions, RotaryPositions, SinusoidalPositions
+from .recurrence import in_full_precision
 from .sigma_reparam import linear
 from .trunk import BlockSettings, ResidualBlock, State, TrunkTrajEncoder
 
@@ -29,11 +30,18 @@ _QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The attention of torch, which takes the fastest kernel that it has for the device."""
-    if mask is None or mask.dtype != torch.bool or q.device.type != "cpu":
+    if q.device.type == "cpu":
+        return _sdpa_on_cpu(q, k, v, mask, dropout)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1)
+
+
+@in_full_precision  # the gradient in bfloat16 takes four times as long as in float32
+def _sdpa_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    if mask is None or mask.dtype != torch.bool:
         return F.scaled_dot_product_attention(
             q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1
         )
-    parts = []  # the kernel of the CPU goes through what a mask hides, too
+    parts = []  # the kernel goes through what a mask hides, too
     for some, allowed in zip(*(torch.split(x, _QUERIES, dim=-2) for x in (q, mask)), strict=True):
         seen = allowed.flatten(0, -2).any(0).nonzero().flatten()
         keys = slice(int(seen[0]), int(seen[-1]) + 1)

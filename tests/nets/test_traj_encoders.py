@@ -27,6 +27,7 @@ from loxodon.nets import (
     TransformerTrajEncoder,
 )
 from loxodon.nets.sigma_reparam import SigmaReparamLinear
+from loxodon.nets.transformer import sdpa
 
 from ..rounding import assert_equal_but_for_rounding
 from .encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_encoder, transformer
@@ -199,6 +200,14 @@ def test_autocast_follows_the_exact_result(encoder: TrajEncoder) -> None:
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.float(), other, rtol=0, atol=0.2)
     torch.testing.assert_close(steps.float(), found[0].float(), rtol=0, atol=0.1)
+
+
+def test_attention_on_a_cpu_stays_in_float32_under_autocast() -> None:
+    """Whose gradient in bfloat16 is slow there."""
+    q, k, v = torch.randn(3, 2, 4, 6, 8).bfloat16().unbind()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = sdpa(q, k, v, None, 0.0)
+    assert torch.equal(found, sdpa(q.float(), k.float(), v.float(), None, 0.0))
 
 
 @pytest.mark.parametrize("name", sorted(ENCODERS))
