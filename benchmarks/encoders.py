@@ -43,6 +43,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "min_gru": ("MinGRUTrajEncoder", TRUNK),
     "min_lstm": ("MinLSTMTrajEncoder", TRUNK),
     "lru": ("LRUTrajEncoder", TRUNK),
+    "s5": ("S5TrajEncoder", TRUNK),
     "ffm": ("FFMTrajEncoder", TRUNK),
     "mamba": ("MambaTrajEncoder", TRUNK),
     "mamba2": ("Mamba2TrajEncoder", TRUNK),

@@ -37,6 +37,7 @@ from .mixers.lru import LRUTrajEncoder
 from .mixers.mamba import Mamba2TrajEncoder, MambaTrajEncoder
 from .mixers.min_rnn import MinGRUTrajEncoder, MinLSTMTrajEncoder
 from .mixers.mlstm import MLSTMTrajEncoder
+from .mixers.s5 import S5TrajEncoder
 from .mlp import MLP, orthogonal_init
 from .normalization import (
     PopArt,
@@ -104,6 +105,7 @@ __all__ = [
     "PopArt",
     "RunningNorm",
     "RunningStatistics",
+    "S5TrajEncoder",
     "TanhGaussian",
     "TokenGoalEmb",
     "TrajEncoder",

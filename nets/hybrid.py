@@ -14,6 +14,7 @@ from .mixers.lru import LRUMixer
 from .mixers.mamba import Mamba2Mixer, MambaMixer
 from .mixers.min_rnn import MinGRUMixer, MinLSTMMixer
 from .mixers.mlstm import MLSTMMixer
+from .mixers.s5 import S5Mixer
 from .mlp import require_at_least, require_positive
 from .transformer import TransformerLayer, require_even_heads
 from .trunk import BlockSettings, Mixer, MixerBlock, ResidualBlock, TrunkTrajEncoder, build_mixer
@@ -28,6 +29,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "min_gru": MinGRUMixer,
     "min_lstm": MinLSTMMixer,
     "mlstm": MLSTMMixer,
+    "s5": S5Mixer,
 }
 
 

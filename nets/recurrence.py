@@ -131,20 +131,20 @@ def rotating_recurrence(
         return torch.stack([angles.cos(), angles.sin()], dim=1).to(inputs.dtype)
 
     cos, sin = axes(0, length, CHUNK)[:, None].unbind(2)
-    cos, sin = _turned(axes(1, CHUNK + 1, 1), cos, sin).flatten(0, 1)[:length].unbind(1)
-    seen = linear_recurrence(decay, _turned(inputs, cos, -sin), initial, resets)
-    return _turned(seen, cos, sin)
+    cos, sin = complex_product(axes(1, CHUNK + 1, 1), cos, sin).flatten(0, 1)[:length].unbind(1)
+    seen = linear_recurrence(decay, complex_product(inputs, cos, -sin), initial, resets)
+    return complex_product(seen, cos, sin)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """X (..., 2, D) as complex numbers times cos + i sin, each (..., D)."""
-    real, imaginary = x.unbind(-2)
-    return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-2)
+def complex_product(x: Tensor, real: Tensor, imaginary: Tensor) -> Tensor:
+    """X (..., 2, D) as complex numbers times those of two parts, each (..., D)."""
+    u, v = x.unbind(-2)
+    return torch.stack([u * real - v * imaginary, u * imaginary + v * real], dim=-2)
 
 
 def rotating_step(decay: Tensor, angle: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
     """One timestep of `rotating_recurrence`: inputs and state (N, 2, D)."""
-    return inputs + _turned(state, decay * angle.cos(), decay * angle.sin())
+    return inputs + complex_product(state, decay * angle.cos(), decay * angle.sin())
 
 
 # --- one matrix per head -------------------------------------------------------------------------------

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..mlp import require_positive
-from ..recurrence import rotating_recurrence, rotating_step
-from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import timescales
+from ..trunk import MixerTrajEncoder
+from .parts import RotatingMixer, timescales
 
 
-class FFMMixer(Mixer):
+class FFMMixer(RotatingMixer):
     """Each of `d_trace` gated features fades at its own rate and is kept at `d_context` speeds of turning."""
 
     def __init__(self, d_model: int, max_seq_len: int, *, d_trace: int = 32, d_context: int = 4) -> None:
@@ -28,28 +27,19 @@ class FFMMixer(Mixer):
         self.norm = nn.LayerNorm(d_model, elementwise_affine=False)
         self.state_shapes = {"h": (2, self.d_trace * self.d_context)}
 
-    def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
-        """Decay, angle and inputs of the recurrence; output gate and skip."""
+    def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Also the output gate and the skip."""
         width = x.shape[-1]
         trace, trace_gate, gate, skip = self.inp(x).split([self.d_trace] * 2 + [width] * 2, dim=-1)
         real = (trace * trace_gate.sigmoid()).float().repeat_interleave(self.d_context, dim=-1)
         decay = (-self.rate.abs()).exp().repeat_interleave(self.d_context)
         angle = self.angle.repeat(self.d_trace)
-        return (decay, angle, torch.stack([real, torch.zeros_like(real)], dim=-2)), gate.sigmoid(), skip
+        return (decay, angle, torch.stack([real, torch.zeros_like(real)], dim=-2)), (gate.sigmoid(), skip)
 
-    def _read(self, h: Tensor, gate: Tensor, skip: Tensor) -> Tensor:
+    def _finish(self, h: Tensor, beside: tuple[Tensor, Tensor]) -> Tensor:
+        gate, skip = beside
         read: Tensor = self.norm(self.out(h.flatten(-2)))
         return skip + gate * (read - skip)
-
-    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
-        parts, gate, skip = self._parts(x)
-        h = rotating_recurrence(*parts, state["h"], resets)
-        return self._read(h, gate, skip), {"h": h[:, -1]}
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        parts, gate, skip = self._parts(x)
-        h = rotating_step(*parts, state["h"])
-        return self._read(h, gate, skip), {"h": h}
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..mlp import require_positive
-from ..recurrence import rotating_recurrence, rotating_step
-from ..trunk import Mixer, MixerTrajEncoder, State
+from ..trunk import MixerTrajEncoder
+from .parts import RotatingMixer
 
 
-class LRUMixer(Mixer):
+class LRUMixer(RotatingMixer):
     """Linear recurrent unit; non-linear is the feed-forward part of the trunk alone."""
 
     def __init__(
@@ -43,21 +43,13 @@ class LRUMixer(Mixer):
         self.skip = nn.Parameter(torch.randn(d_model))
         self.state_shapes = {"h": (2, self.d_state)}
 
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
         inputs = self.inp(x).float().unflatten(-1, (2, -1)) * self.log_scale.exp()
-        return (-self.log_rate.exp()).exp(), self.log_angle.exp(), inputs
+        return ((-self.log_rate.exp()).exp(), self.log_angle.exp(), inputs), x
 
-    def _read(self, h: Tensor, x: Tensor) -> Tensor:
+    def _finish(self, h: Tensor, x: Tensor) -> Tensor:
         y: Tensor = self.out(h.flatten(-2)) + self.skip * x
         return y
-
-    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
-        h = rotating_recurrence(*self._parts(x), state["h"], resets)
-        return self._read(h, x), {"h": h[:, -1]}
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        h = rotating_step(*self._parts(x), state["h"])
-        return self._read(h, x), {"h": h}
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])

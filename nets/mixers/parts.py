@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..recurrence import matrix_recurrence, matrix_step
+from ..recurrence import matrix_recurrence, matrix_step, rotating_recurrence, rotating_step
 from ..trunk import Mixer, State
 
 
@@ -32,6 +33,28 @@ class MatrixMixer(Mixer):
         (q, k, v, log_decay), z = self._parts(x)
         y, last = matrix_step(q, k, v, log_decay, state["S"])
         return self._finish(y, z), {"S": last}
+
+
+class RotatingMixer(Mixer):
+    """Base class of mixers whose whole state is complex numbers "h" that turn and fade at fixed rates."""
+
+    @abstractmethod
+    def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Any]:
+        """Decay, angle and inputs of the recurrence; what `_finish` needs beside its states."""
+
+    @abstractmethod
+    def _finish(self, h: Tensor, beside: Any) -> Tensor:
+        """States (..., 2, E) -> (..., D)."""
+
+    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+        parts, beside = self._parts(x)
+        h = rotating_recurrence(*parts, state["h"], resets)
+        return self._finish(h, beside), {"h": h[:, -1]}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        parts, beside = self._parts(x)
+        h = rotating_step(*parts, state["h"])
+        return self._finish(h, beside), {"h": h}
 
 
 class ShortConv(nn.Module):

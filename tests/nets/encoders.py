@@ -22,6 +22,7 @@ from loxodon.nets import (
     MinGRUTrajEncoder,
     MinLSTMTrajEncoder,
     MLSTMTrajEncoder,
+    S5TrajEncoder,
     TrajEncoder,
     TransformerTrajEncoder,
 )
@@ -59,6 +60,7 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "min_lstm": trunk(MinLSTMTrajEncoder, sigma_reparam=True),
     "mlstm": trunk(MLSTMTrajEncoder, n_heads=2, **WIDE_KEYS),
     "retnet": trunk(GLATrajEncoder, n_heads=1, decay="fixed", **WIDE_KEYS),
+    "s5": trunk(S5TrajEncoder),
     "ff": lambda: FFTrajEncoder(DIM, WINDOW, d_model=16),
     "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),

@@ -1,0 +1,87 @@
+"""A state space of complex numbers at HiPPO's frequencies, discretised with learned step sizes."""
+
+from __future__ import annotations
+
+import math
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from ..mlp import require_positive
+from ..recurrence import complex_product
+from ..trunk import MixerTrajEncoder
+from .parts import RotatingMixer
+
+
+class S5Mixer(RotatingMixer):
+    """x' = rate x + B u, read as y = 2 Re(C x) + D u; all inputs drive all states.
+
+    A state stands for itself and its conjugate. Non-linear is the feed-forward part of the trunk alone.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        max_seq_len: int,
+        *,
+        d_state: int | None = None,
+        min_step: float = 0.001,
+        max_step: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.d_state = (d_model + 1) // 2 if d_state is None else d_state
+        require_positive("S5TrajEncoder", d_state=self.d_state)
+        if not 0.0 < min_step <= max_step:
+            raise ValueError(
+                f"min_step is {min_step} and max_step {max_step}, but 0 < min_step <= max_step must hold. "
+                "Fix: bind S5TrajEncoder.min_step and S5TrajEncoder.max_step so."
+            )
+        self.log_rate = nn.Parameter(torch.full((self.d_state,), math.log(0.5)))
+        self.frequency = nn.Parameter(hippo_frequencies(self.d_state))
+        steps = torch.empty(self.d_state).uniform_(math.log(min_step), math.log(max_step))
+        self.log_step = nn.Parameter(steps)
+        # HiPPO's eigenvectors are orthonormal, so that in their axes normal weights are normal again.
+        self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
+        self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
+        self.skip = nn.Parameter(torch.randn(d_model))
+        self.state_shapes = {"h": (2, self.d_state)}
+
+    def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        rate, step = self.log_rate.exp(), self.log_step.exp()
+        log_decay, angle = -rate * step, self.frequency * step
+        # What holding an input for a step adds: (exp(step eigenvalue) - 1) / eigenvalue.
+        decay, change = log_decay.exp(), torch.expm1(log_decay)
+        grown = torch.stack([change * angle.cos() - 2 * (angle / 2).sin() ** 2, decay * angle.sin()])
+        size = rate.square() + self.frequency.square()
+        gain = complex_product(grown, -rate / size, -self.frequency / size)
+        inputs = complex_product(self.inp(x).float().unflatten(-1, (2, -1)), *gain)
+        return (decay, angle, inputs), x
+
+    def _finish(self, h: Tensor, x: Tensor) -> Tensor:
+        y: Tensor = 2 * self.out(h.flatten(-2)) + self.skip * x
+        return y
+
+
+def hippo_frequencies(num: int) -> Tensor:
+    """(num,) positive imaginary parts of the eigenvalues of HiPPO-N of 2 * num states, whose real parts are -1/2.
+
+    Source: Smith et al. 2023, arXiv:2208.04933, section 4.2 and appendix B.1.
+    """
+    root = torch.sqrt(torch.arange(2 * num, dtype=torch.float64) + 0.5)
+    skew = torch.outer(root, root).triu(1)
+    return torch.linalg.eigvalsh(1j * (skew - skew.T))[num:].float()
+
+
+@gin.configurable(denylist=["tstep_dim", "max_seq_len"])
+class S5TrajEncoder(MixerTrajEncoder):
+    """A trunk of diagonal state spaces with many inputs and outputs; settings of `MixerTrajEncoder` and these.
+
+    Args:
+        d_state: complex numbers in the state of a layer; None takes half of d_model.
+        min_step: least step size, by which a state moves per timestep, at the start of training.
+        max_step: greatest step size.
+    Source: Smith et al. 2023, arXiv:2208.04933.
+    """
+
+    mixer_type = S5Mixer
