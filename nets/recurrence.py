@@ -50,21 +50,34 @@ def _scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
     """See `linear_recurrence`; in about 2 sqrt(L) operations, each over many timesteps at once."""
     length = inputs.shape[1]
     size = max(1, math.isqrt(length))
-    missing = -length % size
-    padding = [0, 0] * (inputs.ndim - 2) + [0, missing]
-    shape = (len(inputs), -1, size, *inputs.shape[2:])
-    states, kept = (  # copies
-        (F.pad(x, padding) if missing else x.clone(memory_format=torch.contiguous_format)).view(shape)
-        for x in (inputs, decay)
-    )
+
+    def chunks(x: Tensor) -> Tensor:
+        """A copy (B, C, size, ...)."""
+        missing = -length % size
+        padding = [0, 0] * (x.ndim - 2) + [0, missing]
+        x = F.pad(x, padding) if missing else x.clone(memory_format=torch.contiguous_format)
+        return x.view(len(x), -1, size, *x.shape[2:])
+
+    states, kept = chunks(inputs), chunks(decay)
     for t in range(1, size):  # every chunk as if it began with nothing, and what it keeps of its beginning
         states[:, :, t].addcmul_(kept[:, :, t], states[:, :, t - 1])
         kept[:, :, t].mul_(kept[:, :, t - 1])
     starts = [initial]
-    for n in range(states.shape[1] - 1):
-        starts.append(torch.addcmul(states[:, n, -1], kept[:, n, -1], starts[-1]))
+    for end, factor in zip(states[:, :-1, -1].unbind(1), kept[:, :-1, -1].unbind(1), strict=True):
+        starts.append(torch.addcmul(end, factor, starts[-1]))
     states.addcmul_(kept, torch.stack(starts, dim=1)[:, :, None])
     return states.view(len(inputs), -1, *inputs.shape[2:])[:, :length]
+
+
+def _scan_back(decay: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of `inputs` of a scan from that of its result."""
+    following = torch.cat([torch.zeros_like(decay[:, :1]), decay[:, 1:].flip(1)], dim=1)
+    return _scan(following, grad.flip(1), torch.zeros_like(grad[:, 0])).flip(1)
+
+
+def _before(initial: Tensor, states: Tensor) -> Tensor:
+    """What each timestep of a scan began with."""
+    return torch.cat([initial[:, None], states[:, :-1]], dim=1)
 
 
 class _LinearRecurrence(torch.autograd.Function):
@@ -80,11 +93,8 @@ class _LinearRecurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay, initial, states = ctx.saved_tensors
-        nothing = torch.zeros_like(initial)
-        following = torch.cat([nothing[:, None], decay[:, 1:].flip(1)], dim=1)
-        felt = _scan(following, grad.flip(1), nothing).flip(1)
-        before = torch.cat([initial[:, None], states[:, :-1]], dim=1)
-        return felt * before, felt, felt[:, 0] * decay[:, 0]
+        felt = _scan_back(decay, grad)
+        return (felt * _before(initial, states)).sum_to_size(decay.shape), felt, felt[:, 0] * decay[:, 0]
 
 
 @in_full_precision
@@ -100,10 +110,46 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Te
         resets: (B, L) bool, True where h_{t-1} counts as zero.
     Returns: (B, L, ...) float.
     """
+    decay = decay[(None,) * (inputs.ndim - decay.ndim)]
+    decay = decay.expand(*inputs.shape[:2], *[-1] * (inputs.ndim - 2))
     if resets is not None:
         decay = decay.masked_fill(resets.view(*resets.shape, *[1] * (inputs.ndim - 2)), 0.0)
-    states = _LinearRecurrence.apply(decay.expand_as(inputs), inputs, initial.to(inputs.dtype))  # type: ignore[no-untyped-call]
+    states = _LinearRecurrence.apply(decay, inputs, initial.to(inputs.dtype))  # type: ignore[no-untyped-call]
     return cast("Tensor", states)
+
+
+class _RotatingRecurrence(torch.autograd.Function):
+    """Seen from axes that turn along with it, such a state decays without turning: one real recurrence."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, decay: Tensor, angle: Tensor, inputs: Tensor, initial: Tensor, kept: Tensor
+    ) -> Tensor:
+        length = inputs.shape[1]
+
+        def axes(begin: int, end: int, stride: int) -> Tensor:
+            """(T, 2, D), cosines and sines of many turns, of which float32 would lose the last digits."""
+            time = torch.arange(begin, end, stride, device=inputs.device, dtype=torch.float64)
+            angles = time[:, None] * angle.double()
+            return torch.stack([angles.cos(), angles.sin()], dim=1).to(inputs.dtype)
+
+        cos, sin = axes(0, length, CHUNK)[:, None].unbind(2)
+        cos, sin = complex_product(axes(1, CHUNK + 1, 1), cos, sin).flatten(0, 1)[:length].unbind(1)
+        seen = _scan(kept * decay, complex_product(inputs, cos, -sin), initial)
+        ctx.save_for_backward(decay, initial, kept, cos, sin, seen)
+        return complex_product(seen, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        decay, initial, kept, cos, sin, seen = ctx.saved_tensors
+        felt = _scan_back(kept * decay, complex_product(grad, cos, -sin))
+        x, y = _before(initial, seen).unbind(-2)
+        u, v = (felt * kept).unbind(-2)
+        of_decay = torch.addcmul(x * u, y, v).sum((0, 1))
+        of_angle = decay * torch.addcmul(x * v, y, u, value=-1).sum((0, 1))
+        of_initial = felt[:, 0] * kept[:, 0] * decay
+        return of_decay, of_angle, complex_product(felt, cos, sin), of_initial, None
 
 
 @in_full_precision
@@ -111,8 +157,6 @@ def rotating_recurrence(
     decay: Tensor, angle: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None = None
 ) -> Tensor:
     """All h_t = decay * exp(i angle) * h_{t-1} + inputs_t, complex, in real arithmetic.
-
-    Seen from axes that turn along with it, such a state decays without turning: one real recurrence.
 
     Args:
         decay: (D,) float in [0, 1].
@@ -122,24 +166,21 @@ def rotating_recurrence(
         resets: (B, L) bool, True where h_{t-1} counts as zero.
     Returns: (B, L, 2, D) float.
     """
-    length = inputs.shape[1]
-
-    def axes(begin: int, end: int, stride: int) -> Tensor:
-        """(T, 2, D), cosines and sines of many turns, of which float32 would lose the last digits."""
-        time = torch.arange(begin, end, stride, device=inputs.device, dtype=torch.float64)
-        angles = time[:, None] * angle.double()
-        return torch.stack([angles.cos(), angles.sin()], dim=1).to(inputs.dtype)
-
-    cos, sin = axes(0, length, CHUNK)[:, None].unbind(2)
-    cos, sin = complex_product(axes(1, CHUNK + 1, 1), cos, sin).flatten(0, 1)[:length].unbind(1)
-    seen = linear_recurrence(decay, complex_product(inputs, cos, -sin), initial, resets)
-    return complex_product(seen, cos, sin)
+    kept = inputs.new_ones(1, inputs.shape[1]) if resets is None else (~resets).to(inputs.dtype)
+    states = _RotatingRecurrence.apply(decay, angle, inputs, initial.to(inputs.dtype), kept[..., None, None])  # type: ignore[no-untyped-call]
+    return cast("Tensor", states)
 
 
 def complex_product(x: Tensor, real: Tensor, imaginary: Tensor) -> Tensor:
     """X (..., 2, D) as complex numbers times those of two parts, each (..., D)."""
     u, v = x.unbind(-2)
-    return torch.stack([u * real - v * imaginary, u * imaginary + v * real], dim=-2)
+    return torch.stack(
+        [
+            torch.addcmul(u * real, v, imaginary, value=-1),
+            torch.addcmul(u * imaginary, v, real),
+        ],
+        dim=-2,
+    )
 
 
 def rotating_step(decay: Tensor, angle: Tensor, inputs: Tensor, state: Tensor) -> Tensor:

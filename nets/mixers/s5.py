@@ -64,7 +64,7 @@ class S5Mixer(RotatingMixer):
 
 
 def hippo_frequencies(num: int) -> Tensor:
-    """(num,) positive imaginary parts of the eigenvalues of HiPPO-N of 2 * num states, whose real parts are -1/2.
+    """(num,) imaginary parts of the eigenvalues -1/2 +- i y of the matrix HiPPO-N of 2 * num states.
 
     Source: Smith et al. 2023, arXiv:2208.04933, section 4.2 and appendix B.1.
     """
@@ -75,7 +75,7 @@ def hippo_frequencies(num: int) -> Tensor:
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
 class S5TrajEncoder(MixerTrajEncoder):
-    """A trunk of diagonal state spaces with many inputs and outputs; settings of `MixerTrajEncoder` and these.
+    """A trunk of diagonal state spaces; settings of `MixerTrajEncoder` and these.
 
     Args:
         d_state: complex numbers in the state of a layer; None takes half of d_model.
