@@ -6,7 +6,6 @@ float32 (or in float64, if given it) under autocast too. Lengths need not be mul
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -24,6 +23,8 @@ R = TypeVar("R")
 MIN_LOG_DECAY = -2.5
 """Least log decay per timestep where key features have their own: exp(2.5 * CHUNK_PER_KEY) is a float32."""
 CHUNK, CHUNK_PER_KEY = 64, 32
+SCAN_CHUNK = 15
+"""No power of two, or rows of different chunks would be in each other's way in the cache."""
 
 
 def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
@@ -46,10 +47,14 @@ def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
 # --- one number per channel ----------------------------------------------------------------------------
 
 
-def _scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
-    """See `linear_recurrence`; in about 2 sqrt(L) operations, each over many timesteps at once."""
+def _scan(decay: Tensor, inputs: Tensor, initial: Tensor, angle: Tensor | None = None) -> Tensor:
+    """See `linear_recurrence`; in chunks of chunks, so that each operation is over many timesteps at once.
+
+    With angles, see `rotating_recurrence`: from axes that turn along with it, a state is seen to fade only.
+    Axes begin anew in each chunk.
+    """
     length = inputs.shape[1]
-    size = max(1, math.isqrt(length))
+    size = min(length, SCAN_CHUNK)
 
     def chunks(x: Tensor) -> Tensor:
         """A copy (B, C, size, ...)."""
@@ -59,20 +64,33 @@ def _scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
         return x.view(len(x), -1, size, *x.shape[2:])
 
     states, kept = chunks(inputs), chunks(decay)
+    if angle is not None:
+        cos, sin = _axes(angle, torch.arange(1, size + 1, device=inputs.device)[:, None], inputs.dtype)
+        states = complex_product(states, cos, -sin)
     for t in range(1, size):  # every chunk as if it began with nothing, and what it keeps of its beginning
         states[:, :, t].addcmul_(kept[:, :, t], states[:, :, t - 1])
         kept[:, :, t].mul_(kept[:, :, t - 1])
-    starts = [initial]
-    for end, factor in zip(states[:, :-1, -1].unbind(1), kept[:, :-1, -1].unbind(1), strict=True):
-        starts.append(torch.addcmul(end, factor, starts[-1]))
-    states.addcmul_(kept, torch.stack(starts, dim=1)[:, :, None])
+    starts = initial[:, None]
+    if length > size:
+        ends = states[:, :, -1] if angle is None else complex_product(states[:, :, -1], cos[-1], sin[-1])
+        whole = None if angle is None else angle.double() * size
+        starts = _before(initial, _scan(kept[:, :, -1], ends, initial, whole))
+    states.addcmul_(kept, starts[:, :, None])
+    states = states if angle is None else complex_product(states, cos, sin)
     return states.view(len(inputs), -1, *inputs.shape[2:])[:, :length]
 
 
-def _scan_back(decay: Tensor, grad: Tensor) -> Tensor:
+def _axes(angle: Tensor, turns: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of many turns, of which float32 would lose the last digits."""
+    angles = turns * angle.double()
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _scan_back(decay: Tensor, grad: Tensor, angle: Tensor | None = None) -> Tensor:
     """The gradient of `inputs` of a scan from that of its result."""
     following = torch.cat([torch.zeros_like(decay[:, :1]), decay[:, 1:].flip(1)], dim=1)
-    return _scan(following, grad.flip(1), torch.zeros_like(grad[:, 0])).flip(1)
+    back = None if angle is None else -angle
+    return _scan(following, grad.flip(1), torch.zeros_like(grad[:, 0]), back).flip(1)
 
 
 def _before(initial: Tensor, states: Tensor) -> Tensor:
@@ -119,37 +137,26 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Te
 
 
 class _RotatingRecurrence(torch.autograd.Function):
-    """Seen from axes that turn along with it, such a state decays without turning: one real recurrence."""
+    """The same for complex numbers."""
 
     @staticmethod
     def forward(
         ctx: Any, decay: Tensor, angle: Tensor, inputs: Tensor, initial: Tensor, kept: Tensor
     ) -> Tensor:
-        length = inputs.shape[1]
-
-        def axes(begin: int, end: int, stride: int) -> Tensor:
-            """(T, 2, D), cosines and sines of many turns, of which float32 would lose the last digits."""
-            time = torch.arange(begin, end, stride, device=inputs.device, dtype=torch.float64)
-            angles = time[:, None] * angle.double()
-            return torch.stack([angles.cos(), angles.sin()], dim=1).to(inputs.dtype)
-
-        cos, sin = axes(0, length, CHUNK)[:, None].unbind(2)
-        cos, sin = complex_product(axes(1, CHUNK + 1, 1), cos, sin).flatten(0, 1)[:length].unbind(1)
-        seen = _scan(kept * decay, complex_product(inputs, cos, -sin), initial)
-        ctx.save_for_backward(decay, initial, kept, cos, sin, seen)
-        return complex_product(seen, cos, sin)
+        states = _scan(kept * decay, inputs, initial, angle)
+        ctx.save_for_backward(decay, angle, initial, kept, states)
+        return states
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        decay, initial, kept, cos, sin, seen = ctx.saved_tensors
-        felt = _scan_back(kept * decay, complex_product(grad, cos, -sin))
-        x, y = _before(initial, seen).unbind(-2)
-        u, v = (felt * kept).unbind(-2)
-        of_decay = torch.addcmul(x * u, y, v).sum((0, 1))
-        of_angle = decay * torch.addcmul(x * v, y, u, value=-1).sum((0, 1))
-        of_initial = felt[:, 0] * kept[:, 0] * decay
-        return of_decay, of_angle, complex_product(felt, cos, sin), of_initial, None
+        decay, angle, initial, kept, states = ctx.saved_tensors
+        felt = _scan_back(kept * decay, grad, angle)
+        (x, y), (u, v) = _before(initial, states).unbind(-2), (felt * kept).unbind(-2)
+        of_factor = torch.stack([torch.addcmul(x * u, y, v), torch.addcmul(x * v, y, u, value=-1)], dim=-2)
+        of_factor = complex_product(of_factor.sum((0, 1)), angle.cos(), -angle.sin())
+        of_initial = complex_product(felt[:, 0] * kept[:, 0] * decay, angle.cos(), -angle.sin())
+        return of_factor[0], of_factor[1] * decay, felt, of_initial, None
 
 
 @in_full_precision
