@@ -21,8 +21,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MIN_LOG_DECAY = -2.5
-"""Least log decay per timestep where key features have their own: exp(2.5 * CHUNK_PER_KEY) is a float32."""
-CHUNK, CHUNK_PER_KEY = 64, 32
+"""Least log decay per timestep where key features have their own: exp(2.5 * SHORT_CHUNK) is a float32."""
+CHUNK, SHORT_CHUNK = 64, 32
 SCAN_CHUNK = 15
 """No power of two, or rows of different chunks would be in each other's way in the cache."""
 
@@ -238,7 +238,8 @@ class _Decays:
 
     def weights(self) -> Tensor:
         """(B, C, H, c, c), decay from each timestep (column) to each later one; for E = 1."""
-        return (self.within - self.within.mT).masked_fill(~self.visible, -torch.inf).exp()
+        hidden = torch.where(self.visible, 0.0, -torch.inf).to(self.within.dtype)
+        return (self.within + (-self.within).mT).add_(hidden).exp_()
 
 
 def _chunked(x: Tensor, size: int) -> Tensor:
@@ -278,7 +279,7 @@ def matrix_recurrence(
         arXiv:2405.21060, section 6.
     """
     length, per_key = queries.shape[1], log_decay.shape[-1] > 1
-    size = min(length, CHUNK_PER_KEY if per_key else CHUNK)
+    size = min(length, SHORT_CHUNK if per_key else CHUNK)
     q, k, v = (_chunked(x, size) for x in (queries, keys, values))
     decays = _Decays.of(log_decay, resets, size)
     if per_key:
@@ -290,8 +291,11 @@ def matrix_recurrence(
     written = _for_all_heads(k.mT, v * decays.to_end) if shared else (k * decays.to_end).mT @ v
     ends = linear_recurrence(decays.whole[..., None], written, initial)
     starts = torch.cat([initial.to(ends.dtype)[:, None], ends[:, :-1]], dim=1)
-    read = _for_all_heads(q, starts) * decays.from_start if shared else (q * decays.from_start) @ starts
-    return _unchunked(scores @ v + read, length), ends[:, -1]
+    if shared:
+        y = torch.addcmul(scores @ v, _for_all_heads(q, starts), decays.from_start)
+    else:
+        y = scores @ v + (q * decays.from_start) @ starts
+    return _unchunked(y, length), ends[:, -1]
 
 
 def _for_all_heads(x: Tensor, y: Tensor) -> Tensor:
@@ -341,7 +345,7 @@ def delta_recurrence(
     Source: Yang et al. 2024, arXiv:2412.06464, section 3.3.
     """
     length = queries.shape[1]
-    size = min(length, CHUNK)
+    size = min(length, SHORT_CHUNK)  # systems are solved row by row
     q, k, v, beta = (_chunked(x, size) for x in (queries, keys, values, rate))
     decays = _Decays.of(log_decay, resets, size)
     weights, num_values = decays.weights(), v.shape[-1]
@@ -353,12 +357,13 @@ def delta_recurrence(
     # Over a whole chunk the state changes linearly: S -> passed S + added.
     kept = torch.diag_embed(decays.whole.expand(*k.shape[:3], k.shape[-1]))
     passed, added = kept - writes @ replaced, writes @ new
-    states = [initial.to(new.dtype)]
-    for factor, term in zip(passed.unbind(1), added.unbind(1), strict=True):
-        states.append(term + factor @ states[-1])
-    starts = torch.stack(states[:-1], dim=1)
+    passed, added = (rearrange(x, "b n h i j -> n (b h) i j") for x in (passed, added))
+    states = [initial.to(new.dtype).flatten(0, 1)]
+    for factor, term in zip(passed, added, strict=True):
+        states.append(torch.baddbmm(term, factor, states[-1]))
+    starts = rearrange(torch.stack(states[:-1]), "n (b h) i j -> b n h i j", b=len(q))
     y = reads @ starts + scores @ (new - replaced @ starts)
-    return _unchunked(y, length), states[-1]
+    return _unchunked(y, length), states[-1].view_as(initial)
 
 
 def delta_step(

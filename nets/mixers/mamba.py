@@ -58,7 +58,7 @@ class MambaMixer(Mixer):
         return F.softplus(self.step_size(low).float()), writes, reads
 
     def _finish(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        out: Tensor = self.out((y + self.skip * x) * F.silu(z))
+        out: Tensor = self.out(torch.addcmul(y, self.skip, x) * F.silu(z))
         return out
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
@@ -148,7 +148,7 @@ class Mamba2Mixer(Mixer):
         return x, q[..., None, :], k[..., None, :], step_sizes * x, log_decay
 
     def _finish(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        y = (y + self.skip * x).flatten(-2)
+        y = torch.addcmul(y, self.skip, x).flatten(-2)
         return cast("Tensor", self.out(self.norm(y * F.silu(z))))
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:

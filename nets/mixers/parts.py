@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ..recurrence import matrix_recurrence, matrix_step, rotating_recurrence, rotating_step
 from ..trunk import Mixer, State
@@ -57,6 +58,32 @@ class RotatingMixer(Mixer):
         return self._finish(h, beside), {"h": h}
 
 
+class _Convolution(torch.autograd.Function):
+    """See `ShortConv`; with a gradient of its own, as that of slices would fill one sequence for each lag."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None) -> Tensor:
+        ctx.save_for_backward(padded, weight, age)
+        reach = len(weight) - 1
+        y = torch.addcmul(bias, padded[:, reach:], weight[-1])
+        for lag in range(1, reach + 1):
+            past = padded[:, reach - lag : -lag]
+            y.addcmul_(past if age is None else past * (age >= lag), weight[-1 - lag])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        padded, weight, age = ctx.saved_tensors
+        of_padded, of_weight, reach = torch.zeros_like(padded), torch.empty_like(weight), len(weight) - 1
+        for lag in range(reach + 1):
+            seen = slice(reach - lag, padded.shape[1] - lag)
+            felt = grad if age is None or lag == 0 else grad * (age >= lag)
+            of_padded[:, seen].addcmul_(felt, weight[-1 - lag])
+            of_weight[-1 - lag] = (felt * padded[:, seen]).sum((0, 1))
+        return of_padded, of_weight, grad.sum((0, 1)), None
+
+
 class ShortConv(nn.Module):
     """A causal convolution over the `width` newest timesteps of an episode, for each feature on its own.
 
@@ -75,12 +102,7 @@ class ShortConv(nn.Module):
         length, reach = x.shape[1], self.num_kept
         padded = torch.cat([kept.to(x.dtype), x], dim=1)
         age = None if resets is None else _ages(resets, reach)
-        y = torch.addcmul(self.bias, x, self.weight[-1])
-        for lag in range(1, reach + 1):
-            past = padded[:, reach - lag : reach - lag + length]
-            if age is not None:
-                past = past * (age >= lag)
-            y = torch.addcmul(y, past, self.weight[-1 - lag])
+        y = cast("Tensor", _Convolution.apply(padded, self.weight, self.bias, age))  # type: ignore[no-untyped-call]
         kept = padded[:, length:]
         if age is not None:
             lags = torch.arange(reach - 1, -1, -1, device=x.device)[None, :, None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from loxodon.nets import recurrence as R
+from loxodon.nets.mixers.parts import ShortConv
 
 B, H, K, V = 3, 2, 4, 5
 LENGTHS = [1, 2, 17, 64, 150]
@@ -41,6 +43,25 @@ def shared(length: int) -> tuple[Tensor, ...]:
 def delta(length: int) -> tuple[Tensor, ...]:
     q, k, v, log_decay, state = matrix(length)
     return q, k / k.norm(dim=-1, keepdim=True), v, draw(5, B, length, H, 1).sigmoid(), log_decay, state
+
+
+def convolution(length: int) -> tuple[Tensor, ...]:
+    return draw(0, B, length, K), draw(1, 3, K), draw(2, K), draw(3, B, 2, K)
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor, resets: Tensor | None = None) -> Tensor:
+    parameters = {"weight": weight, "bias": bias}
+    y, _ = torch.func.functional_call(ShortConv(K, len(weight)), parameters, (x, resets, kept))
+    return cast("Tensor", y)
+
+
+def loop_convolution(x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor, resets: Tensor) -> Tensor:
+    outputs = []
+    for t in range(x.shape[1]):
+        kept = torch.cat([kept * ~resets[:, t, None, None], x[:, t : t + 1]], dim=1)
+        outputs.append((kept * weight).sum(1) + bias)
+        kept = kept[:, 1:]
+    return torch.stack(outputs, dim=1)
 
 
 def loop_diagonal(decay: Tensor, inputs: Tensor, state: Tensor, resets: Tensor) -> Tensor:
@@ -83,6 +104,7 @@ def loop_delta(
 
 
 KINDS: dict[str, tuple[Callable[..., object], Callable[..., object], Callable[[int], tuple[Tensor, ...]]]] = {
+    "convolution": (convolved, loop_convolution, convolution),
     "diagonal": (R.linear_recurrence, loop_diagonal, diagonal),
     "rotating": (R.rotating_recurrence, loop_rotating, rotating),
     "matrix": (R.matrix_recurrence, loop_matrix, matrix),
