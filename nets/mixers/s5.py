@@ -70,7 +70,8 @@ def hippo_frequencies(num: int) -> Tensor:
     """
     root = torch.sqrt(torch.arange(2 * num, dtype=torch.float64) + 0.5)
     skew = torch.outer(root, root).triu(1)
-    return torch.linalg.eigvalsh(1j * (skew - skew.T))[num:].float()
+    frequencies: Tensor = torch.linalg.eigvalsh(1j * (skew - skew.T))[num:].float()
+    return frequencies
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
