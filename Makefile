@@ -43,7 +43,7 @@ format: .venv/installed-dev  ## rewrite the code in the house format
 
 bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/results/
 	$(BIN)/python benchmarks/import_time.py > benchmarks/results/import_time.json
-	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/learning.py --threads 2 --again
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rollout.py --all
 
 # .venv/bin/pip is the last thing that venv makes, so an interrupted creation is repeated.

@@ -1,11 +1,13 @@
-"""Do the presets learn what they claim? Runs each over seeds as a user would, and prints JSON.
+"""Does it learn? Runs presets over seeds as a user would, and prints JSON.
 
-    python benchmarks/learning.py                       # all tasks, seeds 0 1 2
+    python benchmarks/learning.py                                   # all presets, seeds 0 1 2
     python benchmarks/learning.py tmaze cartpole --seeds 0
+    python benchmarks/learning.py --suite encoders --jobs 2         # every trajectory encoder on two tasks
 
 Every run is a process of its own: examples/run.py with the preset. Seconds are those spent collecting,
-learning and evaluating, from the run's own metrics; `wall_s` is the whole process, imports included. A run
-over all tasks and seeds also writes benchmarks/results/learning.json.
+learning and evaluating, from the run's own metrics; `wall_s` is the whole process, imports included. Each run
+is written to the output at once, and not repeated by a later call (unless with --again), so that a long suite
+can be interrupted.
 """
 
 from __future__ import annotations
@@ -18,66 +20,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from provenance import provenance
+from learning_tasks import SUITES, Task
+from provenance import git_commit, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 TIME_KEYS = ("time/collect_s", "time/learn_s", "time/val_s")
-
-
-@dataclass(frozen=True)
-class Task:
-    """A preset and what it promises.
-
-    metric: figure of the greedy evaluation. target: what its last value must reach (a control: not reach).
-    max_env_steps, max_seconds: budget until then; None where there is none.
-    """
-
-    configs: tuple[str, ...]
-    metric: str
-    target: float
-    max_env_steps: int | None
-    max_seconds: float | None
-    is_control: bool = False
-    overrides: tuple[str, ...] = ()
-
-
-TASKS = {
-    "tmaze": Task(("tmaze",), "val/success", 1.0, None, 180.0),
-    "tmaze_without_memory": Task(
-        ("tmaze", "encoders/ff_small"), "val/success", 0.65, None, None, is_control=True
-    ),
-    "cartpole": Task(("cartpole",), "val/return", 475.0, 150_000, 300.0),
-    "popgym_repeat_gru": Task(("popgym_repeat",), "val/return", 0.95, 25_000, 90.0),
-    "popgym_repeat_transformer": Task(
-        ("popgym_repeat", "encoders/transformer_small"), "val/return", 0.95, None, 150.0
-    ),
-    "pendulum": Task(("pendulum",), "val/return", -250.0, 100_000, None),
-    "ppo_cartpole": Task(("ppo/cartpole",), "val/return", 475.0, 100_000, None),
-    "ppo_pendulum": Task(("ppo/pendulum",), "val/return", -250.0, 200_000, None),
-    "ppo_acrobot": Task(("ppo/acrobot",), "val/return", -100.0, 500_000, None),
-    "ppo_cartpole_no_velocity": Task(("ppo/cartpole_no_velocity",), "val/return", 450.0, 200_000, None),
-    "ppo_cartpole_no_velocity_without_memory": Task(
-        ("ppo/cartpole_no_velocity", "encoders/identity"), "val/return", 200.0, None, None, is_control=True
-    ),
-    "ppo_repeat_gru": Task(("ppo/repeat_previous",), "val/return", 0.9, 2_000_000, None),
-    "ppo_repeat_transformer": Task(
-        ("ppo/repeat_previous", "encoders/transformer_small"), "val/return", 0.9, 2_000_000, None
-    ),
-    "ppo_repeat_without_memory": Task(
-        ("ppo/repeat_previous", "encoders/identity"),
-        "val/return",
-        -0.4,
-        None,
-        None,
-        is_control=True,
-        # Its own previous action would be a memory of a kind: with it the return is about -0.3.
-        overrides=("Experiment.epochs=300", "FFTstepEncoder.hide_rl2s=True"),
-    ),
-}
 
 
 def run_once(task: Task, seed: int, folder: Path, threads: int) -> dict[str, Any]:
@@ -107,7 +60,7 @@ def run_once(task: Task, seed: int, folder: Path, threads: int) -> dict[str, Any
             f"{' '.join(command)} failed:\n{done.stderr[-3000:]}\nFix: run that command by hand."
         )
     records = [json.loads(line) for line in (folder / f"seed{seed}" / "logs" / "metrics.jsonl").open()]
-    return {"seed": seed, **summarize(task, records), "wall_s": round(wall_s, 1)}
+    return {"seed": seed, **summarize(task, records), "wall_s": round(wall_s, 1), "commit": git_commit()}
 
 
 def summarize(task: Task, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -150,33 +103,67 @@ def median_of(runs: list[dict[str, Any]], key: str) -> float | None:
     return statistics.median(values) if len(values) == len(runs) else None
 
 
+class Results:
+    """The figures of a suite in a file, which is complete after each run."""
+
+    def __init__(self, output: Path, tasks: dict[str, Task], threads: int) -> None:
+        self._output, self._lock = output, Lock()
+        self.found: dict[str, Any] = {"provenance": provenance(), "threads": threads, "tasks": {}}
+        if output.exists():
+            self.found["tasks"] = json.loads(output.read_text(encoding="utf-8"))["tasks"]
+        for name, task in tasks.items():
+            known = self.found["tasks"].get(name)
+            if known is None or known["task"] != json.loads(json.dumps(asdict(task))):
+                self.found["tasks"][name] = {"task": asdict(task), "median_to_target": {}, "runs": []}
+
+    def has(self, name: str, seed: int) -> bool:
+        """Whether this run is there already."""
+        return any(run["seed"] == seed for run in self.found["tasks"][name]["runs"])
+
+    def add(self, name: str, run: dict[str, Any]) -> None:
+        """Store a run."""
+        with self._lock:
+            entry = self.found["tasks"][name]
+            others = [one for one in entry["runs"] if one["seed"] != run["seed"]]
+            entry["runs"] = sorted([*others, run], key=lambda one: int(one["seed"]))
+            keys = ("seconds", "env_steps", "updates")
+            entry["median_to_target"] = {key: median_of(entry["runs"], key) for key in keys}
+            self._output.parent.mkdir(exist_ok=True)
+            self._output.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Run the chosen tasks and print one JSON document."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "tasks", nargs="*", choices=[[], *TASKS], help=f"of {', '.join(TASKS)}; all when left out"
-    )
+    parser.add_argument("tasks", nargs="*", help="of the suite; all when left out")
+    parser.add_argument("--suite", choices=list(SUITES), default="presets")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2, help="torch threads of each run")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--again", action="store_true", help="repeat runs that the output holds")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/learning_SUITE.json")
     args = parser.parse_args()
-    names = args.tasks or list(TASKS)
-    results: dict[str, Any] = {"provenance": provenance(), "threads": args.threads, "tasks": {}}
-    for name in names:
-        task, runs = TASKS[name], []
-        for seed in args.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                runs.append(run_once(task, seed, Path(folder), args.threads))
-            print(f"{name} {json.dumps(runs[-1])}", file=sys.stderr, flush=True)
-        medians = {key: median_of(runs, key) for key in ("seconds", "env_steps", "updates")}
-        results["tasks"][name] = {"task": asdict(task), "median_to_target": medians, "runs": runs}
-    text = json.dumps(results, indent=1)
-    print(text)
-    if len(names) == len(TASKS) and args.seeds == [0, 1, 2]:
-        results_dir = ROOT / "benchmarks" / "results"
-        results_dir.mkdir(exist_ok=True)
-        (results_dir / "learning.json").write_text(text + "\n", encoding="utf-8")
+    suite = SUITES[args.suite]
+    if unknown := set(args.tasks) - set(suite):
+        parser.error(f"no tasks of {args.suite}: {', '.join(unknown)}; these are: {', '.join(suite)}")
+    tasks = {name: suite[name] for name in args.tasks or suite}
+    output = args.output or ROOT / "benchmarks" / "results" / f"learning_{args.suite}.json"
+    results = Results(output, tasks, args.threads)
+
+    def run(name: str, seed: int) -> None:
+        if results.has(name, seed) and not args.again:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_once(tasks[name], seed, Path(folder), args.threads)
+        print(f"{name} {json.dumps(found)}", file=sys.stderr, flush=True)
+        results.add(name, found)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for done in [pool.submit(run, name, seed) for seed in args.seeds for name in tasks]:
+            done.result()
+    print(json.dumps(results.found, indent=1))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropou
     return F.dropout(logits.softmax(-1), dropout) @ v
 
 
+POSITIONS = ("rope", "fixed", "rope+fixed", "learned", "alibi", None)
 ATTENTIONS: dict[str, Attention] = {"sdpa": sdpa, "plain": plain_attention}
 
 
@@ -276,7 +277,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         dropout_emb: on the input.
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
-        pos_emb: "rope" (rotary), "learned", "fixed" (sines), "alibi" (attention fades with distance) or None.
+        pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines are added to the input: when in the
+            episode), "rope+fixed" (both), "learned", "alibi" (attention fades with distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
@@ -328,11 +330,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             "TransformerTrajEncoder", d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=n_layers
         )
         require_even_heads("TransformerTrajEncoder", d_model, n_heads)
-        if pos_emb not in ("rope", "learned", "fixed", "alibi", None):
-            raise ValueError(
-                f"pos_emb is {pos_emb!r}, allowed are 'rope', 'learned', 'fixed', 'alibi', None. "
-                "Fix: bind one of these."
-            )
+        if pos_emb not in POSITIONS:
+            allowed = ", ".join(map(repr, POSITIONS))
+            raise ValueError(f"pos_emb is {pos_emb!r}, allowed are {allowed}. Fix: bind one of these.")
         if isinstance(attention_type, str) and attention_type not in ATTENTIONS:
             raise ValueError(
                 f"attention_type is {attention_type!r}, allowed are {sorted(ATTENTIONS)} and functions. "
@@ -350,6 +350,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         positions: dict[str | None, Callable[[], nn.Module]] = {
             "learned": lambda: LearnedPositions(d_model, max_time_idx),
             "fixed": lambda: SinusoidalPositions(d_model),
+            "rope+fixed": lambda: SinusoidalPositions(d_model),
         }
         super().__init__(
             tstep_dim,
@@ -373,7 +374,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             positions=positions[pos_emb]() if pos_emb in positions else None,
         )
         self.n_heads, self.window = n_heads, max(reach)
-        self.rotary = RotaryPositions(d_model // n_heads) if pos_emb == "rope" else None
+        self.rotary = RotaryPositions(d_model // n_heads) if pos_emb in ("rope", "rope+fixed") else None
         self._cache_type: type[Cache] = KeyValueCache
 
     def use_static_shapes(self) -> None:

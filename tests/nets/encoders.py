@@ -66,6 +66,7 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),
     "lstm": lambda: LSTMTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "transformer_rope": transformer,
+    "transformer_rope_and_fixed": lambda: transformer(pos_emb="rope+fixed"),
     "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
     "transformer_static_shapes": lambda: with_static_shapes(transformer()),
     "transformer_plain": lambda: transformer(

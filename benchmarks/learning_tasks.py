@@ -1,0 +1,105 @@
+"""What `learning.py` trains, by suite: presets, what is changed in them, and what they have to reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """A preset and what it promises.
+
+    metric: figure of the greedy evaluation. target: what its last value must reach (a control: not reach).
+    max_env_steps, max_seconds: budget until then; None where there is none.
+    """
+
+    configs: tuple[str, ...]
+    metric: str
+    target: float
+    max_env_steps: int | None = None
+    max_seconds: float | None = None
+    is_control: bool = False
+    overrides: tuple[str, ...] = ()
+
+
+PRESETS = {
+    "tmaze": Task(("tmaze",), "val/success", 1.0, max_seconds=180.0),
+    "tmaze_without_memory": Task(("tmaze", "encoders/ff_small"), "val/success", 0.65, is_control=True),
+    "cartpole": Task(("cartpole",), "val/return", 475.0, 150_000, 300.0),
+    "popgym_repeat_gru": Task(("popgym_repeat",), "val/return", 0.95, 25_000, 90.0),
+    "popgym_repeat_transformer": Task(
+        ("popgym_repeat", "encoders/transformer_small"), "val/return", 0.95, max_seconds=150.0
+    ),
+    "pendulum": Task(("pendulum",), "val/return", -250.0, 100_000),
+    "ppo_cartpole": Task(("ppo/cartpole",), "val/return", 475.0, 100_000),
+    "ppo_pendulum": Task(("ppo/pendulum",), "val/return", -250.0, 200_000),
+    "ppo_acrobot": Task(("ppo/acrobot",), "val/return", -100.0, 500_000),
+    "ppo_cartpole_no_velocity": Task(("ppo/cartpole_no_velocity",), "val/return", 450.0, 200_000),
+    "ppo_cartpole_no_velocity_without_memory": Task(
+        ("ppo/cartpole_no_velocity", "encoders/identity"), "val/return", 200.0, is_control=True
+    ),
+    "ppo_repeat_gru": Task(("ppo/repeat_previous",), "val/return", 0.9, 2_000_000),
+    "ppo_repeat_transformer": Task(
+        ("ppo/repeat_previous", "encoders/transformer_small"), "val/return", 0.9, 2_000_000
+    ),
+    "ppo_repeat_without_memory": Task(
+        ("ppo/repeat_previous", "encoders/identity"),
+        "val/return",
+        -0.4,
+        is_control=True,
+        # Its own previous action would be a memory of a kind: with it the return is about -0.3.
+        overrides=("Experiment.epochs=300", "FFTstepEncoder.hide_rl2s=True"),
+    ),
+}
+
+_TRUNK = {"d_model": 64, "n_layers": 2}
+_RNN = {"d_hidden": 64, "d_output": 64, "n_layers": 2}
+_TRANSFORMER = {**_TRUNK, "d_ff": 256, "n_heads": 4, "dropout_ff": 0.0, "dropout_emb": 0.0}
+_ENCODERS = {
+    "FF": _TRUNK,
+    "Transformer": _TRANSFORMER,
+    "Transformer, rope+fixed": {**_TRANSFORMER, "pos_emb": "rope+fixed"},
+    "GRU": _RNN,
+    "LSTM": _RNN,
+    **{
+        name: _TRUNK
+        for name in (
+            "MinGRU",
+            "MinLSTM",
+            "LRU",
+            "S5",
+            "FFM",
+            "Mamba",
+            "Mamba2",
+            "GLA",
+            "MLSTM",
+            "GatedDeltaNet",
+        )
+    },
+    "Hybrid": {"d_model": 64, "mixers": ("gated_delta", "attention")},
+}
+
+
+def _encoders() -> dict[str, Task]:
+    """Every trajectory encoder at width 64 with two layers, for the same number of updates at most."""
+    repeat = ("popgym_repeat",)
+    far = ("HORIZON=100", "Experiment.max_seq_len=101", "Experiment.epochs=60")
+    tasks = {}
+    for name, settings in _ENCODERS.items():
+        kind, is_control = f"{name.split(',')[0]}TrajEncoder", name == "FF"
+        chosen = (
+            f"Experiment.traj_encoder_type=@{kind}",
+            *(f"{kind}.{setting}={value!r}" for setting, value in settings.items()),
+        )
+        low = 0.65 if is_control else 1.0
+        tasks[f"tmaze_100/{name}"] = Task(
+            ("tmaze",), "val/success", low, is_control=is_control, overrides=(*far, *chosen)
+        )
+        low = 0.5 if is_control else 0.95
+        tasks[f"repeat_previous/{name}"] = Task(
+            repeat, "val/return", low, is_control=is_control, overrides=chosen
+        )
+    return tasks
+
+
+SUITES = {"presets": PRESETS, "encoders": _encoders()}
