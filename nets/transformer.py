@@ -277,7 +277,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         dropout_emb: on the input.
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
-        pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines are added to the input: when in the
+        pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines added to the input: when in the
             episode), "rope+fixed" (both), "learned", "alibi" (attention fades with distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
