@@ -125,6 +125,7 @@ def act(name: str, context: int, seconds: float) -> dict[str, float]:
 
     def step() -> Tensor:
         nonlocal state
+        encoded: Tensor
         encoded, state = encoder(seq, times, state)
         return encoded
 

@@ -141,7 +141,7 @@ def profile(update: Callable[[], object]) -> dict[str, float]:
 def measure(name: str, seconds: float, speed: float, precision: str, profiled: bool) -> dict[str, Any]:
     """The figures of one workload."""
     kind, action_space, encoder, length = WORKLOADS[name]
-    learner = make_learner(kind, action_space, encoder, length, precision)
+    learner: Any = make_learner(kind, action_space, encoder, length, precision)  # whose parts are timed
     batch = make_batch(action_space, length)
     phases = Phases()
     agent, optimizer, accelerator = learner.agent, learner.optimizer, learner.accelerator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ PRESETS = {
     ),
 }
 
-_TRUNK = {"d_model": 64, "n_layers": 2}
-_RNN = {"d_hidden": 64, "d_output": 64, "n_layers": 2}
-_TRANSFORMER = {**_TRUNK, "d_ff": 256, "n_heads": 4, "dropout_ff": 0.0, "dropout_emb": 0.0}
-_ENCODERS = {
+_TRUNK: dict[str, Any] = {"d_model": 64, "n_layers": 2}
+_RNN: dict[str, Any] = {"d_hidden": 64, "d_output": 64, "n_layers": 2}
+_TRANSFORMER: dict[str, Any] = {**_TRUNK, "d_ff": 256, "n_heads": 4, "dropout_ff": 0.0, "dropout_emb": 0.0}
+_ENCODERS: dict[str, dict[str, Any]] = {
     "FF": _TRUNK,
     "Transformer": _TRANSFORMER,
     "Transformer, rope+fixed": {**_TRANSFORMER, "pos_emb": "rope+fixed"},
