@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .mlp import activation_fn, norm_layer, require_at_least, require_positive
+from .short_conv import ShortConv
 from .sigma_reparam import linear
 from .traj_encoders import TrajEncoder
+
+_SHORT_CONV = "short_conv"  # in the state of a layer
 
 State: TypeAlias = dict[str, Tensor]
 """What one layer remembers of N envs, each tensor (N, ...) and all zeros before the first timestep."""
@@ -32,6 +35,9 @@ class Mixer(nn.Module, ABC):
 
     state_shapes: dict[str, tuple[int, ...]]
     """Shape of each part of the state of one env; to be set by subclasses."""
+
+    short_conv: ClassVar[int] = 0
+    """Timesteps that a convolution before the mixer sees, 0 for none; see the trunk's setting."""
 
     @abstractmethod
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
@@ -149,18 +155,30 @@ class ResidualBlock(nn.Module, ABC):
 class MixerBlock(ResidualBlock):
     """A residual block around a mixer."""
 
-    def __init__(self, settings: BlockSettings, mixer: Mixer) -> None:
+    def __init__(self, settings: BlockSettings, mixer: Mixer, short_conv: int | None = None) -> None:
         super().__init__(settings)
         self.mixer, self.context_len, self.state_shapes = mixer, mixer.context_len, mixer.state_shapes
+        width = mixer.short_conv if short_conv is None else short_conv
+        self.conv = ShortConv(settings.d_model, width) if width else None
+        if self.conv is not None:
+            reach = self.conv.num_kept
+            self.context_len = None if mixer.context_len is None else mixer.context_len + reach
+            self.state_shapes = {**mixer.state_shapes, _SHORT_CONV: (reach, settings.d_model)}
         self._add_feed_forward()
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
-        mixed, state = self.mixer(self.norm_attn(x), resets, state)
-        return self.finish(x, mixed), state
+        y, kept = self.norm_attn(x), {}
+        if self.conv is not None:
+            y, kept[_SHORT_CONV] = self.conv(y, resets, state[_SHORT_CONV])
+        mixed, state = self.mixer(y, resets, state)
+        return self.finish(x, mixed), {**state, **kept}
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        mixed, state = self.mixer.step(self.norm_attn(x), state)
-        return self.finish(x, mixed), state
+        y, kept = self.norm_attn(x), {}
+        if self.conv is not None:
+            y, kept[_SHORT_CONV] = self.conv.step(y, state[_SHORT_CONV])
+        mixed, state = self.mixer.step(y, state)
+        return self.finish(x, mixed), {**state, **kept}
 
 
 class TrunkTrajEncoder(TrajEncoder):
@@ -284,6 +302,8 @@ class MixerTrajEncoder(TrunkTrajEncoder):
         normformer_norms: normalise behind the mixer and inside the feed-forward part, too.
         gating: "gru" replaces residual sums by gates that begin close to the identity; None for sums.
         sigma_reparam: linear layers of the feed-forward part keep a learned spectral norm.
+        short_conv: timesteps that a convolution before the mixer sees, feature by feature; 0 for none. None
+            takes what suits the mixer: 4 where it could not tell which of the last timesteps was which.
         mixer: settings of the mixer, told by its class.
     Raises: ValueError for a size below 1 or an unknown name; TypeError for an unknown setting.
     """
@@ -307,17 +327,18 @@ class MixerTrajEncoder(TrunkTrajEncoder):
         normformer_norms: bool = False,
         gating: str | None = None,
         sigma_reparam: bool = False,
+        short_conv: int | None = None,
         **mixer: Any,
     ) -> None:
         d_ff = self.ff_ratio * d_model if d_ff is None else d_ff
-        require_at_least(0, type(self).__name__, d_ff=d_ff)
+        require_at_least(0, type(self).__name__, d_ff=d_ff, short_conv=short_conv or 0)
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
         super().__init__(
             tstep_dim,
             max_seq_len,
-            lambda i: MixerBlock(settings, self._make_mixer(i, d_model, mixer)),
+            lambda i: MixerBlock(settings, self._make_mixer(i, d_model, mixer), short_conv),
             d_model=d_model,
             n_layers=n_layers,
             norm=norm,

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import delta_recurrence, delta_step
+from ..short_conv import ShortConv
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import ShortConv, by_head, inverse_softplus, require_heads, timescales
+from .parts import by_head, inverse_softplus, require_heads, timescales
 
 
 class GatedDeltaNetMixer(Mixer):

@@ -21,6 +21,8 @@ TEMPERATURE = 16.0
 class GLAMixer(MatrixMixer):
     """Keys and values are summed up in one matrix per head, which fades."""
 
+    short_conv = 4
+
     def __init__(
         self,
         d_model: int,

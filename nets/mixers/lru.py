@@ -24,7 +24,7 @@ class LRUMixer(RotatingMixer):
         d_state: int | None = None,
         r_min: float = 0.9,
         r_max: float = 0.999,
-        max_phase: float = math.pi / 10,
+        max_phase: float = math.pi,
     ) -> None:
         super().__init__()
         self.d_state = d_model if d_state is None else d_state
@@ -61,6 +61,7 @@ class LRUTrajEncoder(MixerTrajEncoder):
         r_min: least factor by which a state fades per timestep, at the start of training.
         r_max: greatest factor.
         max_phase: greatest angle in radians by which a state turns per timestep, at the start of training.
+            With small ones, states cannot tell which of the last timesteps was which.
     Source: Orvieto et al. 2023, arXiv:2303.06349.
     """
 

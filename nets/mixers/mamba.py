@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
+from ..short_conv import ShortConv
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import ShortConv, by_head, require_heads, timescales
+from .parts import by_head, require_heads, timescales
 
 SCAN_BYTES = {"cpu": 2**23, "else": 2**27}
 """Size of states, d_state times as wide as sequences, that are in memory at once: on a CPU in its cache."""

@@ -19,6 +19,7 @@ class MinRNNMixer(Mixer):
     """Base class: h_t = a_t * h_{t-1} + (1 - a_t) * candidate_t, with gates of the input at t."""
 
     num_gates: int
+    short_conv = 4
 
     def __init__(self, d_model: int, max_seq_len: int, *, expand: int = 2) -> None:
         super().__init__()

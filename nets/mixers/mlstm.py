@@ -21,6 +21,8 @@ class MLSTMMixer(MatrixMixer):
     and no running maximum has to be carried along.
     """
 
+    short_conv = 4
+
     def __init__(
         self,
         d_model: int,

@@ -47,7 +47,7 @@ def with_static_shapes(encoder: TrajEncoder) -> TrajEncoder:
 
 
 ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
-    "ffm": trunk(FFMTrajEncoder, d_trace=8, d_context=3),
+    "ffm": trunk(FFMTrajEncoder, d_trace=8, d_context=3, short_conv=3),
     "gated_delta": trunk(GatedDeltaNetTrajEncoder, n_heads=2),
     "gla": trunk(GLATrajEncoder, n_heads=2, **WIDE_KEYS),
     "hybrid": lambda: HybridTrajEncoder(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loxodon.nets import recurrence as R
-from loxodon.nets.mixers.parts import ShortConv
+from loxodon.nets.short_conv import ShortConv
 
 B, H, K, V = 3, 2, 4, 5
 LENGTHS = [1, 2, 17, 64, 150]
