@@ -20,6 +20,7 @@ BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
 LENGTHS, CONTEXTS = ("128", "1024", "4096"), ("128", "1024", "8192")
 LABELS = {
     "transformer": "Transformer",
+    "transformer_both": "Transformer, rope+fixed",
     "gru": "GRU",
     "lstm": "LSTM",
     "min_gru": "MinGRU",
@@ -67,14 +68,10 @@ def table(cost: dict[str, Any], tasks: dict[str, Any]) -> str:
             figures += [f"{one['act'][context]['ms']:.2f}" for context in CONTEXTS]
             figures.append(f"{one['act']['1024']['state_bytes'] / 1024:,.1f}")
         else:
-            figures = [""] * 7
-        key = label.split(" ")[0]
+            figures = [""] * (len(LENGTHS) + len(CONTEXTS) + 1)
+        key = label.removesuffix(" (control)")
         runs = [tasks.get(f"{task}/{key}", {"runs": []})["runs"] for task in ("tmaze_100", "repeat_previous")]
-        if name != "retnet":
-            figures += [learned(one) for one in runs]
-        else:
-            figures += ["", ""]
-        rows.append([label, *figures])
+        rows.append([label, *figures, *map(learned, runs)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
