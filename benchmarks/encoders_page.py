@@ -86,8 +86,11 @@ def draw(cost: dict[str, Any], path: Path) -> None:
         right.plot([int(x) for x in CONTEXTS], times, markersize=3, **style)
     left.set(xlabel="length of sequences", ylabel="thousand timesteps/s", title="training, one thread")
     right.set(xlabel="timesteps passed", ylabel="ms per step of 12 envs", title="acting, one thread")
-    for axes in (left, right):
+    for axes, places in ((left, LENGTHS), (right, CONTEXTS)):
         axes.set(xscale="log", yscale="log")
+        axes.set_xticks([int(x) for x in places], [f"{int(x):,}" for x in places])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.legend(loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=110)
