@@ -221,29 +221,22 @@ class TransformerLayer(ResidualBlock):
         attended = torch.bmm(weights if self.sink is None else weights[..., :-1], values).view(q.shape)
         return attended if self.head_scale is None else attended * self.head_scale[:, 0]
 
-    # A block of a trunk.
+    # A block of a trunk. Its state is a ring: timestep t of an episode stands at place t % (window - 1).
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
-        num_used = min(int(state["age"].max()), self.window - 1)
-        return self._go_on(x, resets, state, num_used)
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y, state = self._go_on(x[:, None], None, state, self.window - 1)  # of one shape at any time
-        return y[:, 0], state
-
-    def _go_on(self, x: Tensor, resets: Tensor | None, state: State, num_used: int) -> tuple[Tensor, State]:
-        """From the newest `num_used` timesteps of the state, which hold all that some row has seen."""
         length, num_kept, age = x.shape[1], self.window - 1, state["age"]
+        num_used = min(int(age.max()), num_kept)  # the newest ones, which hold all that some row has seen
         ages = age[:, None] + torch.arange(length, device=x.device)
-        newest = torch.arange(num_used, 0, -1, device=x.device)
-        visible = newest <= age[:, None]
         if resets is not None:
             since = torch.where(resets, torch.arange(length, device=x.device), -1).cummax(1).values
             ages = torch.where(since < 0, ages, torch.arange(length, device=x.device) - since)
         rotary = None if self.rotary is None else self.rotary(ages[..., None], x.dtype)
-        memory = (state["keys"][:, :, num_kept - num_used :], state["values"][:, :, num_kept - num_used :])
-        mask = self.mask(x, resets, visible if num_used else None)
-        y, k, v = self._encode(x, rotary, mask, memory if num_used else None)
+        memory, visible = None, None
+        if num_used:
+            visible = torch.arange(num_used, 0, -1, device=x.device) <= age[:, None]
+            keys, values = (_rolled(state[name], age)[:, :, -num_used:] for name in ("keys", "values"))
+            memory = keys, values
+        y, k, v = self._encode(x, rotary, self.mask(x, resets, visible), memory)
         age = ages[:, -1] + 1
         short = max(num_kept - k.shape[2], 0)
         shown = torch.arange(num_kept, 0, -1, device=x.device) <= age[:, None]
@@ -252,7 +245,43 @@ class TransformerLayer(ResidualBlock):
             * shown[:, None, :, None]
             for part in (k, v)
         )
-        return y, {"keys": keys, "values": values, "age": age}
+        return y, {"keys": _rolled(keys, -age), "values": _rolled(values, -age), "age": age}
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """As that of `Mixer`, but without gradient it writes the newest keys and values into the state."""
+        age, num_kept = state["age"].long(), self.window - 1
+        rotary = None if self.rotary is None else self.rotary(age[:, None, None], x.dtype)
+        keys, values = state["keys"], state["values"]
+        q, k, v = (part.to(keys.dtype) for part in self.queries_keys_values(x[:, None], rotary))
+        q = q * q.shape[-1] ** -0.5
+        logits = torch.cat([q @ keys.mT, q @ k.mT], dim=-1)
+        places = torch.arange(num_kept, device=x.device)
+        lags = F.pad((age[:, None] - 1 - places) % max(num_kept, 1) + 1, (0, 1))[:, None, None]
+        if self.alibi:
+            logits = logits - self.slopes * lags
+        logits = logits.masked_fill(lags > age.view(-1, 1, 1, 1), -torch.inf)
+        if self.sink is not None:
+            logits = torch.cat([logits, q @ self.sink.mT], dim=-1)
+        weights = logits.softmax(-1)
+        attended = weights[..., :num_kept] @ values + weights[..., num_kept : num_kept + 1] * v
+        attended = attended if self.head_scale is None else attended * self.head_scale
+        y = self.finish(x, self.proj(attended.to(x.dtype).flatten(1)))
+        if num_kept:
+            newest = torch.arange(len(x), device=x.device), age % num_kept
+            write = Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
+            keys, values = (
+                write(old.transpose(1, 2), newest, new[:, :, 0]).transpose(1, 2)
+                for old, new in ((keys, k), (values, v))
+            )
+        return y, {"keys": keys, "values": values, "age": state["age"] + 1}
+
+
+def _rolled(x: Tensor, shift: Tensor) -> Tensor:
+    """X (N, H, S, E) with what stands `shift` (N,) places further, around the end, at each place."""
+    if not x.shape[2]:
+        return x
+    places = (torch.arange(x.shape[2], device=x.device) + shift.long()[:, None]) % x.shape[2]
+    return x.gather(2, places[:, None, :, None].expand(x.shape))
 
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])

@@ -27,7 +27,8 @@ class Mixer(nn.Module, ABC):
     """What moves information along time in one layer of a trunk.
 
     A mixer is built as `Name(d_model, max_seq_len)`; keyword arguments are settings. The trunk gives it what
-    the contract of trajectory encoders asks for beyond these methods. States are never changed in place.
+    the contract of trajectory encoders asks for beyond these methods. Only a step without gradient may write
+    into the state that it is given.
     """
 
     context_len: int | None = None

@@ -53,6 +53,15 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "hybrid": lambda: HybridTrajEncoder(
         DIM, WINDOW, mixers=["attention", "min_gru", "attention"], d_model=16, n_heads=2, d_ff=24
     ),
+    "hybrid_alibi": lambda: HybridTrajEncoder(
+        DIM,
+        WINDOW,
+        mixers=["lru", "attention"],
+        mixer_settings={"attention": {"rotary": False, "alibi": True, "attention_sink": True, "window": 5}},
+        d_model=16,
+        n_heads=2,
+        d_ff=24,
+    ),
     "lru": trunk(LRUTrajEncoder, norm="rmsnorm", normformer_norms=True, glu=True),
     "mamba": trunk(MambaTrajEncoder, d_state=4, d_ff=0),
     "mamba2": trunk(Mamba2TrajEncoder, d_state=8, n_heads=2, d_ff=0),
