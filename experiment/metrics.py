@@ -177,8 +177,7 @@ def describe(name: str) -> str | None:
     group, _, figure = name.partition("/")
     group = "pretrain" if group == "pretrain-update" else group
     _, known = METRICS.get(group, ("", {}))
-    # Names in full first, then the pattern with most of its name given.
-    for pattern in sorted(known, key=lambda one: ("<" in one, one.startswith("<"), -one.count("/"))):
+    for pattern in sorted(known, key=lambda one: ("<" in one, one.startswith("<"))):  # names in full first
         if re.fullmatch(re.sub(r"<[a-z]+>", "[^/]+", pattern), figure):
             return known[pattern]
     return None
@@ -206,6 +205,7 @@ def main() -> None:
         sys.stdout.write(page())
     for name in names:
         places = [name] if "/" in name and describe(name) else [f"{group}/{name}" for group in METRICS]
+        # Any name may be one that an environment reports; that says nothing of it.
         found = [(place, about) for place in places if (about := describe(place)) and "<metric>" not in about]
         lines = [f"{place}: {about}\n" for place, about in found] or [f"{name}: no figure of this name\n"]
         sys.stdout.writelines(lines)

@@ -290,7 +290,7 @@ def matrix_recurrence(
     shared = q.shape[2] < v.shape[2]  # then one product serves all heads, and decays belong to their values
     written = _for_all_heads(k.mT, v * decays.to_end) if shared else (k * decays.to_end).mT @ v
     ends = linear_recurrence(decays.whole[..., None], written, initial)
-    starts = torch.cat([initial.to(ends.dtype)[:, None], ends[:, :-1]], dim=1)
+    starts = _before(initial.to(ends.dtype), ends)
     if shared:
         y = torch.addcmul(scores @ v, _for_all_heads(q, starts), decays.from_start)
     else:

@@ -30,24 +30,22 @@ _QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The attention of torch, which takes the fastest kernel that it has for the device."""
-    if q.device.type == "cpu":
-        return _sdpa_on_cpu(q, k, v, mask, dropout)
+    return (_sdpa_on_cpu if q.device.type == "cpu" else _kernel)(q, k, v, mask, dropout)
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1)
 
 
 @in_full_precision  # the gradient in bfloat16 takes four times as long as in float32
 def _sdpa_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     if mask is None or mask.dtype != torch.bool:
-        return F.scaled_dot_product_attention(
-            q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1
-        )
+        return _kernel(q, k, v, mask, dropout)
     parts = []  # the kernel goes through what a mask hides, too
     for some, allowed in zip(*(torch.split(x, _QUERIES, dim=-2) for x in (q, mask)), strict=True):
         seen = allowed.flatten(0, -2).any(0).nonzero().flatten()
         keys = slice(int(seen[0]), int(seen[-1]) + 1)
-        parts.append(
-            F.scaled_dot_product_attention(some, k[:, :, keys], v[:, :, keys], allowed[..., keys], dropout)
-        )
+        parts.append(_kernel(some, k[:, :, keys], v[:, :, keys], allowed[..., keys], dropout))
     return torch.cat(parts, dim=2)
 
 
@@ -98,7 +96,7 @@ class TransformerLayer(ResidualBlock):
         super().__init__(settings)
         d_model, width = settings.d_model, settings.d_model // n_heads
         self.n_heads, self.window, self.alibi, self.context_len = n_heads, window, alibi, window - 1
-        kept = (n_heads, window - 1, width)
+        kept = (n_heads, window, width)
         self.state_shapes = {"keys": kept, "values": kept, "age": ()}
         self.attention, self.dropout_attn, self.dropout_qkv = attention, dropout_attn, nn.Dropout(dropout_qkv)
         self.qkv = linear(d_model, 3 * d_model, bias=False, sigma_reparam=settings.sigma_reparam)
@@ -221,11 +219,11 @@ class TransformerLayer(ResidualBlock):
         attended = torch.bmm(weights if self.sink is None else weights[..., :-1], values).view(q.shape)
         return attended if self.head_scale is None else attended * self.head_scale[:, 0]
 
-    # A block of a trunk. Its state is a ring: timestep t of an episode stands at place t % (window - 1).
+    # A block of a trunk. Its state is a ring: timestep t of an episode stands at place t % window.
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
-        length, num_kept, age = x.shape[1], self.window - 1, state["age"]
-        num_used = min(int(age.max()), num_kept)  # the newest ones, which hold all that some row has seen
+        length, age = x.shape[1], state["age"]
+        num_used = min(int(age.max()), self.window - 1)  # the newest ones: all that some row may still see
         ages = age[:, None] + torch.arange(length, device=x.device)
         if resets is not None:
             since = torch.where(resets, torch.arange(length, device=x.device), -1).cummax(1).values
@@ -238,48 +236,37 @@ class TransformerLayer(ResidualBlock):
             memory = keys, values
         y, k, v = self._encode(x, rotary, self.mask(x, resets, visible), memory)
         age = ages[:, -1] + 1
-        short = max(num_kept - k.shape[2], 0)
-        shown = torch.arange(num_kept, 0, -1, device=x.device) <= age[:, None]
+        short = max(self.window - k.shape[2], 0)
+        shown = torch.arange(self.window, 0, -1, device=x.device) <= age[:, None]
         keys, values = (
-            F.pad(part[:, :, k.shape[2] + short - num_kept :].float(), (0, 0, short, 0))
-            * shown[:, None, :, None]
+            F.pad(part[:, :, -self.window :].float(), (0, 0, short, 0)) * shown[:, None, :, None]
             for part in (k, v)
         )
         return y, {"keys": _rolled(keys, -age), "values": _rolled(values, -age), "age": age}
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """As that of `Mixer`, but without gradient it writes the newest keys and values into the state."""
-        age, num_kept = state["age"].long(), self.window - 1
+        age = state["age"].long()
         rotary = None if self.rotary is None else self.rotary(age[:, None, None], x.dtype)
-        keys, values = state["keys"], state["values"]
-        q, k, v = (part.to(keys.dtype) for part in self.queries_keys_values(x[:, None], rotary))
-        q = q * q.shape[-1] ** -0.5
-        logits = torch.cat([q @ keys.mT, q @ k.mT], dim=-1)
-        places = torch.arange(num_kept, device=x.device)
-        lags = F.pad((age[:, None] - 1 - places) % max(num_kept, 1) + 1, (0, 1))[:, None, None]
+        q, k, v = (part[:, :, 0].float() for part in self.queries_keys_values(x[:, None], rotary))
+        newest = torch.arange(len(x), device=x.device), age % self.window
+        write = Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
+        keys, values = (
+            write(state[name].transpose(1, 2), newest, part).transpose(1, 2)
+            for name, part in (("keys", k), ("values", v))
+        )
+        lags = (age[:, None] - torch.arange(self.window, device=x.device)) % self.window
+        bias = torch.where(lags <= age[:, None], 0.0, -torch.inf)[:, None, None]
         if self.alibi:
-            logits = logits - self.slopes * lags
-        logits = logits.masked_fill(lags > age.view(-1, 1, 1, 1), -torch.inf)
-        if self.sink is not None:
-            logits = torch.cat([logits, q @ self.sink.mT], dim=-1)
-        weights = logits.softmax(-1)
-        attended = weights[..., :num_kept] @ values + weights[..., num_kept : num_kept + 1] * v
-        attended = attended if self.head_scale is None else attended * self.head_scale
-        y = self.finish(x, self.proj(attended.to(x.dtype).flatten(1)))
-        if num_kept:
-            newest = torch.arange(len(x), device=x.device), age % num_kept
-            write = Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
-            keys, values = (
-                write(old.transpose(1, 2), newest, new[:, :, 0]).transpose(1, 2)
-                for old, new in ((keys, k), (values, v))
-            )
+            bias = bias - self.slopes * lags[:, None, None]
+        scaled = q * q.shape[-1] ** -0.5
+        attended = self._attend_once(scaled, keys.flatten(0, 1).mT, values.flatten(0, 1), bias).to(x.dtype)
+        y = self.finish(x, self.proj(attended.flatten(1)))
         return y, {"keys": keys, "values": values, "age": state["age"] + 1}
 
 
 def _rolled(x: Tensor, shift: Tensor) -> Tensor:
     """X (N, H, S, E) with what stands `shift` (N,) places further, around the end, at each place."""
-    if not x.shape[2]:
-        return x
     places = (torch.arange(x.shape[2], device=x.device) + shift.long()[:, None]) % x.shape[2]
     return x.gather(2, places[:, None, :, None].expand(x.shape))
 
