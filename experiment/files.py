@@ -46,6 +46,15 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         raise
 
 
+def remove_left_over(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder. Nobody may be writing in it."""
+    for temp in folder.glob("*.tmp"):
+        if temp.is_dir():
+            shutil.rmtree(temp, ignore_errors=True)
+        else:
+            temp.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str, *, is_durable: bool = True) -> None:
     """Write a text file so that a reader sees the old text or the new one; is_durable: see atomic_write."""
     with atomic_write(path, is_durable=is_durable) as temp:

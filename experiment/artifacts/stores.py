@@ -25,7 +25,7 @@ from typing import Any
 
 import gin
 
-from ..files import atomic_folder, fsync, write_text
+from ..files import atomic_folder, fsync, remove_left_over, write_text
 from ..logs import wandb_files_in
 
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
@@ -206,8 +206,7 @@ class FolderStore(ArtifactStore):
         home = self.root / name
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home):
-            for left_over in home.glob("*.tmp"):  # of a writer that was killed
-                shutil.rmtree(left_over, ignore_errors=True)
+            remove_left_over(home)
             known = _read_aliases(home)
             # An alias may outlive a version that somebody deleted: its number is not used again.
             used = map(version_number, [*(path.name for path in home.iterdir()), *known.values()])

@@ -14,7 +14,7 @@ from typing import Any
 
 import gin
 
-from ..files import atomic_folder
+from ..files import atomic_folder, remove_left_over
 from .stores import CONTENT, POLICY, STATE, ArtifactStore, RunAccess
 
 logger = logging.getLogger("loxodon")
@@ -57,8 +57,7 @@ class Uploads:
             self._run_name, self._folder = run.run_name, run.run_dir / "ckpts" / "artifacts_pending"
             self.store = store()
             self.store.attach(run)
-            for half in self._folder.glob("*.tmp"):  # of a process that was killed
-                shutil.rmtree(half, ignore_errors=True)
+            remove_left_over(self._folder)
         self._facts = facts
         self._lock = threading.Lock()  # of what waits in the folder
         self._active: Path | None = None  # the parcel that is being stored

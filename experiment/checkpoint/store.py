@@ -37,7 +37,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...data.errors import FormatError, check_choice, visible
-from ..files import fsync, write_text
+from ..files import fsync, remove_left_over, write_text
 from ..numbers import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
@@ -134,8 +134,8 @@ class CheckpointManager:
             folder.mkdir(parents=True, exist_ok=True)
         if clean and self.rank == 0:
             self._finish_replacing()
-            for temp in self.states_dir.glob("*.tmp"):
-                shutil.rmtree(temp, ignore_errors=True)
+            for folder in self._folders:
+                remove_left_over(folder)
 
     def _finish_replacing(self) -> None:
         """Of a checkpoint that took the place of an earlier one of its epoch: keep the one that is whole."""

@@ -168,5 +168,6 @@ def test_two_processes_get_versions_of_their_own_and_kill_9_leaves_whole_ones(
     for info in infos[::13]:
         store.get(info.reference, tmp_path / info.version)
     (home / "v7.1.tmp").mkdir()  # as the killed one may have left
+    (home / "aliases.json.1.tmp").write_text("{")
     assert store.put("run/state", files / "weights", metadata={}) == f"v{len(infos)}"
     assert not list(home.glob("*.tmp"))
