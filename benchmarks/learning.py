@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -66,11 +66,14 @@ def run_once(task: Task, seed: int, folder: Path, threads: int) -> dict[str, Any
 def summarize(task: Task, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Final figure, and when the target was first reached in an evaluation."""
     seconds, reached, final, last = 0.0, None, float("nan"), records[-1]
+    curve: list[tuple[int, int, float, float]] = []
     for record in records:
         seconds += sum(record.get(key) or 0.0 for key in TIME_KEYS)
         if task.metric not in record:
             continue
         final, last = record[task.metric], record
+        point = record["env_steps"], record["gradient_steps"], round(seconds, 1), round(final, 4)
+        curve.append(point)
         if reached is None and final >= task.target and not task.is_control:
             reached = {
                 "seconds": round(seconds, 1),
@@ -94,6 +97,7 @@ def summarize(task: Task, records: list[dict[str, Any]]) -> dict[str, Any]:
             "updates": last["gradient_steps"],
         },
         "passed": final < task.target if task.is_control else within and final >= task.target,
+        "curve": curve,  # env steps, updates, seconds, figure
     }
 
 
@@ -142,6 +146,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--set", nargs="+", default=[], help="gin settings on top of every task's")
     parser.add_argument("--again", action="store_true", help="repeat runs that the output holds")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/learning_SUITE.json")
     args = parser.parse_args()
@@ -150,6 +155,7 @@ def main() -> None:
         parser.error(f"no tasks of {args.suite}: {', '.join(unknown)}; these are: {', '.join(suite)}")
     tasks = {name: suite[name] for name in args.tasks or suite}
     output = args.output or ROOT / "benchmarks" / "results" / f"learning_{args.suite}.json"
+    tasks = {name: replace(task, overrides=(*task.overrides, *args.set)) for name, task in tasks.items()}
     results = Results(output, tasks, args.threads)
 
     def run(name: str, seed: int) -> None:

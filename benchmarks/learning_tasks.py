@@ -103,4 +103,75 @@ def _encoders() -> dict[str, Task]:
     return tasks
 
 
-SUITES = {"presets": PRESETS, "encoders": _encoders()}
+def _general(make_env: str, max_seq_len: int, *overrides: str) -> tuple[str, ...]:
+    """What a user says to the general preset: an environment, and its length."""
+    return (
+        f"Experiment.make_train_env={make_env}",
+        f"Experiment.make_val_env={make_env}",
+        f"Experiment.max_seq_len={max_seq_len}",
+        *overrides,
+    )
+
+
+def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) -> dict[str, Task]:
+    """The general preset on each task, and once more without memory.
+
+    tasks: figure, target, what the control must stay below, and the settings of the task, by its name.
+    """
+    general, memoryless = ("base_offpolicy",), "Experiment.traj_encoder_type=@FFTrajEncoder"
+    found = {}
+    for name, (metric, target, chance, settings) in tasks.items():
+        found[name] = Task(general, metric, target, 100_000, 600.0, overrides=settings)
+        control = Task(general, metric, chance, is_control=True, overrides=(*settings, memoryless))
+        found[f"{name}/without_memory"] = control
+    return found
+
+
+def _popgym(name: str, max_seq_len: int) -> tuple[str, ...]:
+    return _general("@gym_env()", max_seq_len, f"gym_env.env_id='popgym-{name}-v0'")
+
+
+def _tmaze(horizon: int) -> tuple[str, ...]:
+    walk = {"rollout_horizon": horizon, "curve": 40.0, "eps_start_start": 0.01, "eps_start_end": 0.01}
+    turn = {"eps_end_start": 1.0, "eps_end_end": 0.05, "steps_anneal": 50 * horizon, "randomize_eps": False}
+    return _general(
+        "@TMazePassive",
+        horizon + 1,
+        f"TMazePassive.horizon={horizon}",
+        f"Experiment.train_timesteps_per_epoch={horizon + 1}",
+        # Noise on the way would end most episodes before the fork.
+        "Experiment.exploration_wrapper_type=@BilevelEpsilonGreedy",
+        *(f"BilevelEpsilonGreedy.{key}={value!r}" for key, value in {**walk, **turn}.items()),
+    )
+
+
+def _recall(order: str) -> tuple[str, ...]:
+    return _general("@Recall", 200, "Recall.length=100", "Recall.num_symbols=4", f"Recall.order={order!r}")
+
+
+_SUCCESS, _RETURN = "val/success", "val/return"
+MEMORY = _with_controls(
+    {
+        "recall": (_RETURN, 0.95, 0.5, _recall("forward")),
+        "recall_reverse": (_RETURN, 0.95, 0.5, _recall("reverse")),
+        "recall_by_key": (_RETURN, 0.95, 0.5, _recall("by_key")),
+        "tmaze_100": (_SUCCESS, 1.0, 0.65, _tmaze(100)),
+        "tmaze_250": (_SUCCESS, 1.0, 0.65, _tmaze(250)),
+    }
+)
+POPGYM = _with_controls(
+    {
+        "RepeatPreviousEasy": (_RETURN, 0.99, 0.0, _popgym("RepeatPreviousEasy", 52)),
+        "RepeatPreviousMedium": (_RETURN, 0.99, 0.0, _popgym("RepeatPreviousMedium", 104)),
+        "RepeatFirstMedium": (_RETURN, 0.99, 0.0, _popgym("RepeatFirstMedium", 416)),
+        "AutoencodeEasy": (_RETURN, 0.9, 0.0, _popgym("AutoencodeEasy", 105)),
+        "ConcentrationEasy": (_RETURN, 0.9, 0.0, _popgym("ConcentrationEasy", 105)),
+        "HigherLowerEasy": (_RETURN, 0.5, 0.0, _popgym("HigherLowerEasy", 52)),
+        "MultiarmedBanditEasy": (_RETURN, 0.6, 0.0, _popgym("MultiarmedBanditEasy", 201)),
+        "BattleshipEasy": (_RETURN, 0.0, 0.0, _popgym("BattleshipEasy", 65)),
+        "PositionOnlyPendulumEasy": (_RETURN, 0.9, 0.0, _popgym("PositionOnlyPendulumEasy", 201)),
+        "NoisyPositionOnlyCartPoleEasy": (_RETURN, 0.9, 0.0, _popgym("NoisyPositionOnlyCartPoleEasy", 201)),
+    }
+)
+
+SUITES = {"presets": PRESETS, "encoders": _encoders(), "memory": MEMORY, "popgym": POPGYM}

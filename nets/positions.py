@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -46,26 +48,46 @@ class SinusoidalPositions(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-class RotaryPositions(nn.Module):
-    """Rotate pairs of query and key features by an angle proportional to the timestep index.
+class Places(NamedTuple):
+    """What attention is told of the timesteps it looks at: see `HeadPositions`."""
+
+    cos: Tensor
+    sin: Tensor
+    waves: Tensor | None
+
+
+class HeadPositions(nn.Module):
+    """Positions for queries and keys: distances for most heads, places in the episode for the first ones.
+
+    Rotary heads turn pairs of query and key features by an angle proportional to the timestep index, so that
+    their products depend on distances. The `fixed_heads` first ones are not turned; a layer adds a learned
+    mixture of waves (those of SinusoidalPositions) to their queries and keys instead. Nothing is added to
+    what the layers read and write.
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34, with the two halves of the features as pairs.
     """
 
     frequencies: Tensor
 
-    def __init__(self, head_dim: int, base: float = 10_000.0) -> None:
+    def __init__(self, d_model: int, n_heads: int, fixed_heads: int = 0, base: float = 10_000.0) -> None:
         super().__init__()
-        exponent = torch.arange(0, head_dim, 2).float() / head_dim
-        frequencies = base**-exponent
-        self.register_buffer("frequencies", torch.cat([-frequencies, frequencies]), persistent=False)
+        head_dim = d_model // n_heads
+        frequencies = base ** -(torch.arange(0, head_dim, 2).float() / head_dim)
+        frequencies = torch.cat([-frequencies, frequencies])[None]
+        if fixed_heads:
+            is_rotary = torch.arange(n_heads) >= fixed_heads
+            frequencies = frequencies * is_rotary[:, None]
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.waves = SinusoidalPositions(d_model, base) if fixed_heads else None
 
-    def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """time_idxs (B, ..., 1) -> cosines and sines for `rotate`, each (B, 1, ..., E)."""
-        angles = (time_idxs * self.frequencies)[:, None]
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+    def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> Places:
+        """time_idxs (B, [L,] 1) -> cosines and sines (B, 1 or H, [L,] E), waves (B, [L,] D) or None."""
+        has_length = time_idxs.ndim > self.frequencies.ndim
+        angles = time_idxs[:, None] * (self.frequencies[:, None] if has_length else self.frequencies)
+        waves = None if self.waves is None else self.waves(time_idxs).to(dtype)
+        return Places(angles.cos().to(dtype), angles.sin().to(dtype), waves)
 
     @staticmethod
-    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate(x: Tensor, places: Places) -> Tensor:
         """X (B, H, ..., E) -> the same, rotated, contiguous."""
-        return (x.roll(x.shape[-1] // 2, dims=-1) * sin).addcmul_(x, cos)
+        return (x.roll(x.shape[-1] // 2, dims=-1) * places.sin).addcmul_(x, places.cos)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
-from .positions import LearnedPositions, RotaryPositions, SinusoidalPositions
+from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositions
 from .recurrence import in_full_precision
 from .sigma_reparam import linear
 from .trunk import BlockSettings, ResidualBlock, State, TrunkTrajEncoder
@@ -59,6 +59,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropou
     return F.dropout(logits.softmax(-1), dropout) @ v
 
 
+FIXED_SHARE = 0.25
 POSITIONS = ("rope", "fixed", "rope+fixed", "learned", "alibi", None)
 ATTENTIONS: dict[str, Attention] = {"sdpa": sdpa, "plain": plain_attention}
 
@@ -86,6 +87,7 @@ class TransformerLayer(ResidualBlock):
         window: int,
         qk_gain: float | None,
         rotary: bool = False,
+        fixed_heads: int = 0,
         alibi: bool = False,
         head_scaling: bool = False,
         attention_sink: bool = False,
@@ -110,21 +112,32 @@ class TransformerLayer(ResidualBlock):
             self.register_buffer("least_length", torch.tensor((width * eps) ** 0.5), persistent=False)
         self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
         self.sink = nn.Parameter(0.02 * torch.randn(n_heads, 1, width)) if attention_sink else None
-        self.rotary = RotaryPositions(width) if rotary else None
+        self.fixed_heads = fixed_heads
+        self.from_waves = None
+        if fixed_heads:
+            self.from_waves = linear(
+                d_model, 2 * fixed_heads * width, bias=False, sigma_reparam=settings.sigma_reparam
+            )
+        self.positions = HeadPositions(d_model, n_heads, fixed_heads) if rotary else None
         slopes = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
         self.register_buffer("slopes", slopes[:, None, None], persistent=False)
         self._add_feed_forward()
 
-    def queries_keys_values(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, x: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
         """Each (B, H, L, E), positions applied."""
-        qkv = self.dropout_qkv(self.qkv(self.norm_attn(x)))
-        q, k, v = rearrange(qkv, "b l (qkv h e) -> qkv b h l e", qkv=3, h=self.n_heads)
+        q, k, v = rearrange(self._project(x, places), "b l qkv h e -> qkv b h l e")
         q, k = self.q_norm(q), self.k_norm(k)
-        if rotary is not None:
-            q, k = RotaryPositions.rotate(q, *rotary), RotaryPositions.rotate(k, *rotary)
+        if places is not None:
+            q, k = HeadPositions.rotate(q, places), HeadPositions.rotate(k, places)
         return q, k, v
+
+    def _project(self, x: Tensor, places: Places | None) -> Tensor:
+        """X (..., D) -> queries, keys and values (..., 3, H, E), waves added."""
+        qkv: Tensor = self.dropout_qkv(self.qkv(self.norm_attn(x))).unflatten(-1, (3, self.n_heads, -1))
+        if self.from_waves is not None and places is not None and places.waves is not None:
+            added = self.from_waves(places.waves).unflatten(-1, (2, self.fixed_heads, -1))
+            qkv[..., :2, : self.fixed_heads, :] += added
+        return qkv
 
     def mask(self, seq: Tensor, resets: Tensor | None, visible: Tensor | None = None) -> Tensor | None:
         """What `encode` needs; arguments as those of `attention_mask`."""
@@ -140,22 +153,22 @@ class TransformerLayer(ResidualBlock):
     def encode(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        places: Places | None,
         mask: Tensor | None,
         memory: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """A sequence; the memory holds keys and values (B, H, M, E) of timesteps before x."""
-        return self._encode(x, rotary, mask, memory)[0]
+        return self._encode(x, places, mask, memory)[0]
 
     def _encode(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        places: Places | None,
         mask: Tensor | None,
         memory: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Also the keys and values attended to, (B, H, M + L, E)."""
-        q, k, v = self.queries_keys_values(x, rotary)
+        q, k, v = self.queries_keys_values(x, places)
         if memory is not None:
             k, v = (
                 torch.cat([old.to(new.dtype), new], dim=2) for old, new in zip(memory, (k, v), strict=True)
@@ -176,7 +189,7 @@ class TransformerLayer(ResidualBlock):
     def act(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        places: Places | None,
         cache: Cache,
         layer: int,
         bias: Tensor | None,
@@ -185,7 +198,7 @@ class TransformerLayer(ResidualBlock):
 
         Shapes: x (N, D) -> (N, D); layer: number of this one in the cache; bias (N, 1, 1, S) float or None.
         """
-        qkv = self.qkv(self.norm_attn(x)).view(x.shape[0], 3, self.n_heads, -1).transpose(0, 1)
+        qkv = self._project(x, places).transpose(0, 1)
         both = qkv[:2]  # queries and keys share operations: (2, N, H, E)
         root, scale = both.shape[-1] ** 0.5, both.shape[-1] ** -0.5
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
@@ -193,8 +206,8 @@ class TransformerLayer(ResidualBlock):
             gains = torch.stack((self.q_norm.weight, self.k_norm.weight * root))
             both = both / torch.hypot(length, self.least_length) * gains[:, None, None]
             scale = 1.0  # the root of E of a normed query and the 1 / root of logits cancel
-        if rotary is not None:
-            both = RotaryPositions.rotate(both, *rotary)
+        if places is not None:
+            both = HeadPositions.rotate(both, places)
         q, k = both.unbind()
         q = q if scale == 1.0 else q * scale
         keys, values = cache.store(layer, k, qkv[2], self.window)
@@ -228,13 +241,13 @@ class TransformerLayer(ResidualBlock):
         if resets is not None:
             since = torch.where(resets, torch.arange(length, device=x.device), -1).cummax(1).values
             ages = torch.where(since < 0, ages, torch.arange(length, device=x.device) - since)
-        rotary = None if self.rotary is None else self.rotary(ages[..., None], x.dtype)
+        places = None if self.positions is None else self.positions(ages[..., None], x.dtype)
         memory, visible = None, None
         if num_used:
             visible = torch.arange(num_used, 0, -1, device=x.device) <= age[:, None]
             keys, values = (_rolled(state[name], age)[:, :, -num_used:] for name in ("keys", "values"))
             memory = keys, values
-        y, k, v = self._encode(x, rotary, self.mask(x, resets, visible), memory)
+        y, k, v = self._encode(x, places, self.mask(x, resets, visible), memory)
         age = ages[:, -1] + 1
         short = max(self.window - k.shape[2], 0)
         shown = torch.arange(self.window, 0, -1, device=x.device) <= age[:, None]
@@ -247,8 +260,8 @@ class TransformerLayer(ResidualBlock):
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """As that of `Mixer`, but without gradient it writes the newest keys and values into the state."""
         age = state["age"].long()
-        rotary = None if self.rotary is None else self.rotary(age[:, None, None], x.dtype)
-        q, k, v = (part[:, :, 0].float() for part in self.queries_keys_values(x[:, None], rotary))
+        places = None if self.positions is None else self.positions(age[:, None, None], x.dtype)
+        q, k, v = (part[:, :, 0].float() for part in self.queries_keys_values(x[:, None], places))
         newest = torch.arange(len(x), device=x.device), age % self.window
         write = Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
         keys, values = (
@@ -294,7 +307,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines added to the input: when in the
-            episode), "rope+fixed" (both), "learned", "alibi" (attention fades with distance) or None.
+            episode), "rope+fixed" (half of the heads rotary, sines in the queries and keys of the others),
+            "learned", "alibi" (attention fades with distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
@@ -363,10 +377,10 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
+        fixed_heads = int(n_heads * FIXED_SHARE) if pos_emb == "rope+fixed" else 0
         positions: dict[str | None, Callable[[], nn.Module]] = {
             "learned": lambda: LearnedPositions(d_model, max_time_idx),
             "fixed": lambda: SinusoidalPositions(d_model),
-            "rope+fixed": lambda: SinusoidalPositions(d_model),
         }
         super().__init__(
             tstep_dim,
@@ -376,6 +390,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
                 n_heads=n_heads,
                 window=reach[i],
                 qk_gain=qk_gain if qk_norm else None,
+                fixed_heads=fixed_heads,
                 alibi=pos_emb == "alibi",
                 head_scaling=head_scaling,
                 attention_sink=attention_sink,
@@ -390,7 +405,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             positions=positions[pos_emb]() if pos_emb in positions else None,
         )
         self.n_heads, self.window = n_heads, max(reach)
-        self.rotary = RotaryPositions(d_model // n_heads) if pos_emb in ("rope", "rope+fixed") else None
+        self.places = (
+            HeadPositions(d_model, n_heads, fixed_heads) if pos_emb in ("rope", "rope+fixed") else None
+        )
         self._cache_type: type[Cache] = KeyValueCache
 
     def use_static_shapes(self) -> None:
@@ -424,16 +441,16 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
 
     def remember(self, seq: Tensor, time_idxs: Tensor, resets: Tensor) -> Rows:
         x, masks = self._embed(seq, time_idxs), self._masks(seq, resets)
-        rotary = self._rotary(time_idxs, x.dtype)
+        places = self._places(time_idxs, x.dtype)
         kept = self.window - 1
         all_keys: list[Tensor] = []
         all_values: list[Tensor] = []
         short = max(kept - seq.shape[1], 0)
         for layer in cast("Iterable[TransformerLayer]", self.layers):
-            _, keys, values = layer.queries_keys_values(x, rotary)
+            _, keys, values = layer.queries_keys_values(x, places)
             for column, new in ((all_keys, keys), (all_values, values)):
                 column.append(F.pad(new[:, :, max(seq.shape[1] - kept, 0) :].float(), (0, 0, short, 0)))
-            x = layer.encode(x, rotary, masks[layer.window])
+            x = layer.encode(x, places, masks[layer.window])
         episode = resets.long().cumsum(1)
         visible = F.pad(episode == episode[:, -1:], (short, 0))[:, -kept:] if kept else episode[:, :0].bool()
         shown = visible[:, None, None, :, None]
@@ -456,8 +473,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             outputs.append(self._encode_timestep(seq[:, t : t + 1], time_idxs[:, t : t + 1], hidden_state))
         return torch.cat(outputs, dim=1), hidden_state
 
-    def _rotary(self, time_idxs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        return None if self.rotary is None else self.rotary(time_idxs, dtype)
+    def _places(self, time_idxs: Tensor, dtype: torch.dtype) -> Places | None:
+        return None if self.places is None else self.places(time_idxs, dtype)
 
     def _masks(
         self, seq: Tensor, resets: Tensor | None, visible: Tensor | None = None
@@ -471,19 +488,19 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         self, seq: Tensor, time_idxs: Tensor, resets: Tensor | None, memory: Rows | None = None
     ) -> Tensor:
         x = self._embed(seq, time_idxs)
-        rotary = self._rotary(time_idxs, x.dtype)
+        places = self._places(time_idxs, x.dtype)
         masks = self._masks(seq, resets, None if memory is None else memory["visible"])
         for i, layer in enumerate(cast("Iterable[TransformerLayer]", self.layers)):
             past = None if memory is None else (memory["keys"][:, i], memory["values"][:, i])
-            x = layer.encode(x, rotary, masks[layer.window], past)
+            x = layer.encode(x, places, masks[layer.window], past)
         y: Tensor = self.out_norm(x)
         return y
 
     def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: Cache) -> Tensor:
         x = self._embed(seq, time_idxs)[:, 0]
-        rotary, bias = self._rotary(time_idxs[:, 0], x.dtype), cache.advance()
+        places, bias = self._places(time_idxs[:, 0], x.dtype), cache.advance()
         for i, layer in enumerate(cast("Iterable[TransformerLayer]", self.layers)):
-            x = layer.act(x, rotary, cache, i, bias)
+            x = layer.act(x, places, cache, i, bias)
         y: Tensor = self.out_norm(x)
         return y[:, None]
 

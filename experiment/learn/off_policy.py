@@ -68,10 +68,12 @@ class OffPolicyTrainer(Trainer):
         self.batch_size, self.timesteps_per_forward = batch_size, batch_size * dataset.max_seq_len
 
     def describe(self) -> str:
-        """Updates per epoch."""
-        updates = self.num_batches // self.batches_per_update
+        """Updates per epoch, or per env step where that decides."""
         num_sequences = self.ctx.accelerator.num_processes * self.batch_size * self.batches_per_update
-        return f"{updates:,} updates of {num_sequences} sequences"
+        of_sequences = f"of {num_sequences} sequences"
+        if self.ctx.role.does_both and self.pace.ratio is not None:
+            return f"{self.pace.ratio.value:g} updates {of_sequences} per env step"
+        return f"{self.num_batches // self.batches_per_update:,} updates {of_sequences}"
 
     def ready(self) -> bool:
         """True when the dataset is. A learner waits for actors; other modes go on without training."""
