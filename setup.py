@@ -71,7 +71,7 @@ setup(
         "dev": DEV,
     },
     packages=PACKAGES,
-    entry_points={"console_scripts": ["loxodon = loxodon.experiment.cli:main"]},
+    entry_points={"console_scripts": ["loxodon = loxodon.gin_configs.main:main"]},
     package_dir=PACKAGE_DIR,
     package_data={
         **{f"loxodon.{top}": ["py.typed"] for top in CODE_LAYERS},

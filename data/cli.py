@@ -1,4 +1,4 @@
-"""The command line of `python -m loxodon.data`: words in, exit status out.
+"""The command line of `loxodon data`: words in, exit status out.
 
 ls              what a folder of trajectories holds
 show            one trajectory as a table, and as a picture
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m loxodon.data",
+        prog="loxodon data",
         description="Look at trajectory files, check, convert and exchange them.",
         epilog="Exit status: 0 all is well, 1 broken files were found, 2 the command could not do its work.",
         allow_abbrev=False,
@@ -301,7 +301,7 @@ def _print_summary(summary: _Summary, num_files: int) -> None:
         _say(f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}")
     if summary.broken:
         _say(f"broken: {len(summary.broken):,} files, such as: {summary.broken[0]}")
-        _say("list them all, or move them away, with: python -m loxodon.data check FOLDER [--quarantine]")
+        _say("list them all, or move them away, with: loxodon data check FOLDER [--quarantine]")
 
 
 # ---- show ----

@@ -9,14 +9,14 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..data.errors import visible
+from ..gin_configs.presets import did_you_mean, preset_names, runnable_names
 from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, explained, load_config
-from .config.reading import did_you_mean, preset_names, runnable_names
 from .dry_run import dry_run
 from .experiment import Experiment
 from .fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
@@ -35,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
             options = [option for action in self._actions for option in action.option_strings]
             hint = f"{did_you_mean(message.split()[2], options)} {hint}".lstrip()
         text = message if "Fix:" in message else f"{message}. {hint}"
-        _say(f"config error: command line: {text}", error=True)
+        say(f"config error: command line: {text}", error=True)
         raise SystemExit(CONFIG_ERROR)
 
 
@@ -47,7 +47,7 @@ def main(
     Args:
         argv: its words; None for those that this program was started with.
         pool: makes what runs the actors of `--actors`; None for processes on this machine.
-        program: what to write before the words in a command for the user; None for this script.
+        program: what to write before the words in a command for the user; None for what was started.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse(words)
@@ -56,36 +56,43 @@ def main(
     pool = pool or functools.partial(local_pool, program=own_program)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     logging.getLogger("loxodon").setLevel(logging.INFO)
-    try:
+
+    def work() -> int:
         config = load_config(args.config, overrides(args))
         for warning in config.source.warnings:
-            _say(f"warning: {warning}", error=True)
+            say(f"warning: {warning}", error=True)
         if args.print_config or args.check:
-            _say(config.text())
+            say(config.text())
         if args.check:
             with explained(config):
-                _say(dry_run(config))
-        if not (args.check or args.print_config):
-            return _run(config, args, words, pool, program)
+                say(dry_run(config))
+        return 0 if args.check or args.print_config else _run(config, args, words, pool, program)
+
+    return exit_status(work)
+
+
+def exit_status(work: Callable[[], int]) -> int:
+    """Do it; returns its exit status, or that of an error which says all there is to know: it is printed."""
+    try:
+        return work()
     except ConfigError as error:
-        _say(f"config error: {error}", error=True)
+        say(f"config error: {error}", error=True)
         return CONFIG_ERROR
     except KeyboardInterrupt:
-        _say("interrupted", error=True)
+        say("interrupted", error=True)
         return INTERRUPTED
     except Exception as error:
         if "Fix:" not in str(error):
             raise
-        _say(f"error: {error}", error=True)  # says all there is to know; where it was raised is no news
+        say(f"error: {error}", error=True)  # where it was raised is no news
         return FAILED
-    return 0
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The options of these words; ends the process if they are wrong."""
     runnable = runnable_names()
     parser = _Parser(
-        prog=f"python {_program()}",
+        prog=_program(),
         description="Run a gin-configured experiment.",
         epilog=f"Presets: {', '.join(runnable)}. Parts to put on top of one: "
         f"{', '.join(name for name in preset_names() if name not in runnable)}.",
@@ -141,14 +148,14 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.ctx.role.is_actor:
         if resumes:
-            _say("warning: --resume changes nothing: --mode collect follows the newest policy.", error=True)
+            say("warning: --resume changes nothing: --mode collect follows the newest policy.", error=True)
     elif resumes:
         newest = earlier.state_dir(earlier.newest_epoch())
         earlier_seed = about(newest).get("seed", exp.run_seed)
         exp.ctx.progress.seed = earlier_seed if exp.seed is None else exp.run_seed
         exp.begins_anew = False  # its own checkpoint goes further than what it began from
     elif epochs := earlier.complete_epochs():
-        _say(
+        say(
             f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
             "moves them to ckpts_old<n>/. Fix: --resume goes on with it, --run-name begins another.",
             error=True,
@@ -156,12 +163,12 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     exp.start()
     try:
         if (unused := config.check_unused()) and exp.accelerator.is_main_process:
-            _say(f"note: {unused}", error=True)
+            say(f"note: {unused}", error=True)
     except ConfigError as error:
         if exp.ctx.role.learns:
             raise
         # An actor has the learner's config and builds less of it: no environments to evaluate in, for one.
-        _say(f"warning: {error}", error=True)
+        say(f"warning: {error}", error=True)
     if resumes and exp.ctx.role.learns:
         exp.ctx.console.say(f"Resuming at epoch {exp.load_checkpoint()}.")
     return exp
@@ -179,7 +186,7 @@ def _run(
         metrics = exp.learn()
     except SystemExit:  # stopped by a signal, or because no actor is left; everything is stored and closed
         if failure := getattr(exp.actors, "failure", None):
-            _say(f"error: {failure}", error=True)
+            say(f"error: {failure}", error=True)
             return FAILED
         raise
     except Exception:
@@ -188,12 +195,12 @@ def _run(
         raise
     exp.close()
     if exp.trainer.idle_epochs and not exp.learner.gradient_steps and not exp.test_run:
-        _say(f"error: This run made no update. {exp.why_idle()}", error=True)
+        say(f"error: This run made no update. {exp.why_idle()}", error=True)
         return FAILED
     if exp.accelerator.is_main_process and exp.test_run:
-        _say(words_on_test(exp))
+        say(words_on_test(exp))
     elif exp.accelerator.is_main_process:
-        _say(closing_words(exp, metrics, words, program or _program()))
+        say(closing_words(exp, metrics, words, program or _program()))
     return 0
 
 
@@ -217,9 +224,10 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
         fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
+        again = [*fresh, "--seed", str(seed), "--run-name", name]
         lines += [
-            "try another seed    " + _command(program, [*fresh, "--seed", str(seed), "--run-name", name]),
-            "train it further    " + _command(program, further),
+            "try another seed    " + f"{program} {shlex.join(again)}",
+            "train it further    " + f"{program} {shlex.join(further)}",
         ]
     return "\n".join(lines)
 
@@ -232,17 +240,16 @@ def words_on_test(exp: Any) -> str:
 
 
 def _program() -> str:
-    """What starts this script again, after `python`."""
+    """What starts this command again."""
     script = Path(sys.argv[0])
+    if script.name == "loxodon":
+        return "loxodon run"
     is_own = script.suffix == ".py" and script.parent.resolve() != Path(__file__).resolve().parent
-    return sys.argv[0] if is_own else "-m loxodon.experiment"
+    return f"python {sys.argv[0] if is_own else '-m loxodon.experiment'}"
 
 
-def _command(program: str, words: Sequence[str]) -> str:
-    return f"python {program} {shlex.join(words)}"
-
-
-def _say(text: str, *, error: bool = False) -> None:
+def say(text: str, *, error: bool = False) -> None:
+    """Print a text, what is no text in it made visible."""
     stream = sys.stderr if error else sys.stdout
     lines = text.rstrip("\n").split("\n")  # names of files and what is in them may be part of it
     stream.write("\n".join(map(visible, lines)) + "\n")

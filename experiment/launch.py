@@ -36,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             resources = {"num_cpus": args.ray_cpus, "num_gpus": args.ray_gpus}
             pool = functools.partial(ray_pool, address=args.ray_address, **resources)
             address = shlex.quote(args.ray_address)
-            program = f"-m loxodon.experiment.launch --backend ray --ray-address {address}"
+            program = f"python -m loxodon.experiment.launch --backend ray --ray-address {address}"
             return cli.main(words, pool=pool, program=program)
     except ImportError as error:
         sys.stderr.write(f"error: {error}\n")
         return cli.CONFIG_ERROR
-    return cli.main(words, program="-m loxodon.experiment.launch")
+    return cli.main(words, program="python -m loxodon.experiment.launch")
 
 
 def parser() -> argparse.ArgumentParser:

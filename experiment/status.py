@@ -1,4 +1,4 @@
-"""`python -m loxodon.experiment.status RUN_DIR`: who works on a run, how fast, and what there is of it."""
+"""`loxodon status RUN_DIR`: who works on a run, how fast, and what there is of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the status of a run; returns the exit status: 2 if it is no run, 3 if nobody is at work."""
     parser = argparse.ArgumentParser(
-        prog="python -m loxodon.experiment.status",
+        prog="loxodon status",
         description="Who works on a run, how fast, and what there is of it.",
         epilog="Exit status: 0 if a process is at work, 3 if none is, 2 if the folder holds no run.",
     )

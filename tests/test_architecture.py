@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "gin_configs": set(),
     "envs": {"data"},
     "agents": {"data", "nets"},
-    "experiment": {"data", "nets", "envs", "agents"},
+    "experiment": {"data", "nets", "envs", "agents", "gin_configs"},
 }
 SKIPPED_FOLDERS = {".git", ".venv", ".types", "build", "dist", "runs", "__pycache__"}
 USER_FACING = {"ValueError", "TypeError", "RuntimeError", "ImportError", "FileNotFoundError"}

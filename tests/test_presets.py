@@ -11,7 +11,8 @@ import pytest
 import loxodon.experiment  # noqa: F401  # registers what the presets name
 from loxodon.experiment.config import load_config
 from loxodon.experiment.config.checks import unknown_names
-from loxodon.experiment.config.reading import find_config, preset_names, read_source, runnable_names
+from loxodon.experiment.config.reading import find_config, read_source
+from loxodon.gin_configs.presets import about, preset_names, runnable_names
 
 
 def text_of(name: str) -> str:
@@ -42,6 +43,9 @@ def test_a_preset_is_sound_and_begins_with_its_launch_line(name: str) -> None:
     accepted = {name, f"gin_configs/{name}.gin"}
     assert launch_lines
     assert set(launch_lines) <= accepted
+    assert about(name).task
+    assert about(name).encoder
+    assert bool(about(name).measured) == ("# Measured: " in header_of(name))
 
 
 @pytest.mark.parametrize("name", MIX_INS)

@@ -17,6 +17,7 @@ from typing import Any
 
 import gin
 
+from ...gin_configs.presets import did_you_mean
 from . import registry
 from .reading import (
     COMMAND_LINE,
@@ -24,7 +25,6 @@ from .reading import (
     Macro,
     Reference,
     bindings_in,
-    did_you_mean,
     raise_if_any,
     references_in,
     without_macros,

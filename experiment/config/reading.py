@@ -6,7 +6,6 @@ up before every file has been read. What it cannot read is told in words.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import re
@@ -16,17 +15,16 @@ import tokenize
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import gin
 from gin import config_parser
 
+from ...gin_configs.presets import did_you_mean, preset_names, preset_root
 from .registry import MACRO, all_known
 
 COMMAND_LINE = "command line"
-PRESET_PACKAGE = "loxodon.gin_configs"
 MAX_LISTED = 8
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
@@ -52,12 +50,6 @@ def raise_if_any(problems: Sequence[str]) -> None:
     if problems:
         error = ConfigError(problems)
         raise error
-
-
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """A sentence ` Did you mean 'a' or 'b'?` with a leading space, or nothing when no name is near."""
-    near = difflib.get_close_matches(name, sorted(candidates))
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 # --- what a statement says ------------------------------------------------------------------------------
@@ -323,23 +315,6 @@ def _place_of(error: Exception) -> tuple[str, int]:
 
 
 # --- presets and paths ----------------------------------------------------------------------------------
-
-
-def preset_root() -> Path:
-    """The folder of the installed presets."""
-    return Path(str(resources.files(PRESET_PACKAGE)))
-
-
-def preset_names() -> list[str]:
-    """Names of all presets without their suffix, such as `tmaze` or `ppo/cartpole`, sorted."""
-    root = preset_root()
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.gin"))
-
-
-def runnable_names() -> list[str]:
-    """Those of `preset_names` that name a run; the others are parts, to be included or put on top of one."""
-    texts = {name: (preset_root() / f"{name}.gin").read_text(encoding="utf-8") for name in preset_names()}
-    return [name for name, text in texts.items() if "\nExperiment.run_name" in text]
 
 
 def find_config(name: str) -> Path:
