@@ -18,6 +18,7 @@ ENVS = ["minigrid>=3.0", "popgym>=1.0.6"]
 PLOTS = ["matplotlib>=3.8"]
 TENSORBOARD = ["tensorboard"]
 MINARI = ["minari[hdf5]>=0.5.3", "pillow>=10"]  # minari reads images with pillow, but does not ask for it
+VIDEO = ["moviepy>=1"]  # what gymnasium records with
 SLURM = ["submitit>=1.5"]
 RAY = ["ray>=2.30"]
 DEV = [
@@ -68,6 +69,7 @@ setup(
         "ray": RAY,
         "slurm": SLURM,
         "tensorboard": TENSORBOARD,
+        "video": VIDEO,
         "dev": DEV,
     },
     packages=PACKAGES,

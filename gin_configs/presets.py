@@ -110,11 +110,9 @@ def _print_table(presets: Sequence[Preset]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = _PLAIN_WIDTH
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
     table = Table("preset", "task", "encoder", "measured", box=None, padding=(0, 2, 0, 0))
     table.columns[0].no_wrap = True
     for one in presets:
         table.add_row(one.name, one.task, one.encoder, one.measured or "not yet")
-    console.print(table)
+    Console(width=width, highlight=False, markup=False).print(table)

@@ -1,0 +1,345 @@
+"""`loxodon evaluate RUN`: how good a trained policy is, in any environment, with all or part of its past."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import importlib.util
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gin
+import gymnasium as gym
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from ..data import DiskTrajDataset
+from ..envs import EnvSpec, Histories, resolve_env
+from ..nets import TrajEncoder
+from .checkpoint.load_policy import LoadedPolicy, load_policy
+from .checkpoint.spaces import EnvSpaces, check_spaces
+from .checkpoint.store import CheckpointManager
+from .cli import exit_status, say
+from .collect import Collector, Group
+from .collect.build import make_envs
+from .config import explained, load_config
+from .experiment import Experiment
+from .files import write_text
+from .rng import isolated_rng
+
+FORMAT = 1  # of the JSON files
+VIDEOS = "videos"  # where in a run they go
+_FOLDER = "evaluations"
+_PARALLEL = 8  # environments of --env
+_VIDEO_EPISODES = 3
+_RESAMPLES = 1_000
+_PLAIN_WIDTH = 300  # of the table where it goes to no terminal
+_ATTEMPT = re.compile(r"(.+)_attempt_(\d+)")  # of metrics, see KShotWrapper
+
+
+class Policy(NamedTuple):
+    """Which policy is meant. run_dir: of the run that it is from; None for a file that lies elsewhere."""
+
+    run_dir: Path | None
+    name: str
+    file: Path
+
+
+class Recipe(NamedTuple):
+    """Environments that are yet to be made; the fields are the arguments of `make_envs`."""
+
+    make_env: Any
+    num_envs: int
+    mode: str
+    context: str | None = None
+
+    def make(self) -> Any:
+        """Make them."""
+        return make_envs(*self[:3], context=self.context)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play, print a table, write the results; returns the exit status."""
+    args = _parse(argv)
+    return exit_status(lambda: _evaluate(args))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="loxodon evaluate",
+        description="Play with a trained policy, in the environments the run was validated in. The run's "
+        "configuration is a program, so do this with runs that you trust; --env reads none of it.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run, or a policy file")
+    add("--policy", metavar="best|latest|epoch:N", help="default: best if there is one, else latest")
+    add("--env", metavar="ID", help="play in this environment of gymnasium's instead")
+    add("--set", action="append", default=[], metavar="Name.param=value", help="change a setting; repeatable")
+    add("--episodes", type=int, default=100, metavar="N", help="in all environments together (100)")
+    add(
+        "--parallel",
+        type=int,
+        metavar="N",
+        help=f"environments (those of the run, or {_PARALLEL} with --env)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of episodes and sampled actions (0)")
+    add("--sampled", action="store_true", help="draw actions; otherwise the most likely one is taken")
+    add(
+        "--context",
+        type=_sizes,
+        default=[None],
+        metavar="1,16,full",
+        help="act on the last k timesteps alone",
+    )
+    add("--video", type=Path, nargs="?", const=Path(), metavar="FOLDER", help="record episodes (RUN/videos)")
+    add("--json", "--output", dest="output", type=Path, metavar="FILE", help="default: in RUN/evaluations")
+    add("--device", default="cpu", help="where the policy acts (cpu)")
+    add("--trust", action="append", default=[], metavar="MODULE", help="see load_policy; repeatable")
+    args = parser.parse_args(argv)
+    if args.env is not None and args.set:
+        parser.error("--set changes the run's environments, which --env replaces. Fix: leave one out.")
+    for name in ("episodes", "parallel"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(
+                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: e.g. --{name} 100."
+            )
+    return args
+
+
+def _sizes(text: str) -> list[int | None]:
+    """`1,16,full` as [1, 16, None]."""
+    if not re.fullmatch(r"([1-9]\d*|full)(,([1-9]\d*|full))*", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list such as 1,16,full. Fix: write numbers from 1 on."
+        )
+    return [None if part == "full" else int(part) for part in text.split(",")]
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    if args.video is not None and importlib.util.find_spec("moviepy") is None:
+        raise ImportError('Videos need moviepy, which is not installed. Fix: pip install "loxodon[video]".')
+    found = find_policy(args.run, args.policy)
+    recipe = _recipe(args, found.run_dir)
+    results: list[dict[str, Any]] = []
+    with contextlib.closing(recipe.make()) as envs:
+        for size in args.context:
+            policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
+            check_spaces(
+                policy.info.env_spaces(),
+                EnvSpaces(envs.env_observation_space, envs.env_action_space),
+                what=f"The policy in {found.file}",
+                mend="evaluate it in an environment with the observations and actions it was trained with.",
+            )
+            if size is not None:
+                cut_memory(policy.agent.traj_encoder, size)
+            with Console(stderr=True).status(f"{args.episodes} episodes, memory: {size or 'full'}"):
+                results += results_of(play(policy, envs, args.episodes, args.seed), size)
+    report = {
+        "format": FORMAT,
+        "run": (found.run_dir or found.file).resolve().name,
+        "env": args.env or "val",
+        "policy": found.name,
+        "epoch": policy.info.epoch,
+        "sampled": args.sampled,
+        "seed": args.seed,
+        "episodes": args.episodes,
+        "results": results,
+    }
+    print_table(results)
+    name = f"{found.name}-{report['env']}-{'sampled' if args.sampled else 'greedy'}"
+    place = args.output
+    if place is None and found.run_dir is not None:
+        place = found.run_dir / _FOLDER / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
+    if place is not None:
+        write_text(place, json.dumps(report) + "\n")
+        say(f"results  {place}")
+    if args.video is not None:
+        folder = args.video if args.video != Path() else (found.run_dir or Path()) / VIDEOS
+        policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
+        _record(policy, recipe, folder, found.name, args.seed)
+        say(f"videos   {folder}")
+    return 0
+
+
+# ---- what is played with, and in ----
+
+
+def find_policy(place: Path, which: str | None = None) -> Policy:
+    """The policy that `best`, `latest` or `epoch:N` of a run means (None: the first of these that is there).
+
+    place: the run's folder, or a policy file.
+
+    Raises: FileNotFoundError if there is none; ValueError for another word.
+    """
+    place = place.expanduser()
+    if place.is_file():
+        is_in_run = place.parent.parent.name == "ckpts"
+        name = place.parent.name if place.stem == "policy" else place.stem
+        return Policy(place.parents[2] if is_in_run else None, name, place)
+    store = CheckpointManager(place, place.name)
+    files = {"best": store.best_path, "latest": store.latest_path}
+    which = which or next((name for name, file in files.items() if file.is_file()), "latest")
+    if epoch := re.fullmatch(r"epoch:(\d+)", which):
+        files[which] = store.weights_dir / f"policy_epoch_{epoch[1]}.safetensors"
+    if which not in files:
+        raise ValueError(
+            f"--policy is {which!r}, but must be best, latest or epoch:N. Fix: e.g. --policy best."
+        )
+    if not files[which].is_file():
+        raise FileNotFoundError(
+            f"There is no policy {files[which]}. Fix: give the folder of a run that has saved one; epochs "
+            f"with one are in {store.weights_dir}."
+        )
+    return Policy(place, which, files[which])
+
+
+def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
+    """The environments to play in; without --env those of the run, whose configuration gin holds then."""
+    if args.env is not None:
+        return Recipe(args.env, args.parallel or _PARALLEL, "sync")
+    store = CheckpointManager(run_dir or Path(), "")
+    # What environments in other processes read is only in the first.
+    texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]
+    if not any("Experiment.make_val_env" in path.read_text(encoding="utf-8") for path in texts):
+        raise ValueError(
+            f"{args.run} has no configuration that names an environment (ckpts/config.txt of a run that gin "
+            "configured). Fix: give the folder of such a run, or name an environment: --env CartPole-v1."
+        )
+    changes = [(text, f"--set {text}") for text in args.set]
+    if args.parallel is not None:
+        changes.append((f"Experiment.parallel_actors={args.parallel}", f"--parallel {args.parallel}"))
+    config = load_config([str(path) for path in texts], changes)
+    gin.bind_parameter("Experiment.dataset", DiskTrajDataset())  # in place of what may be large or not here
+    gin.bind_parameter("Experiment.callbacks", ())
+    with explained(config):
+        exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is started
+    return Recipe(exp.make_val_env, exp.parallel_actors, exp.env_mode, exp.async_env_mp_context)
+
+
+def cut_memory(encoder: TrajEncoder, size: int) -> None:
+    """Let an encoder act on its last `size` timesteps alone, the newest included.
+
+    It encodes them anew at each timestep, as a sequence without history. That is right for every encoder that
+    keeps the contract, since training does the same.
+    """
+    whole = copy.copy(encoder)  # of the same weights, and with its own methods
+
+    def forward(
+        seq: Tensor, time_idxs: Tensor, hidden_state: Any, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        before = hidden_state or (seq[:, :0], time_idxs[:, :0])
+        seq, time_idxs = (
+            torch.cat(pair, 1)[:, -size:] for pair in zip(before, (seq, time_idxs), strict=True)
+        )
+        encoded, _ = whole(seq, time_idxs, None, time_idxs[..., 0] == 0)
+        return encoded[:, -1:], (seq, time_idxs)
+
+    vars(encoder).update(
+        forward=forward,
+        init_hidden_state=lambda num_envs, device: None,
+        reset_hidden_state=lambda hidden_state, ended: hidden_state,  # timestep 0 says it
+    )
+
+
+def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories:
+    """Statistics of so many new episodes, shared equally by `envs`; the same ones for the same seed."""
+    with isolated_rng(seed):
+        collector: Collector = Collector(
+            [Group(envs)], policy.agent, policy.device, policy.sample, save_env_state=False
+        )
+        collector.restart(seed)
+        collector.collect(sys.maxsize, episodes=episodes)
+    return collector.histories
+
+
+def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed: int) -> None:
+    make_env = recipe.make_env
+    spec = resolve_env(make_env[0] if isinstance(make_env, list | tuple) else make_env)
+    recorded = EnvSpec(_recorded, {"spec": spec, "folder": str(folder), "name": name})
+    with contextlib.closing(Recipe(recorded, 1, "sync").make()) as envs:
+        play(policy, envs, _VIDEO_EPISODES, seed)
+
+
+def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
+    """The environment, with each episode of it as a film in `folder`."""
+    if isinstance(spec.target, str):
+        spec = EnvSpec(
+            spec.target, {"render_mode": "rgb_array", **spec.kwargs}, spec.env_name, spec.vocabulary
+        )
+    env = spec.build_raw()
+    if not isinstance(env, gym.Env) or "rgb_array" not in env.metadata.get("render_modes", ()):
+        raise ValueError(
+            f"{env} has no 'rgb_array' among its metadata['render_modes'], so there is nothing to record. "
+            "Fix: leave out --video, or let the environment draw itself."
+        )
+    if env.render_mode != "rgb_array":  # of environments of one's own, which look at it when they draw
+        env.unwrapped.render_mode = "rgb_array"
+    return gym.wrappers.RecordVideo(
+        env,
+        folder,
+        episode_trigger=lambda number: number < _VIDEO_EPISODES,
+        name_prefix=name.replace(":", "_"),
+        disable_logger=True,
+    )
+
+
+# ---- what came out ----
+
+
+def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]]:
+    """JSON values of each task, one number per episode; `attempts` has those of each attempt of a trial."""
+    results = []
+    for task, returns in histories.returns.returns.items():
+        metrics = dict(histories.specials.data.get(task, {}))
+        attempts = []
+        while (name := f"return_attempt_{len(attempts)}") in metrics:
+            attempts.append(metrics.pop(name))
+        lengths = histories.returns.lengths[task]
+        one = {"context": context, "task": task, "returns": returns, "lengths": lengths}
+        results.append({**one, "metrics": metrics, "attempts": attempts})
+    return results
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of the mean."""
+    resampled = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values))).mean(1)
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def print_table(results: Sequence[dict[str, Any]]) -> None:
+    """Means and intervals, context by context and task by task; what is given per attempt in one row."""
+    table = Table(
+        "memory", "task", "figure", "mean", "95 % interval", "episodes", box=None, padding=(0, 2, 0, 0)
+    )
+    for one in results:
+        place = ["full" if one["context"] is None else f"last {one['context']}", one["task"]]
+        for cells in _rows(one):
+            table.add_row(*place, *cells)
+            place = ["", ""]
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    Console(width=width, highlight=False, markup=False).print(table)
+
+
+def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    by_attempt: dict[str, list[float]] = defaultdict(list)
+    if one["attempts"]:
+        by_attempt["return"] = [float(np.mean(values)) for values in one["attempts"]]
+    for name, values in {"return": one["returns"], "length": one["lengths"], **one["metrics"]}.items():
+        if attempt := _ATTEMPT.fullmatch(name):
+            by_attempt[attempt[1]].append(float(np.mean(values)))
+        elif values:
+            low, high = bootstrap_interval(values)
+            yield name, f"{np.mean(values):.4g}", f"{low:.4g} to {high:.4g}", str(len(values))
+    for name, means in by_attempt.items():
+        yield f"{name} by attempt", " ".join(f"{mean:.3g}" for mean in means), "", ""
