@@ -37,8 +37,7 @@ from .files import write_text
 from .rng import isolated_rng
 
 FORMAT = 1  # of the JSON files
-VIDEOS = "videos"  # where in a run they go
-_FOLDER = "evaluations"
+EVALUATIONS, VIDEOS = "evaluations", "videos"  # folders of a run
 _PARALLEL = 8  # environments of --env
 _VIDEO_EPISODES = 3
 _RESAMPLES = 1_000
@@ -147,7 +146,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     report = {
         "format": FORMAT,
         "run": (found.run_dir or found.file).resolve().name,
-        "env": args.env or "val",
+        "env": args.env or ", ".join(["val", *args.set]),  # a changed one is another one
         "policy": found.name,
         "epoch": policy.info.epoch,
         "sampled": args.sampled,
@@ -159,7 +158,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     name = f"{found.name}-{report['env']}-{'sampled' if args.sampled else 'greedy'}"
     place = args.output
     if place is None and found.run_dir is not None:
-        place = found.run_dir / _FOLDER / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
+        place = found.run_dir / EVALUATIONS / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
     if place is not None:
         write_text(place, json.dumps(report) + "\n")
         say(f"results  {place}")

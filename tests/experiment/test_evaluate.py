@@ -200,7 +200,7 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
     assert "return by attempt" in capsys.readouterr().out
     changed = [*words, "epoch:0", "--set", "TMazePassive.horizon=2", "--seed", "5"]
     assert main([str(folder), *changed]) == 0
-    (one,) = results(folder / "evaluations/epoch_0-val-greedy.json")
+    (one,) = results(folder / "evaluations/epoch_0-val_TMazePassive.horizon_2-greedy.json")
     assert one["lengths"] == [6] * 4
     assert main([str(folder / "ckpts/latest/policy.safetensors"), "--episodes", "1"]) == 0
     capsys.readouterr()
