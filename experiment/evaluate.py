@@ -300,7 +300,7 @@ def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]
     results = []
     for task, returns in histories.returns.returns.items():
         metrics = dict(histories.specials.data.get(task, {}))
-        attempts = []
+        attempts: list[list[float]] = []
         while (name := f"return_attempt_{len(attempts)}") in metrics:
             attempts.append(metrics.pop(name))
         lengths = histories.returns.lengths[task]
