@@ -67,7 +67,7 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """List the presets, or print one; returns the exit status, 2 for a name that is none."""
     parser = argparse.ArgumentParser(
-        prog="loxodon presets", description="What can be run as it is: loxodon run --config NAME."
+        prog="loxodon presets", description="What can be run as it is, and what that reached."
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this preset, and where its parts are")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
