@@ -1,17 +1,21 @@
-"""Learning curves of a run as a picture: `python -m loxodon.experiment.plots RUN_DIR`."""
+"""Learning curves: the figures of a run over its steps, and panels drawn of them."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
-import sys
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 logger = logging.getLogger("loxodon")
-ENV_STEPS, UPDATES = "env_steps", "gradient_steps"
+ENV_STEPS, UPDATES, WALL = "env_steps", "gradient_steps", "wall_s"
+AXES = {ENV_STEPS: "env steps", UPDATES: "updates", WALL: "wall time [s]"}
+STAGES = ("time/collect_s", "time/learn_s", "time/val_s")  # their sum is the wall time
 # Title of a panel, its x axis, and the metrics drawn in it; a panel without any of them is left out.
 PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("return per episode", ENV_STEPS, ("val/return", "collect/return")),
@@ -24,57 +28,76 @@ PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("env steps collected per second", ENV_STEPS, ("time/env_steps_per_s",)),
     ("updates per second", UPDATES, ("time/updates_per_s",)),
 )
+# Okabe and Ito's colours without yellow, which is too light for a line; every line has a dash of its own too.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))
 Curves = dict[str, list[dict[str, float]]]
 
 
 def read_curves(metrics_file: Path) -> Curves:
-    """For every figure of a metrics.jsonl, its points: `value`, `env_steps`, `gradient_steps`.
+    """For every figure of a metrics.jsonl, its points: `value`, `env_steps`, `gradient_steps`, `wall_s`.
 
-    Records in which a figure is no number are skipped.
+    wall_s: seconds of collecting, learning and evaluating up to there. Records in which a figure is no number
+    are skipped, and so are lines that are no record, such as one that is being written.
     """
     curves: Curves = {}
-    for line in metrics_file.read_text(encoding="utf-8").splitlines():
-        record: dict[str, Any] = json.loads(line)
-        place = {axis: float(record.get(axis, 0)) for axis in (ENV_STEPS, UPDATES)}
-        for name, value in record.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                curves.setdefault(name, []).append({"value": float(value), **place})
+    wall_s = 0.0
+    for line in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record: Any = json.loads(line)
+        except ValueError:
+            continue
+        figures = _numbers(record) if isinstance(record, dict) else {}
+        wall_s += sum(figures.get(stage, 0.0) for stage in STAGES)
+        place = {axis: figures.get(axis, 0.0) for axis in (ENV_STEPS, UPDATES)} | {WALL: wall_s}
+        for name, value in figures.items():
+            curves.setdefault(name, []).append({"value": value, **place})
     return curves
 
 
-def curves_of(run_dir: Path) -> Path:
-    """Where the picture of a run is drawn to."""
-    return run_dir / "logs" / "curves.png"
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
 
 
-def plot_run(run_dir: Path) -> Path:
-    """Draw `logs/metrics.jsonl` of a run into `logs/curves.png`; returns that path.
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel.
 
-    Raises: ValueError if there is no metrics file or nothing in it to draw, ImportError without matplotlib.
+    points: (n, 2), x and y. band: (n, 2), an interval around y. single: fainter lines, (n, 2) each.
+    style: number of its colour and dash.
     """
-    source = run_dir / "logs" / "metrics.jsonl"
-    if not source.is_file():
-        raise ValueError(f"{source} does not exist. Fix: give the folder of a run, such as runs/tmaze.")
-    curves = read_curves(source)
-    panels = [(title, axis, [n for n in names if n in curves]) for title, axis, names in PANELS]
-    panels = [panel for panel in panels if panel[2]]
-    if not panels:
-        raise ValueError(f"{source} holds no figures to draw yet. Fix: train for at least one epoch.")
-    _draw(run_dir, panels, curves)
-    return curves_of(run_dir)
+
+    points: np.ndarray
+    style: int
+    band: np.ndarray | None = None
+    single: Sequence[np.ndarray] = ()
 
 
-def draw_if_possible(run_dir: Path) -> None:
-    """As plot_run, for a run that ends: curves that cannot be drawn are no reason to fail."""
-    try:
-        plot_run(run_dir)
-    except (ValueError, ImportError):  # no figures yet, no matplotlib
-        return
-    except Exception as error:  # a full disk, a broken matplotlib: the end of a run has better things to say
-        logger.warning("The learning curves could not be drawn: %s", error)
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn in one pair of axes; lines: by name. ticks: texts for x = 0, 1, ..."""
+
+    title: str
+    x_label: str
+    lines: Mapping[str, Line]
+    y_label: str = ""
+    ticks: Sequence[str] = ()
 
 
-def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: Curves) -> None:
+def line_style(style: int) -> tuple[str, tuple[float, ...]]:
+    """Colour and dashes (points on and off) of a style; 28 of them differ."""
+    return COLORS[style % len(COLORS)], DASHES[style % len(DASHES)]
+
+
+def draw(panels: Sequence[Panel], target: Any, *, title: str = "", dpi: int = 110) -> None:
+    """Draw panels in rows of up to three into a PNG, a path or a binary file.
+
+    Raises: ImportError without matplotlib.
+    """
     try:  # the object interface: pyplot would keep global state and may look for a screen
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -82,38 +105,70 @@ def _draw(run_dir: Path, panels: Sequence[tuple[str, str, list[str]]], curves: C
 
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.0 * rows), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis, (title, x_axis, names) in zip(axes, panels, strict=False):
-        for name in names:
-            points = curves[name]
-            x, y = [point[x_axis] for point in points], [point["value"] for point in points]
-            axis.plot(x, y, marker=".", markersize=4, linewidth=1, label=name)
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel(x_axis.replace("_", " "), fontsize=8)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_panel(axis, panel)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    figure.suptitle(run_dir.name)
-    figure.savefig(curves_of(run_dir), dpi=110)
+    figure.suptitle(title)
+    figure.savefig(target, dpi=dpi, format="png")
 
 
-def main(words: Sequence[str]) -> int:
-    """Plot the run folder named on the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loxodon.experiment.plots",
-        description="Draw the learning curves of a run into its logs/curves.png.",
-    )
-    parser.add_argument("run_dir", type=Path, help="folder of a run, such as runs/tmaze")
+def _draw_panel(axis: Any, panel: Panel) -> None:
+    for name, line in panel.lines.items():
+        color, dashes = line_style(line.style)
+        for x, y in (one.T for one in line.single):
+            axis.plot(x, y, color=color, linewidth=0.7, alpha=0.35)
+        if line.band is not None:
+            axis.fill_between(line.points[:, 0], *line.band.T, color=color, alpha=0.18, linewidth=0)
+        marker = "." if len(line.points) <= _FEW else None
+        style = (0, dashes) if dashes else "-"
+        axis.plot(*line.points.T, color=color, linestyle=style, marker=marker, linewidth=1.6, label=name)
+    if panel.ticks:
+        axis.set_xticks(range(len(panel.ticks)), panel.ticks)
+    axis.set_title(panel.title, fontsize=10)
+    axis.set_xlabel(panel.x_label, fontsize=9)
+    axis.set_ylabel(panel.y_label, fontsize=9)
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+
+
+_FEW = 15  # points, up to which each gets a marker
+
+
+def curves_of(run_dir: Path) -> Path:
+    """Where the picture of a run is drawn to."""
+    return run_dir / "logs" / "curves.png"
+
+
+def plot_run(run_dir: Path) -> None:
+    """Draw `logs/metrics.jsonl` of a run into `logs/curves.png`, if there is anything to draw.
+
+    Raises: OSError without such a file, ImportError without matplotlib.
+    """
+    curves = read_curves(run_dir / "logs" / "metrics.jsonl")
+    panels = []
+    for title, axis, names in PANELS:
+        found = [name for name in names if name in curves]
+        lines = {name: Line(points_of(curves, name, axis), i) for i, name in enumerate(found)}
+        panels += [Panel(title, AXES[axis], lines)] if lines else []
+    if panels:
+        draw(panels, curves_of(run_dir), title=run_dir.name)
+
+
+def points_of(curves: Curves, name: str, axis: str) -> np.ndarray:
+    """(n, 2): a figure over one of AXES; of several values at one place the last one, sorted by place."""
+    last = {point[axis]: point["value"] for point in curves.get(name, ())}
+    return np.array(sorted(last.items()), dtype=float).reshape(-1, 2)
+
+
+def draw_if_possible(run_dir: Path) -> None:
+    """As plot_run, for a run that ends: curves that cannot be drawn are no reason to fail."""
     try:
-        target = plot_run(parser.parse_args(words).run_dir)
-    except (ValueError, ImportError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(f"{target}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        plot_run(run_dir)
+    except (FileNotFoundError, ImportError):  # no figures yet, no matplotlib
+        return
+    except Exception as error:  # a full disk, a broken matplotlib: the end of a run has better things to say
+        logger.warning("The learning curves could not be drawn: %s", error)

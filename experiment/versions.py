@@ -1,10 +1,18 @@
-"""What software this is: versions of packages, and the commit of a repository."""
+"""What a run is made with: versions of packages, the commit of a repository, the machine."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import os
+import platform
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
 
 PACKAGES = ("loxodon", "torch", "accelerate", "gymnasium", "numpy", "gin-config", "safetensors")
 """Those whose versions a run remembers."""
@@ -33,3 +41,18 @@ def git_commit(folder: Path | None = None) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+def hardware() -> dict[str, Any]:
+    """This machine: system, processor, cores, memory in GB, and names of its GPUs."""
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):  # only Linux has the file
+        if found := re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8")):
+            processor = found[1]
+    return {
+        "system": platform.platform(),
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }

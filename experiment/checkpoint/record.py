@@ -17,7 +17,7 @@ import gin
 from ...data.errors import visible
 from ..config import registry
 from ..config.reading import bindings_in
-from ..versions import PACKAGES, git_commit, version_of
+from ..versions import PACKAGES, git_commit, hardware, version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo
 from .spaces import EnvSpaces, check_spaces
 
@@ -62,7 +62,8 @@ class RunRecord:
 
     def versions(self, **facts: Any) -> dict[str, Any]:
         """JSON values for `versions.json`."""
-        return {**facts, "config_hash": self.config_hash, "python": self.python, "packages": self.packages}
+        software = {"python": self.python, "packages": self.packages}
+        return {**facts, "config_hash": self.config_hash, **software, "hardware": hardware()}
 
 
 def record_run(

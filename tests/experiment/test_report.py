@@ -1,0 +1,200 @@
+"""The report: its statistics, and a page that needs nothing but itself, whatever runs it is given."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loxodon.experiment.fleet.heartbeat import machine_id
+from loxodon.experiment.plots import plot_run, read_curves
+from loxodon.experiment.report.estimates import improvement, iqm, mean, mean_curve, with_interval
+from loxodon.experiment.report.main import main
+
+VOID = {"img", "meta"}
+
+
+@pytest.mark.parametrize(
+    ("statistic", "samples", "expected"),
+    [
+        (iqm, [[100.0, 2.0, 1.0, 3.0]], 2.5),
+        (iqm, [[1.0, 2.0, 6.0]], 3.0),  # fewer than four: the mean
+        (iqm, [[-9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 90.0]], 4.0),  # 9 // 4 = 2 at either end
+        (improvement, [[1.0, 2.0], [0.0, 2.0]], 2.5 / 4),  # above in two of four pairs, and a tie
+        (improvement, [[3.0, 4.0, 5.0], [1.0]], 1.0),
+    ],
+)
+def test_statistics_by_hand(
+    statistic: Callable[..., Any], samples: list[list[float]], expected: float
+) -> None:
+    assert statistic(*map(np.array, samples)) == pytest.approx(expected)
+
+
+def test_intervals_are_those_of_the_bootstrap_and_the_same_every_time() -> None:
+    scores = np.random.default_rng(1).normal(3.0, 2.0, size=50)
+    value, low, high = with_interval(mean, scores)
+    assert value == scores.mean()
+    assert (high - low) / 2 == pytest.approx(1.96 * scores.std() / np.sqrt(50), rel=0.1)
+    assert np.array_equal(with_interval(mean, scores), [value, low, high])
+    assert with_interval(iqm, np.full(5, 7.0)).tolist() == [7.0, 7.0, 7.0]
+    assert np.isnan(with_interval(mean, np.ones(1))).tolist() == [False, True, True]
+
+
+def test_a_mean_curve_ends_where_the_first_run_does() -> None:
+    points, band = mean_curve([np.array([[0.0, 0.0], [10.0, 10.0]]), np.array([[0.0, 0.0], [20.0, 40.0]])])
+    assert points[-1].tolist() == [10.0, 15.0]
+    assert band[-1].tolist() == [10.0, 20.0]
+
+
+# ---- the page ----
+
+
+def write_run(folder: Path, returns: list[float], *, rate: float, seed: int, state: str = "finished") -> None:
+    """A folder as a run leaves it: an evaluation after each of its epochs, of two attempts."""
+    for name in ("logs", "ckpts", "status", "evaluations"):
+        (folder / name).mkdir(parents=True)
+    records: list[dict[str, Any]] = []
+    for epoch, value in enumerate(returns):
+        axes = {"epoch": epoch, "env_steps": 100 * epoch, "gradient_steps": 10 * epoch}
+        records.append({**axes, "time/learn_s": 3.0, "train/critic_loss": 1 / value, "odd": None})
+        attempts = {f"val/return_attempt_{i}": value + i for i in range(2)}
+        records.append({**axes, "time/val_s": 1.0, "val/return": value, "val/return/Walk": value, **attempts})
+    lines = [*map(json.dumps, records), '{"epoch": 9, "val/re']  # the last one is being written
+    (folder / "logs" / "metrics.jsonl").write_text("\n".join(lines))
+    (folder / "ckpts" / "config.txt").write_text(
+        f"Experiment.learning_rate = {rate}\nExperiment.seed = {seed}\n"
+    )
+    versions = {
+        "seed": seed,
+        "config_hash": str(rate),
+        "packages": {"torch": "9.9"},
+        "hardware": {"cores": 77},
+    }
+    (folder / "ckpts" / "versions.json").write_text(json.dumps(versions))
+    beat = {"id": "a", "role": "both", "host": "h", "pid": os.getpid(), "beat": 1, "state": state}
+    beat |= {"started": time.time(), "time": time.time(), "machine": machine_id()}
+    (folder / "status" / "both.json").write_text(json.dumps(beat))
+    results = [
+        {
+            "context": context,
+            "task": "t",
+            "returns": [returns[-1]],
+            "lengths": [4],
+            "metrics": {},
+            "attempts": [],
+        }
+        for context in (1, None)
+    ]
+    evaluation = {
+        "format": 1,
+        "run": folder.name,
+        "env": "Walk",
+        "policy": "best",
+        "epoch": 2,
+        "sampled": False,
+    }
+    (folder / "evaluations" / "a.json").write_text(json.dumps({**evaluation, "seed": 0, "results": results}))
+
+
+class Page(HTMLParser):
+    """A parsed page; fails on tags that do not match."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.ids, self.words = list[str](), list[str](), set[str](), list[str]()
+        self.images, self.links = list[str](), list[str]()
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append(tag)
+        self.ids.add(values.get("id") or "")
+        self.images += [values["src"] or ""] if "src" in values else []
+        self.links += [values["href"] or ""] if "href" in values else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_a_page_about_two_groups_works_offline_and_names_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="figures are an extra")
+    runs = tmp_path / "runs"
+    for seed in range(3):
+        write_run(runs / f"fast-seed{seed}", [1.0, 5.0, 8.0 + seed], rate=0.5, seed=seed)
+        write_run(runs / f"slow-seed{seed}", [1.0, 2.0, 3.0 + seed], rate=0.25, seed=seed)
+    write_run(runs / "other", [1.0], rate=0.125, seed=0, state="learning")
+    (runs / "other" / "evaluations" / "a.json").write_text("[]")
+    (runs / "<i>broken" / "logs").mkdir(parents=True)
+    (runs / "<i>broken" / "logs" / "metrics.jsonl").write_bytes(b"\xff\n[3]\n")
+    assert main([str(runs), str(tmp_path / "gone"), "-o", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path / 'out' / 'index.html'}\n"
+    assert "<i>broken" in printed.err
+
+    page = Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8"))
+    pictures = [
+        base64.b64decode(src.removeprefix("data:image/png;base64,"), validate=True) for src in page.images
+    ]
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert {path.read_bytes() for path in (tmp_path / "out").glob("*.png")} == set(pictures)
+    assert {link.removeprefix("#") for link in page.links} <= page.ids  # leads nowhere else
+    assert not {"script", "link", "iframe", "i"} & set(page.tags)
+
+    text = " ".join(" ".join(page.words).split())
+    for part in (
+        *("fast 3 9 [8, 10] 9 [8, 10] 8 to 10", "slow 3 4 [3, 5] 4 [3, 5] 3 to 5"),  # mean and IQM of a group
+        "fast 1 [1, 1]",  # the probability of improvement over slow
+        "group Experiment.learning_rate fast 0.5 other 0.125 slow 0.25",
+        *("return of every attempt", "allowed to look back on", "fast-seed0 Walk t best all 1 8"),
+        *("cores 77", "torch 9.9", "val/return over wall time [s]", "fast 12 0 % 75 % 25 %"),
+        *("other: still running, at epoch 0", "other: evaluations/a.json is unreadable"),
+        *("<i>broken: state unknown; no figures", "gone: does not exist"),
+    ):
+        assert part in text
+
+
+def test_groups_by_name_a_chosen_metric_and_less_is_better(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures are an extra")
+    write_run(tmp_path / "a1", [4.0], rate=0.5, seed=0)
+    write_run(tmp_path / "a2", [5.0], rate=0.25, seed=0)
+    write_run(tmp_path / "b", [2.0], rate=0.5, seed=0)
+    words = ["--group", "a", "--metric", "train/critic_loss", "--minimize", "-o", str(tmp_path / "out")]
+    assert main([str(tmp_path), *words]) == 0
+    text = " ".join(Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8")).words)
+    assert "group Experiment.learning_rate" in " ".join(text.split())
+    assert "0.25 | 0.5" in text  # within the group
+    assert "a 1" in " ".join(text.split())  # 1/4 and 1/5 are below 1/2
+
+
+def test_without_anything_to_show_it_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "gone"), "-o", str(tmp_path / "out")]) == 2
+    assert "gone: does not exist. Fix: name folders of runs" in capsys.readouterr().err
+    write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
+    assert main([str(tmp_path), "--metric", "val/retrun", "-o", str(tmp_path / "out")]) == 2
+    assert "'val/retrun'. Fix: choose another --metric, e.g. val/return" in capsys.readouterr().err
+
+
+def test_the_curves_of_one_run_are_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots are an extra")
+    write_run(tmp_path, [4.0, 5.0], rate=0.5, seed=0)
+    points = read_curves(tmp_path / "logs" / "metrics.jsonl")["val/return"]
+    assert points[1] == {"value": 5.0, "env_steps": 100.0, "gradient_steps": 10.0, "wall_s": 8.0}
+    plot_run(tmp_path)
+    assert (tmp_path / "logs" / "curves.png").read_bytes().startswith(b"\x89PNG")
