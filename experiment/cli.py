@@ -22,6 +22,7 @@ from .experiment import Experiment
 from .fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
 from .fleet.supervisor import end_with_parent
 from .plots import curves_of
+from .several import parse_seeds, run_seeds
 
 FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
 
@@ -66,7 +67,13 @@ def main(
         if args.check:
             with explained(config):
                 say(dry_run(config))
-        return 0 if args.check or args.print_config else _run(config, args, words, pool, program)
+        if args.check or args.print_config:
+            return 0
+        if args.seeds is not None:
+            with explained(config):
+                exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
+            return run_seeds(exp, args.seeds, words, own_program, args.jobs)
+        return _run(config, args, words, pool, program)
 
     return exit_status(work)
 
@@ -105,6 +112,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--actors", metavar="N", type=int, help="learn here, and keep N collecting processes running")
     add("--run-name", metavar="NAME", help="sets Experiment.run_name")
     add("--seed", metavar="N", type=int, help="sets Experiment.seed")
+    add("--seeds", metavar="0:5", type=parse_seeds, help="a run per seed, called <run_name>-seed<k>")
+    add("--jobs", metavar="N", type=int, default=1, help="how many of them run at a time, a thread each")
     add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
     add("--test-run", action="store_true", help="collect, train, evaluate and save once, in seconds")
     add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
@@ -112,6 +121,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_intermixed_args(words)
     if not args.config:
         parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(runnable)}")
+    if args.seeds is not None and (args.test_run or args.seed is not None):
+        parser.error("--seeds goes with neither --seed nor --test-run. Fix: leave one of the two out.")
+    if args.jobs < 1:
+        parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: e.g. --jobs 2.")
     if args.actors is not None and args.test_run:
         parser.error("--test-run is one process, without --actors. Fix: leave one of the two out.")
     if args.actors is not None and args.actors < 1:
