@@ -59,7 +59,7 @@ bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/resu
 	@touch $@
 
 .venv/installed-dev: $(METADATA) | .venv/bin/pip
-	@echo "installing into .venv with the extras dev, envs, minari, plots, ray and slurm (a few minutes the first time)"
+	@echo "installing into .venv with the extras dev, envs, minari, plots, ray, slurm and sweep (a few minutes the first time)"
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation -e '.[dev,envs,minari,plots,ray,slurm]'
+	@$(PIP) --no-build-isolation -e '.[dev,envs,minari,plots,ray,slurm,sweep]'
 	@touch $@ .venv/installed

@@ -21,6 +21,7 @@ MINARI = ["minari[hdf5]>=0.5.3", "pillow>=10"]  # minari reads images with pillo
 VIDEO = ["moviepy>=1"]  # what gymnasium records with
 SLURM = ["submitit>=1.5"]
 RAY = ["ray>=2.30"]
+SWEEP = ["optuna>=4"]
 DEV = [
     "build",
     "hypothesis>=6.100",
@@ -68,6 +69,7 @@ setup(
         "plots": PLOTS,
         "ray": RAY,
         "slurm": SLURM,
+        "sweep": SWEEP,
         "tensorboard": TENSORBOARD,
         "video": VIDEO,
         "dev": DEV,

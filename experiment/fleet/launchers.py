@@ -33,7 +33,7 @@ _POLL_S = 0.25  # between two looks of the keeper
 
 
 def require(package: str, extra: str) -> Any:
-    """Import a package that only one launcher needs.
+    """Import a package that only one command needs.
 
     Raises: ImportError with the line that installs it.
     """
@@ -43,7 +43,7 @@ def require(package: str, extra: str) -> Any:
         if error.name != package:
             raise
         raise ImportError(
-            f"This launcher needs {package}, which is not installed. "
+            f"This command needs {package}, which is not installed. "
             f"Fix: pip install {package}, or in the checkout pip install -e '.[{extra}]'."
         ) from None
 
