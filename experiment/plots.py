@@ -127,6 +127,8 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
         axis.plot(*line.points.T, color=color, linestyle=style, marker=marker, linewidth=1.6, label=name)
     if panel.ticks:
         axis.set_xticks(range(len(panel.ticks)), panel.ticks)
+    else:
+        axis.xaxis.get_major_locator().set_params(integer=panel.x_label != AXES[WALL])
     axis.set_title(panel.title, fontsize=10)
     axis.set_xlabel(panel.x_label, fontsize=9)
     axis.set_ylabel(panel.y_label, fontsize=9)

@@ -57,8 +57,12 @@ class Report:
         shown = ranked[:_MOST_LINES] or groups[:_MOST_LINES]
         shown = [group for group in groups if group in shown]
         is_part = f" The figures show the best {len(shown)} of {len(groups)} groups." * (shown != groups)
-        learning = [name for name in dict.fromkeys([self.metric, *_LEARNING])]
-        others = {name: axis for name, (axis, _) in _LABELS.items() if not name.startswith("time/")}
+        learning = list(dict.fromkeys([self.metric, *_LEARNING]))
+        others = [
+            self._curve(task, shown, name, axis)
+            for name, (axis, _) in _LABELS.items()
+            if name not in learning and not name.startswith("time/")
+        ]
         return "\n".join(
             [
                 f"<p>{_BAND}{is_part}</p>",
@@ -73,17 +77,7 @@ class Report:
                 self._comparison(ranked[:_MOST_LINES]),
                 self._evaluations(groups),
                 self._settings(groups),
-                page.section(
-                    f"{task}: losses and diagnostics",
-                    page.figures(
-                        *(
-                            self._curve(task, shown, name, others[name])
-                            for name in others
-                            if name not in learning
-                        )
-                    ),
-                    level=3,
-                ),
+                page.section(f"{task}: losses and diagnostics", page.figures(*others), level=3),
             ]
         )
 
@@ -109,10 +103,8 @@ class Report:
                 points, band = mean_curve(found)
                 lines[_counted(group.name, len(found))] = Line(points, group.style, band)
         panel = Panel("return by attempt", "attempt", lines, "return of the attempt")
-        caption = (
-            "Mean return of every attempt of a trial in the last evaluation, and its 95 % interval over "
-        )
-        return self.gallery.figure(panel, f"{task} attempts", f"{caption}runs.")
+        caption = "Mean return of each attempt of a trial in the last evaluation; 95 % intervals over runs."
+        return self.gallery.figure(panel, f"{task} attempts", caption)
 
     def _ablation(self, task: str, groups: Sequence[Group], env: str) -> str:
         found = {group.name: [one for run in group.runs if (one := run.ablation(env))] for group in groups}
@@ -130,8 +122,10 @@ class Report:
                 lines[name] = Line(data[:, :2], group.style, data[:, 2:])
         ticks = ["all" if context is None else str(context) for context in contexts]
         panel = Panel(f"memory cut, {env}", "context [timesteps]", lines, "mean return", ticks)
-        caption = f"The same policy in {env}, allowed to look back on so many timesteps. Where the line is "
-        caption += "flat, its memory is not used. Mean and 95 % interval over runs."
+        caption = (
+            f"The same policy in {env}, allowed to look back on so many timesteps. Where the line is "
+            "flat, its memory is not used. Mean and 95 % interval over runs."
+        )
         return self.gallery.figure(panel, f"{task} context {env}", caption)
 
     def _scores(self, groups: Sequence[Group]) -> str:
@@ -154,8 +148,8 @@ class Report:
         header = ("", "group", "runs", "mean [95 %]", "IQM [95 %]", "lowest to highest", "env steps")
         about = (
             f"Last {self.metric} of every run. IQM: interquartile mean, which leaves out the lowest and the "
+            "highest quarter of the runs (none of fewer than four). Intervals: percentile bootstrap."
         )
-        about += "highest quarter of the runs (none of fewer than four). Intervals: percentile bootstrap."
         return page.table(about, header, rows)
 
     def _comparison(self, groups: Sequence[Group]) -> str:
@@ -172,8 +166,8 @@ class Report:
         ]
         about = (
             "Probability of improvement: that a run of the row ends better than one of the column, with its "
+            "95 % interval; 0.5 is no difference."
         )
-        about += "95 % interval; 0.5 is no difference."
         return page.table(about, ("", *(group.name for group in groups)), rows if len(groups) > 1 else [])
 
     def _evaluations(self, groups: Sequence[Group]) -> str:
@@ -226,8 +220,8 @@ class Report:
         header += ["env steps/s", "updates/s", "policy", "env", "storing", "update"]
         about = (
             "Wall time per run, and where it went; then medians over the epochs: speeds while collecting and "
+            "learning, ms per step of all environments (policy, env, storing) and per update."
         )
-        about += "learning, ms per step of all environments (policy, env, storing) and per update."
         shown = self.groups[:_MOST_LINES]
         return page.table(about, header, rows) + page.figures(
             *(

@@ -46,10 +46,17 @@ def _in_a_folder_with_a_tiny_config(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("tiny.gin").write_text(TINY)
 
 
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is built before the trials."""
+    monkeypatch.setattr(sweep, "dry_run", lambda config: "")
+
+
 def begun() -> list[str]:
     return Path("begun").read_text().split() if Path("begun").exists() else []
 
 
+@pytest.mark.usefixtures("unbuilt")
 def test_a_sweep_goes_on_where_it_was_prunes_and_writes_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     Path("wait").touch()
     thread = threading.Thread(
@@ -81,6 +88,7 @@ def test_a_sweep_goes_on_where_it_was_prunes_and_writes_the_best(capsys: pytest.
     assert text in printed
 
 
+@pytest.mark.usefixtures("unbuilt")
 def test_it_stops_when_nothing_but_failures_is_to_be_expected(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*WORDS[:-1], "Experiment.batch_size=3", "-o", "here"]
     assert main([*words, "--trials", "9"]) == 1
@@ -100,6 +108,7 @@ def test_it_stops_when_nothing_but_failures_is_to_be_expected(capsys: pytest.Cap
         (["Experiment.epochs=uniform(1,2)"], "`Experiment.epochs=uniform(1,2)`: "),
         (["Experiment.env_mode=choice(asink,sync)"], "'asink'"),
         (["Experiment.learning_rate=log(1,0.1)"], "Fix: write log(1e-5,1e-3), "),
+        ([SEARCHED[0], "KShotWrapper.num_attempts=2"], "`KShotWrapper.num_attempts=2`"),  # nobody reads it
         (["Experiment.learning_rate=0.1"], "A sweep needs a parameter to search"),
     ],
 )
