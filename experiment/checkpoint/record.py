@@ -33,7 +33,7 @@ class RunRecord:
 
     config, config_requested: gin's texts, as operative and as asked for. spaces: of the environment.
     types: `module:name` of what the agent is made of, by field of Experiment; None for what has no such name.
-    max_seq_len: in transitions. packages: versions by name.
+    max_seq_len: in transitions. packages: versions by name. hardware: see versions.py.
     """
 
     config: str
@@ -45,6 +45,7 @@ class RunRecord:
     packages: Mapping[str, str | None] = field(default_factory=lambda: {n: version_of(n) for n in PACKAGES})
     python: str = field(default_factory=platform.python_version)
     git_commit: str | None = field(default_factory=git_commit)
+    hardware: Mapping[str, Any] = field(default_factory=hardware)
 
     def header(self) -> dict[str, str]:
         """The part of a policy file's header that is the same for all files of this process."""
@@ -62,8 +63,8 @@ class RunRecord:
 
     def versions(self, **facts: Any) -> dict[str, Any]:
         """JSON values for `versions.json`."""
-        software = {"python": self.python, "packages": self.packages}
-        return {**facts, "config_hash": self.config_hash, **software, "hardware": hardware()}
+        names = ("config_hash", "python", "packages", "hardware")
+        return {**facts, **{name: getattr(self, name) for name in names}}
 
 
 def record_run(

@@ -53,7 +53,7 @@ def test_a_config_error_is_one_message_without_traceback_and_nothing_is_written(
         (["--config", "tini.gin"], "no such file or preset"),
         ([], "no --config is given"),
         (["--config", "tiny.gin", "--epochs=3"], "unrecognized arguments: --epochs=3"),
-        (["--config", "tiny.gin", "--sead", "3"], "Did you mean '--seed'?"),
+        (["--config", "tiny.gin", "--sead", "3"], "Did you mean '--seed' or '--seeds'?"),
         (["--config", "tiny.gin", "--mode", "colect"], "invalid choice: 'colect'"),
         (["--config", "tiny.gin", "tmaze"], "must look like Name.param=value"),
     ],

@@ -84,7 +84,7 @@ def test_a_checkpoint_says_what_it_was_made_with(exp: Experiment) -> None:
     assert found["time"] > 1.7e9
     stored = json.loads(exp.checkpoints.versions_path.read_text())
     assert {name: found[name] for name in stored} == stored
-    assert stored.keys() == {"seed", "mode", "config_hash", "python", "packages", "run_id"}
+    assert stored.keys() == {"seed", "mode", "config_hash", "python", "packages", "hardware", "run_id"}
 
 
 def test_git_never_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
