@@ -171,19 +171,17 @@ class Report:
         return page.table(about, ("", *(group.name for group in groups)), rows if len(groups) > 1 else [])
 
     def _evaluations(self, groups: Sequence[Group]) -> str:
+        found: dict[tuple[object, ...], list[np.ndarray]] = {}
+        for group in groups:
+            for one in (one for run in group.runs for results in run.evaluations for one in results):
+                context = "all" if one.context is None else one.context
+                found.setdefault((group.name, one.env, one.task, one.policy, context), []).append(one.returns)
         rows = [
-            (
-                run.name,
-                *(one.env, one.task, one.policy, "all" if one.context is None else one.context),
-                *(len(one.returns), f"{np.mean(one.returns):.4g}", f"{np.std(one.returns):.3g}"),
-            )
-            for group in groups
-            for run in group.runs
-            for results in run.evaluations
-            for one in results
+            (*place, len(returns), sum(map(len, returns)), _interval(with_interval(mean, _means(returns))))
+            for place, returns in found.items()
         ]
-        header = ("run", "env", "task", "policy", "context", "episodes", "mean return", "deviation")
-        return page.table("Evaluations of stored policies.", header, rows)
+        header = ("group", "env", "task", "policy", "context", "evaluations", "episodes", "return [95 %]")
+        return page.table("Evaluations of stored policies; intervals over evaluations.", header, rows)
 
     def _settings(self, groups: Sequence[Group]) -> str:
         found = {
@@ -260,6 +258,10 @@ class Report:
 def _evaluated_in(groups: Sequence[Group]) -> list[str]:
     results = (one for group in groups for run in group.runs for found in run.evaluations for one in found)
     return sorted({one.env for one in results})
+
+
+def _means(samples: Sequence[np.ndarray]) -> np.ndarray:
+    return np.array([np.mean(one) for one in samples])
 
 
 def _counted(name: str, number: int) -> str:
