@@ -76,7 +76,7 @@ class Report:
                 self._scores(ranked),
                 self._comparison(ranked[:_MOST_LINES]),
                 self._evaluations(groups),
-                self._settings(groups),
+                self._settings([*ranked, *(group for group in groups if group not in ranked)]),
                 page.section(f"{task}: losses and diagnostics", page.figures(*others), level=3),
             ]
         )
@@ -153,6 +153,7 @@ class Report:
         return page.table(about, header, rows)
 
     def _comparison(self, groups: Sequence[Group]) -> str:
+        groups = [group for group in groups if len(group.scores(self.metric)) > 1]
         scores = [self.sign * group.scores(self.metric) for group in groups]
         rows = [
             (

@@ -162,7 +162,7 @@ def test_a_page_about_two_groups_works_offline_and_names_what_is_missing(
     for part in (
         *("fast 3 9 [8, 10] 9 [8, 10] 8 to 10", "slow 3 4 [3, 5] 4 [3, 5] 3 to 5"),  # mean and IQM of a group
         "fast 1 [1, 1]",  # the probability of improvement over slow
-        "group Experiment.learning_rate fast 0.5 other 0.125 slow 0.25",
+        "group Experiment.learning_rate fast 0.5 slow 0.25 other 0.125",
         *("return of each attempt", "allowed to look back on", "fast Walk t best all 3 3 9 [8, 10]"),
         *("cores 77", "torch 9.9", "val/return over wall time [s]", "fast 12 0 % 75 % 25 %"),
         *("other: still running, at epoch 0", "other: evaluations/a.json is unreadable"),
@@ -175,13 +175,14 @@ def test_groups_by_name_a_chosen_metric_and_less_is_better(tmp_path: Path) -> No
     pytest.importorskip("matplotlib", reason="figures are an extra")
     write_run(tmp_path / "a1", [4.0], rate=0.5, seed=0)
     write_run(tmp_path / "a2", [5.0], rate=0.25, seed=0)
-    write_run(tmp_path / "b", [2.0], rate=0.5, seed=0)
+    write_run(tmp_path / "b-seed0", [2.0], rate=0.5, seed=0)
+    write_run(tmp_path / "b-seed1", [3.0], rate=0.5, seed=1)
     words = ["--group", "a", "--metric", "train/critic_loss", "--minimize", "-o", str(tmp_path / "out")]
     assert main([str(tmp_path), *words]) == 0
     text = " ".join(Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8")).words)
     assert "group Experiment.learning_rate" in " ".join(text.split())
     assert "0.25 | 0.5" in text  # within the group
-    assert "a 1" in " ".join(text.split())  # 1/4 and 1/5 are below 1/2
+    assert "a 1 [1, 1] b 0 [0, 0]" in " ".join(text.split())  # 1/4 and 1/5 are below 1/2 and 1/3
 
 
 def test_without_anything_to_show_it_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
