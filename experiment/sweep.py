@@ -100,14 +100,14 @@ class Sweep:
             yield _optuna().trial.Trial(self.study, one._trial_id)
         while len(states := [one.state for one in self.study.trials]) < self.num_trials:
             if states.count(_state("FAIL")) >= _MOST_FAILURES and _state("COMPLETE") not in states:
-                _say("error: no trial has come to its end. Fix: mend what the logs of these say.")
+                cli.say("error: no trial has come to its end. Fix: mend what the logs of these say.")
                 return
             yield self.study.ask(self.spaces)
 
     def _job(self, trial: Any) -> Job:
         run_dir = self.folder / "runs" / f"trial-{trial.number}"
         chosen = [f"{name}={value}" for name, value in trial.params.items()]
-        _say(f"trial {trial.number} begins: {' '.join(chosen)}")
+        cli.say(f"trial {trial.number} begins: {' '.join(chosen)}")
         again = ["--resume"] * bool(CheckpointManager(run_dir, run_dir.name).complete_epochs())
         place = [f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}", "--run-name", run_dir.name]
         is_behind = self._follow(trial, run_dir)
@@ -147,7 +147,7 @@ class Sweep:
         else:
             self.study.tell(trial, float(points[-1, 1]))
             text = f"{self.metric} {points[-1, 1]:.4g} (best: {self.study.best_value:.4g})"
-        _say(f"trial {trial.number} {text}")
+        cli.say(f"trial {trial.number} {text}")
 
     def close(self) -> bool:
         """Write best.gin and the report and say what is in them; returns whether there is a best trial."""
@@ -162,7 +162,7 @@ class Sweep:
         text = "\n".join([place, *lines]) + "\n"
         path = self.folder / "best.gin"
         write_text(path, text)
-        _say(f"\n{text}\nbest settings       {path}")
+        cli.say(f"\n{text}\nbest settings       {path}")
         try:
             page, _ = write_report(
                 [self.folder / "runs"],
@@ -170,9 +170,9 @@ class Sweep:
                 metric=self.metric,
                 is_less_better=not self.is_max,
             )
-            _say(f"report              {page}")
+            cli.say(f"report              {page}")
         except ImportError as error:
-            _say(f"no report: {error}")
+            cli.say(f"no report: {error}")
         return True
 
 
@@ -188,17 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Search, or go on with it; returns the exit status."""
     args, words = _parser().parse_known_args(argv)
     parsed = cli.parse(words)
-    try:
-        return _sweep(args, parsed, words)
-    except ConfigError as error:
-        sys.stderr.write(f"config error: {error}\n")
-    except (ImportError, ValueError) as error:
-        if "Fix:" not in str(error):
-            raise
-        sys.stderr.write(f"error: {error}\n")
-    except KeyboardInterrupt:
-        return cli.INTERRUPTED
-    return cli.CONFIG_ERROR
+    return cli.exit_status(lambda: _sweep(args, parsed, words))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -223,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
 def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence[str]) -> int:
     found = {typed: space for typed in parsed.overrides if (space := parse_space(typed)) is not None}
     if not found or parsed.seeds is not None or args.jobs < 1 or parsed.run_name is not None:
-        raise ValueError(
+        raise ConfigError(
             "A sweep needs a parameter to search and at least one of --jobs, and names its runs itself. Fix: "
             "write e.g. 'Experiment.learning_rate=log(1e-5,1e-3)', and neither --seeds nor --run-name."
         )
@@ -246,7 +236,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     kept = without([word for word in words if word not in found], "--resume")
     asked = {"words": kept, "spaces": sorted(found), "metric": args.metric, "direction": args.direction}
     if (before := study.user_attrs.get("asked", asked)) != asked:
-        raise ValueError(
+        raise ConfigError(
             f"{folder} holds another sweep: {before}; now it is {asked}. Fix: choose another folder with -o."
         )
     study.set_user_attr("asked", asked)
@@ -256,7 +246,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     has_best = sweep.close()
     lock.release()
     if not is_complete:
-        _say("interrupted; the same command goes on")
+        cli.say("interrupted; the same command goes on")
         return cli.INTERRUPTED
     return 0 if has_best else cli.FAILED
 
@@ -278,11 +268,6 @@ def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> 
     with explained(config):
         dry_run(config)
     return name
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

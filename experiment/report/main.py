@@ -120,7 +120,7 @@ class Report:
                 data = np.array(stats, dtype=float)
                 name = _counted(group.name, len(found[group.name]))
                 lines[name] = Line(data[:, :2], group.style, data[:, 2:])
-        ticks = ["all" if context is None else str(context) for context in contexts]
+        ticks = ["full" if context is None else str(context) for context in contexts]
         panel = Panel(f"memory cut, {env}", "context [timesteps]", lines, "mean return", ticks)
         caption = (
             f"The same policy in {env}, allowed to look back on so many timesteps. Where the line is "
@@ -175,7 +175,7 @@ class Report:
         found: dict[tuple[object, ...], list[np.ndarray]] = {}
         for group in groups:
             for one in (one for run in group.runs for results in run.evaluations for one in results):
-                context = "all" if one.context is None else one.context
+                context = "full" if one.context is None else one.context
                 found.setdefault((group.name, one.env, one.task, one.policy, context), []).append(one.returns)
         rows = [
             (*place, len(returns), sum(map(len, returns)), _interval(with_interval(mean, _means(returns))))
