@@ -1,1 +1,1 @@
-"""One page about runs: `python -m loxodon.experiment.report RUN...`; main.py is the way through."""
+"""One page about runs: `loxodon report RUN...`; main.py is the way through."""
