@@ -15,7 +15,11 @@ Schedule = Callable[[float], float]
 
 @gin.configurable
 class ConstantSchedule:
-    """The same value throughout."""
+    """The same value throughout.
+
+    Args:
+        value: that value.
+    """
 
     def __init__(self, value: float = gin.REQUIRED) -> None:
         self.value = float(value)
@@ -29,6 +33,10 @@ class ConstantSchedule:
 class LinearSchedule:
     """A straight line from `start` to `end`, which is kept from progress `until` on.
 
+    Args:
+        start: value at the begin of training.
+        end: value at progress `until`.
+        until: share of training.
     Raises: ValueError for `until` outside (0, 1].
     """
 
@@ -46,6 +54,10 @@ class LinearSchedule:
 class CosineSchedule:
     """Half a cosine wave from `start` to `end`, which is kept from progress `until` on.
 
+    Args:
+        start: value at the begin of training.
+        end: value at progress `until`.
+        until: share of training.
     Raises: ValueError for `until` outside (0, 1].
     """
 

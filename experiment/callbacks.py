@@ -112,7 +112,10 @@ class EvaluateAfterLoad(Callback):
 class WallClockLimit(Callback):
     """Ends training, with a checkpoint, after the epoch in which `seconds` of `learn` have passed.
 
-    Every run has one; `WallClockLimit.seconds = 3600` is all that it takes. None for no limit.
+    Every run has one; `WallClockLimit.seconds = 3600` is all that it takes.
+
+    Args:
+        seconds: the limit; None for none.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -176,7 +179,10 @@ class FinalTest(Callback):
 class ProfileEpoch(Callback):
     """Writes a trace of one epoch by torch's profiler to the run folder's logs.
 
-    Every run has one; `ProfileEpoch.epoch = 3` is all that it takes. None for no trace.
+    Every run has one; `ProfileEpoch.epoch = 3` is all that it takes.
+
+    Args:
+        epoch: number of the epoch; None for no trace.
     """
 
     def __init__(self, epoch: int | None = None) -> None:

@@ -29,42 +29,48 @@ class Settings:
         run_name, ckpt_base_dir: the run folder is `<ckpt_base_dir>/<run_name>`.
         max_seq_len: longest training sequence, in transitions.
         dataset: where trajectories are kept; by default in the run folder.
-        tstep_encoder_type, traj_encoder_type, agent_type: types; their keywords are set in gin. Without a
-            timestep encoder (None, or no line in gin) it is FFTstepEncoder for numbers, else
-            DictTstepEncoder.
+        tstep_encoder_type: a type; its keywords are set in gin. None, or no line in gin, takes FFTstepEncoder
+            for numbers, else DictTstepEncoder.
+        traj_encoder_type, agent_type: likewise, but always to be named.
         val_timesteps_per_epoch: env steps per actor and evaluation; 0 never evaluates.
         make_train_env, make_val_env: an EnvSpec, an id, a callable, or a list with one of these per actor.
     Environments:
         parallel_actors: number of environments. async_env_mp_context: start method of their processes.
         env_mode: "async", "sync", "already_vectorized" or "auto" (tries both, takes the faster).
         exploration_wrapper_type: noise on training actions; None for none.
-        sample_actions: in training and evaluation; otherwise the most likely one is taken.
+        sample_actions: draw actions, in training and evaluation; otherwise the most likely one is taken.
         force_reset_train_envs_every: period in epochs of a reset of all training environments.
     Logs:
-        log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases.
+        log_to_wandb: log to Weights & Biases too.
+        wandb_project, wandb_entity: there; by default what the variables WANDB_PROJECT, WANDB_ENTITY say.
+        wandb_group_name: there; None for no group.
         verbose: show progress, and draw the learning curves at the end.
         log_interval: batches between records of training metrics.
     Replay:
         traj_save_len: longest trajectory file, in transitions.
         has_dset_edit_rights: this process may delete old files.
         stagger_traj_file_lengths: draw file lengths within max_seq_len of traj_save_len.
-        save_trajs_as: "npz", "npz-compressed", "traj". padded_sampling: "none", "left", "right", "both".
+        save_trajs_as: "npz", "npz-compressed", "traj".
+        padded_sampling: where windows may hang over ends of a trajectory: "none", "left", "right", "both".
         dloader_workers: sampling processes; 0 samples in this process.
     Schedule (one epoch collects, then learns):
         epochs: their number.
-        start_learning_at_epoch, start_collecting_at_epoch: first epoch of each.
-        train_timesteps_per_epoch, train_batches_per_epoch: per actor; per process.
-        val_interval, ckpt_interval: epochs between evaluations, checkpoints; None for never, and for
-            checkpoints beside those of CheckpointManager.every_minutes and the last one.
-        always_save_latest, always_load_latest: publish, follow the newest policy file.
+        start_learning_at_epoch, start_collecting_at_epoch: first epoch in which that is done.
+        train_timesteps_per_epoch: env steps per actor; 0 collects nothing.
+        train_batches_per_epoch: batches per process, off-policy.
+        val_interval: epochs between evaluations; None for never.
+        ckpt_interval: epochs between checkpoints; None for none beside those of
+            CheckpointManager.every_minutes and the last one.
+        always_save_latest: publish the policy of every epoch. always_load_latest: follow the newest one.
     Optimisation:
         batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
-        learning_rate, l2_coeff: of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. grad_clip: largest norm; 0 or less does not clip.
-        mixed_precision: "no", "fp16", "bf16".
+        learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
+        critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
+        mixed_precision: of the updates: "no", "fp16", "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
-        seed: None draws one and logs it. deterministic: forbid irreproducible torch operations.
+        seed: of all randomness; None draws one and logs it.
+        deterministic: forbid irreproducible torch operations.
         sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.

@@ -23,6 +23,12 @@ class Actor(nn.Module):
     """One policy per discount factor from a shared MLP.
 
     Shapes: state (..., D) -> distribution over (..., G, A).
+
+    Args:
+        state_dim, action_dim, num_discounts, distribution: given by the agent.
+        n_layers: hidden layers.
+        d_hidden: their width.
+        activation: name of the non-linearity.
     Raises: ValueError for a size below 1.
     """
 
@@ -95,6 +101,13 @@ class CriticEnsemble(nn.Module):
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
         continuous: state (..., D), actions (..., K, A) -> (..., K, C, G, 1).
+
+    Args:
+        state_dim, action_dim, num_discounts, is_discrete: given by the agent.
+        num_critics: ensemble size C.
+        n_layers: hidden layers.
+        d_hidden: their width.
+        activation: name of the non-linearity.
     """
 
     def __init__(

@@ -145,6 +145,14 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
     """A stack of gated recurrent units.
 
     Hidden state: (n_layers, N, d_hidden) float.
+
+    Args:
+        tstep_dim: given by the agent.
+        max_seq_len: given by the agent.
+        d_hidden: width of each layer.
+        n_layers: layers.
+        d_output: width of the result.
+        norm: normalisation of the result, "layer", "rmsnorm" or None.
     Raises: ValueError for a size below 1.
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
@@ -187,6 +195,14 @@ class LSTMTrajEncoder(RecurrentTrajEncoder):
     """A stack of long short-term memory layers, which at the start of training forget little.
 
     Hidden state: output and cell (h, c), each (n_layers, N, d_hidden) float.
+
+    Args:
+        tstep_dim: given by the agent.
+        max_seq_len: given by the agent.
+        d_hidden: width of each layer.
+        n_layers: layers.
+        d_output: width of the result.
+        norm: normalisation of the result, "layer", "rmsnorm" or None.
     Raises: ValueError for a size below 1.
     Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; forget-gate bias of 1 from
     Gers et al. 2000, doi:10.1162/089976600300015015.

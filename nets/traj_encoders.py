@@ -149,6 +149,15 @@ class IdentityTrajEncoder(MemorylessTrajEncoder):
 class FFTrajEncoder(MemorylessTrajEncoder):
     """Residual feed-forward blocks at each timestep: the control without memory.
 
+    Args:
+        tstep_dim: given by the agent.
+        max_seq_len: given by the agent.
+        d_model: width.
+        d_ff: width of the feed-forward part of each block; None takes 4 times d_model.
+        n_layers: blocks.
+        activation: name of the non-linearity.
+        norm: normalisation before each part and of the result, "layer", "rmsnorm" or None.
+        init: how linear layers start, "default" or "orthogonal".
     Raises: ValueError for a size below 1 or an unknown name.
     """
 

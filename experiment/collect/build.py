@@ -60,8 +60,14 @@ def make_training_envs(
 ) -> Any:
     """As `make_envs`, for collecting.
 
-    overlap: with "async" and several environments, make two vector envs of half of them each, which share the
-        workers and take turns in stepping, so that the policy acts for one half meanwhile; see `EnvHalves`.
+    Args:
+        make_env: see `make_envs`.
+        num_envs: see there.
+        env_mode: see there.
+        context: see there.
+        overlap: with "async" and several environments, make two vector envs of half of them each, which share
+            the workers and take turns in stepping, so that the policy acts for one half meanwhile; see
+            `EnvHalves`.
     """
     if overlap and env_mode == "async" and num_envs > 1:
         return _make_halves(_specs(make_env, num_envs), context)

@@ -1,0 +1,40 @@
+"""An agent of your own: encoders, critics and targets are there; say what is minimised.
+
+python examples/own_agent.py AdvantageWeightedAgent.temperature=0.3     # or any other settings on top
+"""
+
+import sys
+
+import gin
+import torch
+
+from loxodon.agents import LossTerms
+from loxodon.agents.off_policy import OffPolicyAgent
+from loxodon.experiment.cli import main
+
+
+@gin.configurable
+class AdvantageWeightedAgent(OffPolicyAgent):
+    """Imitates the data, good actions more: exp(A / temperature). B, L, C critics, G discounts, A actions."""
+
+    def __init__(self, *given, temperature: float = 1.0, **shared):
+        super().__init__(*given, **shared)
+        self.temperature = temperature
+
+    def losses(self, view, with_metrics):
+        policy = self.policies(self.actor, view.here)  # over (B, L, G, A)
+        targets = self.policy_targets(view, self.policies(self.actor, view.following))  # (B, L, G, 1)
+        self.gather_targets(targets, view)  # moves the scale of values
+        q = self.recorded_values(self.critics, view.here.state, view.recorded)  # (B, L, C, G, 1)
+        with torch.no_grad():
+            expected = self.policy_values(self.critics, view.here.state, policy)  # (B, L, C, G, 1)
+            weights = ((q - expected).mean(2) / self.temperature).exp().clamp(max=20.0)
+        metrics = self.figures(view, q=self.popart.value(q), targets=targets) if with_metrics else {}
+        return LossTerms(-weights * policy.log_prob(view.recorded), self.critic_errors(q, targets), metrics)
+
+
+if __name__ == "__main__":
+    name = "AdvantageWeightedAgent"
+    words = [f"Experiment.agent_type=@{name}", f"{name}.gamma=0.95", f"{name}.popart_beta=0.005"]
+    words += ["HORIZON=10", "Experiment.max_seq_len=11"]  # a short T-maze, learned in seconds
+    sys.exit(main(["--config", "tmaze", "--run-name", "own-agent", *words, *sys.argv[1:]]))
