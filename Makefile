@@ -9,7 +9,7 @@ METADATA := setup.py pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run install test test-fast test-all lint types format check bench
+.PHONY: help run install test test-fast test-all lint types format check bench docs
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,10 @@ format: .venv/installed-dev  ## rewrite the code in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/installed-docs  ## build the site into build/site/, warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html, or: $(BIN)/python -m mkdocs serve"
+
 bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/results/
 	$(BIN)/python benchmarks/import_time.py > benchmarks/results/import_time.json
 	$(BIN)/python benchmarks/learning.py --threads 2 --again
@@ -63,3 +67,7 @@ bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/resu
 	@$(PIP) setuptools
 	@$(PIP) --no-build-isolation -e '.[dev,envs,minari,plots,ray,slurm,sweep]'
 	@touch $@ .venv/installed
+
+.venv/installed-docs: .venv/installed-dev
+	@$(PIP) --no-build-isolation -e '.[docs]'
+	@touch $@

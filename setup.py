@@ -17,6 +17,7 @@ CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 ENVS = ["minigrid>=3.0", "popgym>=1.0.6"]
 PLOTS = ["matplotlib>=3.8"]
 TENSORBOARD = ["tensorboard"]
+DOCS = ["mkdocs-material>=9.7"]
 MINARI = ["minari[hdf5]>=0.5.3", "pillow>=10"]  # minari reads images with pillow, but does not ask for it
 VIDEO = ["moviepy>=1"]  # what gymnasium records with
 SLURM = ["submitit>=1.5"]
@@ -72,6 +73,7 @@ setup(
         "sweep": SWEEP,
         "tensorboard": TENSORBOARD,
         "video": VIDEO,
+        "docs": DOCS,
         "dev": DEV,
     },
     packages=PACKAGES,

@@ -18,6 +18,6 @@ for episode in range(3):
     action, over, total = policy.act(obs), False, 0.0
     while not over:
         obs, reward, terminated, truncated, _ = env.step(action)
-        over, total = terminated or truncated, total + reward
+        over, total = terminated or truncated, total + float(reward)
         action = policy.act(obs, reward)  # previous reward and action are inputs, too
     print(f"episode {episode}: return {total:g}")
