@@ -92,7 +92,7 @@ def find_files(path: Path, name: str) -> Path:
     holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
     found = f"holds neither a training state nor {CONTENT[POLICY]}, but: {holds or 'nothing'}"
     raise FileNotFoundError(
-        f"{name}: {path} {found if path.is_dir() else 'does not exist'}. Fix: name a "
+        f"{name}: '{path}' {found if path.is_dir() else 'does not exist'}. Fix: name a "
         f"checkpoint's folder, a {_WEIGHTS_SUFFIX} file, or the folder of an artifact's version."
     )
 
