@@ -821,6 +821,11 @@ class Experiment(Settings):
             return (
                 "Nothing is collected. Fix: raise Experiment.train_timesteps_per_epoch, or name stored data."
             )
+        if self.dataset.save_new_trajs_to is None:
+            return (
+                f"{type(self.dataset).__name__} holds too few trajectories and takes no new ones. Fix: name a "
+                "folder that has some: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
+            )
         if "collect/return" in self.epoch_figures:
             return (
                 "There are too few trajectories. Fix: collect longer, or lower DiskTrajDataset.dset_min_size."

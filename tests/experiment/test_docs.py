@@ -19,7 +19,7 @@ from loxodon import agents, data, envs, nets
 from loxodon import experiment as package
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
 from loxodon.data import load_trajectory, save_trajectory, split_episodes
-from loxodon.experiment import CheckpointManager, Collector, Experiment, Learner, launch
+from loxodon.experiment import CheckpointManager, Collector, Experiment, Learner, launch, ppo
 from loxodon.experiment.artifacts import FolderStore
 from loxodon.experiment.artifacts.stores import find_artifact
 from loxodon.experiment.callbacks import HOOKS
@@ -97,7 +97,7 @@ def test_a_gin_sample_is_sound(page: str, number: int, tmp_path: Path) -> None:
 
 
 def test_there_are_samples() -> None:
-    assert len(GIN) == 19
+    assert len(GIN) == 21
     assert len(commands()) > 15
 
 
@@ -251,10 +251,15 @@ def test_the_pace_of_the_preset_is_as_the_page_says() -> None:
     assert text in PAGES["scaling"]
 
 
-# ---- coming from AMAGO ----
+# ---- coming from AMAGO and SB3 ----
 
 
-ROWS = re.findall(r"^\| (.*?) \| (.*?) \| .*\|$", PAGES["from_amago"], flags=re.MULTILINE)
+ROWS = [
+    row
+    for page in ("from_amago", "from_sb3")
+    for row in re.findall(r"^\| (.*?) \| (.*?) \| .*\|$", PAGES[page], flags=re.MULTILINE)
+]
+PARTS = (agents, data, envs, nets, package, ppo)
 OURS = [text for _, cell in ROWS for text in re.findall(r"`([^`]+)`", cell)]
 SMALL = (
     "include 'tmaze.gin'\nExperiment.test_run = True\nExperiment.log_interval = 1\nTMazePassive.horizon = 5\n"
@@ -284,7 +289,7 @@ def exists(name: str, exp: Any) -> bool:
         pattern = re.sub(r"<\w+>", "*", name)
         return any(exp.run_dir.glob(pattern)) or pattern in figures(exp)
     owner, _, attribute = name.partition(".")
-    found = [getattr(part, owner) for part in (agents, data, envs, nets, package) if hasattr(part, owner)]
+    found = [getattr(part, owner) for part in PARTS if hasattr(part, owner)]
     if not attribute:
         return bool(found) or name in figures(exp)
     alive = {
@@ -321,7 +326,7 @@ def test_the_sample_is_a_run_with_the_settings_of_the_file(exp: Any) -> None:
 
 
 def test_every_name_on_our_side_exists(exp: Any) -> None:
-    assert len(OURS) > 200
+    assert len(OURS) > 250
     assert [name for name in OURS if not exists(name, exp)] == []
     assert not exists("Agent.gama", exp)
     assert not exists("val/retrun", exp)
