@@ -823,8 +823,8 @@ class Experiment(Settings):
             )
         if self.dataset.save_new_trajs_to is None:
             return (
-                f"{type(self.dataset).__name__} holds too few trajectories and takes no new ones. Fix: name a "
-                "folder that has some: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
+                f"{type(self.dataset).__name__} holds too few trajectories and takes no new ones. Fix: name "
+                "a folder that has some: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
             )
         if "collect/return" in self.epoch_figures:
             return (
