@@ -117,6 +117,7 @@ TINY = (
     "start_learning_at_epoch=0",
     "verbose=False",
 )
+WORDS = [f"Experiment.{setting}" for setting in TINY] + ["MetricLogger.tensorboard=False"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -127,12 +128,19 @@ def test_a_fault_of_an_environment_is_told_as_the_page_says(
     for name, value in what.items() if isinstance(what, dict) else ():
         monkeypatch.setattr(Sound, name, value)
     env = "@Sound" if isinstance(what, dict) else f"@{what.__name__}"
-    words = [f"Experiment.{setting}" for setting in TINY] + ["MetricLogger.tensorboard=False"]
-    status = main(["--config", "tmaze", f"Experiment.make_train_env={env}", *words])
+    status = main(["--config", "tmaze", f"Experiment.make_train_env={env}", *WORDS])
     told = capfd.readouterr().err
     assert ROWS[fault] in told
     assert status in (1, 2)
     assert "Fix: " in told
+
+
+def test_a_folder_without_data_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["Experiment.make_train_env=@Sound", "DiskTrajDataset.takes_new_trajs=False", *WORDS]
+    assert main(["--config", "tmaze", *words]) == 1
+    said = "DiskTrajDataset holds too few trajectories and takes no new ones"
+    assert said in capfd.readouterr().err
+    assert said in " ".join(PAGE.split())
 
 
 def test_every_row_is_tried() -> None:
