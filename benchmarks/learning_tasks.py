@@ -121,8 +121,16 @@ def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) 
     general, memoryless = ("base_offpolicy",), "Experiment.traj_encoder_type=@FFTrajEncoder"
     found = {}
     for name, (metric, target, chance, settings) in tasks.items():
-        found[name] = Task(general, metric, target, 100_000, 600.0, overrides=settings)
-        control = Task(general, metric, chance, is_control=True, overrides=(*settings, memoryless))
+        stop = f"Experiment.stop_at_val_return={target}"
+        budget = "Experiment.epochs=84"  # 100,000 env steps
+        found[name] = Task(general, metric, target, 102_000, 600.0, overrides=(*settings, stop, budget))
+        control = Task(
+            general,
+            metric,
+            chance,
+            is_control=True,
+            overrides=(*settings, memoryless, "Experiment.epochs=40"),
+        )
         found[f"{name}/without_memory"] = control
     return found
 

@@ -59,7 +59,6 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropou
     return F.dropout(logits.softmax(-1), dropout) @ v
 
 
-FIXED_SHARE = 0.25
 POSITIONS = ("rope", "fixed", "rope+fixed", "learned", "alibi", None)
 ATTENTIONS: dict[str, Attention] = {"sdpa": sdpa, "plain": plain_attention}
 
@@ -307,7 +306,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines added to the input: when in the
-            episode), "rope+fixed" (half of the heads rotary, sines in the queries and keys of the others),
+            episode), "rope+fixed" (three of four heads rotary, sines in the queries and keys of the others),
             "learned", "alibi" (attention fades with distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
@@ -377,7 +376,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
-        fixed_heads = int(n_heads * FIXED_SHARE) if pos_emb == "rope+fixed" else 0
+        fixed_heads = max(n_heads // 4, 1) if pos_emb == "rope+fixed" else 0
         positions: dict[str | None, Callable[[], nn.Module]] = {
             "learned": lambda: LearnedPositions(d_model, max_time_idx),
             "fixed": lambda: SinusoidalPositions(d_model),

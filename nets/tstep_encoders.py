@@ -27,6 +27,7 @@ from .images import (
 from .mlp import MLP, activation_fn, initialize, norm_layer, require_positive
 from .normalization import RunningNorm
 
+_RL2_START = 0.1  # of other first weights: what is seen comes first, the last reward and action by learning
 _SHIFTED_SHARE = 0.75  # of the sequences of a batch
 _SMALLEST_IMAGE, _SMALLEST_MAP = 17, 4  # pixels and cells, shorter side
 
@@ -137,14 +138,16 @@ class _MLPTstepEncoder(TstepEncoder):
         require_positive(owner, n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
         self.flat_keys = [key for key in self.keys if key not in embedders]
         self.embedded_keys = list(embedders)
-        width = sum(_flat_width(owner, key, obs_space[key]) for key in self.flat_keys) + rl2_dim
-        self.input_norm = RunningNorm(width) if normalize_inputs else None
-        width += sum(added for _, added in embedders.values())
+        flat_width = sum(_flat_width(owner, key, obs_space[key]) for key in self.flat_keys) + rl2_dim
+        self.input_norm = RunningNorm(flat_width) if normalize_inputs else None
+        width = flat_width + sum(added for _, added in embedders.values())
         self.mlp = MLP(width, d_hidden, d_output, n_layers, activation)
         self.out_norm = norm_layer(out_norm, d_output)
         self.activates_output = activate_output
         self._emb_dim = d_output
         initialize(self.mlp, init)
+        with torch.no_grad():
+            self.mlp.hidden[0].weight[:, flat_width - rl2_dim : flat_width] *= _RL2_START
         self.embedders = nn.ModuleList(module for module, _ in embedders.values())
 
     @property
