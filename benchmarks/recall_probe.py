@@ -84,7 +84,7 @@ def updates_needed(
         loss = F.mse_loss(found.gather(1, chosen[:, None])[:, 0], rewards)
         optimizer.param_groups[0]["lr"] = 3e-4 * min(1.0, update / WARM_UP)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if update % LOOK_EVERY == 0:

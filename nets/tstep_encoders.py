@@ -147,7 +147,8 @@ class _MLPTstepEncoder(TstepEncoder):
         self._emb_dim = d_output
         initialize(self.mlp, init)
         with torch.no_grad():
-            self.mlp.hidden[0].weight[:, flat_width - rl2_dim : flat_width] *= _RL2_START
+            first = next(self.mlp.hidden.parameters())
+            first[:, flat_width - rl2_dim : flat_width] *= _RL2_START
         self.embedders = nn.ModuleList(module for module, _ in embedders.values())
 
     @property
