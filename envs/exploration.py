@@ -219,6 +219,8 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         steps_anneal: in vector steps (one per call, all N environments together).
         randomize_eps: see `ExplorationWrapper`.
         curve: above 1 keeps to the level of the begin for longer and moves to that of the end late.
+        eps_first: level at an episode's first timestep, for all time, where ways part that are long; None: as
+            for the others.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
         curve: float = 1.0,
+        eps_first: float | None = None,
     ) -> None:
         super().__init__(action_space, num_envs, seed, randomize_eps)
         self._start = (eps_start_start, eps_start_end)
@@ -245,6 +248,8 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
                 strict=True,
             )
         )
+        if eps_first is not None:
+            levels["eps_first"] = eps_first
         _check_schedule("BilevelEpsilonGreedy", action_space, steps_anneal, **levels)
         if not isinstance(rollout_horizon, int) or rollout_horizon < 1:
             raise ValueError(
@@ -256,10 +261,12 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
                 f"BilevelEpsilonGreedy.curve is {curve}, but must be above 0. Fix: 1 gives a straight line."
             )
         self.rollout_horizon, self.steps_anneal, self.curve = rollout_horizon, steps_anneal, curve
+        self.eps_first = eps_first
 
     def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
         """Per environment, by how far its episode has come; see the class."""
         progress = self.num_calls / self.steps_anneal
         start, end = _anneal(*self._start, progress), _anneal(*self._end, progress)
         share = np.clip(episode_timesteps / self.rollout_horizon, 0.0, 1.0) ** self.curve
-        return start + (end - start) * share
+        levels = start + (end - start) * share
+        return levels if self.eps_first is None else np.where(episode_timesteps == 0, self.eps_first, levels)

@@ -38,6 +38,8 @@ def test_bilevel_formula_and_clamps(calls: int, timestep: int) -> None:
     (eps,) = noise.current_eps(np.array([timestep]))
     assert eps == pytest.approx(start - (start - end) * h)
     assert 0.01 - 1e-9 <= eps <= 1.0
+    noise.eps_first = 0.3
+    np.testing.assert_equal(noise.current_eps(np.array([timestep])), 0.3 if timestep == 0 else eps)
 
 
 def test_discrete_actions_are_replaced_with_probability_eps() -> None:
@@ -128,6 +130,7 @@ def test_state_of_another_size_is_refused() -> None:
         (EpsilonGreedy, {"steps_anneal": 0}, r"EpsilonGreedy.steps_anneal is 0.*Fix"),
         (EpsilonGreedy, {"eps_start": 1.5}, r"EpsilonGreedy.eps_start is 1.5.*\[0, 1.0\].*Fix"),
         (BilevelEpsilonGreedy, {"rollout_horizon": 5, "eps_end_end": -0.1}, r"eps_end_end is -0.1.*Fix"),
+        (BilevelEpsilonGreedy, {"rollout_horizon": 5, "eps_first": 1.5}, r"eps_first is 1.5.*Fix"),
         (BilevelEpsilonGreedy, {"rollout_horizon": 0}, r"rollout_horizon is 0.*Fix"),
     ],
 )

@@ -1,0 +1,141 @@
+"""What `agents.py` trains, by study, and the runs whose data the offline study learns from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from learning_tasks import Task
+from peers.common import Settings
+
+
+@dataclass(frozen=True)
+class OfflineTask(Task):
+    """A task that learns from what the run `data` of DATA has stored; {folder}, {run}, {dataset} tell it where."""
+
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class PeerTask(Task):
+    """A task for RecurrentPPO of sb3-contrib, with an LSTM each for policy and values."""
+
+    settings: Settings | None = None
+
+
+RECURRENT: dict[str, Task] = {
+    "dqn_cartpole_no_velocity": Task(
+        ("cartpole_no_velocity", "agents/dqn"), "val/return", 475.0, 100_000, overrides=("DQNAgent.n_step=5",)
+    ),
+    "dqn_repeat": Task(("popgym_repeat", "agents/dqn"), "val/return", 0.95, 50_000),
+    "sac_pendulum_no_velocity": Task(("pendulum_no_velocity", "agents/sac"), "val/return", -250.0, 100_000),
+}
+PEERS: dict[str, Task] = {
+    "ppo_repeat": PeerTask(
+        (),
+        "return",
+        0.95,
+        settings=Settings(
+            "popgym:popgym-RepeatPreviousEasy-v0",
+            updates=60,
+            evaluate_every=4,
+            threads=1,
+            num_envs=16,
+            rollout=102,
+            minibatches=8,
+            gamma=0.8,
+            entropy_coef=0.01,
+            hidden=(64,),
+            lstm=64,
+        ),
+    ),
+    "ppo_pendulum_no_velocity": PeerTask(
+        (),
+        "return",
+        -250.0,
+        settings=Settings(
+            "Pendulum-v1",
+            updates=60,
+            evaluate_every=4,
+            obs_indices=(0, 1),
+            threads=1,
+            rollout=200,
+            epochs=10,
+            minibatches=10,
+            gamma=0.9,
+            hidden=(64,),
+            lstm=64,
+            normalize=True,
+        ),
+    ),
+}
+
+DATA = {
+    "tmaze": Task(
+        ("tmaze",),
+        "val/return",
+        1.0,
+        overrides=("Experiment.epochs=12", "Experiment.stop_at_val_return=None"),
+    ),
+    "pendulum": Task(
+        ("pendulum",),
+        "val/return",
+        -250.0,
+        overrides=("Experiment.epochs=10", "Experiment.stagger_traj_file_lengths=False"),
+    ),
+}
+_AGENTS = {"bc": (), "iql": (), "agent": ("Agent.online_coeff=0.0",)}
+_FROM_FOLDER = ("DiskTrajDataset.dset_root='{folder}'", "DiskTrajDataset.dset_name='{run}'")
+_FROM_MINARI = (
+    "Experiment.dataset=@MinariDataset()",
+    "MinariDataset.dataset_id='{dataset}'",
+    "Experiment.train_timesteps_per_epoch=0",
+    "Experiment.start_learning_at_epoch=0",
+    "Experiment.epochs=15",
+    "Experiment.stop_at_val_return=None",
+)
+OFFLINE: dict[str, Task] = {
+    f"{data}_{agent}": OfflineTask(
+        (f"offline/{agent}",) if data == "tmaze" else ("pendulum", *([f"agents/{agent}"] if not own else [])),
+        "val/return",
+        0.9 if data == "tmaze" else -400.0,
+        is_control=False,
+        overrides=_FROM_FOLDER if data == "tmaze" else (*_FROM_MINARI, *own),
+        data=data,
+    )
+    for data in DATA
+    for agent, own in _AGENTS.items()
+}
+
+_SCALED = "benchmarks/scaled_answers"
+_BINS = (
+    "ValueBins.unit=5e-4",
+    "BinnedCriticEnsemble.d_hidden=64",
+)  # the smallest reward times the multiplier
+SCALE: dict[str, Task] = {
+    f"{agent}_{size}": Task(
+        (_SCALED, *parts),
+        "val/success",
+        0.9,
+        overrides=(*own, *(("Answers.spread=0.0",) if size == "equal" else ())),
+    )
+    for agent, parts, own in (
+        ("multitask", ("agents/multitask",), _BINS),
+        ("mse", (), ("Agent.popart=False",)),
+        ("popart", (), ()),
+    )
+    for size in ("equal", "scaled")
+    if (agent, size) != ("popart", "equal")
+}
+
+_TARGETS = {
+    "n_step_1": ("Agent.returns='n_step'", "Agent.n_step=1"),
+    "n_step_3": ("Agent.returns='n_step'", "Agent.n_step=3"),
+    "n_step_10": ("Agent.returns='n_step'", "Agent.n_step=10"),
+    "lambda": ("Agent.returns='lambda'",),
+    "retrace": ("Agent.returns='retrace'",),
+}
+CREDIT: dict[str, Task] = {
+    name: Task(("tmaze_active",), "val/success", 1.0, overrides=own) for name, own in _TARGETS.items()
+}
+
+STUDIES = {"recurrent": RECURRENT, "peers": PEERS, "offline": OFFLINE, "scale": SCALE, "credit": CREDIT}

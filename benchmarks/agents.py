@@ -1,0 +1,120 @@
+"""Do agents do what they are for? Runs the studies of agent_tasks.py over seeds, and prints JSON.
+
+    python benchmarks/agents.py                                  # all studies, seeds 0 1
+    python benchmarks/agents.py credit/lambda scale --seeds 0
+
+recurrent: DQN and SAC with a GRU where velocities or the past are hidden; peers: RecurrentPPO of sb3-contrib on the
+same tasks, in a virtual environment of its own (--venv). offline: from trajectories of a run of ours, and from a
+Minari dataset made of another. scale: six tasks whose rewards span six decades. credit: targets in the active T-maze.
+
+Every run is a process, as in learning.py, is written to the output at once, and not repeated by a later call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent_tasks import DATA, STUDIES, OfflineTask, PeerTask
+from learning import ROOT, Results, run_once
+from learning_tasks import Task
+from peers_ppo import Peer, install_peers, run_peer, run_process
+
+from loxodon.data import minari
+from loxodon.data.files import load_trajectory
+
+OUTPUT = ROOT / "benchmarks" / "results" / "agents.json"
+
+
+def train(task: Task, seed: int) -> dict[str, Any]:
+    """One run of ours, and the last return in each of its environments."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_once(task, seed, Path(folder), threads=1)
+        log = Path(folder) / f"seed{seed}" / "logs" / "metrics.jsonl"
+        records = [json.loads(line) for line in log.open(encoding="utf-8")]
+    last = next(record for record in reversed(records) if "val/return" in record)
+    found["returns"] = {key[11:]: value for key, value in last.items() if key.startswith("val/return/")}
+    return found
+
+
+def train_offline(task: OfflineTask, seed: int, folder: Path) -> dict[str, Any]:
+    """The same on stored data, and what those returned on the average."""
+    home, run = folder / f"{task.data}{seed}", f"seed{seed}"
+    dataset, done = f"{task.data}/collected{seed}-v0", home / "done"
+    if not done.exists():
+        run_once(DATA[task.data], seed, home, threads=1)
+        files = sorted((home / run / "buffer" / "fifo").glob("*.npz"))
+        if task.data == "pendulum":
+            minari.export_minari(files, dataset, "Pendulum-v1")
+        done.write_text(json.dumps([float(load_trajectory(file).rews.sum()) for file in files]))
+    returns = json.loads(done.read_text(encoding="utf-8"))
+    overrides = [word.format(folder=home, run=run, dataset=dataset) for word in task.overrides]
+    found = train(replace(task, overrides=tuple(overrides)), seed)
+    about = {
+        "episodes": len(returns),
+        "mean": round(statistics.mean(returns), 3),
+        "best": round(max(returns), 3),
+    }
+    return {**found, "data": about}
+
+
+def train_peer(task: PeerTask, seed: int, python: Path) -> dict[str, Any]:
+    """A run of the other library, in the same words."""
+    assert task.settings is not None  # noqa: S101 - as the table has it
+    peer = Peer("peers.sb3_recurrent_ppo", lstm_critic="own")
+    found = run_peer(peer, replace(task.settings, seed=seed), python, run_process)
+    above = [point for point in found["curve"] if point["return"] >= task.target]
+    reached = {key: above[0][key] for key in ("env_steps", "seconds")} | {"updates": None} if above else None
+    return {**found, "final": found["curve"][-1]["return"], "reached": reached}
+
+
+def main() -> None:
+    """Run what is asked for and print one JSON document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    temp = Path(tempfile.gettempdir())
+    add = parser.add_argument
+    add("tasks", nargs="*", help=f"studies ({', '.join(STUDIES)}) or study/task; all when left out")
+    add("--seeds", type=int, nargs="+", default=[0, 1])
+    add("--again", action="store_true", help="repeat runs that the output holds")
+    add("--output", type=Path, default=OUTPUT)
+    add("--data", type=Path, default=temp / "loxodon-agents", help="where data of the offline study are kept")
+    add("--venv", type=Path, default=temp / "loxodon-peers", help="where the peers are installed")
+    args = parser.parse_args()
+    every = {f"{study}/{name}": task for study, found in STUDIES.items() for name, task in found.items()}
+    chosen = {
+        name: task
+        for name, task in every.items()
+        if not args.tasks or name in args.tasks or name.split("/")[0] in args.tasks
+    }
+    if not chosen:
+        parser.error(f"no such task; these are: {', '.join(every)}")
+    os.environ["MINARI_DATASETS_PATH"] = str(args.data / "minari")
+    here = [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, here))  # for scaled_answers.gin
+    results = Results(args.output, chosen, threads=1)
+    for seed in args.seeds:
+        for name, task in chosen.items():
+            if results.has(name, seed) and not args.again:
+                continue
+            if isinstance(task, PeerTask):
+                found = train_peer(task, seed, install_peers(args.venv, [], run_process))
+            elif isinstance(task, OfflineTask):
+                found = train_offline(task, seed, args.data)
+            else:
+                found = train(task, seed)
+            print(f"{name} {json.dumps(found)}", file=sys.stderr, flush=True)
+            results.add(name, found)
+    print(json.dumps(results.found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
