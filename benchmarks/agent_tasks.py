@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from learning_tasks import Task
 from peers.common import Settings
@@ -10,16 +10,16 @@ from peers.common import Settings
 
 @dataclass(frozen=True)
 class OfflineTask(Task):
-    """A task that learns from what the run `data` of DATA has stored; {folder}, {run}, {dataset} tell it where."""
+    """Learns from what the run `data` of DATA has stored; {folder}, {run} and {dataset} tell it where."""
 
-    data: str = ""
+    data: str = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class PeerTask(Task):
     """A task for RecurrentPPO of sb3-contrib, with an LSTM each for policy and values."""
 
-    settings: Settings | None = None
+    settings: Settings = field(kw_only=True)
 
 
 RECURRENT: dict[str, Task] = {
@@ -110,7 +110,7 @@ _SCALED = "benchmarks/scaled_answers"
 _BINS = (
     "ValueBins.unit=5e-4",
     "BinnedCriticEnsemble.d_hidden=64",
-)  # the smallest reward times the multiplier
+)  # the smallest reward, scaled
 SCALE: dict[str, Task] = {
     f"{agent}_{size}": Task(
         (_SCALED, *parts),

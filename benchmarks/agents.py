@@ -3,9 +3,10 @@
     python benchmarks/agents.py                                  # all studies, seeds 0 1
     python benchmarks/agents.py credit/lambda scale --seeds 0
 
-recurrent: DQN and SAC with a GRU where velocities or the past are hidden; peers: RecurrentPPO of sb3-contrib on the
-same tasks, in a virtual environment of its own (--venv). offline: from trajectories of a run of ours, and from a
-Minari dataset made of another. scale: six tasks whose rewards span six decades. credit: targets in the active T-maze.
+recurrent: DQN and SAC with a GRU where velocities or the past are hidden; peers: RecurrentPPO of sb3-contrib
+on such tasks, in a virtual environment of its own (--venv). offline: from trajectories of a run of ours, and
+from a Minari dataset made of another. scale: six tasks whose rewards span six decades. credit: targets in the
+active T-maze.
 
 Every run is a process, as in learning.py, is written to the output at once, and not repeated by a later call.
 """
@@ -57,17 +58,12 @@ def train_offline(task: OfflineTask, seed: int, folder: Path) -> dict[str, Any]:
     returns = json.loads(done.read_text(encoding="utf-8"))
     overrides = [word.format(folder=home, run=run, dataset=dataset) for word in task.overrides]
     found = train(replace(task, overrides=tuple(overrides)), seed)
-    about = {
-        "episodes": len(returns),
-        "mean": round(statistics.mean(returns), 3),
-        "best": round(max(returns), 3),
-    }
-    return {**found, "data": about}
+    mean, best = statistics.mean(returns), max(returns)
+    return {**found, "data": {"episodes": len(returns), "mean": mean, "best": best}}
 
 
 def train_peer(task: PeerTask, seed: int, python: Path) -> dict[str, Any]:
     """A run of the other library, in the same words."""
-    assert task.settings is not None  # noqa: S101 - as the table has it
     peer = Peer("peers.sb3_recurrent_ppo", lstm_critic="own")
     found = run_peer(peer, replace(task.settings, seed=seed), python, run_process)
     above = [point for point in found["curve"] if point["return"] >= task.target]
