@@ -90,7 +90,8 @@ _FROM_MINARI = (
     "MinariDataset.dataset_id='{dataset}'",
     "Experiment.train_timesteps_per_epoch=0",
     "Experiment.start_learning_at_epoch=0",
-    "Experiment.epochs=15",
+    "Experiment.epochs=12",
+    "Experiment.train_batches_per_epoch=100",
     "Experiment.stop_at_val_return=None",
 )
 OFFLINE: dict[str, Task] = {

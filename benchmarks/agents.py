@@ -46,20 +46,21 @@ def train(task: Task, seed: int) -> dict[str, Any]:
 
 
 def train_offline(task: OfflineTask, seed: int, folder: Path) -> dict[str, Any]:
-    """The same on stored data, and what those returned on the average."""
-    home, run = folder / f"{task.data}{seed}", f"seed{seed}"
-    dataset, done = f"{task.data}/collected{seed}-v0", home / "done"
-    if not done.exists():
-        run_once(DATA[task.data], seed, home, threads=1)
-        files = sorted((home / run / "buffer" / "fifo").glob("*.npz"))
+    """The same on stored data, which are made with seed 0 if there are none, and what those returned."""
+    home, dataset = folder / task.data, f"{task.data}/collected-v0"
+    returns_file = home / "returns.json"
+    if not returns_file.exists():
+        run_once(DATA[task.data], 0, home, threads=1)
+        files = sorted((home / "seed0" / "buffer" / "fifo").glob("*.npz"))
         if task.data == "pendulum":
             minari.export_minari(files, dataset, "Pendulum-v1")
-        done.write_text(json.dumps([float(load_trajectory(file).rews.sum()) for file in files]))
-    returns = json.loads(done.read_text(encoding="utf-8"))
-    overrides = [word.format(folder=home, run=run, dataset=dataset) for word in task.overrides]
-    found = train(replace(task, overrides=tuple(overrides)), seed)
-    mean, best = statistics.mean(returns), max(returns)
-    return {**found, "data": {"episodes": len(returns), "mean": mean, "best": best}}
+        returns = [float(load_trajectory(file).rews.sum()) for file in files]
+        returns_file.write_text(json.dumps(returns), encoding="utf-8")
+    returns = json.loads(returns_file.read_text(encoding="utf-8"))
+    overrides = tuple(word.format(folder=home, run="seed0", dataset=dataset) for word in task.overrides)
+    found = train(replace(task, overrides=overrides), seed)
+    about = {"episodes": len(returns), "mean": statistics.mean(returns), "best": max(returns)}
+    return {**found, "data": about}
 
 
 def train_peer(task: PeerTask, seed: int, python: Path) -> dict[str, Any]:
