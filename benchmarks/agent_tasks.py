@@ -27,7 +27,13 @@ RECURRENT: dict[str, Task] = {
         ("cartpole_no_velocity", "agents/dqn"), "val/return", 475.0, 100_000, overrides=("DQNAgent.n_step=5",)
     ),
     "dqn_repeat": Task(("popgym_repeat", "agents/dqn"), "val/return", 0.95, 50_000),
-    "sac_pendulum_no_velocity": Task(("pendulum_no_velocity", "agents/sac"), "val/return", -250.0, 100_000),
+    "sac_pendulum_no_velocity": Task(
+        ("pendulum_no_velocity", "agents/sac"),
+        "val/return",
+        -250.0,
+        100_000,
+        overrides=("SACAgent.alpha=0.2",),
+    ),
 }
 PEERS: dict[str, Task] = {
     "ppo_repeat": PeerTask(
