@@ -83,10 +83,10 @@ DATA = {
         overrides=("Experiment.epochs=12", "Experiment.stop_at_val_return=None"),
     ),
     "pendulum": Task(
-        ("pendulum",),
+        ("pendulum_no_velocity", "agents/sac"),
         "val/return",
         -250.0,
-        overrides=("Experiment.epochs=10", "Experiment.stagger_traj_file_lengths=False"),
+        overrides=("SACAgent.alpha=0.2", "Experiment.epochs=25"),
     ),
 }
 _AGENTS = {"bc": (), "iql": (), "agent": ("Agent.online_coeff=0.0",)}
@@ -102,10 +102,11 @@ _FROM_MINARI = (
 )
 OFFLINE: dict[str, Task] = {
     f"{data}_{agent}": OfflineTask(
-        (f"offline/{agent}",) if data == "tmaze" else ("pendulum", *([f"agents/{agent}"] if not own else [])),
+        (f"offline/{agent}",)
+        if data == "tmaze"
+        else ("pendulum_no_velocity", *([f"agents/{agent}"] if not own else [])),
         "val/return",
         0.9 if data == "tmaze" else -400.0,
-        is_control=False,
         overrides=_FROM_FOLDER if data == "tmaze" else (*_FROM_MINARI, *own),
         data=data,
     )

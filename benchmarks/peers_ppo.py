@@ -30,7 +30,7 @@ from peers.common import Settings
 from provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
-REQUIREMENTS = ("torch==2.13.0", "skrl", "sb3-contrib", "gymnasium")
+REQUIREMENTS = ("torch==2.13.0", "skrl", "sb3-contrib", "gymnasium", "popgym")
 OURS = "loxodon"
 NUM_EVALS = 7
 Run = Callable[[list[str], Path], str]
