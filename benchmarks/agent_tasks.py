@@ -89,7 +89,6 @@ DATA = {
         overrides=("SACAgent.alpha=0.2", "Experiment.epochs=25"),
     ),
 }
-_AGENTS = {"bc": (), "iql": (), "agent": ("Agent.online_coeff=0.0",)}
 _FROM_FOLDER = ("DiskTrajDataset.dset_root='{folder}'", "DiskTrajDataset.dset_name='{run}'")
 _FROM_MINARI = (
     "Experiment.dataset=@MinariDataset()",
@@ -100,18 +99,28 @@ _FROM_MINARI = (
     "Experiment.train_batches_per_epoch=100",
     "Experiment.stop_at_val_return=None",
 )
+_WITH_PENDULUM = {
+    "bc": (),
+    "iql": (
+        "IQLAgent.beta=50.0",
+        "IQLAgent.expectile=0.9",
+    ),  # advantages are small beside the spread of values
+    "agent": ("Agent.online_coeff=0.0",),
+}
 OFFLINE: dict[str, Task] = {
-    f"{data}_{agent}": OfflineTask(
-        (f"offline/{agent}",)
-        if data == "tmaze"
-        else ("pendulum_no_velocity", *([f"agents/{agent}"] if not own else [])),
-        "val/return",
-        0.9 if data == "tmaze" else -400.0,
-        overrides=_FROM_FOLDER if data == "tmaze" else (*_FROM_MINARI, *own),
-        data=data,
+    f"tmaze_{name}": OfflineTask(
+        (f"offline/{name}",), "val/return", 0.9, overrides=_FROM_FOLDER, data="tmaze"
     )
-    for data in DATA
-    for agent, own in _AGENTS.items()
+    for name in ("bc", "iql", "agent")
+} | {
+    f"pendulum_{name}": OfflineTask(
+        ("pendulum_no_velocity", *([] if name == "agent" else [f"agents/{name}"])),
+        "val/return",
+        -400.0,
+        overrides=(*_FROM_MINARI, *own),
+        data="pendulum",
+    )
+    for name, own in _WITH_PENDULUM.items()
 }
 
 _SCALED = "benchmarks/scaled_answers"
