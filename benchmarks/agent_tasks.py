@@ -90,14 +90,12 @@ DATA = {
     ),
 }
 _FROM_FOLDER = ("DiskTrajDataset.dset_root='{folder}'", "DiskTrajDataset.dset_name='{run}'")
-_FROM_MINARI = (
-    "Experiment.dataset=@MinariDataset()",
-    "MinariDataset.dataset_id='{dataset}'",
+_FROM_MINARI = ("Experiment.dataset=@MinariDataset()", "MinariDataset.dataset_id='{dataset}'")
+_OFFLINE = (
     "Experiment.train_timesteps_per_epoch=0",
     "Experiment.start_learning_at_epoch=0",
-    "Experiment.epochs=12",
+    "Experiment.epochs=30",
     "Experiment.train_batches_per_epoch=100",
-    "Experiment.stop_at_val_return=None",
 )
 _WITH_PENDULUM = {
     "bc": (),
@@ -107,21 +105,29 @@ _WITH_PENDULUM = {
     ),  # advantages are small beside the spread of values
     "agent": ("Agent.online_coeff=0.0",),
 }
-OFFLINE: dict[str, Task] = {
-    f"tmaze_{name}": OfflineTask(
-        (f"offline/{name}",), "val/return", 0.9, overrides=_FROM_FOLDER, data="tmaze"
-    )
-    for name in ("bc", "iql", "agent")
-} | {
-    f"pendulum_{name}": OfflineTask(
-        ("pendulum_no_velocity", *([] if name == "agent" else [f"agents/{name}"])),
-        "val/return",
-        -400.0,
-        overrides=(*_FROM_MINARI, *own),
-        data="pendulum",
-    )
-    for name, own in _WITH_PENDULUM.items()
-}
+OFFLINE: dict[str, Task] = (
+    {
+        f"tmaze_{name}": OfflineTask(
+            (f"offline/{name}",), "val/return", 0.9, overrides=_FROM_FOLDER, data="tmaze"
+        )
+        for name in ("bc", "iql", "agent")
+    }
+    | {
+        "tmaze_minari_iql": OfflineTask(
+            ("offline/iql",), "val/return", 0.9, overrides=_FROM_MINARI, data="tmaze"
+        )
+    }
+    | {
+        f"pendulum_{name}": OfflineTask(
+            ("pendulum_no_velocity", *([] if name == "agent" else [f"agents/{name}"])),
+            "val/return",
+            -400.0,
+            overrides=(*_FROM_MINARI, *_OFFLINE, *own),
+            data="pendulum",
+        )
+        for name, own in _WITH_PENDULUM.items()
+    }
+)
 
 _SCALED = "benchmarks/scaled_answers"
 _BINS = (

@@ -52,8 +52,7 @@ def train_offline(task: OfflineTask, seed: int, folder: Path) -> dict[str, Any]:
     if not returns_file.exists():
         run_once(DATA[task.data], 0, home, threads=1)
         files = sorted((home / "seed0" / "buffer" / "fifo").glob("*.npz"))
-        if task.data == "pendulum":
-            minari.export_minari(files, dataset)
+        minari.export_minari(files, dataset)
         returns = [float(load_trajectory(file).rews.sum()) for file in files]
         returns_file.write_text(json.dumps(returns), encoding="utf-8")
     returns = json.loads(returns_file.read_text(encoding="utf-8"))
