@@ -60,7 +60,7 @@ PEERS: dict[str, Task] = {
         -250.0,
         settings=Settings(
             "Pendulum-v1",
-            updates=60,
+            updates=36,
             evaluate_every=4,
             obs_indices=(0, 1),
             threads=1,
