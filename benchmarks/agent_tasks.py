@@ -97,13 +97,11 @@ _OFFLINE = (
     "Experiment.epochs=30",
     "Experiment.train_batches_per_epoch=100",
 )
-_WITH_PENDULUM = {
+_WITH_PENDULUM: dict[str, tuple[str, ...]] = {
     "bc": (),
-    "iql": (
-        "IQLAgent.beta=50.0",
-        "IQLAgent.expectile=0.9",
-    ),  # advantages are small beside the spread of values
-    "agent": ("Agent.online_coeff=0.0",),
+    # advantages are small beside the spread of values
+    "iql": ("IQLAgent.beta=50.0", "IQLAgent.expectile=0.9"),
+    "agent": (),
 }
 OFFLINE: dict[str, Task] = (
     {
