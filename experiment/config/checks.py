@@ -170,8 +170,9 @@ def unknown_names(bindings: Sequence[Binding]) -> list[str]:
 def _unknown_override(binding: Binding, macros: Iterable[str]) -> str:
     """Text for `epochs=5` on the command line when no file has a macro of this name."""
     name = binding.key
-    owners = sorted(f"'{owner.name}.{name}'" for owner in registry.all_known() if name in owner.params)
-    meant = f" Did you mean {owners[0]}?" if owners else did_you_mean(name, set(macros) - {name})
+    owners = sorted(owner.name for owner in registry.all_known() if name in owner.params)
+    owner = "Experiment" if "Experiment" in owners else next(iter(owners), None)
+    meant = f" Did you mean '{owner}.{name}'?" if owner else did_you_mean(name, set(macros) - {name})
     return f"{binding.origin}: no config file defines {name}.{meant} Fix: write Name.param=value."
 
 

@@ -59,7 +59,7 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("PPOLoss.value_loss", "'huber'", {}),
     ("PPOLoss.value_loss", "'l1'", {}),
     ("PPOLoss.entropy_coef", 0.1, {}),
-    ("PPOLoss.kl_target", 1e-9, PENALTY),
+    ("PPOLoss.kl_target", 1e-9, {**PENALTY, "PPOLoss.kl_beta": 100.0}),
     ("PPOLoss.kl_beta", 9.0, PENALTY),
     ("PPOLoss.kl_increase", 9.0, {**PENALTY, "PPOLoss.kl_target": 1e-9}),
     ("PPOLoss.kl_decrease", 0.1, {**PENALTY, "PPOLoss.kl_target": 10.0}),
