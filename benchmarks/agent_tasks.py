@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from learning_tasks import Task
@@ -35,7 +36,7 @@ RECURRENT: dict[str, Task] = {
         overrides=("SACAgent.alpha=0.2",),
     ),
 }
-PEERS: dict[str, Task] = {
+PEERS: dict[str, PeerTask] = {
     "ppo_repeat": PeerTask(
         (),
         "return",
@@ -103,7 +104,7 @@ _WITH_PENDULUM: dict[str, tuple[str, ...]] = {
     "iql": ("IQLAgent.beta=50.0", "IQLAgent.expectile=0.9"),
     "agent": (),
 }
-OFFLINE: dict[str, Task] = (
+OFFLINE: dict[str, OfflineTask] = (
     {
         f"tmaze_{name}": OfflineTask(
             (f"offline/{name}",), "val/return", 0.9, overrides=_FROM_FOLDER, data="tmaze"
@@ -159,4 +160,10 @@ CREDIT: dict[str, Task] = {
     name: Task(("tmaze_active",), "val/success", 1.0, overrides=own) for name, own in _TARGETS.items()
 }
 
-STUDIES = {"recurrent": RECURRENT, "peers": PEERS, "offline": OFFLINE, "scale": SCALE, "credit": CREDIT}
+STUDIES: dict[str, Mapping[str, Task]] = {
+    "recurrent": RECURRENT,
+    "peers": PEERS,
+    "offline": OFFLINE,
+    "scale": SCALE,
+    "credit": CREDIT,
+}
