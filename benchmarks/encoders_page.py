@@ -71,7 +71,8 @@ def table(cost: dict[str, Any], tasks: dict[str, Any]) -> str:
             figures = [""] * (len(LENGTHS) + len(CONTEXTS) + 1)
         key = label.removesuffix(" (control)")
         runs = [tasks.get(f"{task}/{key}", {"runs": []})["runs"] for task in ("tmaze_100", "repeat_previous")]
-        rows.append([label, *figures, *map(learned, runs)])
+        if any(figures) or any(runs):
+            rows.append([label, *figures, *map(learned, runs)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
