@@ -34,13 +34,13 @@ from .collect.build import make_envs
 from .config import explained, load_config
 from .experiment import Experiment
 from .files import write_text
+from .report.estimates import mean, with_interval
 from .rng import isolated_rng
 
 FORMAT = 1  # of the JSON files
 EVALUATIONS, VIDEOS = "evaluations", "videos"  # folders of a run
 _PARALLEL = 8  # environments of --env
 _VIDEO_EPISODES = 3
-_RESAMPLES = 1_000
 _PLAIN_WIDTH = 300  # of the table where it goes to no terminal
 _ATTEMPT = re.compile(r"(.+)_attempt_(\d+)")  # of metrics, see KShotWrapper
 
@@ -310,13 +310,6 @@ def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]
     return results
 
 
-def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the mean."""
-    resampled = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values))).mean(1)
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """Means and intervals, context by context and task by task; what is given per attempt in one row."""
     table = Table(
@@ -339,7 +332,8 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         if attempt := _ATTEMPT.fullmatch(name):
             by_attempt[attempt[1]].append(float(np.mean(values)))
         elif values:
-            low, high = bootstrap_interval(values)
-            yield name, f"{np.mean(values):.4g}", f"{low:.4g} to {high:.4g}", str(len(values))
+            _, low, high = with_interval(mean, np.array(values))
+            interval = f"{low:.4g} to {high:.4g}" if len(values) > 1 else ""
+            yield name, f"{np.mean(values):.4g}", interval, str(len(values))
     for name, means in by_attempt.items():
         yield f"{name} by attempt", " ".join(f"{mean:.3g}" for mean in means), "", ""

@@ -15,9 +15,10 @@ from ..data.errors import visible
 from .checkpoint.policy_file import PolicyInfo, read_info, read_json
 from .checkpoint.store import CheckpointManager
 from .cli import exit_status, say
-from .evaluate import EVALUATIONS, FORMAT, VIDEOS, Policy, bootstrap_interval, find_policy
+from .evaluate import EVALUATIONS, FORMAT, VIDEOS, Policy, find_policy
 from .files import write_text
 from .plots import Curves, read_curves
+from .report.estimates import mean, with_interval
 
 _FILE, _CONFIG, _FILM = "policy.safetensors", "config.gin", "replay.mp4"  # the hub shows the last one
 
@@ -172,7 +173,7 @@ def _results(curves: Curves, played: Sequence[dict[str, Any]]) -> Iterator[str]:
         actions = "sampled" if report["sampled"] else "greedy"
         for one in report["results"]:
             memory = "full" if one["context"] is None else f"last {one['context']}"
-            low, high = bootstrap_interval(one["returns"])
+            _, low, high = with_interval(mean, np.array(one["returns"]))
             cells = [
                 report["policy"],
                 report["env"],
@@ -181,7 +182,8 @@ def _results(curves: Curves, played: Sequence[dict[str, Any]]) -> Iterator[str]:
                 one["task"],
                 f"{np.mean(one['returns']):.4g}",
             ]
-            yield visible(f"| {' | '.join(cells)} | {low:.4g} to {high:.4g} | {len(one['returns'])} |")
+            interval = f"{low:.4g} to {high:.4g}" if len(one["returns"]) > 1 else ""
+            yield visible(f"| {' | '.join(cells)} | {interval} | {len(one['returns'])} |")
     yield (
         "\nThe last evaluation while it was trained: "
         + (

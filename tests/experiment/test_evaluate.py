@@ -21,7 +21,7 @@ from loxodon.experiment.checkpoint.policy_file import PolicyInfo, policy_header,
 from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
-from loxodon.experiment.evaluate import bootstrap_interval, main
+from loxodon.experiment.evaluate import main
 from loxodon.nets import Categorical, TrajEncoder, TstepEncoder
 
 from .fakes import TINY, run
@@ -228,10 +228,3 @@ def test_episodes_are_recorded(env: str | None, capsys: pytest.CaptureFixture[st
         assert [path.name for path in sorted(Path("films").iterdir())] == [
             f"sign-episode-{i}.mp4" for i in range(3)
         ]
-
-
-def test_the_interval_is_that_of_the_mean() -> None:
-    values = np.random.default_rng(1).normal(3.0, 2.0, 400)
-    low, high = bootstrap_interval(list(values))
-    half = 1.96 * values.std() / 20
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.04)
