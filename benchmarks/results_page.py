@@ -61,10 +61,10 @@ def row(name: str, entry: dict[str, Any], control: dict[str, Any] | None) -> lis
 def draw(tasks: dict[str, Any], path: Path) -> None:
     """Curves over env steps, one panel per task; the control is dashed."""
     names = [name for name in tasks if not name.endswith(CONTROL)]
-    num_rows = -(-len(names) // COLUMNS)
-    figure, panels = plt.subplots(
-        num_rows, COLUMNS, figsize=(3.2 * COLUMNS, 2.3 * num_rows), squeeze=False, layout="constrained"
-    )
+    num_columns = min(len(names), COLUMNS)
+    num_rows = -(-len(names) // num_columns)
+    size = 3.2 * num_columns, 2.3 * num_rows
+    figure, panels = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, layout="constrained")
     for panel in panels.flat[len(names) :]:
         panel.remove()
     for panel, name in zip(panels.flat, names, strict=False):
