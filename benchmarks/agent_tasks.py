@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from learning_tasks import Task
 from peers.common import Settings
@@ -36,43 +37,35 @@ RECURRENT: dict[str, Task] = {
         overrides=("SACAgent.alpha=0.2",),
     ),
 }
+
+
+def _peer(target: float, env: str, **own: Any) -> PeerTask:
+    """At the size of the small presets."""
+    settings = Settings(env, evaluate_every=4, threads=1, hidden=(64,), lstm=64, **own)
+    return PeerTask((), "return", target, settings=settings)
+
+
 PEERS: dict[str, PeerTask] = {
-    "ppo_repeat": PeerTask(
-        (),
-        "return",
+    "ppo_repeat": _peer(
         0.95,
-        settings=Settings(
-            "popgym:popgym-RepeatPreviousEasy-v0",
-            updates=60,
-            evaluate_every=4,
-            threads=1,
-            num_envs=16,
-            rollout=102,
-            minibatches=8,
-            gamma=0.8,
-            entropy_coef=0.01,
-            hidden=(64,),
-            lstm=64,
-        ),
+        "popgym:popgym-RepeatPreviousEasy-v0",
+        updates=60,
+        num_envs=16,
+        rollout=102,
+        minibatches=8,
+        gamma=0.8,
+        entropy_coef=0.01,
     ),
-    "ppo_pendulum_no_velocity": PeerTask(
-        (),
-        "return",
+    "ppo_pendulum_no_velocity": _peer(
         -250.0,
-        settings=Settings(
-            "Pendulum-v1",
-            updates=36,
-            evaluate_every=4,
-            obs_indices=(0, 1),
-            threads=1,
-            rollout=200,
-            epochs=10,
-            minibatches=10,
-            gamma=0.9,
-            hidden=(64,),
-            lstm=64,
-            normalize=True,
-        ),
+        "Pendulum-v1",
+        updates=36,
+        obs_indices=(0, 1),
+        rollout=200,
+        epochs=10,
+        minibatches=10,
+        gamma=0.9,
+        normalize=True,
     ),
 }
 

@@ -72,7 +72,8 @@ def main(
         if args.seeds is not None:
             with explained(config):
                 exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
-            return run_seeds(exp, args.seeds, words, own_program, args.jobs)
+            ends = {f"Experiment.{name}": getattr(exp, name) for name in ("epochs", "stop_at_val_return")}
+            return run_seeds(exp.run_dir, ends, args.seeds, words, own_program, args.jobs)
         return _run(config, args, words, pool, program)
 
     return exit_status(work)

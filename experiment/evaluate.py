@@ -336,4 +336,4 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             interval = f"{low:.4g} to {high:.4g}" if len(values) > 1 else ""
             yield name, f"{np.mean(values):.4g}", interval, str(len(values))
     for name, means in by_attempt.items():
-        yield f"{name} by attempt", " ".join(f"{mean:.3g}" for mean in means), "", ""
+        yield f"{name} by attempt", " ".join(f"{one_mean:.3g}" for one_mean in means), "", ""

@@ -31,6 +31,7 @@ PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 # Okabe and Ito's colours without yellow, which is too light for a line; every line has a dash of its own too.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))
+_FEW = 15  # points of a line, up to which each gets a marker
 Curves = dict[str, list[dict[str, float]]]
 
 
@@ -135,9 +136,6 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-
-
-_FEW = 15  # points, up to which each gets a marker
 
 
 def curves_of(run_dir: Path) -> Path:

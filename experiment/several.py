@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,32 +103,38 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def run_seeds(
-    exp: Any, seeds: Sequence[int], words: Sequence[str], program: Sequence[str], num_parallel: int
+    run_dir: Path,
+    ends: Mapping[str, Any],
+    seeds: Sequence[int],
+    words: Sequence[str],
+    program: Sequence[str],
+    num_parallel: int,
 ) -> int:
-    """Run the same experiment with several seeds, as `<run_name>-seed<k>`; returns the exit status.
+    """Run the same experiment with several seeds, in `<run_dir>-seed<k>`; returns the exit status.
 
     With --resume among the words, runs that have finished are left out, and others go on where they can.
 
     Args:
-        exp: an experiment that is not built, for its names and settings.
+        run_dir: where it would go without seeds.
+        ends: settings that decide where a run ends, by their gin names.
         seeds: one run each.
         words: of the command line.
         program: words that start it once more.
         num_parallel: how many run at a time; more than one have a thread each, and logs instead of a screen.
     """
     kept = without(words, "--seeds", "--jobs", "--run-name", "--resume", "Experiment.run_name")
-    runs = {exp.run_dir.with_name(f"{exp.run_name}-seed{seed}"): seed for seed in seeds}
+    runs = {run_dir.with_name(f"{run_dir.name}-seed{seed}"): seed for seed in seeds}
     resumes, failures = "--resume" in words, list[str]()
 
     def jobs() -> Iterator[Job]:
-        for run_dir, seed in runs.items():
-            if resumes and _is_finished(run_dir, exp):
-                _say(f"{run_dir.name} has finished already")
+        for folder, seed in runs.items():
+            if resumes and _is_finished(folder, ends):
+                _say(f"{folder.name} has finished already")
                 continue
-            again = ["--resume"] * (resumes and bool(_epochs(run_dir)))
-            _say(f"---- {run_dir.name} ----")
-            own = ["--seed", str(seed), "--run-name", run_dir.name, *again]
-            yield Job([*program, *kept, *own], run_dir, has_log=num_parallel > 1)
+            again = ["--resume"] * (resumes and bool(_epochs(folder)))
+            _say(f"---- {folder.name} ----")
+            own = ["--seed", str(seed), "--run-name", folder.name, *again]
+            yield Job([*program, *kept, *own], folder, has_log=num_parallel > 1)
 
     def on_end(job: Job, status: int) -> None:
         if status and not job.is_told:
@@ -152,14 +158,13 @@ def _epochs(run_dir: Path) -> list[int]:
     return CheckpointManager(run_dir, run_dir.name).complete_epochs()
 
 
-def _is_finished(run_dir: Path, exp: Any) -> bool:
+def _is_finished(run_dir: Path, ends: Mapping[str, Any]) -> bool:
     """Whether the run has come to its end, and that is still where it is to end."""
     learner, config = newest_learner(read_heartbeats(run_dir)), run_dir / "ckpts" / "config.txt"
     if learner is None or learner.state != "finished" or not config.is_file():
         return False
     before = bindings_of(config.read_text(encoding="utf-8"))
-    ends = ("epochs", "stop_at_val_return")
-    return all(before.get(f"Experiment.{name}") == repr(getattr(exp, name)) for name in ends)
+    return all(before.get(name) == repr(value) for name, value in ends.items())
 
 
 def _say(text: str) -> None:

@@ -23,6 +23,14 @@ class RecurrentTrajEncoder(TrajEncoder):
     """Base class of stacked recurrent layers: a subclass names its state, its torch module and its cell.
 
     Hidden state: one (n_layers, N, d_hidden) float per name in `state_names`, a tuple if there are several.
+
+    Args:
+        tstep_dim: given by the agent.
+        max_seq_len: given by the agent.
+        d_hidden: width of each layer.
+        n_layers: layers.
+        d_output: width of the result.
+        norm: normalisation of the result, "layer", "rmsnorm" or None.
     Raises: ValueError for a size below 1.
     """
 
@@ -146,14 +154,8 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
 
     Hidden state: (n_layers, N, d_hidden) float.
 
-    Args:
-        tstep_dim: given by the agent.
-        max_seq_len: given by the agent.
-        d_hidden: width of each layer.
-        n_layers: layers.
-        d_output: width of the result.
-        norm: normalisation of the result, "layer", "rmsnorm" or None.
-    Raises: ValueError for a size below 1.
+    Settings and errors are those of `RecurrentTrajEncoder`.
+
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
 
@@ -196,14 +198,8 @@ class LSTMTrajEncoder(RecurrentTrajEncoder):
 
     Hidden state: output and cell (h, c), each (n_layers, N, d_hidden) float.
 
-    Args:
-        tstep_dim: given by the agent.
-        max_seq_len: given by the agent.
-        d_hidden: width of each layer.
-        n_layers: layers.
-        d_output: width of the result.
-        norm: normalisation of the result, "layer", "rmsnorm" or None.
-    Raises: ValueError for a size below 1.
+    Settings and errors are those of `RecurrentTrajEncoder`.
+
     Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; forget-gate bias of 1 from
     Gers et al. 2000, doi:10.1162/089976600300015015.
     """

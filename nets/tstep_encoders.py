@@ -180,6 +180,8 @@ class _MLPTstepEncoder(TstepEncoder):
 class FFTstepEncoder(_MLPTstepEncoder):
     """Observations (flattened, discrete ones one-hot) and rl2s, normalised, through an MLP.
 
+    First weights of rl2s begin at a tenth of the others' size: what is seen comes first.
+
     Args:
         obs_space: given by the agent.
         rl2_dim: given by the agent.

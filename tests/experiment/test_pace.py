@@ -147,6 +147,8 @@ def test_a_learner_waits_for_the_first_data_and_whenever_it_is_too_far_ahead(
 def test_in_mode_both_the_ratio_sets_the_updates_of_each_epoch(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"epochs": 5, "replay_ratio": 0.2, "start_learning_at_epoch": 1}
     exp = run(make_experiment(tmp_path / "whole", **changes))
+    assert exp.trainer.describe().startswith("0.2 updates of ")
+    assert exp.trainer.describe().endswith(" sequences per env step")
     logged = [r for r in metrics(exp.run_dir) if "train/updates" in r]
     # 36 env steps an epoch; those before the first epoch that trains do not count.
     assert [r["train/updates"] for r in logged] == [7, 7, 7, 7]

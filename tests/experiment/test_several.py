@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,8 +35,7 @@ def started(folder: Path) -> dict[str, Any]:
 
 
 def seeds_of_stubs(words: list[str], *, parallel: int = 1) -> int:
-    exp = SimpleNamespace(run_name="x", run_dir=Path("runs/x"))
-    return run_seeds(exp, [0, 1, 2], words, [sys.executable, "-c", STUB], parallel)
+    return run_seeds(Path("runs/x"), {}, [0, 1, 2], words, [sys.executable, "-c", STUB], parallel)
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
