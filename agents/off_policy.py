@@ -30,7 +30,7 @@ from .base import BaseAgent, LossTerms
 from .objectives import masked_mean
 from .targets import lambda_returns, n_step_targets, retrace_targets
 
-TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
+TRAINING_DISCOUNTS = (0.1, 0.5, 0.9, 0.99)
 CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
 _RETURNS, _SUBSETS = ("n_step", "lambda", "retrace"), ("update", "element")
 

@@ -258,7 +258,7 @@ class Experiment(Settings):
         """Build the batch loader, once for the whole run."""
         self.loader = BatchLoader(
             self.dataset,
-            batch_size=self.batch_size,
+            batch_size=self.sequences_per_batch,
             num_workers=self.dloader_workers,
             seed=derive_seed(self.ctx.progress.seed, "loader"),
             rank=self.accelerator.process_index,
@@ -330,7 +330,7 @@ class Experiment(Settings):
                 ),  # or a user's own
                 compute_loss=self.compute_loss,
                 why_idle=self.why_idle,
-                batch_size=self.batch_size,
+                batch_size=self.sequences_per_batch,
                 num_batches=self.train_batches_per_epoch,
                 batches_per_update=self.batches_per_update,
                 first_epoch=self.start_learning_at_epoch,

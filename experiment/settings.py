@@ -20,6 +20,9 @@ from .collect.build import MakeEnv
 from .numbers import check_number
 from .ppo import PPOLearner
 
+_BATCH_TIMESTEPS = 3_072  # of all sequences: an update costs about the same at any length
+_FEWEST_SEQUENCES, _MOST_SEQUENCES = 4, 24
+
 
 @dataclass
 class Settings:
@@ -63,7 +66,8 @@ class Settings:
             CheckpointManager.every_minutes and the last one.
         always_save_latest: publish the policy of every epoch. always_load_latest: follow the newest one.
     Optimisation:
-        batch_size: sequences per batch and process. batches_per_update: gradient accumulation.
+        batch_size: sequences per batch and process; None for what makes about 3,000 timesteps of full ones,
+            4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
         critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
         mixed_precision: of the updates: "no", "fp16", "bf16".
@@ -134,11 +138,11 @@ class Settings:
     always_save_latest: bool = True
     always_load_latest: bool = False
 
-    batch_size: int = 24
+    batch_size: int | None = None
     batches_per_update: int = 1
-    learning_rate: float = 1e-4
+    learning_rate: float = 3e-4
     critic_loss_weight: float = 10.0
-    lr_warmup_steps: int = 500
+    lr_warmup_steps: int = 100
     grad_clip: float = 1.0
     l2_coeff: float = 1e-3
     mixed_precision: str = "no"
@@ -159,6 +163,13 @@ class Settings:
     callbacks: Sequence[Callable[[], Callback]] = ()
     test_run: bool = False
 
+    @property
+    def sequences_per_batch(self) -> int:
+        """`batch_size`, or what it stands for."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return min(max(_BATCH_TIMESTEPS // self.max_seq_len, _FEWEST_SEQUENCES), _MOST_SEQUENCES)
+
 
 # ---- checks, before anything is built ----
 
@@ -172,7 +183,6 @@ _CHOICES = {
 _COUNTS = {  # whole numbers, and the lowest
     "max_seq_len": 1,
     "parallel_actors": 1,
-    "batch_size": 1,
     "batches_per_update": 1,
     "log_interval": 1,
     "epochs": 0,
@@ -185,6 +195,7 @@ _COUNTS = {  # whole numbers, and the lowest
     "lr_warmup_steps": 0,
 }
 _OPTIONAL_COUNTS = {
+    "batch_size": 1,
     "val_interval": 1,
     "ckpt_interval": 1,
     "force_reset_train_envs_every": 1,
@@ -273,9 +284,9 @@ _OF_A_RUN: dict[str, Any] = {
 _AT_MOST = {
     "train_timesteps_per_epoch": FEW_STEPS,
     "val_timesteps_per_epoch": LONGEST_EPISODE,
-    "batch_size": 4,
     "dloader_workers": 1,
 }
+_FEW_SEQUENCES = 4
 
 
 def is_on_policy(agent_type: Any) -> bool:
@@ -295,6 +306,7 @@ def shrink(settings: Settings) -> None:
         if name == "train_timesteps_per_epoch" and is_on_policy(settings.agent_type):
             continue  # sequences and minibatches are made for rollouts of this length
         setattr(settings, name, min(getattr(settings, name), most))
+    settings.batch_size = min(settings.sequences_per_batch, _FEW_SEQUENCES)
     settings.train_batches_per_epoch = min(settings.train_batches_per_epoch, 2 * settings.batches_per_update)
     keep_in_own_folder(settings.dataset)
 

@@ -66,7 +66,7 @@ class HybridTrajEncoder(TrunkTrajEncoder):
         *,
         mixers: Sequence[str | type[Mixer]] = ("gated_delta", "gated_delta", "gated_delta", "attention"),
         mixer_settings: Mapping[str, dict[str, Any]] | None = None,
-        d_model: int = 256,
+        d_model: int = 128,
         n_heads: int = 8,
         d_ff: int | None = None,
         dropout_ff: float = 0.0,

@@ -61,15 +61,20 @@ class HeadPositions(nn.Module):
 
     Rotary heads turn pairs of query and key features by an angle proportional to the timestep index, so that
     their products depend on distances. The `fixed_heads` first ones are not turned; a layer adds a learned
-    mixture of waves (those of SinusoidalPositions) to their queries and keys instead. Nothing is added to
-    what the layers read and write.
+    mixture of waves to their queries and keys instead. Nothing is added to what the layers read and write.
+
+    The slowest wave turns once in about three times the `window` of attention. Slower ones would be nearly
+    the same at all timesteps, and all queries and keys alike at the start of training: nothing to learn from
+    where only places tell timesteps apart (recall of a shuffled deck in reverse was not learned then).
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34, with the two halves of the features as pairs.
     """
 
     frequencies: Tensor
 
-    def __init__(self, d_model: int, n_heads: int, fixed_heads: int = 0, base: float = 10_000.0) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, window: int, fixed_heads: int = 0, base: float = 10_000.0
+    ) -> None:
         super().__init__()
         head_dim = d_model // n_heads
         frequencies = base ** -(torch.arange(0, head_dim, 2).float() / head_dim)
@@ -78,7 +83,7 @@ class HeadPositions(nn.Module):
             is_rotary = torch.arange(n_heads) >= fixed_heads
             frequencies = frequencies * is_rotary[:, None]
         self.register_buffer("frequencies", frequencies, persistent=False)
-        self.waves = SinusoidalPositions(d_model, base) if fixed_heads else None
+        self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if fixed_heads else None
 
     def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> Places:
         """time_idxs (B, [L,] 1) -> cosines and sines (B, 1 or H, [L,] E), waves (B, [L,] D) or None."""

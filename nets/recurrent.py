@@ -166,9 +166,9 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
         tstep_dim: int,
         max_seq_len: int,
         *,
-        d_hidden: int = 256,
+        d_hidden: int = 128,
         n_layers: int = 2,
-        d_output: int = 256,
+        d_output: int = 128,
         norm: str | None = "layer",
     ) -> None:
         super().__init__(
@@ -211,9 +211,9 @@ class LSTMTrajEncoder(RecurrentTrajEncoder):
         tstep_dim: int,
         max_seq_len: int,
         *,
-        d_hidden: int = 256,
+        d_hidden: int = 128,
         n_layers: int = 2,
-        d_output: int = 256,
+        d_output: int = 128,
         norm: str | None = "layer",
     ) -> None:
         super().__init__(

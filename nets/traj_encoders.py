@@ -166,7 +166,7 @@ class FFTrajEncoder(MemorylessTrajEncoder):
         tstep_dim: int,
         max_seq_len: int,
         *,
-        d_model: int = 256,
+        d_model: int = 128,
         d_ff: int | None = None,
         n_layers: int = 1,
         activation: str = "leaky_relu",

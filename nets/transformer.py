@@ -25,6 +25,7 @@ The mask is bool (True where attention is allowed) or float (added to logits), b
 stands for a causal one with L = S, and for none with L = 1. Returns (B, H, L, E).
 """
 
+_CONTENT_START = 0.3  # of the weights that queries and keys of fixed heads have otherwise
 _QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
 
 
@@ -117,7 +118,10 @@ class TransformerLayer(ResidualBlock):
             self.from_waves = linear(
                 d_model, 2 * fixed_heads * width, bias=False, sigma_reparam=settings.sigma_reparam
             )
-        self.positions = HeadPositions(d_model, n_heads, fixed_heads) if rotary else None
+            with torch.no_grad():  # they begin as heads that know places rather than contents
+                weight = next(self.qkv.parameters())
+                weight.view(3, n_heads, -1)[:2, :fixed_heads] *= _CONTENT_START
+        self.positions = HeadPositions(d_model, n_heads, window, fixed_heads) if rotary else None
         slopes = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
         self.register_buffer("slopes", slopes[:, None, None], persistent=False)
         self._add_feed_forward()
@@ -332,15 +336,15 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         tstep_dim: int,
         max_seq_len: int,
         *,
-        d_model: int = 256,
+        d_model: int = 128,
         n_heads: int = 8,
-        d_ff: int = 1024,
-        n_layers: int = 3,
+        d_ff: int = 512,
+        n_layers: int = 2,
         dropout_ff: float = 0.05,
         dropout_emb: float = 0.05,
         activation: str = "leaky_relu",
         norm: str = "layer",
-        pos_emb: str | None = "rope",
+        pos_emb: str | None = "rope+fixed",
         max_time_idx: int = 10_000,
         qk_norm: bool = True,
         qk_gain: float = 3.0,
@@ -376,7 +380,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
-        fixed_heads = max(n_heads // 4, 1) if pos_emb == "rope+fixed" else 0
+        fixed_heads = max(n_heads // 4, int(n_heads > 1)) if pos_emb == "rope+fixed" else 0
         positions: dict[str | None, Callable[[], nn.Module]] = {
             "learned": lambda: LearnedPositions(d_model, max_time_idx),
             "fixed": lambda: SinusoidalPositions(d_model),
@@ -404,9 +408,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             positions=positions[pos_emb]() if pos_emb in positions else None,
         )
         self.n_heads, self.window = n_heads, max(reach)
-        self.places = (
-            HeadPositions(d_model, n_heads, fixed_heads) if pos_emb in ("rope", "rope+fixed") else None
-        )
+        self.places = None
+        if pos_emb in ("rope", "rope+fixed"):
+            self.places = HeadPositions(d_model, n_heads, self.window, fixed_heads)
         self._cache_type: type[Cache] = KeyValueCache
 
     def use_static_shapes(self) -> None:

@@ -314,10 +314,11 @@ class Pretraining(Callback):
         return {**figures, "seconds": time.perf_counter() - start_s}
 
     def _loader(self) -> BatchLoader:
-        size = self.batch_size or self.run.batch_size
+        of_run = self.run.sequences_per_batch
+        size = self.batch_size or of_run
         return BatchLoader(
             self.dataset,
-            batch_size=size if not self.run.test_run else min(size, self.run.batch_size),
+            batch_size=size if not self.run.test_run else min(size, of_run),
             num_workers=self.run.dloader_workers,
             seed=derive_seed(self.run.ctx.progress.seed, "pretraining loader"),
             rank=self.run.ctx.accelerator.process_index,

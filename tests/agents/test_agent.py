@@ -34,7 +34,8 @@ def gru(tstep_dim: int, max_seq_len: int) -> GRUTrajEncoder:
 
 def make_agent(space: Space = DISCRETE, **kwargs: object) -> Agent:
     torch.manual_seed(0)
-    return Agent(OBS, space, tstep, gru, 8, **kwargs)  # type: ignore[arg-type]
+    settings = {"training_discounts": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995), **kwargs}
+    return Agent(OBS, space, tstep, gru, 8, **settings)  # type: ignore[arg-type]
 
 
 def make_batch(

@@ -308,7 +308,7 @@ def test_critics_of_a_target_are_drawn_per_update_or_per_element() -> None:
 
     assert len(drawn("update").unique()) == 1
     low = drawn("element")
-    assert low.shape == (50, 6, 7, 1)
+    assert low.shape == (50, 6, 5, 1)
     assert low.unique().tolist() == [0, 1, 2]  # the minimum of 2 of 4
     agent = make(MultiTaskAgent, DISCRETE, critic_subset="element")  # takes means
     _, reduced = agent.drawn_critics(torch.randn(50, 6, agent.traj_encoder.emb_dim))
@@ -341,8 +341,8 @@ def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
         expected = lambda_returns(*steps, trace_decay=0.8)
     else:
         index = torch.cat([batch.actions[:, 1:], batch.actions[:, :1]], dim=1).argmax(-1)[:, :, None, None]
-        next_q = q.gather(-1, index[:, :, None].expand(-1, -1, 4, 7, -1)).amin(2)
-        traces = 0.8 * policy.probs.gather(-1, index.expand(-1, -1, 7, -1))
+        next_q = q.gather(-1, index[:, :, None].expand(-1, -1, 4, 5, -1)).amin(2)
+        traces = 0.8 * policy.probs.gather(-1, index.expand(-1, -1, 5, -1))
         expected = retrace_targets(*steps, next_q=next_q, next_traces=traces)
     torch.testing.assert_close(
         agent.policy_targets(view, policy)[batch.mask[..., 0]], expected[batch.mask[..., 0]]

@@ -58,7 +58,7 @@ DEFAULTS = {
     "ckpt_interval": 50,
     "always_save_latest": True,
     "always_load_latest": False,
-    "batch_size": 24,
+    "batch_size": None,
     "batches_per_update": 1,
     "learning_rate": 1e-4,
     "critic_loss_weight": 10.0,
@@ -82,6 +82,18 @@ def test_fields_come_in_the_documented_order_with_the_documented_defaults(
     types = [torch.nn.Identity] * 3
     exp = Experiment("a", str(tmp_path), 8, DoNothingDataset(), *types, 0, spec, spec)  # type: ignore[arg-type]
     assert {name: getattr(exp, name) for name in DEFAULTS} == DEFAULTS
+
+
+def test_a_batch_has_fewer_sequences_the_longer_they_are(tmp_path: Path) -> None:
+    sizes = {
+        length: make_experiment(tmp_path, max_seq_len=length, batch_size=None).sequences_per_batch
+        for length in (16, 128, 375, 2000)
+    }
+    assert sizes == {16: 24, 128: 24, 375: 8, 2000: 4}
+    exp = make_experiment(tmp_path, max_seq_len=9, batch_size=None, epochs=3)
+    batch = next(iter(run(exp).loader.epoch(0, 1)))
+    assert len(batch.mask) == 24
+    assert make_experiment(tmp_path, max_seq_len=2000, batch_size=7).sequences_per_batch == 7
 
 
 def test_a_run_leaves_the_documented_folder(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),
     "lstm": lambda: LSTMTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
-    "transformer_rope": transformer,
-    "transformer_rope_and_fixed": lambda: transformer(pos_emb="rope+fixed"),
+    "transformer_rope": lambda: transformer(pos_emb="rope"),
+    "transformer_rope_and_fixed": transformer,
     "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
     "transformer_static_shapes": lambda: with_static_shapes(transformer()),
     "transformer_plain": lambda: transformer(

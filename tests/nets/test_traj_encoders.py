@@ -385,7 +385,7 @@ def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
         (
             TransformerTrajEncoder,
             {"windows": [WINDOW, 0, 1]},
-            r"windows is \[5, 0, 1\], but must be 3 numbers",
+            r"windows is \[5, 0, 1\], but must be 2 numbers",
         ),
         (TransformerTrajEncoder, {"gating": "lstm"}, "gating is 'lstm'"),
         (GLATrajEncoder, {"decay": "none"}, "decay is 'none'"),
@@ -404,7 +404,7 @@ def test_impossible_settings_are_refused(build: Any, settings: dict[str, Any], e
 def test_settings_of_mixers_are_bound_in_gin_by_the_name_of_the_encoder() -> None:
     try:
         gin.parse_config(["MambaTrajEncoder.d_state = 3", "MambaTrajEncoder.n_layers = 1"])
-        assert MambaTrajEncoder(DIM, WINDOW).init_hidden_state(2, CPU)[0]["h"].shape == (2, 512, 3)
+        assert MambaTrajEncoder(DIM, WINDOW).init_hidden_state(2, CPU)[0]["h"].shape == (2, 256, 3)
         gin.parse_config(["MambaTrajEncoder.d_stat = 3"])
         with pytest.raises(TypeError, match=r"no setting \['d_stat'\].*'d_state', 'd_conv', 'expand'.*Fix"):
             MambaTrajEncoder(DIM, WINDOW)

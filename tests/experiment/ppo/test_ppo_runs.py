@@ -102,7 +102,7 @@ def test_impossible_bounds_of_the_learning_rate(kwargs: dict[str, float]) -> Non
         KLAdaptiveLR(per="run")
 
 
-AT_DEFAULTS = {"batch_size": 24, "train_batches_per_epoch": 1000, "log_interval": 300}
+AT_DEFAULTS = {"batch_size": None, "train_batches_per_epoch": 1000, "log_interval": 300}
 
 
 def test_settings_without_a_meaning_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
