@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import gin
 import pytest
 
-import loxodon.experiment  # noqa: F401  # registers what the presets name
+from loxodon.experiment import Experiment
 from loxodon.experiment.config import load_config
 from loxodon.experiment.config.checks import unknown_names
 from loxodon.experiment.config.reading import find_config, read_source
@@ -63,3 +64,31 @@ def test_an_agent_goes_on_top_of_a_preset(task: str, agent: str) -> None:
     loaded = load_config([task, f"agents/{agent}"])
     assert loaded.source.warnings == []
     assert f"--config {task} --config agents/{agent}" in header_of(f"agents/{agent}")
+
+
+def run_preset(name: str, folder: Path, *settings: str) -> Experiment:
+    load_config([name], [f"Experiment.ckpt_base_dir='{folder}'", "Experiment.verbose=False", *settings])
+    exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    exp.start()
+    exp.learn()
+    exp.close()
+    gin.clear_config()
+    return exp
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_collects_learns_evaluates_and_saves(name: str, tmp_path: Path) -> None:
+    settings = ["Experiment.test_run=True"]
+    if name.startswith("offline/"):
+        run_preset("tmaze", tmp_path, "Experiment.epochs=1", "Experiment.val_timesteps_per_epoch=0")
+        settings = [
+            "Experiment.epochs=1",
+            "Experiment.train_batches_per_epoch=2",
+            "Experiment.val_timesteps_per_epoch=51",
+            "Experiment.val_interval=1",
+        ]
+    exp = run_preset(name, tmp_path, *settings)
+    assert exp.learner.gradient_steps > 0
+    assert (exp.env_steps > 0) != name.startswith("offline/")
+    assert "return" in " ".join(exp.last_val_metrics)
+    assert (exp.run_dir / "ckpts" / "latest" / "policy.safetensors").is_file()

@@ -325,6 +325,17 @@ def test_query_gain_sharpens_attention_at_the_start() -> None:
     assert abs(queries[3.0] / queries[1.0] - 3.0) < 0.01
 
 
+def test_keys_of_fixed_heads_tell_places_apart_at_the_start() -> None:
+    torch.manual_seed(0)
+    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1)
+    places = encoder.places(torch.arange(100).view(1, -1, 1), torch.float32)
+    keys = encoder.layers[0].queries_keys_values(torch.randn(4, 100, 128), places)[1][:, :2]
+    same_place = torch.cosine_similarity(keys[:1], keys[1:], dim=-1).mean()
+    half_a_window_apart = torch.cosine_similarity(keys[..., :50, :], keys[..., 50:, :], dim=-1).mean()
+    assert same_place > 0.7  # whatever is seen there
+    assert half_a_window_apart < 0.15
+
+
 def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
     resets_at = {0: [3, 9, 50], 1: [4, 51], 2: [52]}
     encoder = transformer(n_layers=1).eval()
