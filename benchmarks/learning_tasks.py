@@ -113,6 +113,23 @@ def _general(make_env: str, max_seq_len: int, *overrides: str) -> tuple[str, ...
     )
 
 
+def _within(
+    num_env_steps: int,
+    max_seconds: float | None,
+    configs: tuple[str, ...],
+    metric: str,
+    target: float,
+    *settings: str,
+) -> Task:
+    """A task that ends at its target, in epochs of 1,200 env steps."""
+    overrides = (
+        *settings,
+        f"Experiment.stop_at_val_return={target}",
+        f"Experiment.epochs={-(-num_env_steps // 1_200)}",
+    )
+    return Task(configs, metric, target, num_env_steps + 2_000, max_seconds, overrides=overrides)
+
+
 def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) -> dict[str, Task]:
     """The general preset on each task, and once more without memory.
 
@@ -121,9 +138,7 @@ def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) 
     general, memoryless = ("base_offpolicy",), "Experiment.traj_encoder_type=@FFTrajEncoder"
     found = {}
     for name, (metric, target, chance, settings) in tasks.items():
-        stop = f"Experiment.stop_at_val_return={target}"
-        budget = "Experiment.epochs=84"  # 100,000 env steps
-        found[name] = Task(general, metric, target, 102_000, 600.0, overrides=(*settings, stop, budget))
+        found[name] = _within(100_000, 600.0, general, metric, target, *settings)
         control = Task(
             general,
             metric,
@@ -182,4 +197,33 @@ POPGYM = _with_controls(
     }
 )
 
-SUITES = {"presets": PRESETS, "encoders": _encoders(), "memory": MEMORY, "popgym": POPGYM}
+META = {
+    "frozen_lake": Task(
+        ("meta_frozen_lake",),
+        "val/success_attempt_14",
+        0.6,
+        1_000_000,
+        overrides=("Experiment.epochs=834",),
+    ),
+    "dark_key_to_door": _within(1_000_000, None, ("dark_key_to_door",), _RETURN, 10.0),
+}
+CLASSIC = {
+    env_id: _within(
+        100_000,
+        None,
+        ("base_offpolicy", "encoders/gru"),
+        _RETURN,
+        target,
+        *_general("@gym_env()", 64, f"gym_env.env_id='{env_id}'"),
+    )
+    for env_id, target in (("CartPole-v1", 475.0), ("Pendulum-v1", -200.0), ("Acrobot-v1", -100.0))
+}
+
+SUITES = {
+    "presets": PRESETS,
+    "encoders": _encoders(),
+    "memory": MEMORY,
+    "popgym": POPGYM,
+    "meta": META,
+    "classic": CLASSIC,
+}

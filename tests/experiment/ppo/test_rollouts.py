@@ -291,6 +291,7 @@ def test_two_buffers_give_what_one_gives() -> None:
         for name, parameter in agent.named_parameters():
             torch.nn.init.normal_(parameter, std=0.1) if "norm" not in name else None
         learner = make_learner(agent, 3, 4, chunk_len=2, minibatches=1, update_epochs=2)
+        learner.learner.optimizer.param_groups[0]["eps"] = 1e-3  # or Adam blows up what is only rounding
         for part in envs:
             collector = make_collector(agent, learner, envs=part)
             collector.sample = False
