@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+_LONGEST = 10_000.0  # timesteps in which the slowest wave, or rotation, turns by about one radian
+
 
 class LearnedPositions(nn.Module):
     """A learned vector per timestep index: time_idxs (B, L, 1) int64 -> (B, L, D) float.
@@ -38,7 +40,7 @@ class SinusoidalPositions(nn.Module):
 
     frequencies: Tensor
 
-    def __init__(self, d_model: int, base: float = 10_000.0) -> None:
+    def __init__(self, d_model: int, base: float = _LONGEST) -> None:
         super().__init__()
         exponent = torch.arange(0, d_model, 2).float() / d_model
         self.register_buffer("frequencies", base**-exponent, persistent=False)
@@ -72,12 +74,10 @@ class HeadPositions(nn.Module):
 
     frequencies: Tensor
 
-    def __init__(
-        self, d_model: int, n_heads: int, window: int, fixed_heads: int = 0, base: float = 10_000.0
-    ) -> None:
+    def __init__(self, d_model: int, n_heads: int, window: int, fixed_heads: int = 0) -> None:
         super().__init__()
         head_dim = d_model // n_heads
-        frequencies = base ** -(torch.arange(0, head_dim, 2).float() / head_dim)
+        frequencies = _LONGEST ** -(torch.arange(0, head_dim, 2).float() / head_dim)
         frequencies = torch.cat([-frequencies, frequencies])[None]
         if fixed_heads:
             is_rotary = torch.arange(n_heads) >= fixed_heads
