@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .gru_on_cpu import is_faster_for, run_gru
 from .mlp import norm_layer, require_positive
+from .timescales import GATE_GAIN, keeping_odds
 from .traj_encoders import TrajEncoder
 
 State: TypeAlias = Tensor | tuple[Tensor, ...]
@@ -21,6 +22,9 @@ State: TypeAlias = Tensor | tuple[Tensor, ...]
 
 class RecurrentTrajEncoder(TrajEncoder):
     """Base class of stacked recurrent layers: a subclass names its state, its torch module and its cell.
+
+    Gates begin so that features last between two timesteps and max_seq_len (Tallec & Ollivier 2018,
+    arXiv:1804.11188): a layer that forgets within ten timesteps learns nothing about a delay of a hundred.
 
     Hidden state: one (n_layers, N, d_hidden) float per name in `state_names`, a tuple if there are several.
 
@@ -36,6 +40,8 @@ class RecurrentTrajEncoder(TrajEncoder):
 
     state_names: ClassVar[tuple[str, ...]]
     num_gates: ClassVar[int]
+    gates: ClassVar[tuple[tuple[int, float], ...]]
+    """Which of a layer's `num_gates` blocks of weights decide what is kept, 1, and what is written, -1."""
     rnn: nn.GRU | nn.LSTM
 
     def __init__(
@@ -51,10 +57,17 @@ class RecurrentTrajEncoder(TrajEncoder):
         super().__init__(tstep_dim, max_seq_len)
         require_positive(type(self).__name__, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
         self.rnn = self._make_rnn(tstep_dim, d_hidden, n_layers)
-        for name, weight in self.rnn.named_parameters():
+        odds = keeping_odds(d_hidden, max_seq_len)
+        for name, weights in self.rnn.named_parameters():
+            blocks = weights.data.chunk(self.num_gates)
             if "weight_hh" in name:  # orthogonal recurrence keeps gradients alive over long sequences
-                for block in weight.data.chunk(self.num_gates):
+                for block in blocks:
                     nn.init.orthogonal_(block)
+            for gate, sign in self.gates:
+                if "weight_ih" in name:
+                    blocks[gate].mul_(GATE_GAIN)
+                elif "bias" in name:  # of two, which add up
+                    blocks[gate].copy_(sign * odds * ("bias_ih" in name))
         self.out = nn.Linear(d_hidden, d_output)
         self.out_norm = norm_layer(norm, d_output)
         self._emb_dim = d_output
@@ -159,7 +172,7 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
 
-    state_names, num_gates = ("h",), 3
+    state_names, num_gates, gates = ("h",), 3, ((1, 1.0),)
 
     def __init__(
         self,
@@ -194,17 +207,16 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
 class LSTMTrajEncoder(RecurrentTrajEncoder):
-    """A stack of long short-term memory layers, which at the start of training forget little.
+    """A stack of long short-term memory layers.
 
     Hidden state: output and cell (h, c), each (n_layers, N, d_hidden) float.
 
     Settings and errors are those of `RecurrentTrajEncoder`.
 
-    Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; forget-gate bias of 1 from
-    Gers et al. 2000, doi:10.1162/089976600300015015.
+    Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735.
     """
 
-    state_names, num_gates = ("h", "c"), 4
+    state_names, num_gates, gates = ("h", "c"), 4, ((0, -1.0), (1, 1.0))
 
     def __init__(
         self,
@@ -221,11 +233,7 @@ class LSTMTrajEncoder(RecurrentTrajEncoder):
         )
 
     def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.LSTM:
-        rnn = nn.LSTM(d_in, d_hidden, n_layers, batch_first=True)
-        for name, bias in rnn.named_parameters():  # two biases add up; gates: input, forget, cell, output
-            if "bias" in name:
-                nn.init.constant_(bias.data[d_hidden : 2 * d_hidden], 1.0 if "bias_ih" in name else 0.0)
-        return rnn
+        return nn.LSTM(d_in, d_hidden, n_layers, batch_first=True)
 
     def _cell(self, x: Tensor, parts: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return torch.lstm_cell(x, parts, *weights)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..mlp import require_positive
+from ..timescales import timescales
 from ..trunk import MixerTrajEncoder
-from .parts import RotatingMixer, timescales
+from .parts import RotatingMixer
 
 
 class FFMMixer(RotatingMixer):

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import delta_recurrence, delta_step
 from ..short_conv import ShortConv
+from ..timescales import timescales
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import by_head, inverse_softplus, require_heads, timescales
+from .parts import by_head, inverse_softplus, require_heads
 
 
 class GatedDeltaNetMixer(Mixer):

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import MIN_LOG_DECAY
+from ..timescales import timescales
 from ..trunk import MixerTrajEncoder
-from .parts import MatrixMixer, by_head, require_heads, timescales
+from .parts import MatrixMixer, by_head, require_heads
 
 TEMPERATURE = 16.0
 """Gates fade this much slower than a sigmoid of their input would."""

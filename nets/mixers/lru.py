@@ -40,7 +40,7 @@ class LRUMixer(RotatingMixer):
         self.log_scale = nn.Parameter(0.5 * torch.log1p(-radius.square()))  # states begin with variance 1
         self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
         self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
-        self.skip = nn.Parameter(torch.randn(d_model))
+        self.skip = nn.Parameter(torch.zeros(d_model))  # the trunk has one of its own
         self.state_shapes = {"h": (2, self.d_state)}
 
     def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:

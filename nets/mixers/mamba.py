@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
 from ..short_conv import ShortConv
+from ..timescales import GATE_GAIN, timescales
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import by_head, require_heads, timescales
+from .parts import by_head, require_heads
 
 SCAN_BYTES = {"cpu": 2**23, "else": 2**27}
 """Size of states, d_state times as wide as sequences, that are in memory at once: on a CPU in its cache."""
@@ -44,9 +45,9 @@ class MambaMixer(Mixer):
         self.inp = nn.Linear(d_model, 2 * self.width, bias=False)
         self.conv = ShortConv(self.width, d_conv)
         self.select = nn.Linear(self.width, self.rank + 2 * d_state, bias=False)
-        self.select.weight.data[self.rank :] *= 4.0  # or what was written would hardly be read at first
+        self.select.weight.data *= 4.0  # or what was written would hardly be read at first
         self.step_size = nn.Linear(self.rank, self.width)
-        nn.init.uniform_(self.step_size.weight, -(self.rank**-0.5), self.rank**-0.5)
+        self.step_size.weight.data *= GATE_GAIN
         self.step_size.bias.data.fill_(STEP_BIAS)
         self.log_rate = nn.Parameter(_initial_log_rates(d_state, max_seq_len).repeat(self.width, 1))
         self.skip = nn.Parameter(torch.ones(self.width))
@@ -127,6 +128,7 @@ class Mamba2Mixer(Mixer):
         self.d_state, self.width, self.n_heads = d_state, expand * d_model, n_heads
         self.d_head = require_heads("Mamba2TrajEncoder", self.width, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.width + 2 * d_state + n_heads, bias=False)
+        self.inp.weight.data[-n_heads:] *= GATE_GAIN
         self.conv = ShortConv(self.width + 2 * d_state, d_conv)
         self.step_bias = nn.Parameter(torch.full((n_heads,), STEP_BIAS))
         self.log_rate = nn.Parameter(_initial_log_rates(n_heads, max_seq_len))

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from ..mlp import require_positive
 from ..recurrence import linear_recurrence
+from ..timescales import GATE_GAIN, keeping_odds
 from ..trunk import Mixer, MixerTrajEncoder, State
-from .parts import timescales
 
 
 class MinRNNMixer(Mixer):
@@ -28,8 +28,9 @@ class MinRNNMixer(Mixer):
         self.inp = nn.Linear(d_model, (1 + self.num_gates) * self.width)
         self.out = nn.Linear(self.width, d_model)
         with torch.no_grad():
-            odds = (timescales(self.width, max_seq_len) - 1).log()  # keeping against writing
-            self.inp.bias[: self.num_gates * self.width] = torch.cat([odds, -odds][-self.num_gates :])
+            odds, gates = keeping_odds(self.width, max_seq_len), self.num_gates * self.width
+            self.inp.bias[:gates] = torch.cat([odds, -odds][-self.num_gates :])
+            self.inp.weight[:gates] *= GATE_GAIN
         self.state_shapes = {"h": (self.width,)}
 
     @abstractmethod

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..mlp import RMSNorm
+from ..timescales import GATE_GAIN, keeping_odds
 from ..trunk import MixerTrajEncoder
-from .parts import MatrixMixer, by_head, require_heads, timescales
+from .parts import MatrixMixer, by_head, require_heads
 
 
 class MLSTMMixer(MatrixMixer):
@@ -38,8 +39,10 @@ class MLSTMMixer(MatrixMixer):
         self.d_head_v = require_heads("MLSTMTrajEncoder", self.d_v, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
         self.gates = nn.Linear(d_model, 2 * n_heads)
-        forget = (timescales(n_heads, max_seq_len, least=8.0) - 1).log()
-        self.gates.bias.data = torch.cat([torch.zeros(n_heads), forget])
+        self.gates.weight.data *= GATE_GAIN / 2  # exponentials are sharper than sigmoids
+        self.gates.bias.data = torch.cat(
+            [torch.zeros(n_heads), keeping_odds(n_heads, max_seq_len, least=8.0)]
+        )
         self.norm = RMSNorm(self.d_head_v)
         self.out = nn.Linear(self.d_v, d_model, bias=False)
         self.state_shapes = {"S": (self.n_heads, self.d_head_k, self.d_head_v + 1)}

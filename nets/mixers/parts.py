@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Any
 
@@ -55,16 +54,6 @@ class RotatingMixer(Mixer):
         parts, beside = self._parts(x)
         h = rotating_step(*parts, state["h"])
         return self._finish(h, beside), {"h": h}
-
-
-def timescales(num: int, max_seq_len: int, least: float = 2.0) -> Tensor:
-    """(num,) float, timesteps over which memories fade at the start of training, up to the training window.
-
-    Spread over all orders of magnitude, as gradients of what fades at once teach nothing about long delays.
-    Source: Tallec & Ollivier 2018, arXiv:1804.11188.
-    """
-    most = max(float(max_seq_len), 2 * least)
-    return torch.logspace(math.log10(least), math.log10(most), num)
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -44,19 +44,27 @@ class S5Mixer(RotatingMixer):
         # HiPPO's eigenvectors are orthonormal, so that in their axes normal weights are normal again.
         self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
         self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
-        self.skip = nn.Parameter(torch.randn(d_model))
+        self.skip = nn.Parameter(torch.zeros(d_model))  # the trunk has one of its own
         self.state_shapes = {"h": (2, self.d_state)}
+        with torch.no_grad():  # states begin with variance 1, also those that small steps move little
+            decay, _, gain = self._discretised()
+            self.inp.weight.view(2, self.d_state, -1).mul_(
+                ((1 - decay.square()).sqrt() / gain.norm(dim=0))[:, None]
+            )
 
-    def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    def _discretised(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Decay and angle (S,) per timestep; what an input held for one adds (2, S)."""
         rate, step = self.log_rate.exp(), self.log_step.exp()
         log_decay, angle = -rate * step, self.frequency * step
-        # What holding an input for a step adds: (exp(step eigenvalue) - 1) / eigenvalue.
+        # (exp(step eigenvalue) - 1) / eigenvalue
         decay, change = log_decay.exp(), torch.expm1(log_decay)
         grown = torch.stack([change * angle.cos() - 2 * (angle / 2).sin() ** 2, decay * angle.sin()])
         size = rate.square() + self.frequency.square()
-        gain = complex_product(grown, -rate / size, -self.frequency / size)
-        inputs = complex_product(self.inp(x).float().unflatten(-1, (2, -1)), *gain)
-        return (decay, angle, inputs), x
+        return decay, angle, complex_product(grown, -rate / size, -self.frequency / size)
+
+    def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        decay, angle, gain = self._discretised()
+        return (decay, angle, complex_product(self.inp(x).float().unflatten(-1, (2, -1)), *gain)), x
 
     def _finish(self, h: Tensor, x: Tensor) -> Tensor:
         y: Tensor = 2 * self.out(h.flatten(-2)) + self.skip * x

@@ -48,7 +48,7 @@ def test_untouched_weights_have_ratio_one(space: Any, kind: str) -> None:
 
 def test_kl_is_told_without_other_metrics_and_grows() -> None:
     agent = make_agent()
-    batch = evaluated(agent, collect(agent, rows=200)[0])
+    batch = evaluated(agent, collect(agent, rows=2_000)[0])
     with torch.no_grad():
         agent.policy_head.mlp.out.weight.mul_(-1.2)  # type: ignore[union-attr,operator]
     terms = agent(batch)

@@ -34,6 +34,22 @@ from ..rounding import assert_equal_but_for_rounding
 from .encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_encoder, transformer
 
 BASES = {"TrajEncoder", "MixerTrajEncoder"}
+LEARNING_LONG_DELAYS = {
+    *(
+        "FFM",
+        "GRU",
+        "GatedDeltaNet",
+        "Hybrid",
+        "LRU",
+        "LSTM",
+        "MLSTM",
+        "Mamba",
+        "Mamba2",
+        "MinGRU",
+        "MinLSTM",
+    ),
+    *("S5", "Transformer"),  # GLA is not among them: nothing there decides what is written
+}
 CPU, NUM_ENVS = torch.device("cpu"), 4
 NUM_OPS = 32 * 3 * 128  # width and layers of the largest encoder, timesteps
 
@@ -354,14 +370,30 @@ def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
         assert (bias is None) == (int(ages.min()) >= length)
 
 
-def test_lstm_starts_with_open_forget_gates_and_an_orthogonal_recurrence() -> None:
-    rnn = LSTMTrajEncoder(DIM, WINDOW, d_hidden=4, n_layers=2).rnn
+@pytest.mark.parametrize("kind", [GRUTrajEncoder, LSTMTrajEncoder])
+def test_recurrent_layers_start_with_memories_of_all_lengths(kind: Any) -> None:
+    rnn = kind(DIM, 64, d_hidden=4, n_layers=2).rnn
     for layer in range(2):
-        weight, *biases = (getattr(rnn, f"{kind}_l{layer}") for kind in ("weight_hh", "bias_ih", "bias_hh"))
-        forget = sum(bias.view(4, 4)[1] for bias in biases)  # gates: input, forget, cell, output
-        assert forget.tolist() == [1.0] * 4
-        for gate in weight.view(4, 4, 4):
+        weight, *biases = (getattr(rnn, f"{name}_l{layer}") for name in ("weight_hh", "bias_ih", "bias_hh"))
+        keeps = sum(bias.view(-1, 4)[1] for bias in biases).sigmoid()  # for 2 to 64 timesteps
+        assert_equal_but_for_rounding(keeps, 1 - 1 / torch.logspace(1, 6, 4, base=2), 8)
+        for gate in weight.view(-1, 4, 4):
             assert_equal_but_for_rounding(gate @ gate.T, torch.eye(4), NUM_OPS)
+
+
+@pytest.mark.parametrize("kind", sorted(LEARNING_LONG_DELAYS))
+def test_a_cue_of_a_hundred_timesteps_ago_is_not_drowned_at_the_start(kind: str) -> None:
+    """Or there is nothing to learn from: no encoder learned a T-maze where this was 0.002."""
+    felt = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        encoder = getattr(nets, f"{kind}TrajEncoder")(64, 101)
+        seq = torch.randn(64).expand(2, 101, -1).clone()
+        seq[:, 0] = torch.randn(2, 64)
+        with torch.no_grad():
+            one, other = encoder.eval()(seq, torch.arange(101).view(1, -1, 1).expand(2, -1, -1))[0][:, -1]
+        felt.append(float((one - other).norm() / one.norm()))
+    assert sorted(felt)[1] > 0.012  # the median
 
 
 def test_initial_weights_can_be_orthogonal() -> None:

@@ -1,0 +1,30 @@
+"""How long memories last, and what they single out, at the start of training."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+GATE_GAIN = 8.0
+"""How much larger than usual the first weights from the input to gates are.
+
+By chance, some gates then let in a rare timestep and keep it. With usual weights, all are open about as far
+at every timestep: a cue is one of a hundred equal parts of the memory, too little to learn from.
+"""
+
+
+def timescales(num: int, max_seq_len: int, least: float = 2.0) -> Tensor:
+    """(num,) float, timesteps over which memories fade at the start of training, up to the training window.
+
+    Spread over all orders of magnitude, as gradients of what fades at once teach nothing about long delays.
+    Source: Tallec & Ollivier 2018, arXiv:1804.11188.
+    """
+    most = max(float(max_seq_len), 2 * least)
+    return torch.logspace(math.log10(least), math.log10(most), num)
+
+
+def keeping_odds(num: int, max_seq_len: int, least: float = 2.0) -> Tensor:
+    """(num,) float, biases of sigmoid gates that keep 1 - 1 / T per timestep, for each timescale T."""
+    return (timescales(num, max_seq_len, least) - 1).log()
