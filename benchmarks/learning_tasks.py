@@ -84,7 +84,9 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 def _encoders() -> dict[str, Task]:
     """Every trajectory encoder at width 64 with two layers, for the same number of updates at most."""
     repeat = ("popgym_repeat",)
-    far = ("HORIZON=100", "Experiment.max_seq_len=101", "Experiment.epochs=60")
+    # Noise of 0.01 would end two of three episodes before the fork, and few episodes are learned by heart.
+    noise = ("BilevelEpsilonGreedy.eps_start_start=0.002", "BilevelEpsilonGreedy.eps_start_end=0.002")
+    far = ("HORIZON=100", "Experiment.max_seq_len=101", "Experiment.start_learning_at_epoch=8", *noise)
     tasks = {}
     for name, settings in _ENCODERS.items():
         kind, is_control = f"{name.split(',')[0]}TrajEncoder", name == "FF"
@@ -94,7 +96,11 @@ def _encoders() -> dict[str, Task]:
         )
         low = 0.65 if is_control else 1.0
         tasks[f"tmaze_100/{name}"] = Task(
-            ("tmaze",), "val/success", low, is_control=is_control, overrides=(*far, *chosen)
+            ("tmaze",),
+            "val/success",
+            low,
+            is_control=is_control,
+            overrides=(*far, "Experiment.epochs=48", *chosen),
         )
         low = 0.5 if is_control else 0.95
         tasks[f"repeat_previous/{name}"] = Task(

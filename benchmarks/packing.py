@@ -6,11 +6,12 @@
 Trajectories of 10 to 200 transitions, all lengths alike, max_seq_len 256, 24 windows in a batch; agent and
 encoders of `learner.py`; one torch thread, float32. The same windows in each of these ways:
 
-padded: each in a row as long as the longest of its batch. sorted: likewise, with windows of similar length
-in a batch, as BatchLoader does by default. packed: Experiment.packed_batches.
+full: each in a row of max_seq_len. padded: each in a row as long as the longest of its batch. sorted:
+likewise, with windows of similar length in a batch, as BatchLoader does by default. packed:
+Experiment.packed_batches.
 
 timesteps_per_s: transitions per second of CPU time of whole updates, each the fastest of some. gain: as a
-multiple of that of padded batches. share_without_loss: of all places, what is padding or the end of a window.
+multiple of that of full rows. share_without_loss: of all places, what is padding or the end of a window.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from learner import BATCH, DISCRETE, NUM_ACTIONS, OBS_DIM, gru, make_learner, transformer
 from provenance import provenance
+from torch import Tensor
+from torch.nn import functional as F
 
 from loxodon.agents import Agent
 from loxodon.data import Batch, BatchLoader, MemoryTrajDataset, Trajectory
@@ -31,6 +35,7 @@ from loxodon.data import Batch, BatchLoader, MemoryTrajDataset, Trajectory
 SHORTEST, LONGEST, MAX_SEQ_LEN, POOL = 10, 200, 256, 8
 ENCODERS = {"transformer": transformer, "gru": gru}
 WAYS: dict[str, dict[str, Any]] = {
+    "full": {"pool_batches": 1},
     "padded": {"pool_batches": 1},
     "sorted": {"pool_batches": POOL},
     "packed": {"packs": True},
@@ -62,7 +67,20 @@ def make_batches(way: str) -> list[Batch]:
         default_name="",
     )
     loader = BatchLoader(dataset, batch_size=BATCH, num_workers=0, seed=0, **WAYS[way])
-    return list(loader.epoch(0, POOL))
+    batches = list(loader.epoch(0, POOL))
+    return [at_full_length(batch) for batch in batches] if way == "full" else batches
+
+
+def at_full_length(batch: Batch) -> Batch:
+    """The same with rows of max_seq_len transitions."""
+    missing = MAX_SEQ_LEN - batch.mask.shape[1]
+
+    def longer(x: Tensor) -> Tensor:
+        return F.pad(x, [0, 0] * (x.ndim - 2) + [0, missing])
+
+    names = ("rl2s", "time_idxs", "actions", "rews", "dones", "mask")
+    obs = {key: longer(x) for key, x in batch.obs.items()}
+    return replace(batch, obs=obs, **{name: longer(getattr(batch, name)) for name in names})
 
 
 def measure(encoder: str, rounds: int) -> dict[str, dict[str, float]]:
@@ -83,7 +101,7 @@ def measure(encoder: str, rounds: int) -> dict[str, dict[str, float]]:
     return {
         way: {
             "timesteps_per_s": round(speed[way]),
-            "gain": round(speed[way] / speed["padded"], 2),
+            "gain": round(speed[way] / speed["full"], 2),
             "share_without_loss": round(1 - timesteps / sum(b.mask.numel() for b in batches[way]), 3),
             "mean_rows": sum(len(batch.mask) for batch in batches[way]) / POOL,
         }
