@@ -41,8 +41,7 @@ class Agent(OffPolicyAgent):
         offline_coeff: weight of the second actor term.
         fbc_filter_func: f above.
         fake_filter: f = 1 (behaviour cloning).
-        entropy_coeff: weight of an entropy bonus in the actor loss, in nats. None: 0 with Box actions, else a
-            tenth of online_coeff, or policies settle on what critics say first and follow them late.
+        entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
         **shared: settings of OffPolicyAgent, such as gamma and n_step; reward_multiplier is m above.
     Raises: ValueError for settings that do not fit together.
@@ -62,15 +61,13 @@ class Agent(OffPolicyAgent):
         offline_coeff: float = 0.1,
         fbc_filter_func: Callable[..., Tensor] = binary_filter,
         fake_filter: bool = False,
-        entropy_coeff: float | None = None,
+        entropy_coeff: float = 0.0,
         use_target_actor: bool = True,
         **shared: Any,
     ) -> None:
         super().__init__(
             obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **shared
         )
-        if entropy_coeff is None:
-            entropy_coeff = 0.0 if isinstance(action_space, spaces.Box) else 0.1 * online_coeff
         self.online_coeff, self.offline_coeff, self.entropy_coeff = online_coeff, offline_coeff, entropy_coeff
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
         self.use_target_actor = use_target_actor

@@ -59,7 +59,6 @@ _TRANSFORMER: dict[str, Any] = {**_TRUNK, "d_ff": 256, "n_heads": 4, "dropout_ff
 _ENCODERS: dict[str, dict[str, Any]] = {
     "FF": _TRUNK,
     "Transformer": _TRANSFORMER,
-    "Transformer, rope+fixed": {**_TRANSFORMER, "pos_emb": "rope+fixed"},
     "GRU": _RNN,
     "LSTM": _RNN,
     **{
@@ -84,9 +83,7 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 def _encoders() -> dict[str, Task]:
     """Every trajectory encoder at width 64 with two layers, for the same number of updates at most."""
     repeat = ("popgym_repeat",)
-    # Noise of 0.01 would end two of three episodes before the fork, and few episodes are learned by heart.
-    noise = ("BilevelEpsilonGreedy.eps_start_start=0.002", "BilevelEpsilonGreedy.eps_start_end=0.002")
-    far = ("HORIZON=100", "Experiment.max_seq_len=101", "Experiment.start_learning_at_epoch=8", *noise)
+    far = ("HORIZON=100", "Experiment.max_seq_len=101", "Experiment.epochs=42")
     tasks = {}
     for name, settings in _ENCODERS.items():
         kind, is_control = f"{name.split(',')[0]}TrajEncoder", name == "FF"
@@ -100,7 +97,7 @@ def _encoders() -> dict[str, Task]:
             "val/success",
             low,
             is_control=is_control,
-            overrides=(*far, "Experiment.epochs=48", *chosen),
+            overrides=(*far, *chosen),
         )
         low = 0.5 if is_control else 0.95
         tasks[f"repeat_previous/{name}"] = Task(
@@ -161,7 +158,7 @@ def _popgym(name: str, max_seq_len: int) -> tuple[str, ...]:
 
 
 def _tmaze(horizon: int) -> tuple[str, ...]:
-    walk = {"rollout_horizon": horizon, "curve": 40.0, "eps_start_start": 0.01, "eps_start_end": 0.01}
+    walk = {"rollout_horizon": horizon, "curve": 1e5, "eps_start_start": 0.002, "eps_start_end": 0.002}
     turn = {"eps_end_start": 1.0, "eps_end_end": 0.05, "steps_anneal": 50 * horizon, "randomize_eps": False}
     return _general(
         "@TMazePassive",
