@@ -20,7 +20,6 @@ BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
 LENGTHS, CONTEXTS = ("128", "1024", "4096"), ("128", "1024", "8192")
 LABELS = {
     "transformer": "Transformer",
-    "transformer_both": "Transformer, rope+fixed",
     "gru": "GRU",
     "lstm": "LSTM",
     "min_gru": "MinGRU",

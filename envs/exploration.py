@@ -175,7 +175,8 @@ class EpsilonGreedy(ExplorationWrapper):
         seed: of the noise.
         eps_start: noise level at the first vector step.
         eps_end: noise level after `steps_anneal` vector steps.
-        steps_anneal: in vector steps (one per call, all N environments together).
+        steps_anneal: in vector steps (one per call, all N environments together). An agent that stops trying
+            early never sees what pays.
         randomize_eps: see `ExplorationWrapper`.
     """
 
@@ -186,7 +187,7 @@ class EpsilonGreedy(ExplorationWrapper):
         seed: int,
         eps_start: float = 1.0,
         eps_end: float = 0.05,
-        steps_anneal: int = 1_000_000,
+        steps_anneal: int = 8_000,
         randomize_eps: bool = True,
     ) -> None:
         super().__init__(action_space, num_envs, seed, randomize_eps)
@@ -233,7 +234,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         eps_start_end: float = 0.05,
         eps_end_start: float = 0.8,
         eps_end_end: float = 0.01,
-        steps_anneal: int = 1_000_000,
+        steps_anneal: int = 8_000,
         randomize_eps: bool = True,
         curve: float = 1.0,
         eps_first: float | None = None,
