@@ -93,11 +93,7 @@ def _encoders() -> dict[str, Task]:
         )
         low = 0.65 if is_control else 1.0
         tasks[f"tmaze_100/{name}"] = Task(
-            ("tmaze",),
-            "val/success",
-            low,
-            is_control=is_control,
-            overrides=(*far, *chosen),
+            ("tmaze",), "val/success", low, is_control=is_control, overrides=(*far, *chosen)
         )
         low = 0.5 if is_control else 0.95
         tasks[f"repeat_previous/{name}"] = Task(
