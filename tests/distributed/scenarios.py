@@ -87,6 +87,7 @@ def make_learning(folder: Path, is_discrete: bool = True, **changes: Any) -> Exp
         "mode": "learn",
         "grad_clip": 0.5,
         "learning_rate": 1e-3,
+        "AdamW.eps": 1e-3,  # or gradients that are only rounding make full steps
     }
     return learning(folder, **{**settings, **changes})
 
