@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_help_and_presets_need_no_torch() -> None:
     (tmaze,) = (line for line in text.splitlines() if line.startswith("tmaze "))
     assert "remember one bit for 50 steps" in tmaze
     assert "transformer_small" in tmaze
-    assert "success 1.0 after 14,688 env steps, 24 s on 2 CPU cores" in tmaze
+    assert re.search(r"  success 1\.0 after [\d,]+ env steps, \d+ s on [a-z0-9A-Z ]+$", tmaze)
 
 
 @pytest.mark.parametrize(
