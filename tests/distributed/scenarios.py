@@ -133,10 +133,12 @@ FORMS = {"discrete-1": (True, Experiment), "box-2": (False, Experiment), "masked
 
 def updates(folder: Path) -> dict[str, Any]:
     """All forms of training: kinds of actions and of masks, and batches per update."""
-    return {
+    found = {
         name: train(folder / f"run-{name}", is_discrete, int(name[-1]), kind)
         for name, (is_discrete, kind) in FORMS.items()
     }
+    gin.clear_config()  # of the optimizer's settings, which are not those of the next test
+    return found
 
 
 def _skipped(folder: Path, rank: int) -> dict[str, Any]:
