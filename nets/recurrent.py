@@ -66,8 +66,10 @@ class RecurrentTrajEncoder(TrajEncoder):
             for gate, sign in self.gates:
                 if "weight_ih" in name:
                     blocks[gate].mul_(GATE_GAIN)
-                elif "bias" in name:  # of two, which add up
-                    blocks[gate].copy_(sign * odds * ("bias_ih" in name))
+                elif "bias_ih" in name:
+                    blocks[gate].copy_(sign * odds)
+                elif "bias_hh" in name:  # torch adds it to the other
+                    blocks[gate].zero_()
         self.out = nn.Linear(d_hidden, d_output)
         self.out_norm = norm_layer(norm, d_output)
         self._emb_dim = d_output

@@ -45,7 +45,7 @@ class MambaMixer(Mixer):
         self.inp = nn.Linear(d_model, 2 * self.width, bias=False)
         self.conv = ShortConv(self.width, d_conv)
         self.select = nn.Linear(self.width, self.rank + 2 * d_state, bias=False)
-        self.select.weight.data *= 4.0  # or what was written would hardly be read at first
+        self.select.weight.data *= 4.0  # of step sizes, writes and reads: a cue must outweigh what follows
         self.step_size = nn.Linear(self.rank, self.width)
         self.step_size.weight.data *= GATE_GAIN
         self.step_size.bias.data.fill_(STEP_BIAS)
