@@ -95,6 +95,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         popart_beta: rate of the moving averages behind that.
         popart_floor: least standard deviation of the targets that it reckons with, as a share of their root
             mean square; 0 for whatever they have.
+        weigh_discounts: with popart, losses of a discount count by `discount_weights`; else all alike.
         distribution_type: see BaseAgent.
         action_mask_key: see BaseAgent.
         pass_obs_keys_to_actor: see BaseAgent.
@@ -130,6 +131,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         popart: bool = True,
         popart_beta: float = 5e-4,
         popart_floor: float = 0.1,
+        weigh_discounts: bool = True,
         distribution_type: DistributionType | str | None = None,
         action_mask_key: str | None = None,
         pass_obs_keys_to_actor: Sequence[str] | None = None,
@@ -150,7 +152,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         self.num_critics_td, self.n_step, self.tau = num_critics_td, n_step, tau
         self.critic_subset, self.returns, self.trace_decay = critic_subset, returns, trace_decay
         self.reward_multiplier, self.num_actions_for_value = reward_multiplier, num_actions_for_value
-        self.burn_in = burn_in
+        self.burn_in, self.weigh_discounts = burn_in, weigh_discounts
         self._check_settings(num_critics, discounts)
         self.discounts: Tensor
         column = torch.tensor(discounts, dtype=torch.float32)[:, None]
@@ -189,11 +191,27 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
         view = self.view(batch)
-        terms = self.losses(view, with_metrics)
+        terms, weights = self.losses(view, with_metrics), self.discount_weights
+        if weights is not None:
+            terms = replace(terms, actor=terms.actor * weights, critic=terms.critic * weights)
         if view.mask is batch.mask:
             return terms
         kept = view.mask[..., None]
         return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None])
+
+    @property
+    def discount_weights(self) -> Tensor | None:
+        """(G, 1) what losses of each discount g count: ((1 - g) sigma_g)^2 as a share of the largest of these.
+
+        sigma_g is the deviation of the targets, (1 - g) times a return a mean reward. So what all discounts
+        share learns from those whose returns tell actions apart. At unit scale all would count alike, and
+        where an action pays at once, chance makes most of a return over a long horizon: recall was learned late or not at all then
+        (docs/results.md). Horizons of more than 1,000 timesteps count as 1,000. None for all alike.
+        """
+        if not (self.weigh_discounts and self.popart.enabled):
+            return None
+        deviation = (1.0 - self.discounts).clamp(min=1e-3) * self.popart.scale
+        return (deviation / deviation.max()).square()
 
     def view(self, batch: Batch) -> View:
         """Encode a batch."""

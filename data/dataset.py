@@ -14,7 +14,7 @@ from .errors import check_choice
 from .relabeling import Relabeler
 from .trajectory import Layout, Trajectory
 
-PADDED_SAMPLING_MODES = ("none", "left", "right", "both")
+PADDED_SAMPLING_MODES = ("none", "left", "right", "both", "shifted")
 
 
 def random_window(traj_len: int, max_seq_len: int, mode: str, rng: np.random.Generator) -> tuple[int, int]:
@@ -23,7 +23,9 @@ def random_window(traj_len: int, max_seq_len: int, mode: str, rng: np.random.Gen
     Args:
         traj_len: transitions in the trajectory.
         max_seq_len: transitions in the longest window.
-        mode: which ends the window may hang over, and so be shorter: "none", "left", "right" or "both".
+        mode: which ends the window may hang over, and so be shorter: "none", "left", "right" or "both"; or
+            "shifted", the windows of "both" moved inside, so that all are full and the first and the last
+            timesteps are drawn as often as others.
         rng: source of randomness; not used if the whole trajectory fits.
 
     Returns: start (inclusive) and stop (exclusive), 0 <= start < stop <= traj_len.
@@ -43,9 +45,12 @@ def window_at(traj_len: int, max_seq_len: int, mode: str, fraction: float) -> tu
     """
     if traj_len <= max_seq_len:
         return 0, traj_len
-    lowest = 1 - max_seq_len if mode in ("left", "both") else 0
-    highest = traj_len - 2 if mode in ("right", "both") else traj_len - max_seq_len
+    last_full = traj_len - max_seq_len
+    lowest = 1 - max_seq_len if mode in ("left", "both", "shifted") else 0
+    highest = traj_len - 2 if mode in ("right", "both", "shifted") else last_full
     start = lowest + int(fraction * (highest + 1 - lowest))
+    if mode == "shifted":
+        start = min(max(start, 0), last_full)
     return max(start, 0), min(start + max_seq_len, traj_len)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
+from ..data.dataset import PADDED_SAMPLING_MODES
 from ..data.errors import check_choice
 from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
@@ -20,7 +21,7 @@ from .collect.build import MakeEnv
 from .numbers import check_number
 from .ppo import PPOLearner
 
-_BATCH_TIMESTEPS = 3_072  # of all sequences: an update costs about the same at any length
+_BATCH_TIMESTEPS = 1_536  # of all sequences: an update costs about the same at any length
 _FEWEST_SEQUENCES, _MOST_SEQUENCES = 4, 24
 
 
@@ -54,7 +55,8 @@ class Settings:
         has_dset_edit_rights: this process may delete old files.
         stagger_traj_file_lengths: draw file lengths within max_seq_len of traj_save_len.
         save_trajs_as: "npz", "npz-compressed", "traj".
-        padded_sampling: where windows may hang over ends of a trajectory: "none", "left", "right", "both".
+        padded_sampling: where windows may hang over ends of a trajectory: "none", "left", "right", "both", or
+            "shifted": those of "both", moved inside.
         dloader_workers: sampling processes; 0 samples in this process.
     Schedule (one epoch collects, then learns):
         epochs: their number.
@@ -66,7 +68,7 @@ class Settings:
             CheckpointManager.every_minutes and the last one.
         always_save_latest: publish the policy of every epoch. always_load_latest: follow the newest one.
     Optimisation:
-        batch_size: sequences per batch and process; None for what makes about 3,000 timesteps of full ones,
+        batch_size: sequences per batch and process; None for what makes about 1,500 timesteps of full ones,
             4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
         critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
@@ -178,7 +180,7 @@ _CHOICES = {
     "mode": ("both", "learn", "collect"),
     "mixed_precision": ("no", "fp16", "bf16"),
     "save_trajs_as": ("npz", "npz-compressed", "traj"),
-    "padded_sampling": ("none", "left", "right", "both"),
+    "padded_sampling": PADDED_SAMPLING_MODES,
 }
 _COUNTS = {  # whole numbers, and the lowest
     "max_seq_len": 1,

@@ -89,7 +89,7 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
 def test_losses_of_the_third_update_are_what_they_always_were(
     space: Space, actor: float, critic: float
 ) -> None:
-    agent, batch = make_agent(space), make_batch(space, lengths=[5, 3, 1])
+    agent, batch = make_agent(space, weigh_discounts=False), make_batch(space, lengths=[5, 3, 1])
     with torch.no_grad():
         for i, weights in enumerate(agent.parameters()):  # whatever they usually begin with
             weights.copy_(0.2 * torch.sin(torch.arange(weights.numel()) + i).view_as(weights))
@@ -102,6 +102,23 @@ def test_losses_of_the_third_update_are_what_they_always_were(
         agent.after_update()
     found = out.actor.mean().item(), out.critic.mean().item()
     assert found == pytest.approx((actor, critic), rel=1e-3)
+
+
+def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> None:
+    settings = {"training_discounts": (0.0, 0.9), "gamma": 1.0}
+    found = []
+    for weigh_discounts in (True, False):
+        agent = make_agent(space, weigh_discounts=weigh_discounts, **settings)
+        agent.popart.nu.copy_(torch.tensor([[1.25], [104.0], [1000.0]]))  # mean squares
+        agent.popart.mu.copy_(torch.tensor([[0.5], [2.0], [0.0]]))
+        torch.manual_seed(1)
+        found.append(agent(make_batch(space)))
+    # deviations 1, 10 and 31.6, times 1, 0.1 and, as 1,000 timesteps at most count, 0.001
+    weights = torch.tensor([[1.0], [1.0], [0.001]])
+    weighed, plain = found
+    torch.testing.assert_close(weighed.actor, plain.actor * weights)
+    torch.testing.assert_close(weighed.critic, plain.critic * weights)
+    assert make_agent(space, popart=False).discount_weights is None
 
 
 def test_gradients_go_where_they_should_and_nowhere_else(space: Space) -> None:

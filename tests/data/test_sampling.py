@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def file_numbers(windows: list[Trajectory]) -> list[int]:
     return [int(window.obs["position"][0, 0]) // 1000 for window in windows]
 
 
-def assert_shares(found: list[object], shares: dict[object, float]) -> None:
+def assert_shares(found: Sequence[object], shares: Mapping[Any, float]) -> None:
     """Compare frequencies with probabilities, within five standard deviations."""
     counts, num_draws = Counter(found), len(found)
     assert counts.keys() == {number for number, share in shares.items() if share}
@@ -44,8 +44,14 @@ def assert_shares(found: list[object], shares: dict[object, float]) -> None:
 # --- windows -------------------------------------------------------------------------------------------
 
 
-def window_shares(traj_len: int, max_seq_len: int, mode: str) -> dict[object, float]:
+def window_shares(traj_len: int, max_seq_len: int, mode: str) -> dict[tuple[int, int], float]:
     """The chance of each (start, length): all starts that the definition allows are equally likely."""
+    if mode == "shifted":
+        cut = window_shares(traj_len, max_seq_len, "both")
+        inside: dict[tuple[int, int], float] = defaultdict(float)
+        for (start, length), share in cut.items():
+            inside[start if start + length < traj_len else traj_len - max_seq_len, max_seq_len] += share
+        return dict(inside)
     first = -max_seq_len + 1 if mode in ("left", "both") else 0
     last = traj_len - 2 if mode in ("right", "both") else traj_len - max_seq_len
     spans = [(max(start, 0), min(start + max_seq_len, traj_len)) for start in range(first, last + 1)]
@@ -60,15 +66,22 @@ def test_hand_counted_windows() -> None:
     assert window_shares(6, 3, "left").keys() == inside | {(0, 1), (0, 2)}
     assert window_shares(6, 3, "right").keys() == inside | {(4, 2)}
     assert window_shares(6, 3, "both").keys() == inside | {(0, 1), (0, 2), (4, 2)}
+    shares = window_shares(6, 3, "shifted")
+    assert {window: round(7 * share) for window, share in shares.items()} == {
+        (0, 3): 3,
+        (1, 3): 1,
+        (2, 3): 1,
+        (3, 3): 2,
+    }
 
 
-@pytest.mark.parametrize("mode", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("mode", ["none", "left", "right", "both", "shifted"])
 def test_windows_of_a_file_have_exactly_their_distribution(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, mode: str
 ) -> None:
     fill(fifo, [9])
     windows = make_dataset(max_seq_len=4, mode=mode).sample_windows(4000, np.random.default_rng(0))
-    found: list[object] = [(int(window.time_idxs[0, 0]), len(window)) for window in windows]
+    found = [(int(window.time_idxs[0, 0]), len(window)) for window in windows]
     assert_shares(found, window_shares(9, 4, mode))
     rng = np.random.default_rng(0)
     for length, max_seq_len in ((5, 4), (2, 1), (6, 1)):
