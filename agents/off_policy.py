@@ -201,11 +201,11 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     @property
     def discount_weights(self) -> Tensor | None:
-        """(G, 1) what losses of each discount g count: ((1 - g) sigma_g)^2 as a share of the largest of these.
+        """(G, 1) what losses of each discount g count: ((1 - g) sigma_g)^2 as a share of the largest.
 
-        sigma_g is the deviation of the targets, (1 - g) times a return a mean reward. So what all discounts
-        share learns from those whose returns tell actions apart. At unit scale all would count alike, and
-        where an action pays at once, chance makes most of a return over a long horizon: recall was learned late or not at all then
+        With sigma_g the deviation of the targets, as (1 - g) makes a mean reward of a return. What discounts
+        share then learns from those whose returns tell actions apart. If all count alike and an action pays
+        at once, chance makes most of a return over a long horizon, and recall is learned late or not at all
         (docs/results.md). Horizons of more than 1,000 timesteps count as 1,000. None for all alike.
         """
         if not (self.weigh_discounts and self.popart.enabled):
