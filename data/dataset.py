@@ -25,7 +25,7 @@ def random_window(traj_len: int, max_seq_len: int, mode: str, rng: np.random.Gen
         max_seq_len: transitions in the longest window.
         mode: which ends the window may hang over, and so be shorter: "none", "left", "right" or "both"; or
             "shifted", the windows of "both" moved inside, so that all are full and the first and the last
-            timesteps are drawn as often as others.
+            timesteps are drawn about as often as others.
         rng: source of randomness; not used if the whole trajectory fits.
 
     Returns: start (inclusive) and stop (exclusive), 0 <= start < stop <= traj_len.
