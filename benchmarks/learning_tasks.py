@@ -83,7 +83,13 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 def _encoders() -> dict[str, Task]:
     """Every trajectory encoder at width 64 with two layers, for the same number of updates at most."""
     repeat = ("popgym_repeat",)
-    far = ("HORIZON=100", "Experiment.max_seq_len=101", "Experiment.epochs=42", "Agent.returns='lambda'")
+    far = (
+        "HORIZON=100",
+        "Experiment.max_seq_len=101",
+        "Experiment.epochs=42",
+        "Agent.returns='lambda'",
+        "Agent.trace_decay=0.5",
+    )
     tasks = {}
     for name, settings in _ENCODERS.items():
         kind, is_control = f"{name.split(',')[0]}TrajEncoder", name == "FF"
