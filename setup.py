@@ -15,6 +15,9 @@ LAYERS = ("data", "envs", "nets", "agents", "experiment", "gin_configs")
 CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 
 ENVS = ["minigrid>=3.0", "popgym>=1.0.6"]
+ATARI = ["ale-py>=0.10", "opencv-python-headless"]
+MUJOCO = ["gymnasium[mujoco]", "mujoco<4"]  # 4.0 cannot be imported without packages that it does not ask for
+DM_CONTROL = ["shimmy[dm-control]>=2"]
 PLOTS = ["matplotlib>=3.8"]
 TENSORBOARD = ["tensorboard"]
 DOCS = ["mkdocs-material>=9.7"]
@@ -66,6 +69,9 @@ setup(
     ],
     extras_require={
         "envs": ENVS,
+        "atari": ATARI,
+        "mujoco": MUJOCO,
+        "dm_control": DM_CONTROL,
         "minari": MINARI,
         "plots": PLOTS,
         "ray": RAY,

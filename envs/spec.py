@@ -16,8 +16,14 @@ from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
 from .gin_values import portable
 from .sequence_env import SequenceEnv
 
-_PACKAGES = {"popgym": "popgym", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
-"""Which package registers ids that begin so; it is imported when one is named."""
+_PACKAGES = {
+    "popgym": ("popgym", "envs"),
+    "MiniGrid-": ("minigrid", "envs"),
+    "BabyAI-": ("minigrid", "envs"),
+    "ALE/": ("ale_py", "atari"),
+    "dm_control/": ("shimmy", "dm_control"),
+}
+"""Which package registers ids that begin so, and its extra; the package is imported when one is named."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +169,8 @@ def _registered_name(env_id: str) -> str:
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
-    elif package := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
-        _import_package(package, env_id)
+    elif found := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
+        _import_package(*found, env_id)
     try:
         gym.spec(name)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
@@ -172,7 +178,7 @@ def _registered_name(env_id: str) -> str:
     return name
 
 
-def _import_package(package: str, env_id: str) -> None:
+def _import_package(package: str, extra: str, env_id: str) -> None:
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -180,7 +186,7 @@ def _import_package(package: str, env_id: str) -> None:
             raise
         raise ModuleNotFoundError(
             f"The environment {env_id!r} needs the package {package}, which is not installed. "
-            f"Fix: pip install {package}, or in the checkout pip install -e '.[envs]'.",
+            f"Fix: pip install 'loxodon[{extra}]', or in the checkout pip install -e '.[{extra}]'.",
             name=package,
         ) from error
 

@@ -1,8 +1,10 @@
 """Built-in tasks; see docs/tasks.md."""
 
+from .atari import atari_env
 from .bandit import Bandit
 from .dark_room import DarkKeyToDoor, DarkRoom
 from .frozen_lake import FrozenLake
+from .half_cheetah import HalfCheetahVelocity
 from .mazerunner import MazeRunner
 from .recall import Counting, Recall
 from .tmaze import TMazeActive, TMazePassive, TMazePixels
@@ -13,9 +15,11 @@ __all__ = [
     "DarkKeyToDoor",
     "DarkRoom",
     "FrozenLake",
+    "HalfCheetahVelocity",
     "MazeRunner",
     "Recall",
     "TMazeActive",
     "TMazePassive",
     "TMazePixels",
+    "atari_env",
 ]
