@@ -22,12 +22,20 @@ class ExplorationWrapper(ABC):
     uniform ones with that probability (of several factors all at once: the action is random as a whole or not
     at all), continuous ones get Gaussian noise with that standard deviation, clipped to [-1, 1].
 
+    Noise may last: independent random actions cancel out where it takes several alike to get anywhere, as
+    with a swing or in a corridor. Random actions then begin more rarely, so that the noise level stays the
+    share of them.
+
+    Source of noise that lasts: Dabney et al. 2021, arXiv:2006.01782, here with a geometric duration.
+
     Args:
         action_space: the policy's, Discrete or MultiDiscrete from zero, or Box(-1, 1, (A,)).
         num_envs: number N of parallel environments.
         seed: of the noise.
         randomize_eps: multiply each environment's noise level by a number drawn uniformly from [0, 1) per
             episode.
+        mean_repeat: env steps, at least 1, that a random action is held on the average (Box: that a draw of
+            noise is added), within an episode.
 
     Attributes:
         num_calls: vector steps so far, which schedules go by.
@@ -36,9 +44,22 @@ class ExplorationWrapper(ABC):
     """
 
     def __init__(
-        self, action_space: PolicyActionSpace, num_envs: int, seed: int, randomize_eps: bool = True
+        self,
+        action_space: PolicyActionSpace,
+        num_envs: int,
+        seed: int,
+        randomize_eps: bool = True,
+        mean_repeat: float = 1.0,
     ) -> None:
+        if mean_repeat < 1.0:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.mean_repeat is {mean_repeat}, but a random action takes at least 1 env step. "
+                f"Fix: set {name}.mean_repeat = 1 for noise that does not last."
+            )
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
+        self.mean_repeat = mean_repeat
+        self._is_held, self._held = np.zeros(num_envs, bool), _no_noise(action_space, num_envs)
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._multipliers = self._episode_rng.random(num_envs) if randomize_eps else np.ones(num_envs)
@@ -73,19 +94,25 @@ class ExplorationWrapper(ABC):
         step, eps = self._block_step, self.current_eps(episode_timesteps)
         self._block_step += 1
         self.num_calls += self.steps_per_call
-        if self._thresholds is not None:
-            is_random = self._thresholds[step] < eps
-            if actions.ndim > 1:
-                is_random = is_random[:, None]
-            noise = self._noise[step]
-            if allowed is not None:
-                # below eps, the threshold over eps is one more uniform number
-                share = np.minimum(self._thresholds[step] / np.maximum(eps, 1e-12), 1.0 - 1e-12)
-                noise = _allowed_choice(allowed, self.action_space, share)
-            noisy = np.where(is_random, noise, actions)
-        else:
-            noisy = np.clip(actions + self._noise[step] * eps[:, None], -1.0, 1.0)
-        return noisy.astype(actions.dtype, copy=False)
+        goes_on = np.zeros(self.num_envs, bool)
+        if self._ends is not None:
+            goes_on = self._is_held & (self._ends[step] >= 1.0 / self.mean_repeat)
+        if self._thresholds is None:
+            self._held = np.where(goes_on[:, None], self._held, self._noise[step])
+            self._is_held[:] = True
+            noisy: np.ndarray = np.clip(actions + self._held * eps[:, None], -1.0, 1.0)
+            return noisy.astype(actions.dtype, copy=False)
+        if allowed is not None:
+            goes_on &= _all_allowed(self._held, allowed, self.action_space)
+        begin = eps / (eps + self.mean_repeat * (1.0 - eps))  # then a share of eps of all actions is random
+        noise = self._noise[step]
+        if allowed is not None:
+            # below begin, the threshold over begin is one more uniform number
+            share = np.minimum(self._thresholds[step] / np.maximum(begin, 1e-12), 1.0 - 1e-12)
+            noise = _allowed_choice(allowed, self.action_space, share)
+        self._held = np.where(_like(goes_on, noise), self._held, noise)
+        self._is_held = goes_on | (self._thresholds[step] < begin)
+        return np.where(_like(self._is_held, actions), self._held, actions).astype(actions.dtype, copy=False)
 
     def _draw_block(self) -> None:
         """Draw what the next _BLOCK_STEPS calls need: random actions and when to take them, or Gaussians."""
@@ -101,9 +128,11 @@ class ExplorationWrapper(ABC):
             self._noise = self._rng.integers(nvec, size=(*shape, len(nvec)))
         else:
             self._noise = self._rng.standard_normal((*shape, *self.action_space.shape))
+        self._ends = self._rng.random(shape) if self.mean_repeat > 1.0 else None
 
     def on_episode_end(self, ended: np.ndarray) -> None:
-        """Draw a new multiplier where `ended` ((N,) bool) is True."""
+        """Draw a new multiplier, and let go of what is held, where `ended` ((N,) bool) is True."""
+        self._is_held[ended] = False
         if self.randomize_eps and (num_ended := np.count_nonzero(ended)):
             self._multipliers[ended] = self._episode_rng.random(num_ended)
 
@@ -115,6 +144,8 @@ class ExplorationWrapper(ABC):
             "rng": self._rng_at_block,
             "block_step": self._block_step,
             "episode_rng": self._episode_rng.bit_generator.state,
+            "is_held": self._is_held.tolist(),
+            "held": self._held.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -130,6 +161,30 @@ class ExplorationWrapper(ABC):
         self._draw_block()
         self._block_step = int(state["block_step"])
         self._episode_rng.bit_generator.state = state["episode_rng"]
+        if "held" in state:  # runs of before noise could last have none
+            self._is_held = np.array(state["is_held"], bool)
+            self._held = np.array(state["held"], self._held.dtype).reshape(self._held.shape)
+
+
+def _no_noise(action_space: PolicyActionSpace, num_envs: int) -> np.ndarray:
+    if isinstance(action_space, spaces.Discrete):
+        return np.zeros(num_envs, np.int64)
+    is_box = isinstance(action_space, spaces.Box)
+    return np.zeros((num_envs, *action_space.shape), np.float64 if is_box else np.int64)
+
+
+def _like(is_chosen: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """(N,) bool in a shape that goes with actions (N,) or (N, K)."""
+    return is_chosen if actions.ndim == 1 else is_chosen[:, None]
+
+
+def _all_allowed(actions: np.ndarray, allowed: np.ndarray, action_space: PolicyActionSpace) -> np.ndarray:
+    """(N,) bool, whether allowed (N, A) bool allows actions (N,) or (N, K) int in every factor."""
+    nvec = getattr(action_space, "nvec", None)
+    if nvec is None:
+        return np.take_along_axis(allowed, actions[:, None], axis=1)[:, 0]
+    places = actions + np.cumsum([0, *nvec[:-1]])
+    return np.asarray(np.take_along_axis(allowed, places, axis=1).all(axis=1))
 
 
 def _allowed_choice(allowed: np.ndarray, action_space: PolicyActionSpace, share: np.ndarray) -> np.ndarray:
@@ -178,6 +233,7 @@ class EpsilonGreedy(ExplorationWrapper):
         steps_anneal: in vector steps (one per call, all N environments together). An agent that stops trying
             early never sees what pays.
         randomize_eps: see `ExplorationWrapper`.
+        mean_repeat: see `ExplorationWrapper`.
     """
 
     def __init__(
@@ -189,8 +245,9 @@ class EpsilonGreedy(ExplorationWrapper):
         eps_end: float = 0.05,
         steps_anneal: int = 8_000,
         randomize_eps: bool = True,
+        mean_repeat: float = 1.0,
     ) -> None:
-        super().__init__(action_space, num_envs, seed, randomize_eps)
+        super().__init__(action_space, num_envs, seed, randomize_eps, mean_repeat)
         _check_schedule("EpsilonGreedy", action_space, steps_anneal, eps_start=eps_start, eps_end=eps_end)
         self.eps_start, self.eps_end, self.steps_anneal = eps_start, eps_end, steps_anneal
         self._levels = np.empty(num_envs)

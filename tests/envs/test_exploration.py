@@ -71,6 +71,51 @@ def test_random_actions_are_drawn_from_those_allowed(space: Any, allowed: list[i
         np.testing.assert_allclose(counts / counts.sum(), 1 / len(free), atol=0.01)
 
 
+@pytest.mark.parametrize("eps", [0.2, 0.9, 1.0])
+def test_random_actions_last_and_stay_a_share_of_eps(eps: float) -> None:
+    num_envs, mean_repeat, policy = 2000, 4.0, 30
+    noise = EpsilonGreedy(
+        spaces.Discrete(31),
+        num_envs,
+        0,
+        eps_start=eps,
+        eps_end=eps,
+        randomize_eps=False,
+        mean_repeat=mean_repeat,
+    )
+    actions = np.full(num_envs, policy)
+    taken = np.stack([noise.add_exploration_noise(actions, ZEROS[:1]) for _ in range(300)])[50:]
+    is_random = taken != policy
+    assert is_random.mean() == pytest.approx(eps * 30 / 31, abs=0.01)
+    is_kept = (taken[1:] == taken[:-1])[is_random[:-1]]  # or, by chance, drawn again
+    begin = eps / (eps + mean_repeat * (1 - eps))
+    assert is_kept.mean() == pytest.approx(1 - 1 / mean_repeat * (1 - begin / 31), abs=0.01)
+    noise.on_episode_end(np.ones(num_envs, bool))
+    after = noise.add_exploration_noise(actions, ZEROS[:1])
+    is_kept = (after == taken[-1])[is_random[-1]]
+    assert is_kept.mean() == pytest.approx(begin / 31, abs=0.02)
+
+
+def test_gaussian_noise_lasts() -> None:
+    noise = EpsilonGreedy(BOX, 2000, 0, eps_start=0.2, eps_end=0.2, randomize_eps=False, mean_repeat=5.0)
+    added = np.stack([noise.add_exploration_noise(np.zeros((2000, 3)), ZEROS[:1]) for _ in range(100)])
+    assert added.std() == pytest.approx(0.2, abs=0.01)
+    assert (added[1:] == added[:-1]).all(-1).mean() == pytest.approx(1 - 1 / 5, abs=0.01)
+
+
+@pytest.mark.parametrize("space", [DISCRETE, spaces.MultiDiscrete([4, 3])])
+def test_what_is_held_ends_where_it_is_forbidden(space: Any) -> None:
+    noise = EpsilonGreedy(space, 500, 0, eps_start=1.0, eps_end=1.0, mean_repeat=50.0, randomize_eps=False)
+    actions, num_all = np.zeros((500, *space.shape), int), 4 if space is DISCRETE else 7
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        allowed = rng.random((500, num_all)) < 0.5
+        allowed[:, [0, 4][: num_all // 3]] = True
+        noisy = noise.add_exploration_noise(actions, ZEROS[:1], allowed)
+        parts = noisy[:, None] if space is DISCRETE else noisy + np.array([0, 4])
+        assert np.take_along_axis(allowed, parts, axis=1).all()
+
+
 def test_continuous_noise_is_gaussian_and_clipped() -> None:
     noise = EpsilonGreedy(BOX, 5000, 0, eps_start=0.2, eps_end=0.2, randomize_eps=False)
     noisy = noise.add_exploration_noise(np.zeros((5000, 3), np.float32), np.zeros(5000, int))
@@ -98,7 +143,7 @@ def test_multipliers_change_only_where_an_episode_ended() -> None:
 )
 def test_state_goes_through_json_and_continues_exactly(space: Any, num_steps: int) -> None:
     actions = np.zeros((6, *space.shape), space.dtype)
-    first, second = (EpsilonGreedy(space, 6, seed, steps_anneal=20) for seed in (1, 2))
+    first, second = (EpsilonGreedy(space, 6, seed, steps_anneal=20, mean_repeat=3.0) for seed in (1, 2))
     for _ in range(num_steps):
         first.add_exploration_noise(actions, ZEROS)
         first.on_episode_end(np.arange(6) % 2 == 0)
@@ -128,6 +173,7 @@ def test_state_of_another_size_is_refused() -> None:
     ("kind", "kwargs", "words"),
     [
         (EpsilonGreedy, {"steps_anneal": 0}, r"EpsilonGreedy.steps_anneal is 0.*Fix"),
+        (EpsilonGreedy, {"mean_repeat": 0.5}, r"EpsilonGreedy.mean_repeat is 0.5.*at least 1.*Fix"),
         (EpsilonGreedy, {"eps_start": 1.5}, r"EpsilonGreedy.eps_start is 1.5.*\[0, 1.0\].*Fix"),
         (BilevelEpsilonGreedy, {"rollout_horizon": 5, "eps_end_end": -0.1}, r"eps_end_end is -0.1.*Fix"),
         (BilevelEpsilonGreedy, {"rollout_horizon": 5, "eps_first": 1.5}, r"eps_first is 1.5.*Fix"),
