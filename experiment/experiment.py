@@ -61,6 +61,15 @@ logger = logging.getLogger("loxodon")
 _INTERRUPTED = 128 + signal.SIGINT  # exit status, by which a shell's loop over commands knows to end too
 _OWN = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
 _LAST = {"collector", "dataset", "rng"}  # parts that are restored when all others fit
+_SHOWN = {  # of the figures of an epoch, on the terminal
+    "val/return": "val return",
+    "collect/return": "return",
+    "train/loss": "loss",
+    "ppo/loss": "loss",
+    "time/env_steps_per_s": "env steps/s",
+    "time/updates_per_s": "updates/s",
+    "dataset/total_files": "files",
+}
 _GO_ON = "To go on: the same command with --resume."
 
 
@@ -608,6 +617,7 @@ class Experiment(Settings):
         self.fleet.put(policy_version=version)
         self.fleet.state("collecting")
         start_s = time.perf_counter()
+        self.ctx.console.measure(lambda: collector.share_done)
         taken = collector.collect(self.train_timesteps_per_epoch)
         collector.wait()
         elapsed_s = time.perf_counter() - start_s
@@ -620,8 +630,6 @@ class Experiment(Settings):
             metrics |= self._policy_age() | self.pace.figures()
         speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
         self.log({**metrics, **speed, **stages})
-        if "collect/return" in metrics:
-            self.ctx.console.show(progress.epoch, "collecting", {"return": metrics["collect/return"]})
         if self.test_run:
             collector.flush()  # in so few steps no episode ends
         return metrics
@@ -688,8 +696,6 @@ class Experiment(Settings):
         self.last_val_metrics = named
         if named:
             self.log({**named, "time/val_s": time.perf_counter() - start_s})
-        if (score := metrics.get("return")) is not None:
-            self.ctx.console.show(epoch, "evaluating", {"val return": score})
         self.hooks("on_eval_end", named)
         return named
 
@@ -773,6 +779,7 @@ class Experiment(Settings):
         assert group.state is not None
         if hidden_state is not None:
             group.state.hidden_state = hidden_state
+        self.ctx.console.measure(lambda: collector.share_done)
         collector.collect(timesteps, episodes=episodes, render=render)
         self.interaction = collector
         self.policy.train(was_training)
@@ -1177,7 +1184,12 @@ class Experiment(Settings):
 
     def _end_epoch(self, epoch: int, is_last: bool) -> bool:
         """Tell everybody, publish and save what is due; False if no epoch follows."""
-        self.ctx.console.show(epoch + 1, "done", {})
+        shown = {
+            label: self.epoch_figures[name] for name, label in _SHOWN.items() if name in self.epoch_figures
+        }
+        progress = self.ctx.progress
+        counts = {"env steps": progress.env_steps, "updates": progress.gradient_steps}
+        self.ctx.console.show(epoch + 1, "done", {**counts, **shown})
         self.ctx.progress.epoch = epoch + 1
         if self.train_envs is not None:
             self.train_envs.tell("on_epoch_end", epoch)

@@ -176,7 +176,7 @@ class Collector:
         self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
         self.shape_rewards, self.timer = shape_rewards, timer or StageTimer()
         self.save_env_state = save_env_state
-        self.num_envs = sum(group.num_envs for group in self.groups)
+        self.num_envs, self.share_done = sum(group.num_envs for group in self.groups), 0.0
         self.histories = histories or Histories.create(self.num_envs)
         for group in self.groups:
             is_alone = len(self.groups) == 1
@@ -260,11 +260,13 @@ class Collector:
         if not self.has_begun:
             self.restart(seed=None)
         quotas, taken, goes_on = self._quotas(episodes), 0, timesteps > 0
+        self.share_done = 0.0
         with torch.inference_mode(), self.cast():
             if goes_on:
                 for group in self.groups:
                     self._begin(group)
             for left in reversed(range(timesteps)):
+                self.share_done = 1.0 - left / timesteps
                 for group, quota in zip(self.groups, quotas, strict=True):
                     taken += self._finish(group, quota)
                     if render:

@@ -117,6 +117,8 @@ class OffPolicyTrainer(Trainer):
         sums: dict[str, Any] = dict.fromkeys(_LOSSES, 0.0)
         num_updates, num_counted, shown_s = 0, 0, start_s
         stops = StopWatch(self.ctx.stop.requested, self.ctx.accelerator)
+        self.ctx.console.show(epoch, "learning", {})
+        self.ctx.console.measure(lambda: num_updates * self.batches_per_update / num_batches)
         # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
         seen = epoch * self.num_batches
         for i, batch in enumerate(self.loader.epoch(epoch, num_batches)):
@@ -168,7 +170,6 @@ class OffPolicyTrainer(Trainer):
         figures |= self.learner.timer.update_figures()
         sampling = merge_metrics({**self.loader.metrics(), **self.dataset.metrics()}, 1.0, accelerator)
         self.ctx.log({**figures, **{f"dataset/{name}": value for name, value in sampling.items()}}, "")
-        self.ctx.console.show(self.ctx.progress.epoch, "learning", {"loss": means["loss"]})
         self.learner.check_loss(means)
 
     def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:

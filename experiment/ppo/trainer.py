@@ -237,6 +237,7 @@ class PPOLearner(Trainer):
         Raises: ValueError when the rollout is incomplete or holds NaN, or the loss is not finite.
         """
         self.ctx.status.state("learning")
+        self.ctx.console.show(epoch, "learning", {})
         start_s = time.perf_counter()
         self.agent.set_progress(self.ctx.progress.share)
         should_stop = StopWatch(self.ctx.stop.requested, self.accelerator).after_update
@@ -247,7 +248,6 @@ class PPOLearner(Trainer):
         speed |= self.learner.timer.update_figures()
         self.ctx.status.put(gradient_steps=self.ctx.progress.gradient_steps)
         self.ctx.log({**{f"ppo/{name}": value for name, value in figures.items()}, **speed}, "")
-        self.ctx.console.show(epoch, "learning", {"loss": figures.get("loss", math.nan)})
         self.raise_alarm(figures)
         self.learner.check_loss(figures)
 
