@@ -18,11 +18,13 @@ from .builtin import (
     DarkKeyToDoor,
     DarkRoom,
     FrozenLake,
+    HalfCheetahVelocity,
     MazeRunner,
     Recall,
     TMazeActive,
     TMazePassive,
     TMazePixels,
+    atari_env,
 )
 from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
@@ -55,6 +57,7 @@ __all__ = [
     "EpsilonGreedy",
     "ExplorationWrapper",
     "FrozenLake",
+    "HalfCheetahVelocity",
     "Histories",
     "KShotWrapper",
     "MaxEpisodeLength",
@@ -70,6 +73,7 @@ __all__ = [
     "TMazePassive",
     "TMazePixels",
     "Tokens",
+    "atari_env",
     "generator_state",
     "gym_env",
     "is_text",

@@ -186,7 +186,7 @@ def _import_package(package: str, extra: str, env_id: str) -> None:
             raise
         raise ModuleNotFoundError(
             f"The environment {env_id!r} needs the package {package}, which is not installed. "
-            f"Fix: pip install 'loxodon[{extra}]', or in the checkout pip install -e '.[{extra}]'.",
+            f"Fix: run pip install -e '.[{extra}]' in the folder of Loxodon's source.",
             name=package,
         ) from error
 

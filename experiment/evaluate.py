@@ -126,7 +126,7 @@ def _sizes(text: str) -> list[int | None]:
 
 def _evaluate(args: argparse.Namespace) -> int:
     if args.video is not None and importlib.util.find_spec("moviepy") is None:
-        raise ImportError('Videos need moviepy, which is not installed. Fix: pip install "loxodon[video]".')
+        raise ImportError("Videos need moviepy, which is not installed. Fix: pip install -e '.[video]'.")
     found = find_policy(args.run, args.policy)
     recipe = _recipe(args, found.run_dir)
     results: list[dict[str, Any]] = []
