@@ -8,6 +8,7 @@ import functools
 import logging
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -69,11 +70,13 @@ def main(
                 say(dry_run(config))
         if args.check or args.print_config:
             return 0
+        if args.through and args.seeds is None:
+            raise ConfigError("--through is for runs of --seeds. Fix: write it before this command instead.")
         if args.seeds is not None:
             with explained(config):
                 exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
             ends = {f"Experiment.{name}": getattr(exp, name) for name in ("epochs", "stop_at_val_return")}
-            return run_seeds(exp.run_dir, ends, args.seeds, words, own_program, args.jobs)
+            return run_seeds(exp.run_dir, ends, args.seeds, words, own_program, args.jobs, args.through)
         return _run(config, args, words, pool, program)
 
     return exit_status(work)
@@ -115,6 +118,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--seed", metavar="N", type=int, help="sets Experiment.seed")
     add("--seeds", metavar="0:5", type=parse_seeds, help="a run per seed, called <run_name>-seed<k>")
     add("--jobs", metavar="N", type=int, default=1, help="how many of them run at a time, a thread each")
+    through = "words before the command of each of them, e.g. 'srun --cpus-per-task=2'"
+    add("--through", metavar="WORDS", type=shlex.split, default=[], help=through)
     add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
     add("--test-run", action="store_true", help="collect, train, evaluate and save once, in seconds")
     add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
@@ -124,6 +129,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(runnable)}")
     if args.seeds is not None and (args.test_run or args.seed is not None):
         parser.error("--seeds goes with neither --seed nor --test-run. Fix: leave one of the two out.")
+    if args.through and shutil.which(args.through[0]) is None:
+        parser.error(f"--through begins with {args.through[0]}, which is no program here. Fix: e.g. srun.")
     if args.jobs < 1:
         parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: e.g. --jobs 2.")
     if args.actors is not None and args.test_run:

@@ -27,14 +27,17 @@ _POLL_S = 0.2
 
 @dataclass
 class Job:
-    """A run as a process. run_dir: its folder. has_log: what it prints goes there, into logs/console.log.
+    """A run as a process.
 
-    should_end: asked all the time; once it is True, the process is told to end.
+    run_dir: its folder. has_log: what it prints goes there, into logs/console.log. through: words before its
+    command, such as those of srun, which bring it to another machine. should_end: asked all the time; once it
+    is True, the process is told to end.
     """
 
     command: Sequence[str]
     run_dir: Path
     has_log: bool
+    through: Sequence[str] = ()
     should_end: Callable[[], bool] = lambda: False
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     is_told: bool = field(default=False, init=False)
@@ -43,13 +46,15 @@ class Job:
         """Begin; in a session of its own, so that Ctrl-C is for this process, which tells it."""
         environment = actor_environment(os.environ) if self.has_log else dict(os.environ)
         settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
-        settings["env"] = {**environment, PARENT: str(os.getpid())}
+        # A run that is not started by this process itself looks for no parent.
+        settings["env"] = environment if self.through else {**environment, PARENT: str(os.getpid())}
+        command = [*self.through, *self.command]
         if not self.has_log:
-            return subprocess.Popen(self.command, **settings)
+            return subprocess.Popen(command, **settings)
         log = self.run_dir / "logs" / "console.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
-            return subprocess.Popen(self.command, stdout=file, stderr=subprocess.STDOUT, **settings)
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **settings)
 
     def tell_to_end(self) -> None:
         """As SIGTERM does: it saves a checkpoint first."""
@@ -109,6 +114,7 @@ def run_seeds(
     words: Sequence[str],
     program: Sequence[str],
     num_parallel: int,
+    through: Sequence[str] = (),
 ) -> int:
     """Run the same experiment with several seeds, in `<run_dir>-seed<k>`; returns the exit status.
 
@@ -121,8 +127,9 @@ def run_seeds(
         words: of the command line.
         program: words that start it once more.
         num_parallel: how many run at a time; more than one have a thread each, and logs instead of a screen.
+        through: words before the command of each.
     """
-    kept = without(words, "--seeds", "--jobs", "--run-name", "--resume", "Experiment.run_name")
+    kept = without(words, "--seeds", "--jobs", "--through", "--run-name", "--resume", "Experiment.run_name")
     runs = {run_dir.with_name(f"{run_dir.name}-seed{seed}"): seed for seed in seeds}
     resumes, failures = "--resume" in words, list[str]()
 
@@ -134,7 +141,7 @@ def run_seeds(
             again = ["--resume"] * (resumes and bool(_epochs(folder)))
             _say(f"---- {folder.name} ----")
             own = ["--seed", str(seed), "--run-name", folder.name, *again]
-            yield Job([*program, *kept, *own], folder, has_log=num_parallel > 1)
+            yield Job([*program, *kept, *own], folder, has_log=num_parallel > 1, through=through)
 
     def on_end(job: Job, status: int) -> None:
         if status and not job.is_told:

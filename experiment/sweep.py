@@ -67,8 +67,8 @@ class Sweep:
     """The trials of a study, as runs.
 
     spaces: Optuna's distributions by parameter. command: program and words of every trial. is_max: more of
-    the metric is better. num_trials: in all, those of earlier processes included. pruned: trials that were
-    ended early, and after how many env steps.
+    the metric is better. num_trials: in all, those of earlier processes included. through: words before the
+    command. pruned: trials that were ended early, and after how many env steps.
     """
 
     study: Any
@@ -78,6 +78,7 @@ class Sweep:
     metric: str
     is_max: bool
     num_trials: int
+    through: Sequence[str] = ()
     pruned: dict[int, int] = field(default_factory=dict)
 
     def run(self, num_parallel: int) -> bool:
@@ -111,7 +112,8 @@ class Sweep:
         again = ["--resume"] * bool(CheckpointManager(run_dir, run_dir.name).complete_epochs())
         place = [f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}", "--run-name", run_dir.name]
         is_behind = self._follow(trial, run_dir)
-        return Job([*self.command, *chosen, *place, *again], run_dir, has_log=True, should_end=is_behind)
+        command = [*self.command, *chosen, *place, *again]
+        return Job(command, run_dir, has_log=True, through=self.through, should_end=is_behind)
 
     def _follow(self, trial: Any, run_dir: Path) -> Callable[[], bool]:
         """Asks whether a trial is worse than the others were, by what it has logged since training began."""
@@ -233,7 +235,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     )
     if parsed.seed is not None:
         study.sampler = optuna.samplers.TPESampler(seed=parsed.seed + len(study.trials))
-    kept = without([word for word in words if word not in found], "--resume")
+    kept = without([word for word in words if word not in found], "--resume", "--through")
     asked = {"words": kept, "spaces": sorted(found), "metric": args.metric, "direction": args.direction}
     if (before := study.user_attrs.get("asked", asked)) != asked:
         raise ConfigError(
@@ -241,7 +243,9 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
         )
     study.set_user_attr("asked", asked)
     command, is_max = [*library_program(), *kept], args.direction == "maximize"
-    sweep = Sweep(study, dict(found.values()), folder, command, args.metric, is_max, args.trials)
+    sweep = Sweep(
+        study, dict(found.values()), folder, command, args.metric, is_max, args.trials, parsed.through
+    )
     is_complete = sweep.run(args.jobs)
     has_best = sweep.close()
     lock.release()

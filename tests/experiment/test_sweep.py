@@ -71,7 +71,7 @@ def test_a_sweep_goes_on_where_it_was_prunes_and_writes_the_best(capsys: pytest.
 
     assert main([*WORDS, "--trials", "6", "--seed", "0"]) == 2  # not the same sweep
     assert "holds another sweep" in capsys.readouterr().err
-    assert main([*WORDS, "--trials", "6"]) == 0
+    assert main([*WORDS, "--trials", "6", "--through", "nice -n 1"]) == 0
     numbers = [0, 1, *range(6)]
     assert sorted(begun()) == sorted(f"trial-{number}" for number in numbers)
     printed = capsys.readouterr().out
