@@ -63,9 +63,9 @@ bench: .venv/installed-dev  ## run the benchmarks; results go to benchmarks/resu
 	@touch $@
 
 .venv/installed-dev: $(METADATA) | .venv/bin/pip
-	@echo "installing into .venv with the extras dev, atari, envs, minari, mujoco, plots, ray, slurm and sweep (a few minutes the first time)"
+	@echo "installing into .venv with the extras dev, atari, envs, minari, mujoco, plots, ray, slurm, sweep and video (a few minutes the first time)"
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation -e '.[dev,atari,envs,minari,mujoco,plots,ray,slurm,sweep]'
+	@$(PIP) --no-build-isolation -e '.[dev,atari,envs,minari,mujoco,plots,ray,slurm,sweep,video]'
 	@touch $@ .venv/installed
 
 .venv/installed-docs: .venv/installed-dev
