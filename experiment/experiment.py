@@ -1006,7 +1006,7 @@ class Experiment(Settings):
         progress = self.ctx.progress
         progress.policy_version += 1
         if self.ctx.is_main:
-            info = PolicyInfo(progress.policy_version, progress.epoch, is_final)
+            info = PolicyInfo(progress.policy_version, progress.epoch, is_final, env_steps=progress.env_steps)
             self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
         self.fleet.put(policy_version=progress.policy_version)
 
@@ -1023,6 +1023,8 @@ class Experiment(Settings):
             self.loaded_policy = info
             if self.ctx.role.is_actor:
                 self.ctx.progress.policy_epoch = info.epoch
+                if self.collector is not None:
+                    self.collector.explore_as_after(info.env_steps or 0)
         return info
 
     def delete_buffer_from_disk(self) -> None:

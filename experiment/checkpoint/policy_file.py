@@ -32,7 +32,7 @@ class PolicyInfo:
     is_final: the learner is done. published_s: unix time of writing.
     format: of the file; None in files without. loxodon: the version that wrote it.
     spaces: of the environment, as JSON text. gin: the operative configuration. types: JSON, see record.py.
-    max_seq_len: longest training sequence in transitions.
+    max_seq_len: longest training sequence in transitions. env_steps: of the whole run when it was written.
     """
 
     version: int
@@ -45,6 +45,7 @@ class PolicyInfo:
     gin: str | None = field(default=None, compare=False, repr=False)
     types: str | None = field(default=None, compare=False, repr=False)
     max_seq_len: int | None = field(default=None, compare=False)
+    env_steps: int | None = field(default=None, compare=False)
 
     def env_spaces(self) -> EnvSpaces | None:
         """The environment's spaces, or None if the header has none."""
@@ -60,10 +61,11 @@ def read_json(text: str) -> Any:
 
 
 def policy_header(info: PolicyInfo, facts: Mapping[str, str]) -> dict[str, str]:
-    """The header of a policy file that is written now: version, epoch and is_final of `info`, and more.
+    """The header of a policy file that is written now: version, epoch, is_final, env_steps, and more.
 
     facts: what is the same for all files of the process (loxodon, spaces, gin, types, max_seq_len).
     """
+    count = {} if info.env_steps is None else {"env_steps": str(info.env_steps)}
     return {
         "format": "pt",
         "loxodon_format": str(POLICY_FORMAT),
@@ -71,6 +73,7 @@ def policy_header(info: PolicyInfo, facts: Mapping[str, str]) -> dict[str, str]:
         "epoch": str(info.epoch),
         "is_final": str(int(info.is_final)),
         "published_s": repr(time.time()),
+        **count,
         **facts,
     }
 
@@ -218,4 +221,5 @@ def _info(header: Mapping[str, str]) -> PolicyInfo:
         gin=header.get("gin"),
         types=header.get("types"),
         max_seq_len=number("max_seq_len", int),
+        env_steps=number("env_steps", int),
     )

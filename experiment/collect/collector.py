@@ -232,6 +232,16 @@ class Collector:
             for sink in group.sinks:
                 sink.policy_version = version
 
+    def explore_as_after(self, env_steps: int) -> None:
+        """Put schedules of exploration to where the run's env steps have brought them, if they lag behind.
+
+        An actor that joins late, or comes back, else begins with the noise of a run's first steps.
+        """
+        num_calls = env_steps // sum(group.num_envs for group in self.groups)
+        for group in self.groups:
+            if group.exploration is not None:
+                group.exploration.num_calls = max(group.exploration.num_calls, num_calls)
+
     def flush(self) -> None:
         """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
         for group in self.groups:

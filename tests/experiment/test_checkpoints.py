@@ -111,6 +111,16 @@ def test_published_weights_carry_rising_versions_and_are_loaded_once(tmp_path: P
     assert list((learner.run_dir / "ckpts" / "latest").iterdir()) == [learner.checkpoints.latest_path]
 
 
+def test_an_actor_that_comes_late_explores_as_the_others_do(tmp_path: Path) -> None:
+    learner, actor = started(tmp_path), started(tmp_path, mode="collect")
+    noise = actor.collector.groups[0].exploration  # type: ignore[union-attr]
+    for env_steps, num_calls in ((300, 100), (240, 100), (306, 102)):
+        learner.ctx.progress.env_steps = env_steps
+        learner.write_latest_policy()
+        actor.read_latest_policy()
+        assert noise.num_calls == num_calls  # of 3 environments; never back
+
+
 # --- what cannot be loaded ------------------------------------------------------------------------------
 
 
