@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import MIN_LOG_DECAY
-from ..timescales import timescales
+from ..timescales import GATE_GAIN, timescales
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, require_heads
 
@@ -20,7 +20,7 @@ TEMPERATURE = 16.0
 
 
 class GLAMixer(MatrixMixer):
-    """Keys and values are summed up in one matrix per head, which fades."""
+    """Keys and values are summed up in one matrix per head, which fades; gated heads choose what to add."""
 
     short_conv = 4
 
@@ -46,6 +46,8 @@ class GLAMixer(MatrixMixer):
         self.out = nn.Linear(self.d_v, d_model, bias=False)
         self.gate: nn.Sequential | None = None
         if decay == "gated":
+            self.write = nn.Linear(d_model, n_heads)
+            self.write.weight.data *= GATE_GAIN
             self.gate = nn.Sequential(
                 nn.Linear(d_model, gate_rank, bias=False), nn.Linear(gate_rank, self.d_k)
             )
@@ -63,6 +65,7 @@ class GLAMixer(MatrixMixer):
         else:
             log_decay = F.logsigmoid(by_head(self.gate(x).float(), self.n_heads)) / TEMPERATURE
             log_decay = log_decay.clamp(min=MIN_LOG_DECAY)
+            k = k * self.write(x).sigmoid()[..., None]
         return [q * self.d_head_k**-0.5, k, v, log_decay], z
 
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:
@@ -76,10 +79,12 @@ class GLATrajEncoder(MixerTrajEncoder):
     Args:
         n_heads: heads, a divisor of d_model and of expand_k * d_model.
         expand_k: width of queries and keys, in d_model.
-        decay: "gated": the input decides how fast each key feature fades; "fixed": each head fades at a
-            constant rate, as in a retentive network (without its rotation of queries and keys).
+        decay: "gated": the input decides how fast each key feature fades and how much each head takes in;
+            "fixed": each head fades at a constant rate, as in a retentive network (without its rotation of
+            queries and keys), and takes in all.
         gate_rank: width of the bottleneck that decays are computed from.
-    Source: Yang et al. 2024, arXiv:2312.06635; Sun et al. 2023, arXiv:2307.08621 (RetNet).
+    Source: Yang et al. 2024, arXiv:2312.06635, but for the gate of what is taken in; Sun et al. 2023,
+        arXiv:2307.08621 (RetNet).
     """
 
     mixer_type = GLAMixer

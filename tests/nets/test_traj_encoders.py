@@ -35,8 +35,7 @@ from .encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_enc
 
 BASES = {"TrajEncoder", "MixerTrajEncoder"}
 NAMES = {name for name in nets.__all__ if name.endswith("TrajEncoder")} - BASES
-# Nothing in GLA decides what is written.
-REMEMBERING = NAMES - {"FFTrajEncoder", "IdentityTrajEncoder", "GLATrajEncoder"}
+REMEMBERING = NAMES - {"FFTrajEncoder", "IdentityTrajEncoder"}
 CPU, NUM_ENVS = torch.device("cpu"), 4
 NUM_OPS = 32 * 3 * 128  # width and layers of the largest encoder, timesteps
 
