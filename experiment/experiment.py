@@ -137,6 +137,11 @@ class Experiment(Settings):
         return self._policy
 
     @property
+    def acting(self) -> BaseAgent:
+        """Who acts, is evaluated and published: `policy`, or its average (`Learner.average_rate`)."""
+        return self.learner.acting
+
+    @property
     def epoch(self) -> int:
         """The running epoch, or the next."""
         return self.ctx.progress.epoch
@@ -285,8 +290,6 @@ class Experiment(Settings):
             self.traj_encoder_type,
             self.max_seq_len,
         )
-        if self.compile_acting:
-            self._policy.compile_acting()
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
         self.model = self.accelerator.prepare(self._policy)
         if self.accelerator.scaler is not None:  # without one, Accelerate's wrapper only takes time
@@ -306,6 +309,8 @@ class Experiment(Settings):
             edits_masks=self._overrides("edit_actor_mask", "edit_critic_mask"),
             progress=self.ctx.progress,
         )
+        if self.compile_acting:
+            self.learner.compile_acting()
         self.trainer = self._make_trainer()
         if self.torch_threads is None:
             choose_threads(None, self._forward_work())
@@ -612,6 +617,7 @@ class Experiment(Settings):
         if not collector.has_begun or is_reset_due:
             self.restart_train_envs(progress.epoch)
         self.policy.eval()
+        collector.agent = self.acting
         version = progress.policy_version if self.loaded_policy is None else self.loaded_policy.version
         collector.set_policy_version(version)
         self.fleet.put(policy_version=version)
@@ -761,7 +767,7 @@ class Experiment(Settings):
         group = Group(envs, sinks=sinks)
         collector = Collector(
             [group],
-            self.policy,
+            self.acting,
             self.DEVICE,
             self.sample_actions if self.sample_actions_val is None else self.sample_actions_val,
             histories=histories,
@@ -816,7 +822,7 @@ class Experiment(Settings):
             self.ctx.progress.best_score = score
             if self.ctx.is_main:
                 info = PolicyInfo(self.ctx.progress.policy_version, self.epoch, False)
-                self.checkpoints.save_policy(self.checkpoints.best_path, self.policy, info)
+                self.checkpoints.save_policy(self.checkpoints.best_path, self.acting, info)
                 self.artifacts.store_best(self.checkpoints.best_path)
 
     def why_idle(self) -> str:
@@ -874,6 +880,7 @@ class Experiment(Settings):
             self.hooks.around("load_checkpoint", self._load, path)
         else:
             self.hooks.around("load_checkpoint", load_weights, self.policy, path)
+            self.learner.restart_average()
 
     def _parts(self) -> dict[str, Stateful]:
         """Whose states a checkpoint keeps, by name; those of _OWN every process keeps for itself."""
@@ -922,7 +929,7 @@ class Experiment(Settings):
             shared = {name: part.state_dict() for name, part in parts.items() if name not in _OWN}
             facts = {"seed": self.run_seed, "mode": self.mode, "world_size": self.accelerator.num_processes}
             metadata = self.record.metadata(**facts, is_interim=is_interim)
-            folder = self.checkpoints.commit(epoch, self.policy, shared, metadata)
+            folder = self.checkpoints.commit(epoch, self.policy, self.acting, shared, metadata)
             if not is_interim:
                 self.artifacts.store_state(folder, epoch)
             if not self.checkpoints.config_path.exists():  # somebody deleted the folder
@@ -1007,7 +1014,7 @@ class Experiment(Settings):
         progress.policy_version += 1
         if self.ctx.is_main:
             info = PolicyInfo(progress.policy_version, progress.epoch, is_final, env_steps=progress.env_steps)
-            self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
+            self.checkpoints.save_policy(self.checkpoints.latest_path, self.acting, info)
         self.fleet.put(policy_version=progress.policy_version)
 
     def read_latest_policy(self) -> PolicyInfo | None:
@@ -1019,7 +1026,7 @@ class Experiment(Settings):
         if info is not None and info != self.loaded_policy:
             check_policy(info, path, self.env_spaces, warns=self.loaded_policy is None)
             info, weights = read_policy(path)
-            fit_weights(self.policy, weights, path)
+            fit_weights(self.acting, weights, path)
             self.loaded_policy = info
             if self.ctx.role.is_actor:
                 self.ctx.progress.policy_epoch = info.epoch

@@ -240,11 +240,17 @@ class CheckpointManager:
             write_values(temp / f"rank_{self.rank}.pt", own)
 
     def commit(
-        self, epoch: int, model: nn.Module, shared: dict[str, Any], metadata: Mapping[str, Any]
+        self,
+        epoch: int,
+        model: nn.Module,
+        acting: nn.Module,
+        shared: dict[str, Any],
+        metadata: Mapping[str, Any],
     ) -> Path:
         """Second half, called by the main process when all have written: the rest, marker, rename.
 
-        One with `is_interim` in its metadata is deleted when there is a newer one, and has no policy weights.
+        Training goes on with the weights of `model`; the policy file has those of `acting`. One with
+        `is_interim` in its metadata is deleted when there is a newer one, and has no policy weights.
 
         Raises: as `write_own`.
         """
@@ -267,7 +273,8 @@ class CheckpointManager:
             fsync(self.states_dir)
             shutil.rmtree(replaced, ignore_errors=True)
         if not metadata.get("is_interim"):
-            write_policy(self.weights_dir / f"policy_epoch_{epoch}.safetensors", tensors, header)
+            path = self.weights_dir / f"policy_epoch_{epoch}.safetensors"
+            write_policy(path, tensors if acting is model else plain_tensors(acting), header)
         return final
 
     def prune(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic
 _MASKS = ("Actor Mask", "Critic Mask")
 _BAD_GRAD = (None, "skip", "raise")
 _COUNTS = ("batch_timesteps", "batch_places")
+_YOUNG = 10.0  # updates; the average begins as one over the last tenth of them
 
 
 def masked_losses(
@@ -113,7 +115,7 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, n
     return _PEAK_SHARE * largest + (1 - _PEAK_SHARE) * total / timesteps
 
 
-@gin.configurable(allowlist=["bad_grad"])
+@gin.configurable(allowlist=["bad_grad", "average_rate"])
 class Learner:
     """Holds the optimizer side of an agent and applies updates.
 
@@ -133,6 +135,9 @@ class Learner:
         report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
         bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
             with the name of the parameter, None lets it be.
+        average_rate: share that an update has in a moving average of weights, larger at first. The average
+            acts, is evaluated and published, since what the newest weights do comes and goes. Above 0 and at
+            most 1; None: the newest weights act.
         timer: told how long updates take.
         edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
         progress: counts the optimizer steps; None for a count of its own.
@@ -140,6 +145,8 @@ class Learner:
     Attributes:
         before_clipping: called between the last backward pass and clipping, such as to drop gradients.
         skipped_updates: updates since the start of this process that were left out for their gradients.
+
+    Source of the average: Polyak & Juditsky 1992, here with exponential weights.
     """
 
     def __init__(  # noqa: PLR0913 - one for each thing it needs
@@ -155,6 +162,7 @@ class Learner:
         grad_clip: float,
         report_priorities: ReportPriorities | None = None,
         bad_grad: str | None = None,
+        average_rate: float | None = None,
         timer: StageTimer | None = None,
         edits_masks: bool = False,
         progress: Progress | None = None,
@@ -166,6 +174,18 @@ class Learner:
                 f"Learner.bad_grad is {bad_grad!r}; allowed are None, 'skip' and 'raise'. Fix: set "
                 "Learner.bad_grad = 'skip'."
             )
+        if average_rate is not None and not 0.0 < average_rate <= 1.0:
+            raise ValueError(
+                f"Learner.average_rate is {average_rate}, but must be None, or above 0 and at most 1. "
+                "Fix: set Learner.average_rate = 0.01."
+            )
+        if average_rate is not None and isinstance(agent, OnPolicyAgent):
+            raise ValueError(
+                f"Learner.average_rate is {average_rate}, but {type(agent).__name__} learns from what its "
+                "own weights have done. Fix: set Learner.average_rate = None."
+            )
+        self._average_rate, self._num_averaged = average_rate, 0
+        self._average = None if average_rate is None else copy.deepcopy(agent).requires_grad_(False).eval()
         # A loss scaler overflows as a matter of course and skips such steps itself.
         self._on_bad_grad = None if accelerator.scaler is not None else bad_grad
         self.timer = timer or StageTimer()
@@ -186,6 +206,21 @@ class Learner:
             model.broadcast_buffers = False
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+
+    @property
+    def acting(self) -> BaseAgent:
+        """Who acts: the agent, or after updates its average."""
+        return self.agent if self._average is None or not self._num_averaged else self._average
+
+    def restart_average(self) -> None:
+        """The agent's weights have come from elsewhere."""
+        self._num_averaged = 0
+
+    def compile_acting(self) -> None:
+        """As `BaseAgent.compile_acting`, whoever acts."""
+        self.agent.compile_acting()
+        if self._average is not None:
+            self._average.compile_acting()
 
     @property
     def gradient_steps(self) -> int:
@@ -313,7 +348,18 @@ class Learner:
         else:
             self.progress.gradient_steps += 1
             self.agent.after_update()
+            self._move_average()
         return norms
+
+    @torch.no_grad()
+    def _move_average(self) -> None:
+        if self._average is None or self._average_rate is None:
+            return
+        share = max(self._average_rate, _YOUNG / (_YOUNG + self._num_averaged))
+        torch._foreach_lerp_(list(self._average.parameters()), list(self.agent.parameters()), share)
+        for own, new in zip(self._average.buffers(), self.agent.buffers(), strict=True):
+            own.copy_(new)
+        self._num_averaged += 1
 
     def _check_finite(self) -> None:
         """Stop before clipping, since clipping by a norm that is NaN makes every gradient NaN.
@@ -417,6 +463,10 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "gradient_steps": self.gradient_steps,
+            "num_averaged": self._num_averaged,
+            "average": self._average.state_dict()
+            if self._average is not None and self._num_averaged
+            else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -434,6 +484,10 @@ class Learner:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress.gradient_steps = int(state["gradient_steps"])
+        self._num_averaged = 0
+        if self._average is not None and state.get("average") is not None:
+            self._average.load_state_dict(state["average"])
+            self._num_averaged = int(state["num_averaged"])
 
 
 def grad_norms(agent: nn.Module) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import torch
 
 from loxodon.data import Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.freezing import ParamFreezer
 
 from ..rounding import assert_equal_but_for_rounding
@@ -104,6 +105,36 @@ def test_no_limit_of_the_gradient_is_a_limit_that_is_never_reached(tmp_path: Pat
         found.append((float(metrics["grad_norm"]), [p.tolist() for p in exp.policy.trainable_params()]))
     assert found[0] == found[1] != found[2]
     assert found[2][0] == found[0][0] > 1e-3
+
+
+def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, **{"Learner.average_rate": 0.9})
+    exp.start()
+    assert exp.acting is exp.policy
+    weights = []
+    for _ in range(4):
+        exp.train_step(pad_batch(TRAJECTORIES))
+        weights.append(exp.policy.actor.weight.detach().clone())
+    expected = weights[0]
+    for new, share in zip(weights[1:], (10 / 11, 0.9, 0.9), strict=True):
+        expected = torch.lerp(expected, new, share)
+    assert_equal_but_for_rounding(exp.acting.actor.weight, expected, NUM_OPS)
+    assert not torch.equal(expected, weights[-1])
+    assert next(exp.policy.parameters()).requires_grad
+    acted = []
+    exp.acting.actor.register_forward_hook(lambda *_: acted.append(True))
+    for rollout in (exp.evaluate_val, exp.collect_new_training_data):
+        rollout()
+        assert acted
+        acted.clear()
+    exp.write_latest_policy()
+    exp.save_checkpoint()
+    ckpts = exp.run_dir / "ckpts"
+    for path in (ckpts / "latest" / "policy.safetensors", *(ckpts / "policy_weights").iterdir()):
+        assert_equal_but_for_rounding(read_policy(path)[1]["actor.weight"], expected, NUM_OPS)
+    exp.load_checkpoint_from_path(ckpts / "latest" / "policy.safetensors")
+    assert exp.acting is exp.policy  # until there are updates of these weights
+    exp.close()
 
 
 def test_targets_follow_after_every_optimizer_step(tmp_path: Path) -> None:

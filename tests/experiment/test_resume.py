@@ -127,7 +127,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "mixture, drawn seed": ({"workers": 2}, "Experiment.seed = None\n"),
     "dropout, priorities": ({"encoder": "TransformerTrajEncoder", "priorities": "0.6"}, ""),
     "cut episodes": ({}, "Collector.save_env_state = False\nCheckpointManager.exact_resume = True\n"),
-    "cut files": ({}, "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"),
+    "cut files, averaged weights": (
+        {},
+        "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\nLearner.average_rate = 0.1\n",
+    ),
 }
 
 

@@ -66,6 +66,7 @@ def test_text_observations_are_left_out(tmp_path: Path) -> None:
             {"train_timesteps_per_epoch": 0, "val_timesteps_per_epoch": 4},
             r"train_timesteps_per_epoch is 0.*Fix:",
         ),
+        ({"Learner.average_rate": 0.1}, r"Learner.average_rate is 0.1, but PPOAgent .*Fix:"),
         ({"start_collecting_at_epoch": 1}, r"Experiment.start_collecting_at_epoch is 1.*Fix:"),
         ({"learner": {"minibatches": 99}}, r"too few for PPOLearner.minibatches = 99. Fix:"),
         ({"learner": {"minibatches": 0}}, r"minibatches=0.*Fix:"),
