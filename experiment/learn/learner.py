@@ -23,6 +23,7 @@ from ...nets import RunningStatistics
 from ..collect import StageTimer
 from ..contracts import Progress
 from ..distributed import merge_metrics
+from ..numbers import check_number
 from ..rng import isolated_rng
 from .optimizer import check_same_groups, warmup_factor
 
@@ -36,7 +37,7 @@ _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic
 _MASKS = ("Actor Mask", "Critic Mask")
 _BAD_GRAD = (None, "skip", "raise")
 _COUNTS = ("batch_timesteps", "batch_places")
-_YOUNG = 10.0  # updates; the average begins as one over the last tenth of them
+_YOUNG = 50.0  # updates; the average begins as one over some fiftieth of those so far
 
 
 def masked_losses(
@@ -174,10 +175,10 @@ class Learner:
                 f"Learner.bad_grad is {bad_grad!r}; allowed are None, 'skip' and 'raise'. Fix: set "
                 "Learner.bad_grad = 'skip'."
             )
-        if average_rate is not None and not 0.0 < average_rate <= 1.0:
+        check_number("Learner.average_rate", average_rate, above=0, optional=True)
+        if average_rate is not None and average_rate > 1:
             raise ValueError(
-                f"Learner.average_rate is {average_rate}, but must be None, or above 0 and at most 1. "
-                "Fix: set Learner.average_rate = 0.01."
+                f"Learner.average_rate is {average_rate}, but a share is at most 1. Fix: set it to 0.01."
             )
         if average_rate is not None and isinstance(agent, OnPolicyAgent):
             raise ValueError(

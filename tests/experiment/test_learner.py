@@ -108,7 +108,7 @@ def test_no_limit_of_the_gradient_is_a_limit_that_is_never_reached(tmp_path: Pat
 
 
 def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, **{"Learner.average_rate": 0.9})
+    exp = make_experiment(tmp_path, **{"Learner.average_rate": 0.95})
     exp.start()
     assert exp.acting is exp.policy
     weights = []
@@ -116,7 +116,7 @@ def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(tmp_path: 
         exp.train_step(pad_batch(TRAJECTORIES))
         weights.append(exp.policy.actor.weight.detach().clone())
     expected = weights[0]
-    for new, share in zip(weights[1:], (10 / 11, 0.9, 0.9), strict=True):
+    for new, share in zip(weights[1:], (50 / 51, 50 / 52, 0.95), strict=True):
         expected = torch.lerp(expected, new, share)
     assert_equal_but_for_rounding(exp.acting.actor.weight, expected, NUM_OPS)
     assert not torch.equal(expected, weights[-1])
