@@ -37,7 +37,7 @@ _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic
 _MASKS = ("Actor Mask", "Critic Mask")
 _BAD_GRAD = (None, "skip", "raise")
 _COUNTS = ("batch_timesteps", "batch_places")
-_YOUNG = 50.0  # updates; the average begins as one over some fiftieth of those so far
+_FIRST, _YOUNG = 200, 10  # updates before weights are averaged; then the average grows with a tenth of them
 
 
 def masked_losses(
@@ -136,8 +136,8 @@ class Learner:
         report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
         bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
             with the name of the parameter, None lets it be.
-        average_rate: share that an update has in a moving average of weights, larger at first. The average
-            acts, is evaluated and published, since what the newest weights do comes and goes. Above 0 and at
+        average_rate: share that an update has in a moving average of weights; all of it in the first 200, in
+            which most changes, and a tenth of them at 300. The average acts, is evaluated and published, since what the newest weights do comes and goes. Above 0 and at
             most 1; None: the newest weights act.
         timer: told how long updates take.
         edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
@@ -356,7 +356,7 @@ class Learner:
     def _move_average(self) -> None:
         if self._average is None or self._average_rate is None:
             return
-        share = max(self._average_rate, _YOUNG / (_YOUNG + self._num_averaged))
+        share = max(self._average_rate, _YOUNG / (_YOUNG + max(self._num_averaged - _FIRST, 0)))
         torch._foreach_lerp_(list(self._average.parameters()), list(self.agent.parameters()), share)
         for own, new in zip(self._average.buffers(), self.agent.buffers(), strict=True):
             own.copy_(new)

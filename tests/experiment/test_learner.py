@@ -14,6 +14,7 @@ from loxodon.data import Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.freezing import ParamFreezer
+from loxodon.experiment.learn import learner
 
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import learning, make_experiment, metrics, run
@@ -107,16 +108,19 @@ def test_no_limit_of_the_gradient_is_a_limit_that_is_never_reached(tmp_path: Pat
     assert found[2][0] == found[0][0] > 1e-3
 
 
-def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, **{"Learner.average_rate": 0.95})
+def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner, "_FIRST", 1)  # instead of 200 updates
+    exp = make_experiment(tmp_path, **{"Learner.average_rate": 0.9})
     exp.start()
     assert exp.acting is exp.policy
     weights = []
     for _ in range(4):
         exp.train_step(pad_batch(TRAJECTORIES))
         weights.append(exp.policy.actor.weight.detach().clone())
-    expected = weights[0]
-    for new, share in zip(weights[1:], (50 / 51, 50 / 52, 0.95), strict=True):
+    expected = weights[1]
+    for new, share in zip(weights[2:], (10 / 11, 0.9), strict=True):
         expected = torch.lerp(expected, new, share)
     assert_equal_but_for_rounding(exp.acting.actor.weight, expected, NUM_OPS)
     assert not torch.equal(expected, weights[-1])
