@@ -136,9 +136,9 @@ class Learner:
         report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
         bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
             with the name of the parameter, None lets it be.
-        average_rate: share that an update has in a moving average of weights; all of it in the first 200, in
-            which most changes, and a tenth of them at 300. The average acts, is evaluated and published, since what the newest weights do comes and goes. Above 0 and at
-            most 1; None: the newest weights act.
+        average_rate: share that an update has in a moving average of weights, which acts, is evaluated and
+            published, since what the newest weights do comes and goes. All of it in the first 200 updates, in
+            which most changes, and a tenth at 300. Above 0 and at most 1; None: the newest weights act.
         timer: told how long updates take.
         edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
         progress: counts the optimizer steps; None for a count of its own.
