@@ -880,7 +880,8 @@ class Experiment(Settings):
             self.hooks.around("load_checkpoint", self._load, path)
         else:
             self.hooks.around("load_checkpoint", load_weights, self.policy, path)
-            self.learner.restart_average()
+            if self.learner.average is not None:
+                self.learner.average.restart()
 
     def _parts(self) -> dict[str, Stateful]:
         """Whose states a checkpoint keeps, by name; those of _OWN every process keeps for itself."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +22,8 @@ from ...nets import RunningStatistics
 from ..collect import StageTimer
 from ..contracts import Progress
 from ..distributed import merge_metrics
-from ..numbers import check_number
 from ..rng import isolated_rng
+from .average import WeightAverage
 from .optimizer import check_same_groups, warmup_factor
 
 AnyBatch = Batch | RolloutBatch
@@ -37,7 +36,6 @@ _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic
 _MASKS = ("Actor Mask", "Critic Mask")
 _BAD_GRAD = (None, "skip", "raise")
 _COUNTS = ("batch_timesteps", "batch_places")
-_FIRST, _YOUNG = 200, 10  # updates before weights are averaged; then the average grows with a tenth of them
 
 
 def masked_losses(
@@ -144,10 +142,9 @@ class Learner:
         progress: counts the optimizer steps; None for a count of its own.
 
     Attributes:
+        average: of the weights, None without.
         before_clipping: called between the last backward pass and clipping, such as to drop gradients.
         skipped_updates: updates since the start of this process that were left out for their gradients.
-
-    Source of the average: Polyak & Juditsky 1992, here with exponential weights.
     """
 
     def __init__(  # noqa: PLR0913 - one for each thing it needs
@@ -175,18 +172,7 @@ class Learner:
                 f"Learner.bad_grad is {bad_grad!r}; allowed are None, 'skip' and 'raise'. Fix: set "
                 "Learner.bad_grad = 'skip'."
             )
-        check_number("Learner.average_rate", average_rate, above=0, optional=True)
-        if average_rate is not None and average_rate > 1:
-            raise ValueError(
-                f"Learner.average_rate is {average_rate}, but a share is at most 1. Fix: set it to 0.01."
-            )
-        if average_rate is not None and isinstance(agent, OnPolicyAgent):
-            raise ValueError(
-                f"Learner.average_rate is {average_rate}, but {type(agent).__name__} learns from what its "
-                "own weights have done. Fix: set Learner.average_rate = None."
-            )
-        self._average_rate, self._num_averaged = average_rate, 0
-        self._average = None if average_rate is None else copy.deepcopy(agent).requires_grad_(False).eval()
+        self.average = None if average_rate is None else WeightAverage(agent, average_rate)
         # A loss scaler overflows as a matter of course and skips such steps itself.
         self._on_bad_grad = None if accelerator.scaler is not None else bad_grad
         self.timer = timer or StageTimer()
@@ -210,18 +196,14 @@ class Learner:
 
     @property
     def acting(self) -> BaseAgent:
-        """Who acts: the agent, or after updates its average."""
-        return self.agent if self._average is None or not self._num_averaged else self._average
-
-    def restart_average(self) -> None:
-        """The agent's weights have come from elsewhere."""
-        self._num_averaged = 0
+        """Who acts: the agent, or its average."""
+        return self.agent if self.average is None else self.average.acting
 
     def compile_acting(self) -> None:
         """As `BaseAgent.compile_acting`, whoever acts."""
         self.agent.compile_acting()
-        if self._average is not None:
-            self._average.compile_acting()
+        if self.average is not None:
+            self.average.averaged.compile_acting()
 
     @property
     def gradient_steps(self) -> int:
@@ -349,18 +331,9 @@ class Learner:
         else:
             self.progress.gradient_steps += 1
             self.agent.after_update()
-            self._move_average()
+            if self.average is not None:
+                self.average.follow()
         return norms
-
-    @torch.no_grad()
-    def _move_average(self) -> None:
-        if self._average is None or self._average_rate is None:
-            return
-        share = max(self._average_rate, _YOUNG / (_YOUNG + max(self._num_averaged - _FIRST, 0)))
-        torch._foreach_lerp_(list(self._average.parameters()), list(self.agent.parameters()), share)
-        for own, new in zip(self._average.buffers(), self.agent.buffers(), strict=True):
-            own.copy_(new)
-        self._num_averaged += 1
 
     def _check_finite(self) -> None:
         """Stop before clipping, since clipping by a norm that is NaN makes every gradient NaN.
@@ -464,10 +437,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "gradient_steps": self.gradient_steps,
-            "num_averaged": self._num_averaged,
-            "average": self._average.state_dict()
-            if self._average is not None and self._num_averaged
-            else None,
+            "average": None if self.average is None else self.average.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -485,10 +455,10 @@ class Learner:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress.gradient_steps = int(state["gradient_steps"])
-        self._num_averaged = 0
-        if self._average is not None and state.get("average") is not None:
-            self._average.load_state_dict(state["average"])
-            self._num_averaged = int(state["num_averaged"])
+        if self.average is not None:
+            self.average.restart()
+            if (averaged := state.get("average")) is not None:
+                self.average.load_state_dict(averaged)
 
 
 def grad_norms(agent: nn.Module) -> dict[str, Tensor]:

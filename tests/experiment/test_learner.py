@@ -14,7 +14,7 @@ from loxodon.data import Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.freezing import ParamFreezer
-from loxodon.experiment.learn import learner
+from loxodon.experiment.learn import average
 
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import learning, make_experiment, metrics, run
@@ -111,7 +111,7 @@ def test_no_limit_of_the_gradient_is_a_limit_that_is_never_reached(tmp_path: Pat
 def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner, "_FIRST", 1)  # instead of 200 updates
+    monkeypatch.setattr(average, "_FIRST", 1)  # instead of 200 updates
     exp = make_experiment(tmp_path, **{"Learner.average_rate": 0.9})
     exp.start()
     assert exp.acting is exp.policy
