@@ -70,6 +70,7 @@ setup(
     extras_require={
         "envs": ENVS,
         "atari": ATARI,
+        "kernels": ["fla-core[cuda]>=0.6,<0.7"],
         "mujoco": MUJOCO,
         "dm_control": DM_CONTROL,
         "minari": MINARI,

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from . import kernels
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -130,6 +132,8 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Te
     """
     decay = decay[(None,) * (inputs.ndim - decay.ndim)]
     decay = decay.expand(*inputs.shape[:2], *[-1] * (inputs.ndim - 2))
+    if kernels.serve(inputs):
+        return kernels.linear_recurrence(decay.expand_as(inputs), inputs, initial, resets)
     if resets is not None:
         decay = decay.masked_fill(resets.view(*resets.shape, *[1] * (inputs.ndim - 2)), 0.0)
     states = _LinearRecurrence.apply(decay, inputs, initial.to(inputs.dtype))  # type: ignore[no-untyped-call]
@@ -278,6 +282,8 @@ def matrix_recurrence(
     Source: Yang et al. 2024, arXiv:2312.06635, section 4; for one decay per head Dao & Gu 2024,
         arXiv:2405.21060, section 6.
     """
+    if kernels.serve(queries, queries.shape[-1]):
+        return kernels.matrix_recurrence(queries, keys, values, log_decay, initial, resets)
     length, per_key = queries.shape[1], log_decay.shape[-1] > 1
     size = min(length, SHORT_CHUNK if per_key else CHUNK)
     q, k, v = (_chunked(x, size) for x in (queries, keys, values))
@@ -344,6 +350,8 @@ def delta_recurrence(
     Returns: y (B, L, H, V) and the state after the last timestep (B, H, K, V), float.
     Source: Yang et al. 2024, arXiv:2412.06464, section 3.3.
     """
+    if kernels.serve(queries, queries.shape[-1]):
+        return kernels.delta_recurrence(queries, keys, values, rate, log_decay, initial, resets)
     length = queries.shape[1]
     size = min(length, SHORT_CHUNK)  # systems are solved row by row
     q, k, v, beta = (_chunked(x, size) for x in (queries, keys, values, rate))

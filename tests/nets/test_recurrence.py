@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from loxodon.nets import kernels
 from loxodon.nets import recurrence as R
 from loxodon.nets.short_conv import ShortConv
+
+from .triton_on_cpu import interpret
 
 B, H, K, V = 3, 2, 4, 5
 LENGTHS = [1, 2, 17, 64, 150]
@@ -138,6 +142,43 @@ def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: in
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
     without = tensors(loop(*args, torch.zeros_like(resets)))
     torch.testing.assert_close(tensors(chunked(*args)), without, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def kernel_device() -> torch.device:
+    """Where kernels run: a GPU, or else Triton's interpreter."""
+    if find_spec(kernels.PACKAGE) is None:
+        pytest.skip("needs flash-linear-attention: pip install -e '.[kernels]'")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    interpret()
+    return torch.device("cpu")
+
+
+@pytest.mark.parametrize("has_resets", [False, True])
+@pytest.mark.parametrize("kind", ["diagonal", "delta", "matrix", "matrix_per_key", "matrix_shared_keys"])
+def test_installed_kernels_give_the_results_and_gradients_of_the_loop(
+    kind: str, has_resets: bool, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    kernel = kernels._kernel
+    monkeypatch.setattr(kernels, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(kernels, "_kernel", lambda *names: ran.append(names[1]) or kernel(*names))
+    chunked, loop, make = KINDS[kind]
+    resets = draw(9, B, 80) > 1.0 if has_resets else torch.zeros(B, 80, dtype=torch.bool)
+    args = [x.detach().to(kernel_device, torch.float32).requires_grad_() for x in make(80)]
+    wide = [x.detach().double().cpu().requires_grad_() for x in args]
+    on_device = resets.to(kernel_device) if has_resets else None
+    found, expected = tensors(chunked(*args, on_device)), tensors(loop(*wide, resets))
+    assert ran
+    weights = [draw(20 + i, *x.shape) for i, x in enumerate(expected)]
+    of_loop = torch.autograd.grad(sum((x * w).sum() for x, w in zip(expected, weights, strict=True)), wide)
+    of_kernel = torch.autograd.grad(
+        sum((x * w.to(x)).sum() for x, w in zip(found, weights, strict=True)), args
+    )
+    close = 1e-4 if kernel_device.type == "cpu" else 1e-2  # a GPU rounds factors to TF32
+    for one, other in zip([*found, *of_kernel], [*expected, *of_loop], strict=True):
+        torch.testing.assert_close(one.double().cpu(), other, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("strength", [1e-4, 1e3])

@@ -1,0 +1,125 @@
+"""The recurrences of `recurrence.py` on a GPU, by the kernels of flash-linear-attention if it is installed.
+
+Same arguments, same results, but for float32 products that a GPU rounds to fewer digits (TF32). Where several
+episodes share a row, all of them are laid behind each other, as sequences of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+PACKAGE = "fla"
+_WIDEST_KEY = 256  # that all kernels take
+_LEAST_DECAY = 1e-30  # whose logarithm is still a number
+
+
+def serve(x: Tensor, key_width: int = 1) -> bool:
+    """Whether the kernels can compute a recurrence over `x`."""
+    fits = x.dtype == torch.float32 and key_width <= _WIDEST_KEY
+    return fits and runs_kernels(x.device) and _is_installed()
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Whether Triton compiles for `device`."""
+    return device.type == "cuda"
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec(PACKAGE) is not None
+
+
+def _kernel(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Imported late, as Triton takes seconds."""
+    kernel: Callable[..., tuple[Tensor, Tensor]] = getattr(import_module(f"{PACKAGE}.ops.{module}"), name)
+    return kernel
+
+
+class _Episodes(NamedTuple):
+    """Where episodes begin when all rows of a batch (B, L) lie behind each other.
+
+    borders: (S + 1,) int64, their first timesteps, and B L. first, last: (B,) int64, each row's episodes.
+    continues: (B,) bool, True where a row goes on with the episode before it.
+    """
+
+    borders: Tensor
+    first: Tensor
+    last: Tensor
+    continues: Tensor
+
+    @classmethod
+    def of(cls, resets: Tensor) -> _Episodes:
+        begins = resets.clone()
+        begins[:, 0] = True
+        ends = begins.sum(1).cumsum(0)
+        borders = F.pad(begins.flatten().nonzero().squeeze(1), (0, 1), value=begins.numel())
+        return cls(borders, F.pad(ends[:-1], (1, 0)), ends - 1, ~resets[:, 0])
+
+
+def _run(
+    kernel: Callable[..., tuple[Tensor, Tensor]],
+    parts: dict[str, Tensor],
+    initial: Tensor,
+    resets: Tensor | None,
+    **settings: Any,
+) -> tuple[Tensor, Tensor]:
+    """What a kernel computes over parts (B, L, ...) from a state (B, ...): (B, L, ...) and the last state."""
+    settings["output_final_state"] = True
+    if resets is None:
+        return kernel(**parts, initial_state=initial, **settings)
+    episodes = _Episodes.of(resets)
+    known = initial * episodes.continues.view(-1, *[1] * (initial.ndim - 1))
+    starts = initial.new_zeros(len(episodes.borders) - 1, *initial.shape[1:])
+    starts = starts.index_copy(0, episodes.first, known)
+    in_one_row = {name: part.flatten(0, 1)[None] for name, part in parts.items()}
+    y, ends = kernel(**in_one_row, initial_state=starts, cu_seqlens=episodes.borders, **settings)
+    return y.view(*resets.shape, *y.shape[2:]), ends[episodes.last]
+
+
+def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None) -> Tensor:
+    """See `recurrence.linear_recurrence`; decay (B, L, ...) has the shape of inputs."""
+    log_decay = decay.clamp(min=_LEAST_DECAY).log()
+    parts = {"x": inputs.flatten(2), "g": log_decay.flatten(2)}
+    kernel = _kernel("hgrn", "fused_recurrent_hgrn")
+    states, _ = _run(kernel, parts, initial.flatten(1), resets)
+    return states.view_as(inputs)
+
+
+def matrix_recurrence(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    log_decay: Tensor,
+    initial: Tensor,
+    resets: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """See `recurrence.matrix_recurrence`."""
+    heads = values.shape[2]
+    parts = {"q": queries.expand(-1, -1, heads, -1), "k": keys.expand(-1, -1, heads, -1), "v": values}
+    if log_decay.shape[-1] > 1:
+        return _run(_kernel("gla", "chunk_gla"), {**parts, "g": log_decay}, initial, resets, scale=1.0)
+    parts["g"] = log_decay.squeeze(-1)
+    return _run(_kernel("simple_gla", "chunk_simple_gla"), parts, initial, resets, scale=1.0)
+
+
+def delta_recurrence(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rate: Tensor,
+    log_decay: Tensor,
+    initial: Tensor,
+    resets: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """See `recurrence.delta_recurrence`."""
+    parts = {"q": queries, "k": keys, "v": values, "beta": rate.squeeze(-1), "g": log_decay.squeeze(-1)}
+    kernel = _kernel("gated_delta_rule", "chunk_gated_delta_rule")
+    return _run(kernel, parts, initial, resets, scale=1.0)
