@@ -11,7 +11,7 @@ product, and the share of that in the whole. Attention reaches over the whole se
 act: one step of 12 environments after each number of timesteps, in milliseconds, in inference mode as actors
 are.
 state_bytes: what is remembered of one environment then.
-floor_act_ms: of the Transformer, its matrix products and attention alone, with plain tensors.
+floor_act_ms: of the Transformer, all its matrix products and attention alone, with plain tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from loxodon import nets
 from loxodon.nets import TrajEncoder
 
-WIDTH, LAYERS, NUM_ENVS, TIMESTEPS, HEADS = 128, 3, 12, 4096, 8
+WIDTH, LAYERS, NUM_ENVS, TIMESTEPS, HEADS, FIXED_HEADS = 128, 3, 12, 4096, 8, 2
 CPU = torch.device("cpu")
 TRUNK = {"d_model": WIDTH, "n_layers": LAYERS}
 RNN = {"d_hidden": WIDTH, "n_layers": LAYERS, "d_output": WIDTH}
@@ -140,19 +140,26 @@ def act(name: str, context: int, seconds: float) -> dict[str, float]:
 def bare_transformer_step(context: int) -> Callable[[], Tensor]:
     """The matrix products and the attention of a Transformer's step, and nothing else."""
     x = torch.randn(NUM_ENVS, WIDTH)
-    qkv, proj, up, down = (
-        torch.randn(n, m) / m**0.5
-        for n, m in ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
-    )
-    shape = (LAYERS, NUM_ENVS, HEADS, context, WIDTH // HEADS)
-    keys, values = torch.randn(shape), torch.randn(shape)
+    shapes = {
+        "qkv": (3 * WIDTH, WIDTH),
+        "proj": (WIDTH, WIDTH),
+        "up": (4 * WIDTH, WIDTH),
+        "down": (WIDTH, 4 * WIDTH),
+    }
+    shapes["waves"] = (2 * WIDTH * FIXED_HEADS // HEADS, WIDTH)
+    layers = [{name: torch.randn(n, m) / m**0.5 for name, (n, m) in shapes.items()} for _ in range(LAYERS)]
+    inp = torch.randn(WIDTH, WIDTH) / WIDTH**0.5
+    kept = (LAYERS, NUM_ENVS, HEADS, context, WIDTH // HEADS)
+    keys, values = torch.randn(kept), torch.randn(kept)
 
     def step() -> Tensor:
-        y = x
-        for layer in range(LAYERS):
-            q = F.linear(y, qkv)[:, :WIDTH].view(NUM_ENVS, HEADS, 1, -1)
-            y = F.linear((torch.softmax(q @ keys[layer].mT, -1) @ values[layer]).flatten(1), proj)
-            y = F.linear(F.linear(y, up), down)
+        y = F.linear(x, inp)
+        for layer, weights in enumerate(layers):
+            F.linear(x, weights["waves"])
+            q = F.linear(y, weights["qkv"])[:, :WIDTH].view(NUM_ENVS, HEADS, 1, -1)
+            attended = torch.softmax(q @ keys[layer].mT, -1) @ values[layer]
+            y = F.linear(attended.flatten(1), weights["proj"])
+            y = F.linear(F.linear(y, weights["up"]), weights["down"])
         return y
 
     return step

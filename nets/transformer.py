@@ -139,7 +139,7 @@ class TransformerLayer(ResidualBlock):
         qkv: Tensor = self.dropout_qkv(self.qkv(self.norm_attn(x))).unflatten(-1, (3, self.n_heads, -1))
         if self.from_waves is not None and places is not None and places.waves is not None:
             added = self.from_waves(places.waves).unflatten(-1, (2, self.fixed_heads, -1))
-            qkv[..., :2, : self.fixed_heads, :] += added
+            qkv[..., :2, : self.fixed_heads, :].add_(added)
         return qkv
 
     def mask(self, seq: Tensor, resets: Tensor | None, visible: Tensor | None = None) -> Tensor | None:
