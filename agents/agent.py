@@ -43,6 +43,7 @@ class Agent(OffPolicyAgent):
         fake_filter: f = 1 (behaviour cloning).
         entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
+        returns: see OffPolicyAgent.
         **shared: settings of OffPolicyAgent, such as gamma and n_step; reward_multiplier is m above.
     Raises: ValueError for settings that do not fit together.
     """
@@ -63,10 +64,17 @@ class Agent(OffPolicyAgent):
         fake_filter: bool = False,
         entropy_coeff: float = 0.0,
         use_target_actor: bool = True,
+        returns: str = "lambda",
         **shared: Any,
     ) -> None:
         super().__init__(
-            obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **shared
+            obs_space,
+            action_space,
+            tstep_encoder_type,
+            traj_encoder_type,
+            max_seq_len,
+            returns=returns,
+            **shared,
         )
         self.online_coeff, self.offline_coeff, self.entropy_coeff = online_coeff, offline_coeff, entropy_coeff
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter

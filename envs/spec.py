@@ -22,8 +22,14 @@ _PACKAGES = {
     "BabyAI-": ("minigrid", "envs"),
     "ALE/": ("ale_py", "atari"),
     "dm_control/": ("shimmy", "dm_control"),
+    "Meta-World/": ("metaworld", "metaworld"),
+    "envpool/": ("envpool", "envpool"),
+    "gymnax/": ("gymnax", "jax"),
+    "xminigrid/": ("xminigrid", "jax"),
 }
-"""Which package registers ids that begin so, and its extra; the package is imported when one is named."""
+"""Which package has the ids that begin so, and its extra; the package is imported when one is named."""
+_REGISTERING = {"envpool": ".envpool_suite", "gymnax": ".jax_suites", "xminigrid": ".jax_suites"}
+"""Modules of ours that register ids of packages that do not; all of these environments are batches."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,13 @@ def _refuse_configurable(env_id: str) -> None:
 
 
 def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    return gym.make(_registered_name(env_id), **{"disable_env_checker": True, **kwargs})
+    name = _registered_name(env_id)
+    if gym.spec(name).entry_point is None:
+        raise ValueError(
+            f"The environment {env_id!r} is a batch, with no single environment to run in rows of its own. "
+            "Fix: set Experiment.env_mode = 'already_vectorized'."
+        )
+    return gym.make(name, **{"disable_env_checker": True, **kwargs})
 
 
 def _registered_name(env_id: str) -> str:
@@ -189,6 +201,8 @@ def _import_package(package: str, extra: str, env_id: str) -> None:
             f"Fix: run pip install -e '.[{extra}]' in the folder of Loxodon's source.",
             name=package,
         ) from error
+    if package in _REGISTERING:
+        importlib.import_module(_REGISTERING[package], __package__)
 
 
 def _unknown_id_text(env_id: str, error: Exception) -> str:

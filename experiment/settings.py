@@ -127,7 +127,7 @@ class Settings:
     has_dset_edit_rights: bool = True
     stagger_traj_file_lengths: bool = True
     save_trajs_as: str = "npz"
-    padded_sampling: str = "none"
+    padded_sampling: str = "shifted"
     dloader_workers: int = 6
 
     epochs: int = 1000
@@ -142,7 +142,7 @@ class Settings:
 
     batch_size: int | None = None
     batches_per_update: int = 1
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     critic_loss_weight: float = 10.0
     lr_warmup_steps: int = 100
     grad_clip: float = 1.0

@@ -89,7 +89,8 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
 def test_losses_of_the_third_update_are_what_they_always_were(
     space: Space, actor: float, critic: float
 ) -> None:
-    agent, batch = make_agent(space, weigh_discounts=False), make_batch(space, lengths=[5, 3, 1])
+    agent = make_agent(space, weigh_discounts=False, returns="n_step")
+    batch = make_batch(space, lengths=[5, 3, 1])
     with torch.no_grad():
         for i, weights in enumerate(agent.parameters()):  # whatever they usually begin with
             weights.copy_(0.2 * torch.sin(torch.arange(weights.numel()) + i).view_as(weights))
@@ -171,7 +172,9 @@ def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
 
 
 def test_discrete_targets_are_exact_expectations_over_a_subset_minimum() -> None:
-    agent = make_agent(num_critics=3, num_critics_td=3, training_discounts=[], gamma=0.9, popart=False)
+    agent = make_agent(
+        num_critics=3, num_critics_td=3, training_discounts=[], gamma=0.9, popart=False, returns="n_step"
+    )
     batch, following = make_batch(), torch.randn(3, 5, 16)
     view = replace(agent.view(batch), following=Timesteps(following, {}))
     y = agent.policy_targets(view, agent.target_actor(following))
@@ -189,6 +192,7 @@ def make_agent_by_hand(**kwargs: object) -> Agent:
         "gamma": 0.5,
         "popart": False,
         "offline_coeff": 0.0,
+        "returns": "n_step",
     }
     agent = make_agent(**{**settings, **kwargs})
     for layer in (
