@@ -21,6 +21,7 @@ from ..nets import (
     TstepEncoder,
     sum_over_processes,
 )
+from ..nets.mlp import RMSNorm
 from .policies import ActionMask, distribution_for
 
 
@@ -70,6 +71,8 @@ class BaseAgent(nn.Module, ABC):
         action_mask_key: observation that tells which discrete actions are allowed (see
             `policies.ActionMask`); others are never taken, nor bootstrapped from. None: all are.
         pass_obs_keys_to_actor: Box observations that the policy's head reads beside the state, as they are.
+        pass_timestep_to_heads: states have the embedding of their timestep beside what the trajectory encoder
+            says, which may hardly differ between two timesteps that follow a long past.
     Raises: ValueError for any other action space, or settings that do not fit it.
     """
 
@@ -84,6 +87,7 @@ class BaseAgent(nn.Module, ABC):
         distribution_type: DistributionType | str | None = None,
         action_mask_key: str | None = None,
         pass_obs_keys_to_actor: Sequence[str] | None = None,
+        pass_timestep_to_heads: bool = False,
     ) -> None:
         super().__init__()
         self.obs_space, self.action_space, self.max_seq_len = obs_space, action_space, max_seq_len
@@ -110,6 +114,7 @@ class BaseAgent(nn.Module, ABC):
         self._actor_obs_dim = _width_of(obs_space, self.actor_obs_keys, f"{name}.pass_obs_keys_to_actor")
         self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)
         self.traj_encoder = traj_encoder_type(self.tstep_encoder.emb_dim, max_seq_len)
+        self.timestep_norm = RMSNorm(self.tstep_encoder.emb_dim) if pass_timestep_to_heads else None
 
     @abstractmethod
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
@@ -120,9 +125,15 @@ class BaseAgent(nn.Module, ABC):
         """The acting policy: `actor_input` (..., D) -> distribution over (..., A)."""
 
     @property
+    def state_dim(self) -> int:
+        """Width D of states."""
+        beside = 0 if self.timestep_norm is None else self.tstep_encoder.emb_dim
+        return self.traj_encoder.emb_dim + beside
+
+    @property
     def actor_dim(self) -> int:
         """Width of `actor_input`."""
-        return self.traj_encoder.emb_dim + self._actor_obs_dim
+        return self.state_dim + self._actor_obs_dim
 
     def actor_input(self, state: Tensor, obs: dict[str, Tensor]) -> Tensor:
         """What policies read: states (..., D) of timesteps, and the observations passed on to the actor."""
@@ -148,8 +159,13 @@ class BaseAgent(nn.Module, ABC):
     def encode(self, batch: Batch) -> Tensor:
         """States (B, L+1, D) of all timesteps of a batch, padding included."""
         embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.timestep_mask)
-        state: Tensor = self.traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0]
-        return state
+        return self._state(self.traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0], embedded)
+
+    def _state(self, encoded: Tensor, embedded: Tensor) -> Tensor:
+        """What heads read: the trajectory encoder's output (..., E), and its input if they are to."""
+        if self.timestep_norm is None:
+            return encoded
+        return torch.cat([encoded, self.timestep_norm(embedded).to(encoded.dtype)], dim=-1)
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
         """Memory of `num_envs` envs before their first timestep."""
@@ -202,7 +218,8 @@ class BaseAgent(nn.Module, ABC):
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any]:
         embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s[:, None])
-        state, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
+        encoded, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
+        state = self._state(encoded, embedded)
         policy = self.restrict(self.policy(self.actor_input(state[:, 0], obs)), obs)
         action = policy.act(sample)
         return action if policy.is_bounded else action.clamp(-1.0, 1.0), hidden_state

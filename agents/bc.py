@@ -33,6 +33,7 @@ class BCAgent(BaseAgent):
         distribution_type: see BaseAgent.
         action_mask_key: see BaseAgent.
         pass_obs_keys_to_actor: see BaseAgent.
+        pass_timestep_to_heads: see BaseAgent.
         actor_type: builds the policy head.
     """
 
@@ -48,6 +49,7 @@ class BCAgent(BaseAgent):
         distribution_type: DistributionType | str | None = None,
         action_mask_key: str | None = None,
         pass_obs_keys_to_actor: Sequence[str] | None = None,
+        pass_timestep_to_heads: bool = False,
         actor_type: Callable[..., nn.Module] = Actor,
     ) -> None:
         super().__init__(
@@ -59,6 +61,7 @@ class BCAgent(BaseAgent):
             distribution_type=distribution_type,
             action_mask_key=action_mask_key,
             pass_obs_keys_to_actor=pass_obs_keys_to_actor,
+            pass_timestep_to_heads=pass_timestep_to_heads,
         )
         self.actor = actor_type(self.actor_dim, self.action_dim, 1, self.distribution)
         self.entropy_coeff = entropy_coeff

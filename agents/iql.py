@@ -74,9 +74,7 @@ class IQLAgent(OffPolicyAgent):
             )
         self.expectile, self.beta, self.max_weight = expectile, beta, max_weight
         # V is a critic with a single action
-        self.value_function = CriticEnsemble(
-            self.traj_encoder.emb_dim, 1, len(self.discounts), True, num_critics=1
-        )
+        self.value_function = CriticEnsemble(self.state_dim, 1, len(self.discounts), True, num_critics=1)
 
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
         with torch.no_grad():

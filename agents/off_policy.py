@@ -99,6 +99,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         distribution_type: see BaseAgent.
         action_mask_key: see BaseAgent.
         pass_obs_keys_to_actor: see BaseAgent.
+        pass_timestep_to_heads: see BaseAgent.
         actor_type: builds the policy head.
         critic_type: builds the critics.
     Raises: ValueError for impossible sizes, names or discounts.
@@ -135,6 +136,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         distribution_type: DistributionType | str | None = None,
         action_mask_key: str | None = None,
         pass_obs_keys_to_actor: Sequence[str] | None = None,
+        pass_timestep_to_heads: bool = False,
         actor_type: Callable[..., nn.Module] = Actor,
         critic_type: Callable[..., CriticEnsemble] = CriticEnsemble,
     ) -> None:
@@ -147,6 +149,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             distribution_type=distribution_type,
             action_mask_key=action_mask_key,
             pass_obs_keys_to_actor=pass_obs_keys_to_actor,
+            pass_timestep_to_heads=pass_timestep_to_heads,
         )
         discounts = [*training_discounts, gamma]
         self.num_critics_td, self.n_step, self.tau = num_critics_td, n_step, tau
@@ -157,7 +160,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         self.discounts: Tensor
         column = torch.tensor(discounts, dtype=torch.float32)[:, None]
         self.register_buffer("discounts", column, persistent=False)
-        width, num_discounts = self.traj_encoder.emb_dim, len(discounts)
+        width, num_discounts = self.state_dim, len(discounts)
         if self.actor_obs_keys and not self.has_actor:
             name = type(self).__name__
             raise ValueError(
