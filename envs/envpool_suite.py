@@ -6,13 +6,50 @@ from typing import Any
 
 import envpool
 import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 
 
-def make_envpool(name: str, num_envs: int, **kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """A batch of the environment that EnvPool calls `name`; the arguments are those of EnvPool."""
-    env: gym.vector.VectorEnv[Any, Any, Any] = envpool.make_gymnasium(name, num_envs=num_envs, **kwargs)
-    return env
+class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
+    """A batch of the environment that EnvPool calls `name`; keyword arguments are those of EnvPool.
+
+    EnvPool takes seeds when it is made, so a reset with a seed makes it anew.
+    """
+
+    def __init__(self, name: str, num_envs: int, **kwargs: Any) -> None:
+        self._settings = {"task_id": name, "num_envs": num_envs, **kwargs}
+        self.pool = envpool.make_gymnasium(**self._settings)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.env_name, self.num_envs = name, num_envs
+        self.single_observation_space, self.single_action_space = (
+            self.pool.observation_space,
+            self.pool.action_space,
+        )
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes in all rows; the seed is that of all of them."""
+        seed = seed[0] if isinstance(seed, list) else seed
+        if seed is not None:
+            self.pool.close()
+            self.pool = envpool.make_gymnasium(**self._settings, seed=seed % 2**31)
+        obs, _ = self.pool.reset()
+        return obs, {}
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One env step in all rows; one that ended an episode before only begins the next."""
+        return *self.pool.step(actions)[:4], {}
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Stop EnvPool's threads."""
+        self.pool.close()
 
 
 for _name in (name for name in envpool.list_all_envs() if "/" not in name):  # gymnasium has one level
-    gym.register(f"envpool/{_name}", vector_entry_point=make_envpool, kwargs={"name": _name})
+    gym.register(
+        f"envpool/{_name}", vector_entry_point=f"{__name__}:EnvPoolVectorEnv", kwargs={"name": _name}
+    )

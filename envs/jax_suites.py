@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -27,9 +27,8 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
         num_envs: rows.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
-
     def __init__(self, name: str, num_envs: int) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.env_name, self.num_envs = name, num_envs
         self._jax = import_module("jax")
         self.single_observation_space, self.single_action_space = self._spaces()
@@ -114,7 +113,8 @@ class GymnaxVectorEnv(JaxVectorEnv):
         )
 
     def _reset_one(self, key: Any) -> tuple[Any, Any]:
-        return self.env.reset_env(key, self.params)
+        obs, state = self.env.reset_env(key, self.params)
+        return obs, state
 
     def _step_one(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
         obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
@@ -150,7 +150,11 @@ class XMiniGridVectorEnv(JaxVectorEnv):
 
 if find_spec("gymnax") is not None:
     for _name in import_module("gymnax").registered_envs:
-        gym.register(f"gymnax/{_name}", vector_entry_point=GymnaxVectorEnv, kwargs={"name": _name})
+        gym.register(
+            f"gymnax/{_name}", vector_entry_point=f"{__name__}:GymnaxVectorEnv", kwargs={"name": _name}
+        )
 if find_spec("xminigrid") is not None:
     for _name in import_module("xminigrid").registered_environments():
-        gym.register(f"xminigrid/{_name}", vector_entry_point=XMiniGridVectorEnv, kwargs={"name": _name})
+        gym.register(
+            f"xminigrid/{_name}", vector_entry_point=f"{__name__}:XMiniGridVectorEnv", kwargs={"name": _name}
+        )

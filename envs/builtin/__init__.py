@@ -6,6 +6,7 @@ from .dark_room import DarkKeyToDoor, DarkRoom
 from .frozen_lake import FrozenLake
 from .half_cheetah import HalfCheetahVelocity
 from .mazerunner import MazeRunner
+from .meta_world import MetaWorld
 from .recall import Counting, Recall
 from .tmaze import TMazeActive, TMazePassive, TMazePixels
 
@@ -17,6 +18,7 @@ __all__ = [
     "FrozenLake",
     "HalfCheetahVelocity",
     "MazeRunner",
+    "MetaWorld",
     "Recall",
     "TMazeActive",
     "TMazePassive",

@@ -10,8 +10,9 @@ import pytest
 from gymnasium import spaces
 
 from loxodon.envs import KShotWrapper, gym_env
-from loxodon.envs.builtin import HalfCheetahVelocity, atari_env
+from loxodon.envs.builtin import HalfCheetahVelocity, MetaWorld, atari_env
 from loxodon.envs.sequence_env import METRIC_PREFIX
+from loxodon.envs.vectorized import AlreadyVectorizedEnv
 
 
 def test_atari_games_are_grey_pictures_with_sticky_actions() -> None:
@@ -64,12 +65,69 @@ def test_attempts_of_a_cheetah_want_one_velocity() -> None:
     assert env.wanted != first
 
 
+def test_meta_world_draws_goals_and_keeps_them_within_a_trial() -> None:
+    pytest.importorskip("metaworld")
+    env = MetaWorld("ML1", "reach-v3")
+    first, _ = env.reset(seed=0)
+    goal = env.env._last_rand_vec.copy()
+    env.reset(options={"keep_task": True})
+    np.testing.assert_array_equal(env.env._last_rand_vec, goal)
+    env.reset()
+    assert not np.array_equal(env.env._last_rand_vec, goal)
+    again, _ = MetaWorld("ML1", "reach-v3").reset(seed=0)
+    np.testing.assert_array_equal(again, first)
+    for t in range(500):
+        _, _, terminated, truncated, info = env.step(env.action_space.sample())
+        assert (terminated, truncated) == (False, t == 499)
+    assert info == {METRIC_PREFIX + "success": 0.0}
+    with pytest.raises(ValueError, match=r"MetaWorld.task is 'reach'.*'reach-v3'|reach-v3.*Fix"):
+        MetaWorld("ML1", "reach")
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered")
+@pytest.mark.parametrize(
+    ("package", "env_id", "length"),
+    [
+        ("gymnax", "gymnax/Catch-bsuite", 9),
+        ("xminigrid", "xminigrid/MiniGrid-Empty-5x5", 150),
+        ("envpool", "envpool/CartPole-v1", 200),
+    ],
+)
+def test_batches_of_other_packages_run_and_begin_alike_with_one_seed(
+    package: str, env_id: str, length: int
+) -> None:
+    pytest.importorskip(package)
+
+    def run() -> tuple[list[Any], int, AlreadyVectorizedEnv]:
+        env = AlreadyVectorizedEnv([gym_env(env_id)] * 3)
+        seen, num_ended = [{k: x.copy() for k, x in env.reset(seed=5)[0].items()}], 0
+        for _ in range(length):
+            obs, rewards, terminated, truncated, _ = env.step(np.zeros(3, np.int64))
+            num_ended += int((terminated | truncated).sum())
+            seen.append({"rewards": rewards.copy(), **{k: x.copy() for k, x in obs.items()}})
+        return seen, num_ended, env
+
+    one, num_ended, env = run()
+    np.testing.assert_equal(run()[0], one)
+    assert num_ended >= 3
+    if env.state_problem() is None:
+        states = env.get_states()
+        first = [x.copy() for x in env.step(np.ones(3, np.int64))[0].values()]
+        other = AlreadyVectorizedEnv([gym_env(env_id)] * 3)
+        other.reset(seed=0)
+        other.set_states(states)
+        np.testing.assert_equal([*other.step(np.ones(3, np.int64))[0].values()], first)
+    else:
+        assert package == "envpool"
+
+
 @pytest.mark.parametrize(
     ("env_id", "package", "extra"),
     [
         ("ALE/Pong-v5", "ale_py", "atari"),
         ("dm_control/cartpole-balance-v0", "shimmy", "dm_control"),
         ("MiniGrid-MemoryS7-v0", "minigrid", "envs"),
+        ("gymnax/CartPole-v1", "gymnax", "jax"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(

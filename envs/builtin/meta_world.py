@@ -1,0 +1,100 @@
+"""Meta-World's meta-learning benchmarks: a robot arm, and a task whose goal only the rewards tell."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+import gin
+import gymnasium as gym
+import numpy as np
+
+from ..kshot import KEEP_TASK
+from ..sequence_env import METRIC_PREFIX
+
+_BENCHMARKS = ("ML1", "ML10", "ML25", "ML45")
+_SPLITS = ("train", "test")
+
+
+@gin.configurable
+class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
+    """One of a benchmark's tasks, and one of its 50 goals, drawn at every reset.
+
+    Episodes are truncated by Meta-World's own time limit. Metric of an episode: `success`, whether the task
+    was done at any of its timesteps.
+
+    Args:
+        benchmark: "ML1" (one task), "ML10", "ML25" or "ML45".
+        task: of "ML1", such as "reach-v3".
+        split: "train" or "test", which have other goals, and other tasks unless there is one.
+    Raises: ValueError for an unknown name, ModuleNotFoundError without the package metaworld.
+    Source: Yu et al. 2019, arXiv:1910.10897.
+    """
+
+    can_keep_task: ClassVar[bool] = True
+
+    def __init__(self, benchmark: str = "ML1", task: str = "reach-v3", split: str = "train") -> None:
+        for name, value, allowed in (("benchmark", benchmark, _BENCHMARKS), ("split", split, _SPLITS)):
+            if value not in allowed:
+                raise ValueError(
+                    f"MetaWorld.{name} is {value!r}, allowed are {', '.join(map(repr, allowed))}. "
+                    "Fix: bind one of these."
+                )
+        try:
+            package = import_module("metaworld")
+        except ModuleNotFoundError as error:
+            if error.name != "metaworld":
+                raise
+            raise ModuleNotFoundError(
+                "MetaWorld needs the package metaworld, which is not installed. "
+                "Fix: run pip install -e '.[metaworld]' in the folder of Loxodon's source.",
+                name="metaworld",
+            ) from error
+        if benchmark == "ML1" and task not in package.ML1.ENV_NAMES:
+            raise ValueError(
+                f"MetaWorld.task is {task!r}, allowed are {', '.join(package.ML1.ENV_NAMES)}. "
+                "Fix: bind one of these."
+            )
+        chosen = package.ML1(task, seed=0) if benchmark == "ML1" else getattr(package, benchmark)(seed=0)
+        self._classes = getattr(chosen, f"{split}_classes")
+        self._tasks: dict[str, list[Any]] = {name: [] for name in self._classes}
+        for one in getattr(chosen, f"{split}_tasks"):
+            self._tasks[one.env_name].append(one)
+        self._envs: dict[str, Any] = {}
+        self.env = self._env_of(next(iter(self._classes)))
+        space = self.env.observation_space
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+        self.action_space = self.env.action_space
+        self._was_done = False
+
+    def _env_of(self, name: str) -> Any:
+        if name not in self._envs:
+            self._envs[name] = self._classes[name]()
+        return self._envs[name]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin again with another task and goal, or with the same ones with the option "keep_task"."""
+        super().reset(seed=seed)
+        if not (options or {}).get(KEEP_TASK):
+            name = sorted(self._tasks)[self.np_random.integers(len(self._tasks))]
+            goals = self._tasks[name]
+            self.env = self._env_of(name)
+            self.env.set_task(goals[self.np_random.integers(len(goals))])
+        self._was_done = False
+        obs, _ = self.env.reset()
+        return obs.astype(np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Move the arm; see the class."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._was_done |= bool(info["success"])
+        ended = terminated or truncated
+        metrics = {METRIC_PREFIX + "success": float(self._was_done)} if ended else {}
+        return obs.astype(np.float32), float(reward), terminated, truncated, metrics
+
+    def close(self) -> None:
+        """Close all tasks that were used."""
+        for env in self._envs.values():
+            env.close()
