@@ -23,8 +23,9 @@ State: TypeAlias = Tensor | tuple[Tensor, ...]
 class RecurrentTrajEncoder(TrajEncoder):
     """Base class of stacked recurrent layers: a subclass names its state, its torch module and its cell.
 
-    Gates begin so that features last between two timesteps and max_seq_len (Tallec & Ollivier 2018,
-    arXiv:1804.11188): a layer that forgets within ten timesteps learns nothing about a delay of a hundred.
+    Gates of half the features begin so that these last between two timesteps and max_seq_len (Tallec &
+    Ollivier 2018, arXiv:1804.11188): a layer that forgets within ten timesteps learns nothing about a delay
+    of a hundred. The others forget soon, as control asks for: velocities follow from the last timesteps.
 
     Hidden state: one (n_layers, N, d_hidden) float per name in `state_names`, a tuple if there are several.
 
@@ -57,19 +58,21 @@ class RecurrentTrajEncoder(TrajEncoder):
         super().__init__(tstep_dim, max_seq_len)
         require_positive(type(self).__name__, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
         self.rnn = self._make_rnn(tstep_dim, d_hidden, n_layers)
-        odds = keeping_odds(d_hidden, max_seq_len)
+        num_lasting = (d_hidden + 1) // 2
+        odds = keeping_odds(num_lasting, max_seq_len)
         for name, weights in self.rnn.named_parameters():
             blocks = weights.data.chunk(self.num_gates)
             if "weight_hh" in name:  # orthogonal recurrence keeps gradients alive over long sequences
                 for block in blocks:
                     nn.init.orthogonal_(block)
             for gate, sign in self.gates:
+                lasting = blocks[gate][:num_lasting]
                 if "weight_ih" in name:
-                    blocks[gate].mul_(GATE_GAIN)
+                    lasting.mul_(GATE_GAIN)
                 elif "bias_ih" in name:
-                    blocks[gate].copy_(sign * odds)
+                    lasting.copy_(sign * odds)
                 elif "bias_hh" in name:  # torch adds it to the other
-                    blocks[gate].zero_()
+                    lasting.zero_()
         self.out = nn.Linear(d_hidden, d_output)
         self.out_norm = norm_layer(norm, d_output)
         self._emb_dim = d_output

@@ -357,14 +357,17 @@ def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
 
 
 @pytest.mark.parametrize("kind", [GRUTrajEncoder, LSTMTrajEncoder])
-def test_recurrent_layers_start_with_memories_of_all_lengths(kind: Any) -> None:
-    rnn = kind(DIM, 64, d_hidden=4, n_layers=2).rnn
+def test_half_of_a_recurrent_layer_starts_with_memories_of_all_lengths(kind: Any) -> None:
+    rnn = kind(DIM, 64, d_hidden=8, n_layers=2).rnn
     for layer in range(2):
         weight, *biases = (getattr(rnn, f"{name}_l{layer}") for name in ("weight_hh", "bias_ih", "bias_hh"))
-        keeps = sum(bias.view(-1, 4)[1] for bias in biases).sigmoid()  # for 2 to 64 timesteps
-        assert_equal_but_for_rounding(keeps, 1 - 1 / torch.logspace(1, 6, 4, base=2), 8)
-        for gate in weight.view(-1, 4, 4):
-            assert_equal_but_for_rounding(gate @ gate.T, torch.eye(4), NUM_OPS)
+        keeps = sum(bias.view(-1, 8)[1] for bias in biases).sigmoid()
+        assert_equal_but_for_rounding(
+            keeps[:4], 1 - 1 / torch.logspace(1, 6, 4, base=2), 8
+        )  # 2 to 64 timesteps
+        assert keeps[4:].max() < 1 - 1 / 4
+        for gate in weight.view(-1, 8, 8):
+            assert_equal_but_for_rounding(gate @ gate.T, torch.eye(8), NUM_OPS)
 
 
 @pytest.mark.parametrize("name", sorted(REMEMBERING))
