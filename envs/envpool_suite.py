@@ -1,10 +1,11 @@
-"""EnvPool's environments, many at once, as `envpool/NAME`: importing this module registers them."""
+"""EnvPool's environments, many at once, as `envpool/NAME`: importing this module registers them if it can."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-import envpool
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -19,7 +20,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(self, name: str, num_envs: int, **kwargs: Any) -> None:
         self._settings = {"task_id": name, "num_envs": num_envs, **kwargs}
-        self.pool = envpool.make_gymnasium(**self._settings)
+        self.pool = self._make()
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.env_name, self.num_envs = name, num_envs
         self.single_observation_space, self.single_action_space = (
@@ -29,6 +30,9 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
+    def _make(self, **seed: int) -> Any:
+        return import_module("envpool").make_gymnasium(**self._settings, **seed)
+
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -36,7 +40,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         seed = seed[0] if isinstance(seed, list) else seed
         if seed is not None:
             self.pool.close()
-            self.pool = envpool.make_gymnasium(**self._settings, seed=seed % 2**31)
+            self.pool = self._make(seed=seed % 2**31)
         obs, _ = self.pool.reset()
         return obs, {}
 
@@ -49,7 +53,9 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.pool.close()
 
 
-for _name in (name for name in envpool.list_all_envs() if "/" not in name):  # gymnasium has one level
-    gym.register(
-        f"envpool/{_name}", vector_entry_point=f"{__name__}:EnvPoolVectorEnv", kwargs={"name": _name}
-    )
+if find_spec("envpool") is not None:
+    for _name in import_module("envpool").list_all_envs():
+        if "/" not in _name:  # gymnasium's ids have one level
+            gym.register(
+                f"envpool/{_name}", vector_entry_point=f"{__name__}:EnvPoolVectorEnv", kwargs={"name": _name}
+            )
