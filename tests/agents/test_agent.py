@@ -290,8 +290,9 @@ def test_binary_filter_sees_environment_units() -> None:
     torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # sigma 2, reward multiplier 10
 
 
-def test_acting_equals_the_training_forward(space: Space) -> None:
-    agent, batch = make_agent(space).eval(), make_batch(space)
+@pytest.mark.parametrize("sees_timestep", [False, True])
+def test_acting_equals_the_training_forward(space: Space, sees_timestep: bool) -> None:
+    agent, batch = make_agent(space, pass_timestep_to_heads=sees_timestep).eval(), make_batch(space)
     with torch.no_grad():
         expected = agent.policy(agent.encode(batch)).mode()
         state, done = agent.init_hidden_state(3, torch.device("cpu")), []
@@ -304,6 +305,16 @@ def test_acting_equals_the_training_forward(space: Space) -> None:
     if isinstance(space, spaces.MultiDiscrete):
         expected = torch.stack([part.argmax(-1) for part in expected.split([2, 3], dim=-1)], dim=-1)
     torch.testing.assert_close(actions, expected.argmax(-1) if space is DISCRETE else expected)
+
+
+@pytest.mark.parametrize("sees_timestep", [False, True])
+def test_heads_see_the_timestep_past_a_memory_that_says_nothing_if_they_are_to(sees_timestep: bool) -> None:
+    agent, batch = make_agent(pass_timestep_to_heads=sees_timestep).eval(), make_batch()
+    with torch.no_grad():
+        for weights in agent.traj_encoder.parameters():
+            weights.zero_()
+        probs = agent.policy(agent.encode(batch)).probs
+    assert torch.allclose(probs, probs[:1, :1]) != sees_timestep
 
 
 def test_impossible_settings_are_explained() -> None:
