@@ -145,8 +145,8 @@ def bare_transformer_step(context: int) -> Callable[[], Tensor]:
         "proj": (WIDTH, WIDTH),
         "up": (4 * WIDTH, WIDTH),
         "down": (WIDTH, 4 * WIDTH),
+        "waves": (2 * WIDTH * FIXED_HEADS // HEADS, WIDTH),
     }
-    shapes["waves"] = (2 * WIDTH * FIXED_HEADS // HEADS, WIDTH)
     layers = [{name: torch.randn(n, m) / m**0.5 for name, (n, m) in shapes.items()} for _ in range(LAYERS)]
     inp = torch.randn(WIDTH, WIDTH) / WIDTH**0.5
     kept = (LAYERS, NUM_ENVS, HEADS, context, WIDTH // HEADS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -25,10 +25,15 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
     Args:
         name: id inside the package.
         num_envs: rows.
+        **params: replace fields of the environment's parameters.
     """
 
-    def __init__(self, name: str, num_envs: int) -> None:
+    package: ClassVar[str]
+
+    def __init__(self, name: str, num_envs: int, **params: Any) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.env, default = import_module(self.package).make(name)
+        self.params = default.replace(**params)
         self.env_name, self.num_envs = name, num_envs
         self._jax = import_module("jax")
         self.single_observation_space, self.single_action_space = self._spaces()
@@ -99,12 +104,9 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
 
 class GymnaxVectorEnv(JaxVectorEnv):
-    """An environment of gymnax (1.0 or newer); keyword arguments replace fields of its parameters."""
+    """An environment of gymnax (1.0 or newer)."""
 
-    def __init__(self, name: str, num_envs: int, **params: Any) -> None:
-        self.env, default = import_module("gymnax").make(name)
-        self.params = default.replace(**params)
-        super().__init__(name, num_envs)
+    package = "gymnax"
 
     def _spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         to_gymnasium = import_module("gymnax.environments.spaces").gymnax_space_to_gym_space
@@ -122,15 +124,9 @@ class GymnaxVectorEnv(JaxVectorEnv):
 
 
 class XMiniGridVectorEnv(JaxVectorEnv):
-    """An environment of XLand-MiniGrid; keyword arguments replace fields of its parameters.
+    """An environment of XLand-MiniGrid: observations (V, V, 2) uint8 are ids of tiles and colours."""
 
-    Observations (V, V, 2) uint8 are ids of tiles and colours.
-    """
-
-    def __init__(self, name: str, num_envs: int, **params: Any) -> None:
-        self.env, default = import_module("xminigrid").make(name)
-        self.params = default.replace(**params)
-        super().__init__(name, num_envs)
+    package = "xminigrid"
 
     def _spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         constants = import_module("xminigrid.core.constants")

@@ -182,7 +182,9 @@ def _registered_name(env_id: str) -> str:
     if module:
         importlib.import_module(module)
     elif found := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
-        _import_package(*found, env_id)
+        import_package(*found, env_id)
+        if found[0] in _REGISTERING:
+            importlib.import_module(_REGISTERING[found[0]], __package__)
     try:
         gym.spec(name)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
@@ -190,9 +192,10 @@ def _registered_name(env_id: str) -> str:
     return name
 
 
-def _import_package(package: str, extra: str, env_id: str) -> None:
+def import_package(package: str, extra: str, env_id: str) -> Any:
+    """The package that an environment needs. Raises: ModuleNotFoundError that names its extra."""
     try:
-        importlib.import_module(package)
+        return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
@@ -201,8 +204,6 @@ def _import_package(package: str, extra: str, env_id: str) -> None:
             f"Fix: run pip install -e '.[{extra}]' in the folder of Loxodon's source.",
             name=package,
         ) from error
-    if package in _REGISTERING:
-        importlib.import_module(_REGISTERING[package], __package__)
 
 
 def _unknown_id_text(env_id: str, error: Exception) -> str:

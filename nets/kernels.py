@@ -1,6 +1,6 @@
 """The recurrences of `recurrence.py` on a GPU, by the kernels of flash-linear-attention if it is installed.
 
-Same arguments, same results, but for float32 products that a GPU rounds to fewer digits (TF32). Where several
+The same results, but for float32 products that a GPU rounds to fewer digits (TF32). Where several
 episodes share a row, all of them are laid behind each other, as sequences of their own.
 """
 
@@ -94,16 +94,11 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Te
 
 
 def matrix_recurrence(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    log_decay: Tensor,
-    initial: Tensor,
-    resets: Tensor | None,
+    parts: dict[str, Tensor], initial: Tensor, resets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See `recurrence.matrix_recurrence`."""
-    heads = values.shape[2]
-    parts = {"q": queries.expand(-1, -1, heads, -1), "k": keys.expand(-1, -1, heads, -1), "v": values}
+    """See `recurrence.matrix_recurrence`; parts: queries "q", keys "k", values "v", log decay "g"."""
+    q, k, v, log_decay = (parts[name] for name in ("q", "k", "v", "g"))
+    parts = {"q": q.expand(*v.shape[:3], -1), "k": k.expand(*v.shape[:3], -1), "v": v}
     if log_decay.shape[-1] > 1:
         return _run(_kernel("gla", "chunk_gla"), {**parts, "g": log_decay}, initial, resets, scale=1.0)
     parts["g"] = log_decay.squeeze(-1)
@@ -111,15 +106,9 @@ def matrix_recurrence(
 
 
 def delta_recurrence(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rate: Tensor,
-    log_decay: Tensor,
-    initial: Tensor,
-    resets: Tensor | None,
+    parts: dict[str, Tensor], initial: Tensor, resets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See `recurrence.delta_recurrence`."""
-    parts = {"q": queries, "k": keys, "v": values, "beta": rate.squeeze(-1), "g": log_decay.squeeze(-1)}
+    """See `recurrence.delta_recurrence`; parts as above, and the rate "beta"."""
+    scalars = {name: parts[name].squeeze(-1) for name in ("beta", "g")}
     kernel = _kernel("gated_delta_rule", "chunk_gated_delta_rule")
-    return _run(kernel, parts, initial, resets, scale=1.0)
+    return _run(kernel, {**parts, **scalars}, initial, resets, scale=1.0)

@@ -283,7 +283,8 @@ def matrix_recurrence(
         arXiv:2405.21060, section 6.
     """
     if kernels.serve(queries, queries.shape[-1]):
-        return kernels.matrix_recurrence(queries, keys, values, log_decay, initial, resets)
+        parts = {"q": queries, "k": keys, "v": values, "g": log_decay}
+        return kernels.matrix_recurrence(parts, initial, resets)
     length, per_key = queries.shape[1], log_decay.shape[-1] > 1
     size = min(length, SHORT_CHUNK if per_key else CHUNK)
     q, k, v = (_chunked(x, size) for x in (queries, keys, values))
@@ -351,7 +352,8 @@ def delta_recurrence(
     Source: Yang et al. 2024, arXiv:2412.06464, section 3.3.
     """
     if kernels.serve(queries, queries.shape[-1]):
-        return kernels.delta_recurrence(queries, keys, values, rate, log_decay, initial, resets)
+        parts = {"q": queries, "k": keys, "v": values, "beta": rate, "g": log_decay}
+        return kernels.delta_recurrence(parts, initial, resets)
     length = queries.shape[1]
     size = min(length, SHORT_CHUNK)  # systems are solved row by row
     q, k, v, beta = (_chunked(x, size) for x in (queries, keys, values, rate))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, ClassVar
 
 import gin
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..kshot import KEEP_TASK
 from ..sequence_env import METRIC_PREFIX
+from ..spec import import_package
 
 _BENCHMARKS = ("ML1", "ML10", "ML25", "ML45")
 _SPLITS = ("train", "test")
@@ -40,16 +40,7 @@ class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
                     f"MetaWorld.{name} is {value!r}, allowed are {', '.join(map(repr, allowed))}. "
                     "Fix: bind one of these."
                 )
-        try:
-            package = import_module("metaworld")
-        except ModuleNotFoundError as error:
-            if error.name != "metaworld":
-                raise
-            raise ModuleNotFoundError(
-                "MetaWorld needs the package metaworld, which is not installed. "
-                "Fix: run pip install -e '.[metaworld]' in the folder of Loxodon's source.",
-                name="metaworld",
-            ) from error
+        package = import_package("metaworld", "metaworld", type(self).__name__)
         if benchmark == "ML1" and task not in package.ML1.ENV_NAMES:
             raise ValueError(
                 f"MetaWorld.task is {task!r}, allowed are {', '.join(package.ML1.ENV_NAMES)}. "
