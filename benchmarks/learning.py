@@ -7,7 +7,7 @@
 Every run is a process of its own: examples/run.py with the preset. Seconds are those spent collecting,
 learning and evaluating, from the run's own metrics; `wall_s` is the whole process, imports included. Each run
 is written to the output at once, and not repeated by a later call (unless with --again), so that a long suite
-can be interrupted.
+can be interrupted. A run that has used up the seconds its task allows is ended.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from learning_tasks import SUITES, Task
 from provenance import git_commit, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
+STARTING_S = 60.0  # imports, and a margin for evaluations that began in time
 TIME_KEYS = ("time/collect_s", "time/learn_s", "time/val_s")
 
 
@@ -51,14 +52,24 @@ def run_once(task: Task, seed: int, folder: Path, threads: int) -> dict[str, Any
         *task.overrides,
     ]
     start_s = time.perf_counter()
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "WANDB_MODE": "disabled"}
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "WANDB_MODE": "disabled"},
     )
+    was_ended = False
+    try:
+        _, errors = process.communicate(timeout=task.max_seconds and STARTING_S + task.max_seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        was_ended, (_, errors) = True, process.communicate()
+    finally:
+        process.kill()
     wall_s = time.perf_counter() - start_s
-    if done.returncode:
-        raise RuntimeError(
-            f"{' '.join(command)} failed:\n{done.stderr[-3000:]}\nFix: run that command by hand."
-        )
+    if process.returncode and not was_ended:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{errors[-3000:]}\nFix: run that command by hand.")
     records = [json.loads(line) for line in (folder / f"seed{seed}" / "logs" / "metrics.jsonl").open()]
     return {"seed": seed, **summarize(task, records), "wall_s": round(wall_s, 1), "commit": git_commit()}
 
