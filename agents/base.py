@@ -50,7 +50,9 @@ class ActOutput:
         extras: each (N, ...): what trajectory files and the rollout buffer keep of every step, whatever it is
             called, under the same names at every timestep. Of an on-policy agent "log_probs" (N, 1) float32
             is always there, "values" (N, 1) float32 unless nobody reads it; "samples" (N, A) float32 where
-            what the policy drew is not what the envs are given.
+            what the policy drew is not what the envs are given. "action_probs" (N, A) float32, (N, K, M) for
+            factors of at most M actions, is what the actions were drawn from: with the noise on top of them
+            it becomes the "log_probs" that are kept.
     """
 
     actions: Tensor
@@ -203,7 +205,7 @@ class BaseAgent(nn.Module, ABC):
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any]:
         """As `act`, but returns actions and the new hidden state alone."""
-        return self._act(obs, rl2s, time_idxs, hidden_state, sample)
+        return self._act(obs, rl2s, time_idxs, hidden_state, sample)[:2]
 
     def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Let torch.compile fuse the operations of acting; the first call takes long.
@@ -216,13 +218,18 @@ class BaseAgent(nn.Module, ABC):
 
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Any, dict[str, Tensor]]:
         embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s[:, None])
         encoded, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
         state = self._state(encoded, embedded)
         policy = self.restrict(self.policy(self.actor_input(state[:, 0], obs)), obs)
         action = policy.act(sample)
-        return action if policy.is_bounded else action.clamp(-1.0, 1.0), hidden_state
+        extras = self._said_of(policy, sample)
+        return action if policy.is_bounded else action.clamp(-1.0, 1.0), hidden_state, extras
+
+    def _said_of(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
+        """What is to be kept of a timestep's actions, see ActOutput.extras."""
+        return {}
 
     def trainable_params(self) -> list[nn.Parameter]:
         """The parameters an optimizer should own."""

@@ -7,9 +7,10 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, cast, get_type_hints
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange, reduce
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from ..nets import (
     TstepEncoder,
     dead_units,
 )
-from .base import BaseAgent, LossTerms
+from .base import ActOutput, BaseAgent, LossTerms
 from .objectives import masked_mean
 from .targets import lambda_returns, n_step_targets, retrace_targets
 
@@ -84,8 +85,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_critics: ensemble size C.
         num_critics_td: critics that each target is made of, drawn without repetition.
         critic_subset: draw these once per "update", or anew for every "element" of the batch.
-        returns: "n_step"; "lambda", uncorrected lambda-returns; or "retrace", for discrete actions, with the
-            upper bound 1 for the probabilities of behaviour, which are not stored (that is tree backup).
+        returns: "n_step"; "lambda", uncorrected lambda-returns; or "retrace", for discrete actions. Runs of
+            it store with which probability each action was taken; where data do not say, its upper bound 1
+            stands for it (that is tree backup).
         n_step: of "n_step".
         trace_decay: lambda, of the other two.
         burn_in: transitions at the begin of a window that only refresh memory, unless the episode begins
@@ -192,6 +194,19 @@ class OffPolicyAgent(BaseAgent, ABC):
     def policy(self, state: Tensor) -> PolicyDistribution:
         return self.distribution(self.actor(state).params[..., -1, :])
 
+    def act(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
+    ) -> ActOutput:
+        if self.returns != "retrace":
+            return super().act(obs, rl2s, time_idxs, hidden_state, sample)
+        return ActOutput(*self._act(obs, rl2s, time_idxs, hidden_state, sample))
+
+    def _said_of(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
+        if self.returns != "retrace":
+            return {}
+        probs: Tensor = cast(Any, policy).probs  # as all discrete ones have
+        return {"action_probs": probs if sample else F.one_hot(policy.act(False), probs.shape[-1]).float()}
+
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
         view = self.view(batch)
         terms, weights = self.losses(view, with_metrics), self.discount_weights
@@ -294,7 +309,11 @@ class OffPolicyAgent(BaseAgent, ABC):
         none = torch.zeros_like(view.recorded[:, :1])
         actions = torch.cat([view.recorded[:, 1:], none], dim=1)
         q = self.popart.value(self.recorded_values(critics, state, actions))
-        traces = self.trace_decay * policy.log_prob(actions).exp()
+        log_ratio = policy.log_prob(actions)
+        if (taken := view.batch.log_probs) is not None:
+            behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
+            log_ratio = log_ratio - behavior.nan_to_num(nan=0.0)[:, :, None]
+        traces = self.trace_decay * log_ratio.clamp(max=0.0).exp()
         steps = (*self._steps(view), reduced(values) + bonus, self.discounts)
         return retrace_targets(*steps, next_q=reduced(q), next_traces=traces)
 

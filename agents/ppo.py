@@ -173,12 +173,12 @@ class PPOAgent(OnPolicyAgent):
 
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Any, dict[str, Tensor]]:
         """The policy's part alone: the value function's memory stays as it is."""
         actor_memory, *others = hidden_state
         state, actor_memory = self._models[0].encode_timestep(obs, rl2s, time_idxs, actor_memory)
         policy = self.restrict(self.policy(state), obs)
-        return self._env_actions(policy.sample() if sample else policy.mode()), (actor_memory, *others)
+        return self._env_actions(policy.sample() if sample else policy.mode()), (actor_memory, *others), {}
 
     def _act_and_judge(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool

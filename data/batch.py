@@ -29,6 +29,7 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
     "dones": (np.dtype(np.bool_), False),
     "mask": (np.dtype(np.bool_), False),
 }
+_LOG_PROBS = "log_probs"  # of Trajectory.extras
 _PER_WINDOW = ("sources", "policy_versions")  # (W,) int64
 _UNKNOWN = -1  # source or policy version
 _STEP_COST = 2  # of a timestep of a recurrence, beside that of the rows, in rows
@@ -55,6 +56,8 @@ class Batch:
             it keeps no priorities. In the order of rows. None in a batch made by hand.
         policy_versions: (W,) int64, number of the policy that acted last in the trajectory, -1 if unknown.
             None in a batch made by hand.
+        log_probs: (B, L, 1) float32, logarithm of the probability with which each action was taken; NaN in
+            windows that do not tell. None if no window does.
 
     Raises:
         ValueError: If a field does not begin with the shape that the mask implies.
@@ -70,11 +73,14 @@ class Batch:
     resets: Tensor | None = None
     sources: Tensor | None = None
     policy_versions: Tensor | None = None
+    log_probs: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the two leading axes of every field."""
         num_rows, num_transitions = self.mask.shape[:2]
         per_transition = {"actions": self.actions, "rews": self.rews, "dones": self.dones}
+        if self.log_probs is not None:
+            per_transition[_LOG_PROBS] = self.log_probs
         per_timestep = {"rl2s": self.rl2s, "time_idxs": self.time_idxs, **self.obs}
         if self.resets is not None:
             per_timestep["resets"] = self.resets
@@ -212,6 +218,8 @@ def specs_of(rows: Rows, layout: Layout | None = None) -> Specs:
     widths = {"rl2s": 1 + layout.action_width, "actions": layout.action_width}
     for field, (dtype, has_last) in _FIELDS.items():
         specs[field, ""] = ((num_rows, widest - (not has_last), widths.get(field, 1)), dtype)
+    if any(_LOG_PROBS in traj.extras for row in rows for traj in row):
+        specs[_LOG_PROBS, ""] = ((num_rows, widest - 1, 1), np.dtype(np.float32))
     num_windows = sum(map(len, rows))
     if num_windows > num_rows:
         specs["resets", ""] = ((num_rows, widest), np.dtype(np.bool_))
@@ -255,6 +263,9 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
             spans = [len(traj) + 1 + pad for traj, pad in zip(trajs, pads, strict=True)]
             out[:] = False
             out.reshape(-1)[np.cumsum([0, *spans[:-1]])] = True
+        elif field == _LOG_PROBS:
+            unknown = np.full((width, 1), np.nan, np.float32)
+            _copy(out, [traj.extras.get(_LOG_PROBS, unknown[: len(traj)]) for traj in trajs], holes)
         elif field == "sources":
             out[:] = [traj.source for traj in trajs]
         elif field == "policy_versions":

@@ -89,8 +89,8 @@ class Trajectory:
             priorities are kept for it.
         nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
             None for other actions.
-        extras: what the agent said about its steps, such as `log_probs` (T, 1), each (T, ...) in its own
-            dtype; mostly empty. Batches have none of them.
+        extras: what the agent said about its steps, each (T, ...) in its own dtype; mostly empty. Batches
+            have `log_probs` (T, 1) alone: of the probabilities with which the actions were taken.
 
     Raises:
         ValueError: If there is no transition, the lengths of the arrays contradict each other, or an action

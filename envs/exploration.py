@@ -60,6 +60,7 @@ class ExplorationWrapper(ABC):
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
         self.mean_repeat = mean_repeat
         self._is_held, self._held = np.zeros(num_envs, bool), _no_noise(action_space, num_envs)
+        self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # of the last call
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._multipliers = self._episode_rng.random(num_envs) if randomize_eps else np.ones(num_envs)
@@ -110,9 +111,22 @@ class ExplorationWrapper(ABC):
             # below begin, the threshold over begin is one more uniform number
             share = np.minimum(self._thresholds[step] / np.maximum(begin, 1e-12), 1.0 - 1e-12)
             noise = _allowed_choice(allowed, self.action_space, share)
+        self._goes_on, self._begin = goes_on, begin
         self._held = np.where(_like(goes_on, noise), self._held, noise)
         self._is_held = goes_on | (self._thresholds[step] < begin)
         return np.where(_like(self._is_held, actions), self._held, actions).astype(actions.dtype, copy=False)
+
+    def probability(self, of_policy: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+        """With which probability the last noisy actions were taken, (N,) float: 1 where a held one goes on.
+
+        Args:
+            of_policy: (N,) float, the policy's probabilities of these actions, which are discrete.
+            allowed: as they were drawn with.
+        """
+        uniform = 1.0 / _num_choices(allowed, self.action_space)
+        mixed = of_policy + self._begin * (uniform - of_policy)
+        found: np.ndarray = np.where(self._goes_on, 1.0, mixed)
+        return found
 
     def _draw_block(self) -> None:
         """Draw what the next _BLOCK_STEPS calls need: random actions and when to take them, or Gaussians."""
@@ -189,16 +203,27 @@ def _all_allowed(actions: np.ndarray, allowed: np.ndarray, action_space: PolicyA
 
 def _allowed_choice(allowed: np.ndarray, action_space: PolicyActionSpace, share: np.ndarray) -> np.ndarray:
     """Allowed actions, (N,) or (N, K) int, uniform if share (N,) is uniform in [0, 1)."""
-    nvec = getattr(action_space, "nvec", None)
-    parts = [allowed] if nvec is None else np.split(allowed, np.cumsum(nvec)[:-1], axis=1)
     chosen = []
-    for part in parts:
-        free = part | ~part.any(axis=1, keepdims=True)
+    for free in _free(allowed, action_space):
         count = free.sum(axis=1)
         rank = (share * count).astype(np.int64)  # among the allowed ones
         share = share * count - rank  # what is left of the uniform number
         chosen.append((free.cumsum(axis=1) > rank[:, None]).argmax(axis=1))
-    return chosen[0] if nvec is None else np.stack(chosen, axis=1)
+    return chosen[0] if isinstance(action_space, spaces.Discrete) else np.stack(chosen, axis=1)
+
+
+def _free(allowed: np.ndarray, action_space: PolicyActionSpace) -> list[np.ndarray]:
+    """What may be drawn of each factor, (N, A) bool: what is allowed, or all of it if nothing is."""
+    nvec = getattr(action_space, "nvec", None)
+    parts = [allowed] if nvec is None else np.split(allowed, np.cumsum(nvec)[:-1], axis=1)
+    return [part | ~part.any(axis=1, keepdims=True) for part in parts]
+
+
+def _num_choices(allowed: np.ndarray | None, action_space: PolicyActionSpace) -> Any:
+    """How many actions are drawn from, (N,) or a number."""
+    if allowed is not None:
+        return np.prod([free.sum(axis=1) for free in _free(allowed, action_space)], axis=0)
+    return np.prod(getattr(action_space, "nvec", [getattr(action_space, "n", 1)]))
 
 
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:

@@ -19,6 +19,7 @@ from ...envs import ActionCode, ExplorationWrapper, Histories, is_text
 
 logger = logging.getLogger("loxodon")
 _STEP_STAGES = ("policy", "env", "store")
+_LEAST = 1e-30  # probability; of greedy actions that noise has replaced none would be left
 _OFFER = (
     "define both there or in a wrapper around it (loxodon.envs.ClassicControlState does so for gymnasium's "
     "classic control)"
@@ -317,12 +318,16 @@ class Collector:
         else:  # nobody keeps what the agent would say beside it
             chosen, state.hidden_state = self.agent.get_actions(*seen, self.sample)
         actions: np.ndarray = (chosen if self.action_code.has_integers else chosen.float()).cpu().numpy()
-        if group.exploration is not None:
-            noisy_at = state.time_idxs[:, 0]
-            if (mask := self.agent.action_mask) is None:
-                return group.exploration.add_exploration_noise(actions, noisy_at)
-            allowed = state.obs[mask.key].reshape(len(actions), -1) != 0
-            return group.exploration.add_exploration_noise(actions, noisy_at, allowed)
+        allowed, noise = None, group.exploration
+        if noise is not None:
+            if (mask := self.agent.action_mask) is not None:
+                allowed = state.obs[mask.key].reshape(len(actions), -1) != 0
+            actions = noise.add_exploration_noise(actions, state.time_idxs[:, 0], allowed)
+        if state.extras and (probs := state.extras.pop("action_probs", None)) is not None:
+            taken = np.take_along_axis(probs, actions[..., None], axis=-1).reshape(len(actions), -1).prod(1)
+            if noise is not None:
+                taken = noise.probability(taken, allowed)
+            state.extras["log_probs"] = np.log(np.maximum(taken, _LEAST), dtype=np.float32)[:, None]
         return actions
 
     def _hidden_state(self, group: Group, state: RolloutState) -> Any:

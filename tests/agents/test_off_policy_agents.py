@@ -349,6 +349,33 @@ def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
     )
 
 
+def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> None:
+    agent = make(Agent, DISCRETE, returns="retrace", trace_decay=0.8, num_critics_td=4)
+    batch = make_batch(DISCRETE)
+    view = agent.view(batch)
+    policy = agent.policies(agent.actor, view.following)
+
+    def targets(log_probs: Tensor | None) -> Tensor:
+        known = replace(view, batch=replace(batch, log_probs=log_probs))
+        return agent.policy_targets(known, policy)[batch.mask[..., 0]]
+
+    tree_backup, certain = targets(None), targets(torch.zeros_like(batch.rews))
+    torch.testing.assert_close(certain, tree_backup)
+    torch.testing.assert_close(targets(torch.full_like(batch.rews, torch.nan)), tree_backup)
+    rare = targets(torch.full_like(batch.rews, -50.0))  # the policy is likelier to do it: never cut
+    next_q = agent.popart.value(agent.target_critics(view.following.state))
+    following = torch.cat([batch.actions[:, 1:], batch.actions[:, :1]], dim=1)
+    q = (next_q * following[:, :, None, None]).sum(-1, keepdim=True).amin(2)
+    values = (next_q * policy.probs[:, :, None]).sum(-1, keepdim=True).amin(2)
+    steps = (10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None], values)
+    full = retrace_targets(*steps, agent.discounts, next_q=q, next_traces=torch.full_like(q, 0.8))
+    torch.testing.assert_close(rare, full[batch.mask[..., 0]])
+    index = following.argmax(-1)[:, :, None, None].expand(-1, -1, 5, 1)
+    ratios = (policy.probs.gather(-1, index) / 0.3).clamp(max=1.0)
+    some = retrace_targets(*steps, agent.discounts, next_q=q, next_traces=0.8 * ratios)
+    torch.testing.assert_close(targets(torch.full_like(batch.rews, 0.3).log()), some[batch.mask[..., 0]])
+
+
 # --- masks -----------------------------------------------------------------------------------------------
 
 

@@ -96,6 +96,33 @@ def test_random_actions_last_and_stay_a_share_of_eps(eps: float) -> None:
     assert is_kept.mean() == pytest.approx(begin / 31, abs=0.02)
 
 
+@pytest.mark.parametrize("mean_repeat", [1.0, 3.0])
+@pytest.mark.parametrize("allowed", [None, [1, 0, 0, 1, 1]])
+def test_the_probability_of_noisy_actions_is_how_often_they_are_taken(
+    mean_repeat: float, allowed: list[int] | None
+) -> None:
+    num_envs, space = 50_000, spaces.MultiDiscrete([2, 3])
+    noise = EpsilonGreedy(
+        space, num_envs, 0, eps_start=0.6, eps_end=0.6, randomize_eps=False, mean_repeat=mean_repeat
+    )
+    rng = np.random.default_rng(7)
+    mask = None if allowed is None else np.tile(np.array(allowed, bool), (num_envs, 1))
+    before, noisy = None, np.zeros((num_envs, 2), int)
+    for _ in range(12):
+        likely = rng.random(num_envs) < 2 / 3
+        chosen = np.stack([np.zeros(num_envs, int), np.where(likely, 2, 1)], axis=1)
+        before, noisy = noisy, noise.add_exploration_noise(chosen, ZEROS[:1], mask)
+        of_policy = np.where(noisy[:, 0] == 0, np.array([0.0, 1 / 3, 2 / 3])[noisy[:, 1]], 0.0)
+        found = noise.probability(of_policy, mask)
+    assert before is not None
+    goes_on = found == 1.0  # these were sure to do again what they did
+    assert (noisy == before)[goes_on].all()
+    assert goes_on.mean() == pytest.approx(0.6 * (1 - 1 / mean_repeat), abs=0.01)
+    for action in np.unique(noisy[~goes_on], axis=0):
+        is_it = (noisy[~goes_on] == action).all(axis=1)
+        assert found[~goes_on][is_it] == pytest.approx(is_it.mean(), abs=0.01)
+
+
 def test_gaussian_noise_lasts() -> None:
     noise = EpsilonGreedy(BOX, 2000, 0, eps_start=0.2, eps_end=0.2, randomize_eps=False, mean_repeat=5.0)
     added = np.stack([noise.add_exploration_noise(np.zeros((2000, 3)), ZEROS[:1]) for _ in range(100)])

@@ -13,7 +13,7 @@ import torch
 
 from loxodon.agents import Agent
 from loxodon.data import DiskTrajDataset, load_trajectory, save_trajectory
-from loxodon.envs import EnvSpec
+from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.experiment import Experiment
 from loxodon.experiment.learn.learner import sequence_priorities
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
@@ -45,6 +45,31 @@ def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> Non
     after = dataset.priorities.state_dict([file.stem.split("_")[1] for file in fifo(tmp_path)])
     experiment.close()
     assert before != after
+
+
+@pytest.mark.parametrize("sample", [True, False])
+def test_a_run_with_retrace_knows_how_likely_its_actions_were(tmp_path: Path, sample: bool) -> None:
+    experiment = make_experiment(
+        tmp_path,
+        agent_type=partial(Agent, returns="retrace"),
+        tstep_encoder_type=FFTstepEncoder,
+        traj_encoder_type=GRUTrajEncoder,
+        exploration_wrapper_type=partial(EpsilonGreedy, eps_start=0.3, eps_end=0.3, randomize_eps=False),
+        sample_actions=sample,
+    )
+    experiment.start()
+    experiment.collect_new_training_data()
+    experiment.dataset.refresh()
+    batch: Any = next(iter(experiment.loader.epoch(0, 1)))
+    agent: Any = experiment.policy
+    with torch.no_grad():
+        policy = agent.policies(agent.actor, agent.view(batch).here)
+    acting = policy.probs[:, :, -1]
+    chances = acting if sample else torch.nn.functional.one_hot(acting.argmax(-1), 3).float()
+    taken = (0.7 * (chances * batch.actions).sum(-1, keepdim=True) + 0.3 / 3).log()
+    torch.testing.assert_close(batch.log_probs[batch.mask], taken[batch.mask], atol=1e-4, rtol=1e-4)
+    experiment.learn()
+    experiment.close()
 
 
 def test_a_run_learns_from_packed_batches(tmp_path: Path) -> None:
