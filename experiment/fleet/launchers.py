@@ -177,6 +177,18 @@ def ray_pool(
 # ---- Ray, in the keeper ----
 
 
+def connect_ray(address: str) -> Any:
+    """The module ray, with this process connected to the cluster at `address`.
+
+    Raises: ImportError if Ray is not installed.
+    """
+    # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
+    ray = require("ray", "ray")
+    ray.init(address=address, include_dashboard=False if address == "local" else None)
+    return ray
+
+
 def host(index: int, words: Sequence[str], folder: str, log_folder: str) -> str | None:
     """A Ray task: one collecting process and its supervisor, until it is cancelled or cannot go on.
 
@@ -209,10 +221,7 @@ def keep(
     words: list[str], num_actors: int, log_folder: str, address: str, num_cpus: float, num_gpus: float
 ) -> int:
     """Keep the actors until this process is told to end; returns its exit status. See ray_pool."""
-    # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
-    ray = require("ray", "ray")
-    ray.init(address=address, include_dashboard=False if address == "local" else None)
+    ray = connect_ray(address)
     remote = ray.remote(host).options(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=-1)
     tasks = [remote.remote(i, words, str(Path.cwd()), log_folder) for i in range(num_actors)]
     running = tasks

@@ -6,8 +6,10 @@ import importlib.util
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +142,34 @@ def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
     assert "actor 0 started: process" in keeper
     assert "usage stats" not in keeper.lower()  # it reports nothing home
     assert "--backend ray --ray-address local --config tiny.gin" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has("ray"), reason="needs ray")
+def test_a_command_runs_on_ray_and_is_told_to_end(tmp_path: Path) -> None:
+    stub = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('saved').touch(), sys.exit(7)))\n"
+        "pathlib.Path('begun').write_text(os.environ['LOXODON_PARENT'])\n"
+        "time.sleep(300)"
+    )
+    words = ["--address", "local", "--cpus", "0.1", "--", sys.executable, "-c", stub]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loxodon.experiment.fleet.on_ray", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    try:
+        while process.poll() is None and not (tmp_path / "begun").exists():
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 7, errors
+    assert (tmp_path / "saved").exists()
 
 
 def test_an_optional_package_that_is_broken_itself_is_not_called_missing(
