@@ -21,7 +21,7 @@ from loxodon.experiment.report.estimates import iqm, with_interval
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
 CONTROL = "/without_memory"
-COLUMNS = 4
+COLUMNS = 2  # readable on a telephone
 HEADER = (
     "task",
     "target",

@@ -149,20 +149,25 @@ def explained(config: LoadedConfig) -> Iterator[None]:
             raise
         callers = re.findall(r"In call to configurable '([\w.]+)'", text)
         message = re.sub(r"\n\s+In call to configurable .*", "", text, flags=re.DOTALL).strip()
-        where = ", ".join(_places(message, callers, config) or config.source.files)
-        raise_if_any([f"{where}: {message}"])
+        where = ", ".join(_places(message, callers, config))
+        raise_if_any([f"{where}: {message}" if where else message])
 
 
 def _places(message: str, callers: Sequence[str], config: LoadedConfig) -> list[str]:
     """Where the parameter is set that the message names first and in full, such as Experiment.mode.
 
-    Without any: where parameters of the failing configurable are set, those that the message mentions if it
-    does.
+    One that was typed and that the message mentions by class and name goes before, as files are mostly right.
+    Without any: where a text is set that the message quotes; where parameters of the failing configurable are
+    set, those that the message mentions if it does.
     """
     remaining = checks.remaining(config.bindings)
+    words = set(re.findall(r"\w+", message))
+    typed = [b for b in remaining if b.origin.file == COMMAND_LINE and {b.selector, b.param} <= words]
     named = [(re.search(rf"{re.escape(b.key)}\b", message), str(b.origin)) for b in remaining]
     if in_full := [(match.start(), origin) for match, origin in named if match]:
-        return [min(in_full)[1]]
+        return [str(typed[0].origin) if typed else min(in_full)[1]]
+    if quoted := [b for b in remaining if isinstance(b.value, str) and repr(b.value) in message]:
+        return [str(quoted[0].origin)]
     for caller in callers:
         own = [b for b in remaining if b.selector.endswith(caller)]
         mentioned = [b for b in own if re.search(rf"\b{b.param}\b", message)]

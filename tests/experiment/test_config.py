@@ -409,3 +409,19 @@ def test_errors_of_a_constructor_lead_to_the_line_that_caused_them() -> None:
     assert str(caught.value) == "a.gin:4: layers is 0, but must be at least 1. Fix: raise it."
     with pytest.raises(ValueError, match=r"^shapes differ$"), explained(config):
         raise ValueError("shapes differ")
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ("CfgGRU.rate is odd.", "a.gin:4: "),
+        ("CfgGRU.rate does not fit layers 2.", "command line, `CfgGRU.layers=2`: "),  # this was typed
+        ("There is no 'batchy'.", "command line, `CfgGRU.norm='batchy'`: "),
+        ("There is nothing to go on from.", ""),
+    ],
+)
+def test_errors_lead_to_what_was_typed_or_is_quoted(message: str, place: str) -> None:
+    config = load("CfgGRU.rate = 0.2\n", "CfgGRU.layers=2", "CfgGRU.norm='batchy'")
+    with pytest.raises(ConfigError) as caught, explained(config):
+        raise ValueError(f"{message} Fix: think.")
+    assert str(caught.value) == f"{place}{message} Fix: think."
