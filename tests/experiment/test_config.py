@@ -414,7 +414,7 @@ def test_errors_of_a_constructor_lead_to_the_line_that_caused_them() -> None:
 @pytest.mark.parametrize(
     ("message", "place"),
     [
-        ("CfgGRU.rate is odd.", "a.gin:4: "),
+        ("CfgGRU.rate is odd.", "a.gin:3: "),
         ("CfgGRU.rate does not fit layers 2.", "command line, `CfgGRU.layers=2`: "),  # this was typed
         ("There is no 'batchy'.", "command line, `CfgGRU.norm='batchy'`: "),
         ("There is nothing to go on from.", ""),
