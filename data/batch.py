@@ -218,7 +218,7 @@ def specs_of(rows: Rows, layout: Layout | None = None) -> Specs:
     widths = {"rl2s": 1 + layout.action_width, "actions": layout.action_width}
     for field, (dtype, has_last) in _FIELDS.items():
         specs[field, ""] = ((num_rows, widest - (not has_last), widths.get(field, 1)), dtype)
-    if any(_LOG_PROBS in traj.extras for row in rows for traj in row):
+    if any(_log_probs_of(traj) is not None for row in rows for traj in row):
         specs[_LOG_PROBS, ""] = ((num_rows, widest - 1, 1), np.dtype(np.float32))
     num_windows = sum(map(len, rows))
     if num_windows > num_rows:
@@ -264,8 +264,9 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
             out[:] = False
             out.reshape(-1)[np.cumsum([0, *spans[:-1]])] = True
         elif field == _LOG_PROBS:
-            unknown = np.full((width, 1), np.nan, np.float32)
-            _copy(out, [traj.extras.get(_LOG_PROBS, unknown[: len(traj)]) for traj in trajs], holes)
+            unknown, found = np.full((width, 1), np.nan, np.float32), map(_log_probs_of, trajs)
+            known = [unknown[: len(t)] if x is None else x for t, x in zip(trajs, found, strict=True)]
+            _copy(out, known, holes)
         elif field == "sources":
             out[:] = [traj.source for traj in trajs]
         elif field == "policy_versions":
@@ -276,6 +277,12 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
     num_keys = sum(field == "obs" for field, _ in arrays)
     if any(len(traj.obs) != num_keys or traj.nvec != layout.nvec for traj in trajs):
         raise KeyError("a window has observations or factors of actions that the batch lacks")
+
+
+def _log_probs_of(traj: Trajectory) -> Array | None:
+    """What a trajectory tells of how likely its actions were; an extra of another form is another thing."""
+    found = traj.extras.get(_LOG_PROBS)
+    return found if found is not None and found.dtype.kind == "f" and found.shape[1:] == (1,) else None
 
 
 def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.data import Batch, Layout, Trajectory, pad_batch
+from loxodon.data import Batch, Layout, Trajectory, pack_batch, pad_batch
 from loxodon.data.trajectory import action_indices
 
 MakeTraj = Callable[..., Trajectory]
@@ -197,3 +197,16 @@ def test_batch_checks_its_fields_and_moves_them_all(make_traj: MakeTraj) -> None
 def test_unknown_name_of_the_package() -> None:
     with pytest.raises(ImportError, match="cannot import name"):
         from loxodon.data import no_such_name  # noqa: F401
+
+
+def test_a_batch_tells_how_likely_actions_were_where_windows_do(make_traj: MakeTraj) -> None:
+    known, odd, unknown = (make_traj(length) for length in (4, 3, 5))
+    told = np.arange(-4, 0, dtype=np.float32)[:, None]
+    known = dataclasses.replace(known, extras={"log_probs": told})
+    odd = dataclasses.replace(odd, extras={"log_probs": np.zeros((3, 2))})  # somebody's own extra
+    assert pad_batch([odd, unknown]).log_probs is None
+    for batch in (pad_batch([odd, known, unknown]), pack_batch([odd, known, unknown], 9)):
+        assert batch.log_probs is not None
+        found = batch.log_probs[batch.mask].numpy()
+        assert np.isnan(found).sum() == 8
+        np.testing.assert_array_equal(found[~np.isnan(found)], told[:, 0])
