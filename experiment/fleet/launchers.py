@@ -180,12 +180,18 @@ def ray_pool(
 def connect_ray(address: str) -> Any:
     """The module ray, with this process connected to the cluster at `address`.
 
-    Raises: ImportError if Ray is not installed.
+    Raises: ImportError if Ray is not installed, ConnectionError if there is no such cluster.
     """
     # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
     ray = require("ray", "ray")
-    ray.init(address=address, include_dashboard=False if address == "local" else None)
+    try:
+        ray.init(address=address, include_dashboard=False if address == "local" else None)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"There is no Ray cluster at {address!r} ({str(error).splitlines()[0]}). "
+            "Fix: begin one by `ray start --head`, or name the HOST:PORT of another."
+        ) from None
     return ray
 
 

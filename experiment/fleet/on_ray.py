@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..cli import exit_status
 from ..signals import StopRequest
 from .launchers import connect_ray
 from .supervisor import GRACE_S, PARENT
@@ -60,9 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         parser.error("there is no command. Fix: write it behind these words.")
-    ray = connect_ray(args.address)
-    place = ray.remote(Place).options(num_cpus=args.cpus, num_gpus=args.gpus)
-    found = place.remote(command, str(Path.cwd()))
+    return exit_status(lambda: _run(command, args.address, num_cpus=args.cpus, num_gpus=args.gpus))
+
+
+def _run(command: Sequence[str], address: str, **room: float) -> int:
+    ray = connect_ray(address)
+    found = ray.remote(Place).options(**room).remote(command, str(Path.cwd()))
     status: int | None = None
     give_up_s = math.inf  # while it waits for room, nobody answers
     with StopRequest() as stop:
