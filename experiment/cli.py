@@ -19,13 +19,12 @@ from ..gin_configs.presets import did_you_mean, preset_names, runnable_names
 from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, explained, load_config
 from .dry_run import dry_run
+from .exits import CONFIG_ERROR, FAILED, INTERRUPTED
 from .experiment import Experiment
 from .fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
 from .fleet.supervisor import end_with_parent
 from .plots import curves_of
 from .several import parse_seeds, run_seeds
-
-FAILED, CONFIG_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses, as argparse and shells use them
 
 
 class _Parser(argparse.ArgumentParser):

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import platform
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -44,6 +43,7 @@ from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .distributed import explained_loss_of_contact, from_main, gather, make_accelerator, merge_episodes
 from .evaluation import Evaluator
+from .exits import INTERRUPTED
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
 from .fleet.actors import is_bound
@@ -58,7 +58,6 @@ from .settings import Settings, check_hooks, check_settings, shrink
 from .threads import choose_threads
 
 logger = logging.getLogger("loxodon")
-_INTERRUPTED = 128 + signal.SIGINT  # exit status, by which a shell's loop over commands knows to end too
 _OWN = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
 _LAST = {"collector", "dataset", "rng"}  # parts that are restored when all others fit
 _SHOWN = {  # of the figures of an epoch, on the terminal
@@ -1286,7 +1285,7 @@ class Experiment(Settings):
             self.close()
             self._tell(f"Stopped by {name} in {self._place()}: saved {folder}. {_GO_ON}")
         is_alone = self.accelerator.num_processes == 1  # a launcher would take it for a failure
-        raise SystemExit(_INTERRUPTED if is_alone and name == "SIGINT" else 0)
+        raise SystemExit(INTERRUPTED if is_alone and name == "SIGINT" else 0)
 
     def _save_running_epoch(self) -> Path | None:
         """Save in the middle of an epoch.

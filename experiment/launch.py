@@ -19,6 +19,7 @@ import gin
 
 from . import cli
 from .config import ConfigError, load_config
+from .exits import CONFIG_ERROR
 from .experiment import Experiment
 from .fleet.actors import Crew
 from .fleet.launchers import ray_pool, require, submit
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return cli.main(words, pool=pool, program=program)
     except ImportError as error:
         sys.stderr.write(f"error: {error}\n")
-        return cli.CONFIG_ERROR
+        return CONFIG_ERROR
     return cli.main(words, program="python -m loxodon.experiment.launch")
 
 
@@ -85,7 +86,7 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
         load_config(parsed.config, cli.overrides(parsed))
     except ConfigError as error:
         sys.stderr.write(f"config error: {error}\n")
-        return cli.CONFIG_ERROR
+        return CONFIG_ERROR
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
     exp.keep_pace_of_preset()

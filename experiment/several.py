@@ -16,12 +16,12 @@ from typing import Any
 
 from .checkpoint.record import bindings_of
 from .checkpoint.store import CheckpointManager
+from .exits import FAILED, INTERRUPTED
 from .fleet.actors import actor_environment, without
 from .fleet.heartbeat import newest_learner, read_heartbeats
 from .fleet.supervisor import PARENT, kill_group
 from .signals import StopRequest
 
-FAILED, INTERRUPTED = 1, 130
 _POLL_S = 0.2
 
 

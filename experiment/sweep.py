@@ -20,6 +20,7 @@ from .checkpoint.store import CheckpointManager
 from .config import ConfigError, explained, load_config
 from .config.reading import read_source
 from .dry_run import dry_run
+from .exits import FAILED, INTERRUPTED
 from .experiment import Experiment
 from .files import WatchedFile, write_text
 from .fleet.actors import library_program, without
@@ -251,8 +252,8 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     lock.release()
     if not is_complete:
         cli.say("interrupted; the same command goes on")
-        return cli.INTERRUPTED
-    return 0 if has_best else cli.FAILED
+        return INTERRUPTED
+    return 0 if has_best else FAILED
 
 
 def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> str:

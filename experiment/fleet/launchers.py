@@ -23,10 +23,11 @@ from typing import Any
 
 from ..checkpoint.store import CheckpointManager
 from ..contracts import RunContext
+from ..exits import CONFIG_ERROR
 from ..signals import StopRequest
 from .actors import Crew, actor_environment, library_program, supervise
 from .heartbeat import read_heartbeats
-from .supervisor import CONFIG_ERROR, GRACE_S, ActorSupervisor, end_with_parent
+from .supervisor import GRACE_S, ActorSupervisor, end_with_parent
 
 _SLURM_PROGRAM = "python -m loxodon.experiment.launch --backend slurm"
 _POLL_S = 0.25  # between two looks of the keeper

@@ -21,7 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-CONFIG_ERROR = 2  # exit status of a wrong config, which trying again does not mend
+from ..exits import CONFIG_ERROR
+
 PARENT = "LOXODON_PARENT"  # id of the process that an actor must not outlive
 GRACE_S = 10.0  # from being asked to end to being killed
 _PARENT_LOOK_S = 0.5

@@ -155,7 +155,7 @@ def test_a_command_runs_on_ray_and_is_told_to_end(tmp_path: Path) -> None:
     )
     words = ["--address", "local", "--cpus", "0.1", "--", sys.executable, "-c", stub]
     process = subprocess.Popen(
-        [sys.executable, "-m", "loxodon.experiment.fleet.on_ray", *words],
+        [sys.executable, "-m", "loxodon.experiment.on_ray", *words],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,6 +1,6 @@
 """One command on a Ray cluster, as srun runs one on Slurm's: `--through` puts these words before a run's.
 
-    python -m loxodon.experiment.fleet.on_ray --cpus 2 -- python examples/run.py --config tmaze
+    python -m loxodon.experiment.on_ray --cpus 2 -- python examples/run.py --config tmaze
 
 It waits for the command and ends with its exit status; what the command prints, Ray brings here. SIGTERM and
 SIGINT are handed on, so that a run saves a checkpoint first.
@@ -19,10 +19,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..cli import exit_status
-from ..signals import StopRequest
-from .launchers import connect_ray
-from .supervisor import GRACE_S, PARENT
+from .cli import exit_status
+from .fleet.launchers import connect_ray
+from .fleet.supervisor import GRACE_S, PARENT
+from .signals import StopRequest
 
 _POLL_S = 0.25
 
@@ -51,7 +51,7 @@ class Place:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; returns its exit status, 128 + n if signal n has ended it."""
-    parser = argparse.ArgumentParser(prog="python -m loxodon.experiment.fleet.on_ray", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loxodon.experiment.on_ray", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--address", default="auto", help="of the cluster (auto: the one of this machine)")
     parser.add_argument("--cpus", type=float, default=1.0, help="CPUs that it takes")
