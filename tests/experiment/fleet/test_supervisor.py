@@ -164,7 +164,7 @@ def test_an_actor_that_ignores_the_request_is_killed_with_all_it_started(tmp_pat
 
 def lead(folder: Path) -> None:
     """What a learner does, with an actor on its leash and a worker that outlives it."""
-    code = f"import runpy; runpy.run_path({supervisor.__file__!r})['end_with_parent'](); {FOREVER}"
+    code = f"from {supervisor.__name__} import end_with_parent; end_with_parent(); {FOREVER}"
     with Fleet(folder, code, say=(folder / "said").write_text).supervisor:
         FORK.Process(target=time.sleep, args=(600,)).start()
         time.sleep(600)
