@@ -60,7 +60,7 @@ class ExplorationWrapper(ABC):
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
         self.mean_repeat = mean_repeat
         self._is_held, self._held = np.zeros(num_envs, bool), _no_noise(action_space, num_envs)
-        self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # of the last call
+        self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # for `probability`
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._multipliers = self._episode_rng.random(num_envs) if randomize_eps else np.ones(num_envs)
@@ -223,7 +223,10 @@ def _num_choices(allowed: np.ndarray | None, action_space: PolicyActionSpace) ->
     """How many actions are drawn from, (N,) or a number."""
     if allowed is not None:
         return np.prod([free.sum(axis=1) for free in _free(allowed, action_space)], axis=0)
-    return np.prod(getattr(action_space, "nvec", [getattr(action_space, "n", 1)]))
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return np.prod(action_space.nvec)
+    assert isinstance(action_space, spaces.Discrete)
+    return action_space.n
 
 
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:

@@ -324,10 +324,7 @@ class Collector:
                 allowed = state.obs[mask.key].reshape(len(actions), -1) != 0
             actions = noise.add_exploration_noise(actions, state.time_idxs[:, 0], allowed)
         if state.extras and (probs := state.extras.pop("action_probs", None)) is not None:
-            taken = np.take_along_axis(probs, actions[..., None], axis=-1).reshape(len(actions), -1).prod(1)
-            if noise is not None:
-                taken = noise.probability(taken, allowed)
-            state.extras["log_probs"] = np.log(np.maximum(taken, _LEAST), dtype=np.float32)[:, None]
+            state.extras["log_probs"] = _log_probs(probs, actions, noise, allowed)
         return actions
 
     def _hidden_state(self, group: Group, state: RolloutState) -> Any:
@@ -556,6 +553,17 @@ class Collector:
 def _is_short(quotas: Sequence[np.ndarray | None]) -> bool:
     """True while some env has episodes left to play, or where there is no limit."""
     return any(quota is None or bool(quota.any()) for quota in quotas)
+
+
+def _log_probs(
+    probs: np.ndarray, actions: np.ndarray, noise: ExplorationWrapper | None, allowed: np.ndarray | None
+) -> np.ndarray:
+    """(N, 1) float32 of the actions that were taken at last; probs: see ActOutput.extras."""
+    taken = np.take_along_axis(probs, actions[..., None], axis=-1).reshape(len(actions), -1).prod(axis=1)
+    if noise is not None:
+        taken = noise.probability(taken, allowed)
+    found: np.ndarray = np.log(np.maximum(taken, _LEAST), dtype=np.float32)[:, None]
+    return found
 
 
 def _count(

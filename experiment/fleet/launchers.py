@@ -49,6 +49,24 @@ def require(package: str, extra: str) -> Any:
         ) from None
 
 
+def connect_ray(address: str) -> Any:
+    """The module ray, with this process connected to the cluster at `address`.
+
+    Raises: ImportError if Ray is not installed, ConnectionError if there is no such cluster.
+    """
+    # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
+    ray = require("ray", "ray")
+    try:
+        ray.init(address=address, include_dashboard=False if address == "local" else None)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"There is no Ray cluster at {address!r} ({str(error).splitlines()[0]}). "
+            "Fix: begin one by `ray start --head`, or name the HOST:PORT of another."
+        ) from None
+    return ray
+
+
 # ---- Slurm ----
 
 
@@ -176,24 +194,6 @@ def ray_pool(
 
 
 # ---- Ray, in the keeper ----
-
-
-def connect_ray(address: str) -> Any:
-    """The module ray, with this process connected to the cluster at `address`.
-
-    Raises: ImportError if Ray is not installed, ConnectionError if there is no such cluster.
-    """
-    # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
-    ray = require("ray", "ray")
-    try:
-        ray.init(address=address, include_dashboard=False if address == "local" else None)
-    except ConnectionError as error:
-        raise ConnectionError(
-            f"There is no Ray cluster at {address!r} ({str(error).splitlines()[0]}). "
-            "Fix: begin one by `ray start --head`, or name the HOST:PORT of another."
-        ) from None
-    return ray
 
 
 def host(index: int, words: Sequence[str], folder: str, log_folder: str) -> str | None:
