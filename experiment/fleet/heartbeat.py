@@ -200,8 +200,10 @@ class _Writer:
         if self.figures["state"] not in ENDED_STATES:
             self.figures.update(state="stopped", note=None)
         self.is_closing = True
-        self.wake.set()
-        self.thread.join(_CLOSE_TIMEOUT_S)
+        # The garbage collector may call this in the thread itself, even amid its waiting for `wake`.
+        if threading.current_thread() is not self.thread:
+            self.wake.set()
+            self.thread.join(_CLOSE_TIMEOUT_S)
 
     def write(self) -> None:
         """Replace the file; what stands in the way is logged once."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import multiprocessing
 import os
+import threading
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,8 @@ from typing import Any
 import pytest
 
 from loxodon.experiment import status
-from loxodon.experiment.fleet import Membership, read_heartbeats
+from loxodon.experiment.files import write_text
+from loxodon.experiment.fleet import Membership, heartbeat, read_heartbeats
 from loxodon.experiment.fleet import overview as overview_module
 from loxodon.experiment.fleet.overview import overview
 
@@ -100,6 +104,31 @@ def test_the_process_table_decides_here_and_the_age_elsewhere(tmp_path: Path) ->
     dead = dict.fromkeys(("gone", "earlier", "silent"), "dead")
     assert lives == {member.id: "alive", "fresh": "alive", "ahead": "alive", **dead}
     member.leave()
+
+
+def test_an_experiment_left_open_may_be_collected_by_its_own_heartbeat_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_MIN_GAP_S", 0.0)
+    member = joined(tmp_path, period_s=0.01)
+    collected_in: list[str] = []
+    weakref.finalize(member, lambda: collected_in.append(threading.current_thread().name))
+    cycle: list[Any] = [member]
+    cycle.append(cycle)
+
+    def write_and_collect(*args: Any, **kwargs: Any) -> None:
+        write_text(*args, **kwargs)
+        if not collected_in:
+            gc.collect()
+
+    gc.disable()  # only the thread itself may collect it
+    try:
+        monkeypatch.setattr(heartbeat, "write_text", write_and_collect)
+        del member, cycle
+        wait_for(lambda: [beat.state for beat in read_heartbeats(tmp_path)] == ["stopped"])
+    finally:
+        gc.enable()
+    assert collected_in == ["heartbeat"]
 
 
 def test_a_run_tells_its_states_and_how_it_ended(tmp_path: Path) -> None:
