@@ -315,10 +315,11 @@ def _as_it_is(block: Any) -> Any:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C and SIGTERM often reach all processes; the parent saves first, and then ends its workers.
+    """Signals often reach all processes; the parent saves first, and then ends its workers.
 
     After SIGTERM a worker has some seconds left, so that a parent that does not end it need not wait for it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_S))

@@ -66,6 +66,7 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
         job: the environments and the shared memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_later)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # an environment with a model: workers share the cores
     for other in inherited:

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -59,7 +60,9 @@ class Job:
     def tell_to_end(self) -> None:
         """As SIGTERM does: it saves a checkpoint first."""
         if self.process is not None and not self.is_told:
-            self.process.terminate()
+            # srun kills its job when it gets SIGTERM itself, and hands SIGUSR1 on.
+            is_srun = any(Path(word).name == "srun" for word in self.through)
+            self.process.send_signal(signal.SIGUSR1 if is_srun else signal.SIGTERM)
             self.is_told = True
 
 

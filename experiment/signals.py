@@ -1,4 +1,4 @@
-"""Stopping on request: SIGINT and SIGTERM raise a flag that the loops look at between two steps."""
+"""Stopping on request: SIGINT, SIGTERM and SIGUSR1 raise a flag that the loops look at between two steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last as schedulers warn, and srun hands on
 _ECHO_S = 1.0
 
 
 class StopRequest:
-    """Context manager: the first SIGINT or SIGTERM inside sets `requested`, a second SIGINT aborts at once.
+    """Context manager: the first of these signals inside sets `requested`, a second SIGINT aborts at once.
 
     Ctrl-C reaches a process under a launcher twice, from the terminal and from the launcher, which passes it
     on; so one that follows within a second counts as the same.

@@ -91,6 +91,45 @@ def test_runs_can_be_started_through_another_program(
     assert main(["--config", "tmaze", "--through", "env BY=srun"]) == 2
 
 
+# As Slurm's srun takes signals: SIGTERM to it kills its job, SIGUSR1 is handed on.
+SRUN = f"""#!{sys.executable}
+import signal, subprocess, sys
+job = subprocess.Popen(sys.argv[2:])
+signal.signal(signal.SIGTERM, lambda *_: job.kill())
+signal.signal(signal.SIGUSR1, lambda signum, frame: job.send_signal(signum))
+sys.exit(job.wait())
+"""
+SAVES = """
+import pathlib, sys
+from loxodon.experiment.signals import StopRequest
+with StopRequest() as stop:
+    pathlib.Path("began").touch()
+    while not stop.requested():
+        pass
+pathlib.Path("saved").touch()
+"""
+
+
+def test_runs_of_slurm_save_before_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+
+    def interrupt() -> None:
+        wait_for(Path("began").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        program = [sys.executable, "-c", SAVES]
+        assert run_seeds(Path("runs/x"), {}, [0], [], program, 1, [str(srun), "--mem=2G"]) == 130
+    finally:
+        thread.join()
+    assert Path("saved").exists()
+
+
 @pytest.mark.slow
 def test_only_runs_go_on_that_have_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
