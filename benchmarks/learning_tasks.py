@@ -208,7 +208,6 @@ META = {
         "val/success_attempt_14",
         0.6,
         1_000_000,
-        overrides=("Experiment.epochs=834",),
     ),
     "dark_key_to_door": _within(1_000_000, None, ("dark_key_to_door",), _RETURN, 10.0),
 }
