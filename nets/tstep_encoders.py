@@ -213,7 +213,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
         normalize_inputs: bool = True,
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
-        specify_obs_keys: list[str] | None = None,
+        specify_obs_keys: Sequence[str] | None = None,
         init: str = "default",
         activate_output: bool = False,
     ) -> None:
@@ -287,7 +287,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         normalize_inputs: bool = True,
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
-        specify_obs_keys: list[str] | None = None,
+        specify_obs_keys: Sequence[str] | None = None,
         init: str = "default",
     ) -> None:
         require_positive("DictTstepEncoder", img_features=img_features, d_embedding=d_embedding)
@@ -473,7 +473,7 @@ class CNNTstepEncoder(_PictureTstepEncoder):
         aug_pct_of_batch: float = _SHIFTED_SHARE,
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
-        specify_obs_keys: list[str] | None = None,
+        specify_obs_keys: Sequence[str] | None = None,
     ) -> None:
         if not 0.0 <= aug_pct_of_batch <= 1.0:
             raise ValueError(
@@ -534,7 +534,7 @@ class GridworldCNNTstepEncoder(_PictureTstepEncoder):
         activation: str = "leaky_relu",
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
-        specify_obs_keys: list[str] | None = None,
+        specify_obs_keys: Sequence[str] | None = None,
     ) -> None:
         require_positive("GridworldCNNTstepEncoder", d_embedding=d_embedding)
         super().__init__(
