@@ -16,7 +16,7 @@ from .sequence_env import METRIC_PREFIX
 from .spec import EnvSpec, resolve_env
 
 FIRST_KEY = "is_first_timestep"
-ATTEMPT_KEY = "attempt"
+ATTEMPT_KEY = "attempt_index"
 KEEP_TASK = "keep_task"
 _SUCCESS = METRIC_PREFIX + "success"
 _TRIAL = ("_seed", "_options", "_attempt", "_trial_len", "_return")
@@ -32,8 +32,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     Two observations are added (an observation that is not a Dict goes under "observation"):
 
     - "is_first_timestep": Box (1,) float32, 1 at the first timestep of every attempt, else 0.
-    - "attempt": Box (1,) float32, the attempt's index from zero divided by num_attempts. (One number, as it
-      says less than what is seen: one-hot it would be most of the input.)
+    - "attempt_index": Discrete(num_attempts), from zero.
 
     `info["metric/return_attempt_<i>"]`, with i from zero, is the undiscounted return of an attempt, given
     when it ends; an attempt cut off by `max_trial_len` has none. `info["metric/success_attempt_<i>"]` is
@@ -153,11 +152,11 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
                 "Fix: rename them in the environment (gymnasium.wrappers.TransformObservation)."
             )
         parts[FIRST_KEY] = spaces.Box(0.0, 1.0, (1,), np.float32)
-        parts[ATTEMPT_KEY] = spaces.Box(0.0, 1.0, (1,), np.float32)
+        parts[ATTEMPT_KEY] = spaces.Discrete(self.num_attempts)
         return spaces.Dict(parts)
 
     def _extended(self, raw: Any, is_first: bool) -> dict[str, Any]:
         obs = dict(raw) if isinstance(self.env.observation_space, spaces.Dict) else {SINGLE_KEY: raw}
         obs[FIRST_KEY] = np.array([is_first], np.float32)
-        obs[ATTEMPT_KEY] = np.array([self._attempt / self.num_attempts], np.float32)
+        obs[ATTEMPT_KEY] = np.int64(self._attempt)
         return obs

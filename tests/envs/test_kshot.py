@@ -27,11 +27,11 @@ def test_a_trial_of_three_episodes() -> None:
     """Under seed 0 each episode has two steps, since every reset starts from the task's seed again."""
     env = KShotWrapper(ScriptedEnv(), 3)
     obs, _ = env.reset(seed=0)
-    assert (obs["is_first_timestep"].tolist(), obs["attempt"].tolist()) == ([1.0], [0.0])
+    assert (obs["is_first_timestep"].tolist(), obs["attempt_index"]) == ([1.0], 0)
     steps = play(env, 20)
     assert [s[0]["observation"].tolist() for s in steps] == [[0, 0, t] for t in (1, 0, 1, 0, 1, 2)]
     assert [s[0]["is_first_timestep"].tolist() for s in steps] == [[0], [1], [0], [1], [0], [0]]
-    assert [round(3 * s[0]["attempt"].item()) for s in steps] == [0, 1, 1, 2, 2, 2]
+    assert [int(s[0]["attempt_index"]) for s in steps] == [0, 1, 1, 2, 2, 2]
     assert [s[1] for s in steps] == [10, 20] * 3
     assert [s[2] for s in steps] == [False] * 5 + [True]
     assert not any(s[3] for s in steps)
@@ -128,12 +128,12 @@ def test_plain_resets_for_environments_that_keep_their_task() -> None:
 def test_dict_observations_are_extended_and_collisions_refused() -> None:
     box = gym.spaces.Box(-1, 1, (2,), np.float32)
     env = KShotWrapper(SpacesEnv(gym.spaces.Discrete(2), gym.spaces.Dict({"a": box})), 2)
-    assert sorted(env.observation_space.spaces) == ["a", "attempt", "is_first_timestep"]
+    assert sorted(env.observation_space.spaces) == ["a", "attempt_index", "is_first_timestep"]
     obs, _ = env.reset(seed=0)
     assert env.observation_space.contains(obs)
     assert env.observation_space.contains(env.step(0)[0])
-    taken = SpacesEnv(gym.spaces.Discrete(2), gym.spaces.Dict({"attempt": box}))
-    with pytest.raises(ValueError, match=r"observations named \['attempt'\].*Fix"):
+    taken = SpacesEnv(gym.spaces.Discrete(2), gym.spaces.Dict({"attempt_index": box}))
+    with pytest.raises(ValueError, match=r"observations named \['attempt_index'\].*Fix"):
         KShotWrapper(taken, 2)
 
 
