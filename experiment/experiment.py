@@ -547,8 +547,8 @@ class Experiment(Settings):
     def learn(self) -> dict[str, float]:
         """Run the remaining epochs; returns the figures of the last evaluation.
 
-        On SIGINT or SIGTERM: stores trajectories and a checkpoint, says how to go on, raises SystemExit:
-        130 after SIGINT, 0 after SIGTERM. After an error the same is stored before it is raised.
+        On SIGINT, SIGTERM or SIGUSR1: stores trajectories and a checkpoint, says how to go on, raises
+        SystemExit: 130 after SIGINT, else 0. After an error the same is stored before it is raised.
         """
         for _ in self.learn_iter():
             pass
