@@ -59,11 +59,12 @@ class Places(NamedTuple):
 
 
 class HeadPositions(nn.Module):
-    """Positions for queries and keys: distances for most heads, places in the episode for the first ones.
+    """Positions for queries and keys: by head places in the episode, nothing, or distances.
 
-    Rotary heads turn pairs of query and key features by an angle proportional to the timestep index, so that
-    their products depend on distances. The `fixed_heads` first ones are not turned; a layer adds a learned
-    mixture of waves to their queries and keys instead. Nothing is added to what the layers read and write.
+    The `fixed_heads` first ones are not turned; a layer adds a learned mixture of waves to their queries and
+    keys. The `content_heads` after them know no positions. All others are rotary: they turn pairs of query
+    and key features by an angle proportional to the timestep index, so that their products depend on
+    distances. Nothing is added to what the layers read and write.
 
     The slowest wave turns once in about three times the `window` of attention. Slower ones would be nearly
     the same at all timesteps, and all queries and keys alike at the start of training: nothing to learn from
@@ -74,13 +75,15 @@ class HeadPositions(nn.Module):
 
     frequencies: Tensor
 
-    def __init__(self, d_model: int, n_heads: int, window: int, fixed_heads: int = 0) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, window: int, *, fixed_heads: int = 0, content_heads: int = 0
+    ) -> None:
         super().__init__()
         head_dim = d_model // n_heads
         frequencies = _LONGEST ** -(torch.arange(0, head_dim, 2).float() / head_dim)
         frequencies = torch.cat([-frequencies, frequencies])[None]
-        if fixed_heads:
-            is_rotary = torch.arange(n_heads) >= fixed_heads
+        if unturned := fixed_heads + content_heads:
+            is_rotary = torch.arange(n_heads) >= unturned
             frequencies = frequencies * is_rotary[:, None]
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if fixed_heads else None

@@ -88,6 +88,7 @@ class TransformerLayer(ResidualBlock):
         qk_gain: float | None,
         rotary: bool = False,
         fixed_heads: int = 0,
+        content_heads: int = 0,
         alibi: bool = False,
         head_scaling: bool = False,
         attention_sink: bool = False,
@@ -112,6 +113,10 @@ class TransformerLayer(ResidualBlock):
             self.register_buffer("least_length", torch.tensor((width * eps) ** 0.5), persistent=False)
         self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
         self.sink = nn.Parameter(0.02 * torch.randn(n_heads, 1, width)) if attention_sink else None
+        if content_heads:  # what they look for begins as what is like the present
+            weight = next(self.qkv.parameters())
+            q, k, _ = weight.detach().view(3, n_heads, -1)[:, fixed_heads : fixed_heads + content_heads]
+            k.copy_(q)
         self.fixed_heads = fixed_heads
         self.from_waves = None
         if fixed_heads:
@@ -121,7 +126,7 @@ class TransformerLayer(ResidualBlock):
             with torch.no_grad():  # they begin as heads that know places rather than contents
                 weight = next(self.qkv.parameters())
                 weight.view(3, n_heads, -1)[:2, :fixed_heads] *= _CONTENT_START
-        self.positions = HeadPositions(d_model, n_heads, window, fixed_heads) if rotary else None
+        self.positions = HeadPositions(d_model, n_heads, window) if rotary else None
         slopes = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
         self.register_buffer("slopes", slopes[:, None, None], persistent=False)
         self._add_feed_forward()
@@ -310,8 +315,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines added to the input: when in the
-            episode), "rope+fixed" (three of four heads rotary, sines in the queries and keys of the others),
-            "learned", "alibi" (attention fades with distance) or None.
+            episode), "rope+fixed" (a quarter of the heads has sines in queries and keys, a quarter no
+            positions but queries and keys that begin alike, the rest is rotary), "learned", "alibi" (attention
+            fades with distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
@@ -381,6 +387,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
         fixed_heads = max(n_heads // 4, int(n_heads > 1)) if pos_emb == "rope+fixed" else 0
+        content_heads = n_heads // 4 if pos_emb == "rope+fixed" else 0
         positions: dict[str | None, Callable[[], nn.Module]] = {
             "learned": lambda: LearnedPositions(d_model, max_time_idx),
             "fixed": lambda: SinusoidalPositions(d_model),
@@ -394,6 +401,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
                 window=reach[i],
                 qk_gain=qk_gain if qk_norm else None,
                 fixed_heads=fixed_heads,
+                content_heads=content_heads,
                 alibi=pos_emb == "alibi",
                 head_scaling=head_scaling,
                 attention_sink=attention_sink,
@@ -410,7 +418,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         self.n_heads, self.window = n_heads, max(reach)
         self.places = None
         if pos_emb in ("rope", "rope+fixed"):
-            self.places = HeadPositions(d_model, n_heads, self.window, fixed_heads)
+            self.places = HeadPositions(
+                d_model, n_heads, self.window, fixed_heads=fixed_heads, content_heads=content_heads
+            )
         self._cache_type: type[Cache] = KeyValueCache
 
     def use_static_shapes(self) -> None:

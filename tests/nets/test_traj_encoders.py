@@ -338,6 +338,19 @@ def test_keys_of_fixed_heads_tell_places_apart_at_the_start() -> None:
     assert half_a_window_apart < 0.15
 
 
+def test_content_heads_look_for_what_is_like_the_present_at_the_start_wherever_it_stands() -> None:
+    torch.manual_seed(0)
+    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1)
+    x = torch.randn(1, 100, 128)
+    x[:, 99] = x[:, 17] + 0.3 * torch.randn(128)  # what was seen before, and is again
+    queries, keys, _ = encoder.layers[0].queries_keys_values(
+        x, encoder.places(torch.arange(100).view(1, -1, 1), torch.float32)
+    )
+    found = torch.cosine_similarity(queries[:, :, 99:], keys[:, :, :99], dim=-1)[0]
+    assert found[2:4].argmax(-1).tolist() == [17, 17]
+    assert found[4:].argmax(-1).tolist() != [17] * 4  # heads of distances do not
+
+
 def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
     resets_at = {0: [3, 9, 50], 1: [4, 51], 2: [52]}
     encoder = transformer(n_layers=1).eval()
