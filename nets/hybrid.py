@@ -37,7 +37,8 @@ MIXERS: dict[str, type[Mixer]] = {
 class HybridTrajEncoder(TrunkTrajEncoder):
     """A residual trunk with a mixer of its own in each layer, e.g. three of linear cost to one of attention.
 
-    Attention has rotary positions and normalised queries and keys, and reaches `max_seq_len` timesteps back.
+    Attention has normalised queries and keys and reaches `max_seq_len` timesteps back. A quarter of its heads
+    knows no positions and begins with queries and keys alike, the others have rotary positions.
 
     Args:
         tstep_dim: given by the agent.
@@ -97,7 +98,13 @@ class HybridTrajEncoder(TrunkTrajEncoder):
             own = given.get(kind, {}) if isinstance(kind, str) else {}
             if kind == "attention":
                 require_even_heads("HybridTrajEncoder", d_model, n_heads)
-                attention: dict[str, Any] = {"window": max_seq_len, "qk_gain": 3.0, "rotary": True, **own}
+                attention: dict[str, Any] = {
+                    "window": max_seq_len,
+                    "qk_gain": 3.0,
+                    "rotary": True,
+                    "content_heads": n_heads // 4,
+                    **own,
+                }
                 return TransformerLayer(settings, n_heads=n_heads, **attention)
             mixer_type = MIXERS[kind] if isinstance(kind, str) else kind
             mixer = build_mixer("HybridTrajEncoder", mixer_type, d_model, max_seq_len, own)

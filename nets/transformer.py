@@ -126,7 +126,9 @@ class TransformerLayer(ResidualBlock):
             with torch.no_grad():  # they begin as heads that know places rather than contents
                 weight = next(self.qkv.parameters())
                 weight.view(3, n_heads, -1)[:2, :fixed_heads] *= _CONTENT_START
-        self.positions = HeadPositions(d_model, n_heads, window) if rotary else None
+        self.positions = None
+        if rotary:
+            self.positions = HeadPositions(d_model, n_heads, window, content_heads=content_heads)
         slopes = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
         self.register_buffer("slopes", slopes[:, None, None], persistent=False)
         self._add_feed_forward()
