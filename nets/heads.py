@@ -78,13 +78,21 @@ def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
     return (sizes <= _DEAD * sizes.mean(-1, keepdim=True)).float().mean()
 
 
-class EnsembleLinear(nn.Module):
-    """C independent linear layers: (C, M, d_in) -> (C, M, d_out)."""
+_HIDDEN_GAIN = math.sqrt(6.0)  # weights of variance 2 / d_in
 
-    def __init__(self, num_members: int, d_in: int, d_out: int) -> None:
+
+class EnsembleLinear(nn.Module):
+    """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
+
+    First weights are between plus and minus `gain` / sqrt(d_in), biases 1 / sqrt(d_in).
+    """
+
+    def __init__(self, num_members: int, d_in: int, d_out: int, gain: float = 1.0) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(d_in)
-        self.weight = nn.Parameter(torch.empty(num_members, d_in, d_out).uniform_(-bound, bound))
+        self.weight = nn.Parameter(
+            torch.empty(num_members, d_in, d_out).uniform_(-gain * bound, gain * bound)
+        )
         self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,6 +105,9 @@ class CriticEnsemble(nn.Module):
 
     Discrete actions: one pass gives the values of all A actions. Continuous: the action enters the first
     layer beside the state, whose share of that layer is computed once for any number of actions.
+
+    First weights of hidden layers keep the size of what passes through (He et al. 2015, arXiv:1502.01852).
+    With smaller ones, the sequence model hears little of the critics at first, and learns to recall late.
 
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
@@ -132,8 +143,12 @@ class CriticEnsemble(nn.Module):
         self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
         self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
         self.from_action = None if is_discrete else nn.Linear(action_dim, num_critics * d_hidden, bias=False)
+        with torch.no_grad():
+            for layer in (self.from_state, self.from_action):
+                if layer is not None:
+                    layer.weight.mul_(_HIDDEN_GAIN)
         self.hidden = nn.ModuleList(
-            EnsembleLinear(num_critics, d_hidden, d_hidden) for _ in range(n_layers - 1)
+            EnsembleLinear(num_critics, d_hidden, d_hidden, _HIDDEN_GAIN) for _ in range(n_layers - 1)
         )
         self.num_outputs = action_dim if is_discrete else 1
         self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)

@@ -79,7 +79,7 @@ class TransformerLayer(ResidualBlock):
     slopes: Tensor
     least_length: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its encoders let people set
         self,
         settings: BlockSettings,
         *,
@@ -317,9 +317,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines added to the input: when in the
-            episode), "rope+fixed" (a quarter of the heads has sines in queries and keys, a quarter no
-            positions but queries and keys that begin alike, the rest is rotary), "learned", "alibi" (attention
-            fades with distance) or None.
+            episode), "rope+fixed" (a quarter of the heads has sines in queries and keys, a quarter has no
+            positions, but queries and keys that begin alike, the rest is rotary), "learned", "alibi"
+            (attention fades with distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads

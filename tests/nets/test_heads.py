@@ -42,6 +42,16 @@ def test_critic_members_are_independent_networks() -> None:
         assert felt.tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("action_dim", [0, 2])
+def test_critics_neither_drown_nor_blow_up_what_they_read_at_the_start(action_dim: int) -> None:
+    torch.manual_seed(0)
+    critics = CriticEnsemble(128, max(action_dim, 4), 1, action_dim == 0, n_layers=3)
+    state = torch.randn(500, 128)
+    actions = None if action_dim == 0 else torch.randn(500, 1, 4)
+    hidden, _ = critics.activations(state, actions)
+    assert [0.7 < float(x.detach().square().mean().sqrt()) < 1.8 for x in hidden] == [True] * 3
+
+
 def test_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:
     torch.manual_seed(0)
     critics = CriticEnsemble(8, 2, 3, False, num_critics=2, d_hidden=16)
