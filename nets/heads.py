@@ -78,7 +78,7 @@ def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
     return (sizes <= _DEAD * sizes.mean(-1, keepdim=True)).float().mean()
 
 
-_HIDDEN_GAIN = math.sqrt(6.0)  # weights of variance 2 / d_in
+_HIDDEN_GAIN = math.sqrt(3.0)  # weights of variance 1 / d_in
 
 
 class EnsembleLinear(nn.Module):
@@ -106,8 +106,9 @@ class CriticEnsemble(nn.Module):
     Discrete actions: one pass gives the values of all A actions. Continuous: the action enters the first
     layer beside the state, whose share of that layer is computed once for any number of actions.
 
-    First weights of hidden layers keep the size of what passes through (He et al. 2015, arXiv:1502.01852).
-    With smaller ones, the sequence model hears little of the critics at first, and learns to recall late.
+    First weights of hidden layers have a variance of 1 / d_in (LeCun et al. 1998, Efficient BackProp). With
+    a third of that, as torch has it, the sequence model hears little of the critics at first, and learns to
+    recall late.
 
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).

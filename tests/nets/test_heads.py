@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -43,13 +44,14 @@ def test_critic_members_are_independent_networks() -> None:
 
 
 @pytest.mark.parametrize("action_dim", [0, 2])
-def test_critics_neither_drown_nor_blow_up_what_they_read_at_the_start(action_dim: int) -> None:
+def test_critics_do_not_drown_what_they_read_at_the_start(action_dim: int) -> None:
     torch.manual_seed(0)
     critics = CriticEnsemble(128, max(action_dim, 4), 1, action_dim == 0, n_layers=3)
     state = torch.randn(500, 128)
     actions = None if action_dim == 0 else torch.randn(500, 1, 4)
     hidden, _ = critics.activations(state, actions)
-    assert [0.7 < float(x.detach().square().mean().sqrt()) < 1.8 for x in hidden] == [True] * 3
+    sizes = [1.0, *(float(x.detach().square().mean().sqrt()) for x in hidden)]
+    assert [0.6 < after / before < 1.1 for before, after in pairwise(sizes)] == [True] * 3
 
 
 def test_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:
