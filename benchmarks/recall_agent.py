@@ -127,7 +127,7 @@ def share_right(agent: Agent, task: str, rng: torch.Generator) -> float:
     """Share of right answers in new episodes, if the acting policy's likeliest is given."""
     agent.eval()
     play = Play(task, rng)
-    found = agent.policy(agent.encode(play.batch(torch.arange(2 * BATCH)))[:, :-1]).act(False).argmax(-1)
+    found = agent.policy(agent.encode(play.batch(torch.arange(2 * BATCH)))[:, :-1]).act(False)
     agent.train()
     right = play.answers[: 2 * BATCH]
     return float((found == right)[right != NO_ANSWER].float().mean())

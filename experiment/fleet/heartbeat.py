@@ -332,19 +332,23 @@ def _parse(text: bytes, path: Path, modified: float) -> Beat:
     is_here = beat.machine == machine_id()
     if beat.state in ENDED_STATES:
         life = "ended"
-    elif _runs_here(beat.pid, beat.started) if is_here else time.time() - modified <= STALE_S:
+    elif _runs_here(beat.pid, max(beat.started, modified)) if is_here else time.time() - modified <= STALE_S:
         life = "alive"
     else:
         life = "dead"
     return dataclasses.replace(beat, life=life)
 
 
-def _runs_here(pid: int, started: float) -> bool:
-    """Whether a process of this machine runs that was there at `started`: its number may be used again."""
+def _runs_here(pid: int, seen: float) -> bool:
+    """Whether a process of this machine runs that was there when last `seen`: its number may be used again.
+
+    When the clock of the machine is set, by what a process began later changes as well. So that is compared
+    with its last heartbeat and not with its first.
+    """
     try:
         process = psutil.Process(pid)
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        return not is_zombie and process.create_time() <= started + _CLOCK_SLACK_S
+        return not is_zombie and process.create_time() <= seen + _CLOCK_SLACK_S
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:

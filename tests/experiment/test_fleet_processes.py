@@ -117,7 +117,7 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
         return seen[-1].state == "waiting" and seen[-1].env_steps == seen[-2].env_steps
 
     wait_for(stands_still, actor)
-    assert status.main([str(run_dir)]) == 0
+    assert status.main([str(run_dir)]) == 0, actor.poll()
     assert " dead " in capsys.readouterr().out
     learner = start("--resume", mode="learn", epochs=newest_epoch(run_dir) + 4)
     text = finish(learner)

@@ -96,13 +96,16 @@ def test_the_process_table_decides_here_and_the_age_elsewhere(tmp_path: Path) ->
     (own,) = read_heartbeats(tmp_path)
     facts = json.loads(own.path.read_text())
     write_beat(tmp_path, "gone", **{**facts, "id": "gone", "pid": 2**22 + 1})
-    write_beat(tmp_path, "earlier", **{**facts, "id": "earlier", "started": 1.0})  # its number is used again
+    used_again = {**facts, "id": "earlier", "started": 1.0}
+    write_beat(tmp_path, "earlier", age_s=1e6, **used_again)
+    # Setting the clock moves when processes began, but not what they said of it.
+    write_beat(tmp_path, "clock_set", age_s=1.0, **{**used_again, "id": "clock_set"})
     os.utime(own.path, (1.0, 1.0))
     for name, age_s in (("fresh", 1.0), ("ahead", -5000.0), ("silent", 31.0)):
         write_beat(tmp_path, name, age_s=age_s)
     lives = {beat.id: beat.life for beat in read_heartbeats(tmp_path)}
     dead = dict.fromkeys(("gone", "earlier", "silent"), "dead")
-    assert lives == {member.id: "alive", "fresh": "alive", "ahead": "alive", **dead}
+    assert lives == {**dict.fromkeys((member.id, "clock_set", "fresh", "ahead"), "alive"), **dead}
     member.leave()
 
 
