@@ -122,7 +122,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         gamma: float = 0.999,
         training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
         reward_multiplier: float = 10.0,
-        tau: float = 0.003,
+        tau: float = 0.01,
         num_critics: int = 4,
         num_critics_td: int = 2,
         critic_subset: str = "update",
@@ -318,9 +318,12 @@ class OffPolicyAgent(BaseAgent, ABC):
         return retrace_targets(*steps, next_q=reduced(q), next_traces=traces)
 
     @torch.no_grad()
-    def returns_from(self, view: View, next_values: Tensor) -> Tensor:
+    def returns_from(self, view: View, next_values: Tensor, without_rewards: bool = False) -> Tensor:
         """(B, L, G, 1) returns that bootstrap from values (B, L, G, 1) of the following timesteps."""
-        steps = (*self._steps(view), next_values, self.discounts)
+        rewards, terminated, mask = self._steps(view)
+        if without_rewards:
+            rewards = torch.zeros_like(rewards)
+        steps = (rewards, terminated, mask, next_values, self.discounts)
         if self.returns == "lambda":
             return lambda_returns(*steps, trace_decay=self.trace_decay)
         return n_step_targets(*steps, n_step=self.n_step)

@@ -40,6 +40,7 @@ from .mixers.mlstm import MLSTMTrajEncoder
 from .mixers.s5 import S5TrajEncoder
 from .mlp import MLP, orthogonal_init
 from .normalization import (
+    MeanCorrection,
     PopArt,
     RunningNorm,
     RunningStatistics,
@@ -93,6 +94,7 @@ __all__ = [
     "MLSTMTrajEncoder",
     "Mamba2TrajEncoder",
     "MambaTrajEncoder",
+    "MeanCorrection",
     "MinGRUTrajEncoder",
     "MinLSTMTrajEncoder",
     "Mixer",
