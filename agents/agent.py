@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ..nets import Categorical, MeanCorrection, PolicyDistribution, TrajEncoder, TstepEncoder
+from ..nets import Categorical, PolicyDistribution, TrajEncoder, TstepEncoder
 from .base import LossTerms
 from .filters import binary_filter
 from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
@@ -43,9 +43,6 @@ class Agent(OffPolicyAgent):
         fake_filter: f = 1 (behaviour cloning).
         entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
-        correct_mean: add to all Q' what makes them fit the equation of y on the average, see
-            `MeanCorrection`: else their size follows as slowly as `tau` lets it, some ten thousand updates
-            over a horizon of 1,000 timesteps. For lambda-returns.
         returns: see OffPolicyAgent.
         **shared: settings of OffPolicyAgent, such as gamma and n_step; reward_multiplier is m above.
     Raises: ValueError for settings that do not fit together.
@@ -53,7 +50,7 @@ class Agent(OffPolicyAgent):
 
     has_target_actor = True
 
-    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+    def __init__(
         self,
         obs_space: spaces.Dict,
         action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
@@ -67,7 +64,6 @@ class Agent(OffPolicyAgent):
         fake_filter: bool = False,
         entropy_coeff: float = 0.0,
         use_target_actor: bool = True,
-        correct_mean: bool = False,
         returns: str = "lambda",
         **shared: Any,
     ) -> None:
@@ -83,21 +79,6 @@ class Agent(OffPolicyAgent):
         self.online_coeff, self.offline_coeff, self.entropy_coeff = online_coeff, offline_coeff, entropy_coeff
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
         self.use_target_actor = use_target_actor
-        self.mean_correction = MeanCorrection(len(self.discounts)) if correct_mean else None
-        if correct_mean and returns != "lambda":
-            raise ValueError(
-                f"Agent.correct_mean is True and Agent.returns {returns!r}, but it is for lambda-returns, as "
-                "others bootstrap too soon or in other ways. Fix: bind Agent.returns = 'lambda', or "
-                "Agent.correct_mean = False."
-            )
-        self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
-        self.use_target_actor = use_target_actor
-        self.mean_correction = MeanCorrection(len(self.discounts)) if correct_mean else None
-        if correct_mean and returns == "retrace":
-            raise ValueError(
-                "Agent.correct_mean is True and Agent.returns 'retrace', but these bootstrap in other ways. "
-                "Fix: bind Agent.returns = 'lambda' or 'n_step', or Agent.correct_mean = False."
-            )
         if online_coeff:
             self.need_gradient_of_samples("online_coeff = 0")
 
@@ -105,8 +86,6 @@ class Agent(OffPolicyAgent):
         next_actor = self.target_actor if self.use_target_actor else self.actor
         with torch.no_grad():
             targets = self.policy_targets(view, self.policies(next_actor, view.following))
-            if self.mean_correction is not None:
-                targets = self._corrected(targets, view, self.mean_correction)
         self.gather_targets(targets, view)
         policy = self.policies(self.actor, view.here)
         q_data, q_policy = self._action_values(view, policy)
@@ -124,14 +103,6 @@ class Agent(OffPolicyAgent):
                 filter_weights=weights,
             )
         return LossTerms(actor_loss, critic_loss, metrics)
-
-    def _corrected(self, targets: Tensor, view: View, correction: MeanCorrection) -> Tensor:
-        """Targets (B, L, G, 1) as of values with the right mean."""
-        kappa = self.returns_from(view, torch.ones_like(targets), without_rewards=True)
-        if self.training:
-            q = self.popart.value(self.recorded_values(self.target_critics, view.here.state, view.recorded))
-            correction.gather(targets, kappa, q.mean(2), view.mask)
-        return targets + kappa * correction.shift
 
     def _action_values(self, view: View, policy: PolicyDistribution) -> tuple[Tensor, Tensor]:
         """Raw critic outputs (B, L, C, G, 1) of recorded actions, and of the policy's for the actor loss.

@@ -318,12 +318,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         return retrace_targets(*steps, next_q=reduced(q), next_traces=traces)
 
     @torch.no_grad()
-    def returns_from(self, view: View, next_values: Tensor, without_rewards: bool = False) -> Tensor:
+    def returns_from(self, view: View, next_values: Tensor) -> Tensor:
         """(B, L, G, 1) returns that bootstrap from values (B, L, G, 1) of the following timesteps."""
-        rewards, terminated, mask = self._steps(view)
-        if without_rewards:
-            rewards = torch.zeros_like(rewards)
-        steps = (rewards, terminated, mask, next_values, self.discounts)
+        steps = (*self._steps(view), next_values, self.discounts)
         if self.returns == "lambda":
             return lambda_returns(*steps, trace_decay=self.trace_decay)
         return n_step_targets(*steps, n_step=self.n_step)

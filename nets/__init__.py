@@ -40,7 +40,6 @@ from .mixers.mlstm import MLSTMTrajEncoder
 from .mixers.s5 import S5TrajEncoder
 from .mlp import MLP, orthogonal_init
 from .normalization import (
-    MeanCorrection,
     PopArt,
     RunningNorm,
     RunningStatistics,
@@ -94,7 +93,6 @@ __all__ = [
     "MLSTMTrajEncoder",
     "Mamba2TrajEncoder",
     "MambaTrajEncoder",
-    "MeanCorrection",
     "MinGRUTrajEncoder",
     "MinLSTMTrajEncoder",
     "Mixer",

@@ -17,8 +17,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, distributed, nn
 
-_LEAST_DISCOUNTED = 1e-3  # of a value, on the average: 0 where nothing ends and nothing is discounted
-
 
 class RunningStatistics(nn.Module, ABC):
     """Something that is gathered from batches and moves once per update."""
@@ -306,64 +304,4 @@ class PopArt(RunningStatistics):
         if self.updates > 1:  # before the first targets there is nothing worth preserving
             self.b.copy_((old_sigma * self.b + old_mu - self.mu) / self.sigma)
             self.w.mul_(old_sigma / self.sigma)
-        self.pending.zero_()
-
-
-class MeanCorrection(RunningStatistics):
-    """One number per discount that lets bootstrapped values fit Bellman's equation on the average.
-
-    Returns y are linear in the values that they bootstrap from: with b added to all of these they are
-    y + kappa b, where kappa is their own with all rewards 0 and all values 1. So the values Q that the same
-    network gives have the right mean where Q + b = y + kappa b on the average, that is with
-
-        b = mean(y - Q) / mean(1 - kappa).
-
-    Values that lag behind by one number, as those of a target network do while it learns the size of returns
-    over a long horizon, are right with it at once; where nothing lags it is 0. Means move slowly, as the
-    small denominator makes much of chance; a network that follows as fast goes too far for a while.
-
-    Args:
-        num_discounts: G.
-        beta: rate of the moving averages, higher at first to make up for their start.
-    """
-
-    means: Tensor
-    updates: Tensor
-    pending: Tensor
-
-    def __init__(self, num_discounts: int, *, beta: float = 0.01) -> None:
-        super().__init__()
-        self.beta = beta
-        self.register_buffer("means", torch.zeros(2, num_discounts, 1))  # of y - Q and 1 - kappa
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("pending", torch.zeros(3, num_discounts, 1), persistent=False)
-
-    @property
-    def shift(self) -> Tensor:
-        """b, (G, 1); 0 before the first commit."""
-        lag, discounted = self.means
-        b: Tensor = lag / discounted.clamp(min=_LEAST_DISCOUNTED)
-        return b
-
-    @torch.no_grad()
-    def gather(self, returns: Tensor, kappa: Tensor, q: Tensor, mask: Tensor) -> None:
-        """Add y, kappa and Q, each (B, L, G, 1), where mask (B, L, 1) bool is True."""
-        real = mask[..., None]
-        sums = [x.where(real, 0.0).sum((0, 1)) for x in (returns - q, 1.0 - kappa)]
-        self.pending += torch.stack([real.sum().expand_as(q[0, 0]), *sums])
-
-    def pending_sums(self) -> Tensor:
-        return self.pending.double().flatten()
-
-    def set_pending_sums(self, sums: Tensor) -> None:
-        self.pending.copy_(sums.view_as(self.pending))
-
-    @torch.no_grad()
-    def commit(self) -> None:
-        """Move the averages."""
-        n, sums = self.pending[0], self.pending[1:]
-        if n[0] == 0:
-            return
-        self.updates += 1
-        self.means.lerp_(sums / n, max(self.beta, 1.0 / int(self.updates)))
         self.pending.zero_()

@@ -272,37 +272,6 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
     torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
 
 
-def test_corrected_means_of_values_do_not_wait_for_target_networks() -> None:
-    """-1 a timestep forever is worth -100 at a discount of 0.99."""
-    batch = make_batch(rows=6, length=16)
-    alike = {"observation": torch.zeros_like(batch.obs["observation"])}
-    batch = replace(batch, obs=alike, rl2s=torch.zeros_like(batch.rl2s))
-    batch = replace(batch, rews=torch.full_like(batch.rews, -1.0), dones=torch.zeros_like(batch.dones))
-
-    def value_after_learning(correct_mean: bool) -> float:
-        agent = make_agent(
-            training_discounts=[], gamma=0.99, tau=1e-3, returns="lambda", correct_mean=correct_mean
-        )
-        optimizer = torch.optim.Adam(agent.trainable_params(), lr=3e-3)
-        for _ in range(100):
-            terms = agent(batch)
-            optimizer.zero_grad()
-            masked_mean(terms.critic, batch.mask[..., None, None]).backward()
-            optimizer.step()
-            agent.after_update()
-        q = agent.recorded_values(agent.critics, agent.encode(batch)[:, :-1], batch.actions[:, :, None])
-        return (agent.popart.value(q).mean() / agent.reward_multiplier).item()
-
-    assert -125.0 < value_after_learning(True) < -80.0
-    assert value_after_learning(False) > -20.0
-
-
-@pytest.mark.parametrize("returns", ["n_step", "retrace"])
-def test_means_of_values_are_corrected_in_lambda_returns_alone(returns: str) -> None:
-    with pytest.raises(ValueError, match=rf"correct_mean is True and Agent.returns '{returns}'.*Fix"):
-        make_agent(returns=returns, correct_mean=True)
-
-
 @pytest.mark.parametrize(("changes", "sigma"), [({}, 10.0), ({"popart_floor": 0.0}, 0.5)])
 def test_the_scale_of_targets_that_hardly_vary_has_a_floor(changes: dict[str, float], sigma: float) -> None:
     popart = make_agent(training_discounts=[], **changes).popart

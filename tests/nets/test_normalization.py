@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loxodon.nets import MeanCorrection, PopArt, RunningNorm
+from loxodon.nets import PopArt, RunningNorm
 
 
 def test_running_norm_equals_the_statistics_of_all_rows_and_moves_at_commit_only() -> None:
@@ -115,25 +115,3 @@ def test_sums_of_two_processes_are_the_statistics_of_all_rows() -> None:
     assert parts[2].count.item() == 60
     torch.testing.assert_close(parts[2].mean, whole.mean)
     torch.testing.assert_close(parts[2].var, whole.var, rtol=1e-3, atol=0)
-
-
-def test_mean_correction_is_what_fits_bellmans_equation_on_the_average() -> None:
-    """One-step returns y = -1 + g V' of two timesteps, of which the second is the last."""
-    g, values = torch.tensor([[0.5], [0.9]]), torch.tensor([[[0.2], [0.4]], [[0.1], [0.7]]])  # (L, G, 1)
-    kappa = torch.stack([g, torch.zeros_like(g)])[None]
-    y = -1.0 + kappa * values[1]
-    correction, parts = MeanCorrection(2), MeanCorrection(2)
-    assert (correction.shift == 0).all()
-    correction.gather(y, kappa, values[None], torch.ones(1, 2, 1, dtype=torch.bool))
-    assert (correction.shift == 0).all()
-    correction.commit()
-    b = correction.shift
-    mean_of_values, mean_of_returns = (values + b).mean(0), (-1.0 + kappa * (values[1] + b)).mean((0, 1))
-    torch.testing.assert_close(mean_of_values, mean_of_returns)
-
-    for t in range(2):  # a timestep each, and one that is padding
-        pad = torch.full((1, 1, 2, 1), torch.nan)
-        own = [torch.cat([x[:, t : t + 1], pad], dim=1) for x in (y, kappa, values[None])]
-        parts.gather(*own, torch.tensor([[[True], [False]]]))
-    parts.commit()
-    torch.testing.assert_close(parts.shift, b)
