@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
+from .plain_step import PlainStep
 from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositions
 from .recurrence import in_full_precision
 from .sigma_reparam import linear
@@ -424,6 +425,14 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
                 d_model, n_heads, self.window, fixed_heads=fixed_heads, content_heads=content_heads
             )
         self._cache_type: type[Cache] = KeyValueCache
+        self._plain_step: PlainStep | None = None
+
+    def train(self, mode: bool = True) -> TransformerTrajEncoder:
+        super().train(mode)
+        parts, self._plain_step = (self.inp, self.blocks, self.out_norm), None
+        if not mode and self.places is not None and PlainStep.is_for(*parts, self.window):
+            self._plain_step = PlainStep(*parts, self.places)
+        return self
 
     def use_static_shapes(self) -> None:
         self._cache_type = RingKeyValueCache
@@ -481,6 +490,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
     ) -> tuple[Tensor, Cache | None]:
         if hidden_state is None:
             return self._encode_sequence(seq, time_idxs, resets), None
+        if seq.shape[1] == 1 and resets is None:
+            return self._encode_timestep(seq, time_idxs, hidden_state), hidden_state
         outputs = []
         for t in range(seq.shape[1]):
             if resets is not None:
@@ -512,6 +523,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         return y
 
     def _encode_timestep(self, seq: Tensor, time_idxs: Tensor, cache: Cache) -> Tensor:
+        if self._plain_step is not None and isinstance(cache, KeyValueCache) and PlainStep.serves(seq):
+            return self._plain_step(seq[:, 0], time_idxs[:, 0], cache)[:, None]
         x = self._embed(seq, time_idxs)[:, 0]
         places, bias = self._places(time_idxs[:, 0], x.dtype), cache.advance()
         for i, layer in enumerate(cast("Iterable[TransformerLayer]", self.layers)):

@@ -1,0 +1,150 @@
+"""The acting step of usual Transformers on the CPU, against the one for every setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from loxodon.nets import TransformerTrajEncoder
+from loxodon.nets.plain_step import PlainStep
+
+CPU, DIM, ENVS, WINDOW = torch.device("cpu"), 5, 3, 8
+
+
+@pytest.fixture(autouse=True)
+def acting() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def made(**settings: Any) -> TransformerTrajEncoder:
+    encoder = TransformerTrajEncoder(
+        DIM, WINDOW, d_model=16, n_heads=4, d_ff=24, n_layers=2, **settings
+    ).eval()
+    for weights in encoder.parameters():
+        weights.add_(0.1 * torch.randn_like(weights))
+    return encoder
+
+
+def played(encoder: TransformerTrajEncoder, steps: int = 20, first: int = 0) -> Tensor:
+    """Outputs of some steps, one env's episode ending in the middle."""
+    state = encoder.init_hidden_state(ENVS, CPU)
+    generator, outputs = torch.Generator().manual_seed(1), []
+    times = torch.full((ENVS, 1, 1), first)
+    for t in range(steps):
+        if t == steps // 2:
+            ended = torch.tensor([False, True, False])
+            state, times = encoder.reset_hidden_state(state, ended), times.clone()
+            times[1] = 0
+        seq = torch.randn(ENVS, 1, DIM, generator=generator)
+        y, state = encoder(seq, times, state)
+        outputs.append(y[:, 0])
+        times = times + 1
+    return torch.stack(outputs)
+
+
+def played_by_all_settings_step(encoder: TransformerTrajEncoder, **kwargs: int) -> Tensor:
+    kept, encoder._plain_step = encoder._plain_step, None
+    outputs = played(encoder, **kwargs)
+    encoder._plain_step = kept
+    return outputs
+
+
+@pytest.mark.parametrize("pos_emb", ["rope", "rope+fixed"])
+@pytest.mark.parametrize("first", [0, 300, 16_380])
+def test_it_is_the_step_of_every_setting(pos_emb: str, first: int) -> None:
+    encoder = made(pos_emb=pos_emb)
+    assert encoder._plain_step is not None
+    expected = played_by_all_settings_step(encoder, first=first)
+    torch.testing.assert_close(played(encoder, first=first), expected, rtol=1e-5, atol=1e-5)
+
+
+def _trained(encoder: TransformerTrajEncoder) -> None:
+    for weights in encoder.parameters():
+        weights.grad = torch.randn_like(weights)
+    torch.optim.SGD(encoder.parameters(), lr=0.1).step()
+
+
+def _replaced(encoder: TransformerTrajEncoder) -> None:
+    encoder.layers[1].k_norm.weight = torch.nn.Parameter(2.0 * encoder.layers[1].k_norm.weight)
+    encoder.layers[0].up.weight = torch.nn.Parameter(2.0 * encoder.layers[0].up.weight)
+
+
+def _written_behind_the_scenes(encoder: TransformerTrajEncoder) -> None:
+    for weights in encoder.parameters():
+        weights.data *= 1.5
+    encoder.eval()  # as every rollout does
+
+
+WRITES = {
+    "optimizer": _trained,
+    "loading": lambda encoder: encoder.load_state_dict(made().state_dict()),
+    "replacing": _replaced,
+    "data": _written_behind_the_scenes,
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_it_acts_with_the_weights_of_now(write: str) -> None:
+    encoder = made()
+    before = played(encoder)
+    WRITES[write](encoder)
+    after = played(encoder)
+    assert not torch.allclose(before, after, atol=0.01)
+    torch.testing.assert_close(after, played_by_all_settings_step(encoder), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pos_emb": "alibi"},
+        {"pos_emb": "learned"},
+        {"pos_emb": None},
+        {"qk_norm": False},
+        {"norm": "rmsnorm"},
+        {"windows": [4, 8]},
+        {"attention_sink": True},
+        {"head_scaling": True},
+        {"glu": True},
+        {"gating": "gru"},
+        {"normformer_norms": True},
+        {"sigma_reparam": True},
+    ],
+)
+def test_it_is_not_taken_for_what_it_does_not_know(settings: dict[str, Any]) -> None:
+    assert made(**settings)._plain_step is None
+
+
+def test_hooks_are_called() -> None:
+    encoder, called = made(), []
+    encoder.layers[0].up.register_forward_hook(lambda *args: called.append(args))
+    played(encoder.eval(), steps=2)
+    assert len(called) == 2
+
+
+def test_it_is_taken_in_acting_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> Tensor:
+        raise AssertionError("taken")
+
+    encoder = made()
+    monkeypatch.setattr(PlainStep, "__call__", refuse)
+    with pytest.raises(AssertionError, match="taken"):
+        played(encoder)
+    with torch.enable_grad():
+        assert played(encoder).requires_grad
+    played(encoder.train())
+    with torch.autocast("cpu", torch.bfloat16):
+        played(encoder.eval())
+    encoder.use_static_shapes()
+    played(encoder)
+
+
+def test_weights_that_do_not_tell_of_writes_are_not_trusted() -> None:
+    with torch.inference_mode():
+        encoder = made()
+        torch.testing.assert_close(played(encoder), played_by_all_settings_step(encoder), rtol=0, atol=0)
