@@ -37,6 +37,7 @@ from loxodon.data import Batch
 from loxodon.experiment import Learner
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
+from loxodon.experiment.memory import keep_freed_memory
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 
 BATCH, LENGTH, OBS_DIM, NUM_ACTIONS, WIDTH = 24, 128, 16, 4, 128
@@ -178,6 +179,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="time the operations of one update")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
     speed = flops_per_s(3.0)
     found = {name: measure(name, args.seconds, speed, args.precision, args.profile) for name in args.names}
     head = {**provenance(), "gflops_per_s_of_a_large_product": round(speed / 1e9, 1)}

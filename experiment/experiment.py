@@ -51,6 +51,7 @@ from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
 from .logs import MetricLogger
+from .memory import keep_freed_memory
 from .plots import draw_if_possible
 from .ppo.trainer import check_for_on_policy
 from .rng import GlobalGenerators, derive_seed, draw_seed, seed_global_generators
@@ -89,6 +90,8 @@ class Experiment(Settings):
         choose_threads(self.torch_threads)
         self.accelerator = make_accelerator(self.mixed_precision)
         role, shows = Role.of(self.mode), self.verbose and self.accelerator.is_main_process
+        if role.learns and self.accelerator.device.type == "cpu":
+            keep_freed_memory()
         seed = from_main(draw_seed, self.accelerator) if self.seed is None else self.seed
         self.fleet = Membership(self.run_dir, self.run_name, str(role), self.accelerator.process_index)
         self.ctx = RunContext(

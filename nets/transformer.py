@@ -11,6 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .dropout import Dropout
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
 from .plain_step import PlainStep
@@ -102,7 +103,7 @@ class TransformerLayer(ResidualBlock):
         self.n_heads, self.window, self.alibi, self.context_len = n_heads, window, alibi, window - 1
         kept = (n_heads, window, width)
         self.state_shapes = {"keys": kept, "values": kept, "age": ()}
-        self.attention, self.dropout_attn, self.dropout_qkv = attention, dropout_attn, nn.Dropout(dropout_qkv)
+        self.attention, self.dropout_attn, self.dropout_qkv = attention, dropout_attn, Dropout(dropout_qkv)
         self.qkv = linear(d_model, 3 * d_model, bias=False, sigma_reparam=settings.sigma_reparam)
         self.proj = linear(d_model, d_model, bias=False, sigma_reparam=settings.sigma_reparam)
         self.q_norm: nn.Module = nn.Identity()

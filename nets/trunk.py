@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .dropout import Dropout
 from .mlp import activation_fn, norm_layer, require_at_least, require_positive
 from .short_conv import ShortConv
 from .sigma_reparam import linear
@@ -109,7 +110,7 @@ class ResidualBlock(nn.Module, ABC):
         super().__init__()
         self.settings, width = settings, settings.d_model
         self.dropout, self.activation = (
-            nn.Dropout(settings.dropout),
+            Dropout(settings.dropout),
             activation_fn(settings.activation, overwrites=True),
         )
         # Called after attention whatever mixes, so that the weights of a Transformer keep their names.
@@ -213,7 +214,7 @@ class TrunkTrajEncoder(TrajEncoder):
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         require_positive(type(self).__name__, d_model=d_model, n_layers=n_layers)
-        self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), nn.Dropout(dropout_emb)
+        self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), Dropout(dropout_emb)
         self.learned = positions
         self.layers = nn.ModuleList(make_block(i) for i in range(n_layers))
         self.out_norm = norm_layer(norm, d_model)

@@ -1,0 +1,26 @@
+"""Dropout whose random numbers cost little on a CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_STEPS = 2**16
+
+
+class Dropout(nn.Dropout):
+    """Set a share p of the entries to 0 in training, and divide the others by 1 - p.
+
+    On the CPU, torch draws a number of 64 bits for every entry, which took as long as all else in a small
+    layer; here four entries share one, so p is rounded to a multiple of 2^-16. Elsewhere it is torch's own.
+
+    Source: Srivastava et al. 2014, Journal of Machine Learning Research 15.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped = round(self.p * _STEPS)
+        if not self.training or x.device.type != "cpu" or not 0 < dropped < _STEPS:
+            return super().forward(x)
+        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        is_kept = draws.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - _STEPS // 2
+        return x * is_kept.to(x.dtype).mul_(_STEPS / (_STEPS - dropped))
