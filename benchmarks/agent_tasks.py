@@ -93,8 +93,15 @@ _OFFLINE = (
 )
 _WITH_PENDULUM: dict[str, tuple[str, ...]] = {
     "bc": (),
-    # advantages are small beside the spread of values
-    "iql": ("IQLAgent.beta=50.0", "IQLAgent.expectile=0.9"),
+    # Advantages are small beside the spread of values, and single weights of the actor large: so policies of
+    # the newest updates come and go, where their average does not.
+    "iql": (
+        "IQLAgent.beta=50.0",
+        "IQLAgent.expectile=0.9",
+        "Learner.average_rate=0.005",
+        "Experiment.batch_size=48",
+        "Experiment.epochs=60",
+    ),
     "agent": (),
 }
 OFFLINE: dict[str, OfflineTask] = (

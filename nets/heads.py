@@ -10,6 +10,7 @@ import gin
 import torch
 from einops import pack, rearrange, unpack
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
 from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
@@ -120,6 +121,8 @@ class CriticEnsemble(nn.Module):
         n_layers: hidden layers.
         d_hidden: their width.
         activation: name of the non-linearity.
+        normalize_first: give what enters the first non-linearity of a critic mean 0 and variance 1 at every
+            timestep (layer norm without weights, Ba et al. 2016, arXiv:1607.06450).
     """
 
     def __init__(
@@ -133,8 +136,10 @@ class CriticEnsemble(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
+        normalize_first: bool = False,
     ) -> None:
         super().__init__()
+        self.normalize_first = normalize_first
         if n_layers < 1 or num_critics < 1:
             raise ValueError(
                 f"CriticEnsemble has n_layers={n_layers} and num_critics={num_critics}, both must be at "
@@ -186,7 +191,8 @@ class CriticEnsemble(nn.Module):
         if self.from_action is not None:
             x = x.unsqueeze(-2) + self.from_action(actions)
         x, lead = pack([x], "* d")
-        found = [self.activation(rearrange(x, "n (c h) -> c n h", h=self.d_hidden))]
+        x = rearrange(x, "n (c h) -> c n h", h=self.d_hidden)
+        found = [self.activation(F.layer_norm(x, x.shape[-1:]) if self.normalize_first else x)]
         for layer in self.hidden:
             found.append(self.activation(layer(found[-1])))
         return found, lead
