@@ -119,7 +119,7 @@ class PlainStep:
         gains[:, 1] *= gains.shape[-1] ** 0.5  # that of queries cancels with the scale of logits
         self.stretch, self.turned_stretch = gains, gains.roll(gains.shape[-1] // 2, -1)
         self.mixture = torch.cat(parts[num_gains:]) if self.mixtures else None
-        self.made_of = made_of
+        self.made_of, self.parts = made_of, parts  # kept, as the id of one that is gone may come again
 
     def _told(self, time_idxs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Of each layer, factors of queries and keys (2, N, H, E), and what fixed heads add (2, N, H', E)."""
