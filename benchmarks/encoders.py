@@ -116,15 +116,11 @@ def remembering(encoder: TrajEncoder, context: int) -> tuple[Any, int]:
     return encoder.import_hidden_state(rows), state_bytes
 
 
+@torch.inference_mode()
 def act(name: str, context: int, seconds: float) -> dict[str, float]:
     """What a step costs after `context` timesteps, see above."""
-    encoder = build(name, context).eval()
-    with torch.inference_mode():
-        return act_with(encoder, name, context, seconds)
-
-
-def act_with(encoder: TrajEncoder, name: str, context: int, seconds: float) -> dict[str, float]:
-    """The same of an encoder that is there."""
+    with torch.inference_mode(False):  # as the weights of actors are made
+        encoder = build(name, context).eval()
     state, state_bytes = remembering(encoder, context)
     seq, times = torch.randn(NUM_ENVS, 1, WIDTH), torch.full((NUM_ENVS, 1, 1), context)
 

@@ -20,10 +20,11 @@ def keep_freed_memory() -> None:
 
     To be called before the first tensor of 2 MB is made.
     """
-    if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
+    mallopt = (
+        getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    )  # musl has none
+    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
         return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch at its first large block
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, _NEVER)

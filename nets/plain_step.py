@@ -26,8 +26,9 @@ class PlainStep:
     """Steps of a Transformer that `is_for` says yes to.
 
     Weights are looked up in each step. What follows from gains of queries and keys and from the mixtures of
-    waves is kept until one of these parameters is written to. A write through `.data` cannot be seen, nor a
-    hook that is added: where there may have been one, make a new one of these.
+    waves is kept until one of these parameters is written to. Writes through `.data` and those of fused
+    optimizers leave no trace, nor does a hook that is added: make a new one of these after them, as the
+    encoder's `train` and `eval` do, one of which comes between training and acting.
 
     Args:
         inp: the input layer.

@@ -70,6 +70,14 @@ def _trained(encoder: TransformerTrajEncoder) -> None:
     torch.optim.SGD(encoder.parameters(), lr=0.1).step()
 
 
+def _trained_by_a_fused_optimizer(encoder: TransformerTrajEncoder) -> None:
+    encoder.train()
+    for weights in encoder.parameters():
+        weights.grad = torch.randn_like(weights)
+    torch.optim.AdamW(encoder.parameters(), lr=0.1, fused=True).step()
+    encoder.eval()  # as every rollout does
+
+
 def _replaced(encoder: TransformerTrajEncoder) -> None:
     encoder.layers[1].k_norm.weight = torch.nn.Parameter(2.0 * encoder.layers[1].k_norm.weight)
     encoder.layers[0].up.weight = torch.nn.Parameter(2.0 * encoder.layers[0].up.weight)
@@ -83,6 +91,7 @@ def _written_behind_the_scenes(encoder: TransformerTrajEncoder) -> None:
 
 WRITES = {
     "optimizer": _trained,
+    "fused optimizer": _trained_by_a_fused_optimizer,
     "loading": lambda encoder: encoder.load_state_dict(made().state_dict()),
     "replacing": _replaced,
     "data": _written_behind_the_scenes,
