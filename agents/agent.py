@@ -96,7 +96,7 @@ class Agent(OffPolicyAgent):
         if with_metrics:
             metrics = self.figures(
                 view,
-                q=self.popart.value(q_data),
+                q=q_data,
                 targets=targets,
                 policy=policy,
                 advantages=advantages,
@@ -105,23 +105,22 @@ class Agent(OffPolicyAgent):
         return LossTerms(actor_loss, critic_loss, metrics)
 
     def _action_values(self, view: View, policy: PolicyDistribution) -> tuple[Tensor, Tensor]:
-        """Raw critic outputs (B, L, C, G, 1) of recorded actions, and of the policy's for the actor loss.
+        """Values (B, L, C, G, 1) of recorded actions, and of the policy's for the actor loss.
 
         The second carries gradient into the policy alone, not into critics or their state input.
         """
         state = view.here.state
         if isinstance(policy, Categorical):
-            outputs = self.critics(state)
-            q_data = (outputs * view.recorded[:, :, None]).sum(-1, keepdim=True)
-            return q_data, (outputs.detach() * policy.probs[:, :, None]).sum(-1, keepdim=True)
+            values = self.popart.value(self.critics(state))
+            q_data = (values * view.recorded[:, :, None]).sum(-1, keepdim=True)
+            return q_data, (values.detach() * policy.probs[:, :, None]).sum(-1, keepdim=True)
         q_data = self.recorded_values(self.critics, state, view.recorded)
         return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy)
 
     @torch.no_grad()
     def _advantages(self, q_data: Tensor, q_policy: Tensor) -> Tensor:
         """(B, L, G, 1) how much better the recorded action is than the policy, environment units."""
-        gain = self.popart.value(q_data) - self.popart.value(q_policy)
-        return gain.mean(2) / self.reward_multiplier
+        return (q_data - q_policy).mean(2) / self.reward_multiplier
 
     def _actor_loss(
         self, view: View, policy: PolicyDistribution, q_policy: Tensor, advantages: Tensor
@@ -130,7 +129,7 @@ class Agent(OffPolicyAgent):
         weights = torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
         loss = torch.zeros_like(advantages)
         if self.online_coeff:
-            loss = loss - self.online_coeff * self.popart.normalized(q_policy).amin(2)
+            loss = loss - self.online_coeff * self.popart.normalize(q_policy.amin(2))
         if self.offline_coeff:
             loss = loss - self.offline_coeff * weights * policy.log_prob(view.recorded)
         if self.entropy_coeff:

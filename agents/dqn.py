@@ -98,17 +98,22 @@ class DQNAgent(OffPolicyAgent):
         self.double_q = double_q
 
     def policy(self, state: Tensor) -> PolicyDistribution:
-        return GreedyPolicy(self.critics(state).mean(-3)[..., -1, :])  # PopArt never changes their order
+        return GreedyPolicy(self._every_value(self.critics, state)[..., -1, :])
 
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
         with torch.no_grad():
             chooser = self.critics if self.double_q else self.target_critics
-            best = self.restrict(GreedyPolicy(chooser(view.following.state).mean(2)), view.following.obs)
+            after = view.following
+            best = self.restrict(GreedyPolicy(self._every_value(chooser, after.state)), after.obs)
             targets = self.policy_targets(view, best)
         self.gather_targets(targets, view)
         q = self.recorded_values(self.critics, view.here.state, view.recorded)
         loss = self.critic_errors(q, targets)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            metrics = self.figures(view, q=self.popart.value(q), targets=targets)
+            metrics = self.figures(view, q=q, targets=targets)
         return LossTerms(loss.new_zeros(*loss.shape[:2], len(self.discounts), 1), loss, metrics)
+
+    def _every_value(self, critics: CriticEnsemble, state: Tensor) -> Tensor:
+        """(..., G, A) means over the critics."""
+        return self.popart.value(critics(state)).mean(-3)

@@ -82,21 +82,21 @@ class IQLAgent(OffPolicyAgent):
             targets = self.returns_from(view, next_values)
             critics, reduced = self.drawn_critics(view.here.state)
             recorded = self.recorded_values(critics, view.here.state, view.recorded)
-            q_target = reduced(self.popart.value(recorded))
+            q_target = reduced(recorded)
         self.gather_targets(targets, view)
         q = self.recorded_values(self.critics, view.here.state, view.recorded)
-        v = self.value_function(view.here.state)
-        errors = self.popart.normalize(q_target)[:, :, None] - self.popart.normalized(v)
+        v = self.popart.value(self.value_function(view.here.state))
+        errors = (q_target[:, :, None] - v) / self.popart.scale
         value_loss = torch.where(errors < 0, 1.0 - self.expectile, self.expectile) * errors.square()
         policy = self.policies(self.actor, view.here)
-        advantages = q_target - self.popart.value(v.detach())[:, :, 0]
+        advantages = q_target - v.detach()[:, :, 0]
         weights = (self.beta * advantages / self.popart.scale).exp().clamp(max=self.max_weight)
         actor_loss = -weights * policy.log_prob(view.recorded)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
             metrics = self.figures(
                 view,
-                q=self.popart.value(q),
+                q=q,
                 targets=targets,
                 policy=policy,
                 advantages=advantages / self.reward_multiplier,

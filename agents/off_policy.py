@@ -251,13 +251,13 @@ class OffPolicyAgent(BaseAgent, ABC):
         """One policy per discount, over (B, L, G, A)."""
         return self.restrict(actor(self.actor_input(at.state, at.obs)), at.obs)
 
-    # --- values --------------------------------------------------------------------------------------------
+    # --- values, in environment units times the reward multiplier -------------------------------------------
 
     def policy_values(self, critics: Any, state: Tensor, policy: PolicyDistribution) -> Tensor:
-        """Critic outputs (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else sampled."""
+        """Values (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else sampled."""
         if isinstance(policy, Categorical):
-            exact: Tensor = (critics(state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
-            return exact
+            every = self.popart.value(critics(state))
+            return (every * policy.probs[:, :, None]).sum(-1, keepdim=True)
         return self.own_values(critics, state, self.draw(policy, self.num_actions_for_value))
 
     @staticmethod
@@ -267,20 +267,18 @@ class OffPolicyAgent(BaseAgent, ABC):
         return actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
 
     def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
-        """Critic outputs (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
-        values = critics(state, rearrange(actions, "k b l g a -> b l (k g) a"))
-        # g2 counts the actions' discounts, g those of the outputs: the critic of g judges the action of g
+        """Values (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
+        values = self.popart.value(critics(state, rearrange(actions, "k b l g a -> b l (k g) a")))
+        # g2 counts the actions' discounts, g those of the values: the critic of g judges the action of g
         values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
         sampled: Tensor = reduce(values.diagonal(dim1=-2, dim2=-1), "b l k c g -> b l c g 1", "mean")
         return sampled
 
     def recorded_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
-        """Critic outputs (B, L, C, G, 1) of actions (B, L, 1, A)."""
+        """Values (B, L, C, G, 1) of actions (B, L, 1, A)."""
         if isinstance(self.action_space, spaces.Discrete):
-            picked: Tensor = (critics(state) * actions[:, :, None]).sum(-1, keepdim=True)
-            return picked
-        values: Tensor = critics(state, actions).squeeze(2)
-        return values
+            return (self.popart.value(critics(state)) * actions[:, :, None]).sum(-1, keepdim=True)
+        return self.popart.value(critics(state, actions).squeeze(2))
 
     def need_gradient_of_samples(self, remedy: str) -> None:
         """Raise ValueError for a policy whose samples carry no gradient; remedy: a setting without that."""
@@ -298,17 +296,16 @@ class OffPolicyAgent(BaseAgent, ABC):
     def policy_targets(self, view: View, policy: PolicyDistribution, bonus: Tensor | float = 0.0) -> Tensor:
         """(B, L, G, 1) targets for a policy at the following timesteps, by the target critics.
 
-        In environment units times the reward multiplier, as are all targets. bonus: (B, L, G, 1), added to
-        the values of these timesteps.
+        bonus: (B, L, G, 1), added to the values of these timesteps.
         """
         state = view.following.state
         critics, reduced = self.drawn_critics(state)
-        values = self.popart.value(self.policy_values(critics, state, policy))
+        values = self.policy_values(critics, state, policy)
         if self.returns != "retrace":
             return self.returns_from(view, reduced(values) + bonus)
         none = torch.zeros_like(view.recorded[:, :1])
         actions = torch.cat([view.recorded[:, 1:], none], dim=1)
-        q = self.popart.value(self.recorded_values(critics, state, actions))
+        q = self.recorded_values(critics, state, actions)
         log_ratio = policy.log_prob(actions)
         if (taken := view.batch.log_probs) is not None:
             behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
@@ -344,9 +341,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         subset = chances.argsort(2)[:, :, : self.num_critics_td]
         return self.target_critics, lambda q: of_all(q.gather(2, subset))
 
-    def critic_errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """(B, L, C, G, 1) squared differences of critic outputs from targets (B, L, G, 1), at unit scale."""
-        return (self.popart.normalized(outputs) - self.popart.normalize(targets)[:, :, None]).square()
+    def critic_errors(self, values: Tensor, targets: Tensor) -> Tensor:
+        """(B, L, C, G, 1) squared differences of values from targets (B, L, G, 1), at unit scale."""
+        return ((values - targets[:, :, None]) / self.popart.scale).square()
 
     def gather_targets(self, targets: Tensor, view: View) -> None:
         """Let the scale of values follow the targets, in training mode."""

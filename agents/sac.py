@@ -86,15 +86,15 @@ class SACAgent(OffPolicyAgent):
         policy, state = self.policies(self.actor, view.here), view.here.state
         q_data = self.recorded_values(self.critics, state, view.recorded)
         q_policy = self.policy_values(self.critics.frozen(), state.detach(), policy)
-        value, entropy = self.popart.value(q_policy).amin(2), policy.entropy()
+        value, entropy = q_policy.amin(2), policy.entropy()
         actor_loss = -(value + alpha * entropy) / self.popart.scale
         actor_loss = actor_loss + self.log_alpha * (entropy.detach() - self.target_entropy)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            gain = (self.popart.value(q_data) - self.popart.value(q_policy)).mean(2).detach()
+            gain = (q_data - q_policy).mean(2).detach()
             metrics = self.figures(
                 view,
-                q=self.popart.value(q_data),
+                q=q_data,
                 targets=targets,
                 policy=policy,
                 advantages=gain / self.reward_multiplier,

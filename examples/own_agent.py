@@ -28,8 +28,8 @@ class AdvantageWeightedAgent(OffPolicyAgent):
         q = self.recorded_values(self.critics, view.here.state, view.recorded)  # (B, L, C, G, 1)
         with torch.no_grad():
             expected = self.policy_values(self.critics, view.here.state, policy)  # (B, L, C, G, 1)
-            weights = ((q - expected).mean(2) / self.temperature).exp().clamp(max=20.0)
-        metrics = self.figures(view, q=self.popart.value(q), targets=targets) if with_metrics else {}
+            weights = ((q - expected).mean(2) / (self.temperature * self.popart.scale)).exp().clamp(max=20.0)
+        metrics = self.figures(view, q=q, targets=targets) if with_metrics else {}
         return LossTerms(-weights * policy.log_prob(view.recorded), self.critic_errors(q, targets), metrics)
 
 

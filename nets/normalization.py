@@ -211,14 +211,20 @@ class ValueNorm(RunningNorm):
             output.bias.mul_(old_std).add_(old_mean - self.mean).div_(self.std)
 
 
+_LEAST_SIGMA = 1e-4
+
+
 class PopArt(RunningStatistics):
-    """Keep value targets at unit scale without disturbing what the critics already predict.
+    """Keep value targets at unit scale, and let values of long horizons build on those of short ones.
 
-    A critic's raw output x is read as `normalized = w x + b` and as `value = sigma (w x + b) + mu`; when the
-    statistics of the targets move, w and b move so that `value` stays the same for every x.
-    One set of statistics per discount factor. Disabled, all three maps are the identity.
+    One set of statistics per discount factor. A critic's output x_g for discount number g is what its value
+    adds to that of the discount before it:
+        value_g = sum over i <= g of (unit_i x_i + origin_i)
+    So what a short horizon tells of actions is in the values of all longer ones at once. unit_i is the
+    deviation of the first targets, and sums of origins are their means; both stay, and so do values while
+    statistics move. Disabled, values are plain sums of outputs.
 
-    Shapes: inputs (..., G, 1), statistics (G, 1).
+    Shapes: inputs (..., G, A), statistics (G, 1).
 
     Args:
         num_discounts: G.
@@ -226,13 +232,14 @@ class PopArt(RunningStatistics):
         floor: least standard deviation, as a share of the targets' root mean square. 0 is the paper, with
             statistics in float64, which needs a device that has it.
         enabled: see above.
-    Source: van Hasselt et al. 2016, arXiv:1602.07714; the affine map is kept beside the network.
+    Source: van Hasselt et al. 2016, arXiv:1602.07714; sums over discounts: Romoff et al. 2019,
+        arXiv:1902.01883.
     """
 
     mu: Tensor
     nu: Tensor
-    w: Tensor
-    b: Tensor
+    unit: Tensor
+    origin: Tensor
     updates: Tensor
     pending: Tensor
 
@@ -242,7 +249,7 @@ class PopArt(RunningStatistics):
         shape = (num_discounts, 1)
         # Without a floor, the variance may be a tiny part of the mean square, which float32 would lose.
         self.dtype = torch.float64 if floor == 0.0 else torch.float32
-        for name, value in (("mu", 0.0), ("nu", 1.0), ("w", 1.0), ("b", 0.0)):
+        for name, value in (("mu", 0.0), ("nu", 1.0), ("unit", 1.0), ("origin", 0.0)):
             self.register_buffer(name, torch.full(shape, value, dtype=self.dtype))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("pending", torch.zeros(3, *shape, dtype=self.dtype), persistent=False)
@@ -254,8 +261,8 @@ class PopArt(RunningStatistics):
         Without a floor, targets that hardly vary (a constant reward under a small discount) would be
         blown up.
         """
-        rms = self.nu.sqrt()
-        return (self.nu - self.mu.square()).clamp(min=0.0).sqrt().maximum(self.floor * rms).clamp(min=1e-4)
+        deviation = (self.nu - self.mu.square()).clamp(min=0.0).sqrt()
+        return deviation.maximum(self.floor * self.nu.sqrt()).clamp(min=_LEAST_SIGMA)
 
     @property
     def scale(self) -> Tensor:
@@ -263,16 +270,14 @@ class PopArt(RunningStatistics):
         return self.sigma.float() if self.enabled else torch.ones_like(self.sigma)
 
     def normalize(self, value: Tensor) -> Tensor:
-        """Values in environment units -> unit scale."""
+        """Values in environment units (times the reward multiplier) -> unit scale."""
         return ((value - self.mu) / self.sigma).float() if self.enabled else value
 
-    def normalized(self, raw: Tensor) -> Tensor:
-        """Critic outputs -> unit scale."""
-        return self.w.float() * raw + self.b.float() if self.enabled else raw
-
-    def value(self, raw: Tensor) -> Tensor:
+    def value(self, outputs: Tensor) -> Tensor:
         """Critic outputs -> values in environment units (times the reward multiplier)."""
-        return (self.sigma * (self.w * raw + self.b) + self.mu).float() if self.enabled else raw
+        outputs = outputs.float()
+        added = self.unit * outputs + self.origin if self.enabled else outputs
+        return added.cumsum(-2).float()
 
     @torch.no_grad()
     def gather(self, targets: Tensor, mask: Tensor) -> None:
@@ -292,16 +297,16 @@ class PopArt(RunningStatistics):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Move mu, nu (bias-corrected exponential averages) and correct w, b."""
+        """Move mu and nu (bias-corrected exponential averages)."""
         n, total, squares = self.pending
         if n[0] == 0:
             return
-        old_mu, old_sigma = self.mu.clone(), self.sigma
         self.updates += 1
         rate = self.beta / (1.0 - (1.0 - self.beta) ** int(self.updates))
         self.mu.lerp_(total / n, rate)
         self.nu.lerp_(squares / n, rate)
-        if self.updates > 1:  # before the first targets there is nothing worth preserving
-            self.b.copy_((old_sigma * self.b + old_mu - self.mu) / self.sigma)
-            self.w.mul_(old_sigma / self.sigma)
+        # Where targets have not varied yet there is nothing worth preserving.
+        is_new = (self.updates == 1) | (self.unit <= _LEAST_SIGMA)
+        self.unit.copy_(torch.where(is_new, self.sigma, self.unit))
+        self.origin.copy_(torch.where(is_new, self.mu.diff(dim=0, prepend=self.mu[:1] * 0), self.origin))
         self.pending.zero_()

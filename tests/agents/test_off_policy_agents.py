@@ -331,7 +331,7 @@ def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
     )
     view = agent.view(batch)
     policy = agent.policies(agent.actor, view.following)
-    q = agent.target_critics(view.following.state)
+    q = agent.popart.value(agent.target_critics(view.following.state))
     rewards, done, mask = 10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None]
     values = (q * policy.probs[:, :, None]).sum(-1, keepdim=True).amin(2)
     steps = (rewards, done, mask, values, agent.discounts)

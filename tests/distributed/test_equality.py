@@ -31,7 +31,7 @@ def test_an_update_is_that_of_the_whole_batch(ranks: Any, alone: Any, form: str)
             assert_equal_but_for_rounding(own, whole, NUM_OPS)
     # weights, targets and statistics
     state = one["state"]
-    assert {"popart.mu", "popart.w", "tstep_encoder.input_norm.var"} <= state.keys()
+    assert {"popart.mu", "popart.unit", "tstep_encoder.input_norm.var"} <= state.keys()
     assert any(name.startswith("target_critics") for name in state)
     assert state["popart.updates"] == NUM_UPDATES
     for name, value in state.items():

@@ -57,14 +57,34 @@ def test_popart_first_statistics_are_those_of_the_first_targets() -> None:
 
 def test_popart_keeps_predicted_values_when_statistics_move() -> None:
     torch.manual_seed(0)
-    popart, raw = PopArt(2, beta=0.3), torch.randn(4, 2, 1)
+    popart, outputs = PopArt(2, beta=0.3), torch.randn(4, 2, 1)
     popart.gather(torch.randn(1, 9, 2, 1), torch.ones(1, 9, 1, dtype=torch.bool))
     popart.commit()
-    before = popart.value(raw)
+    before = popart.value(outputs)
     popart.gather(torch.randn(1, 9, 2, 1) * 30 + 5, torch.ones(1, 9, 1, dtype=torch.bool))
     popart.commit()
-    torch.testing.assert_close(popart.value(raw), before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(popart.value(outputs), before)
     assert not torch.allclose(popart.mu, torch.zeros(2, 1), atol=0.5)
+
+
+def test_values_of_a_discount_add_to_those_of_the_one_before() -> None:
+    popart = PopArt(2, beta=0.1)
+    targets = torch.tensor([[1.0, 10.0], [3.0, 50.0]])  # means 2 and 30, deviations 1 and 20
+    popart.gather(targets[None, :, :, None], torch.ones(1, 2, 1, dtype=torch.bool))
+    popart.commit()
+    none, one_each, of_first = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.0]])[..., None]
+    torch.testing.assert_close(popart.value(none).flatten(), torch.tensor([2.0, 30.0]))
+    torch.testing.assert_close(popart.value(one_each).flatten(), torch.tensor([3.0, 51.0]))
+    torch.testing.assert_close(popart.value(of_first).flatten(), torch.tensor([2.5, 30.5]))
+
+
+def test_popart_takes_its_units_from_the_first_targets_that_vary() -> None:
+    popart, one = PopArt(1, beta=1.0), torch.ones(1, 1, 1)
+    gathered(popart, 0.0, 0.0)
+    gathered(popart, 2.0, 6.0)
+    assert popart.value(one).item() == 6.0  # mean 4, deviation 2
+    gathered(popart, 0.0, 100.0)
+    assert popart.value(one).item() == 6.0
 
 
 def test_popart_second_update_by_hand() -> None:
@@ -86,9 +106,12 @@ def test_popart_without_a_floor_reaches_the_spread_of_targets_far_from_zero(
         gathered(popart, 999.5, 1000.5)
     torch.testing.assert_close(popart.sigma.item(), sigma, rtol=1e-3, atol=0.0)
     torch.testing.assert_close(popart.scale, torch.full((1, 1), sigma), rtol=1e-3, atol=0.0)
-    raw = torch.tensor([[[-1.0]], [[2.0]]])
-    assert popart.value(raw).dtype == popart.normalized(raw).dtype == torch.float32
-    torch.testing.assert_close(popart.normalize(popart.value(raw)), popart.normalized(raw), rtol=0, atol=1e-3)
+    values = popart.value(torch.tensor([[[-1.0]], [[2.0]]]))
+    assert values.dtype == popart.normalize(values).dtype == torch.float32
+    targets = torch.tensor([[[1000.5]], [[999.5]]])
+    torch.testing.assert_close(
+        popart.normalize(targets).flatten(), torch.tensor([0.5, -0.5]) / sigma, rtol=1e-3, atol=1e-3
+    )
 
 
 def test_popart_ignores_masked_targets_and_disabled_is_identity() -> None:
@@ -98,7 +121,7 @@ def test_popart_ignores_masked_targets_and_disabled_is_identity() -> None:
     assert popart.mu.item() == 1.0
     off, x = PopArt(1, beta=0.5, enabled=False), torch.randn(3, 1, 1)
     gathered(off, 5.0, 9.0)
-    for same in (off.normalize(x), off.normalized(x), off.value(x)):
+    for same in (off.normalize(x), off.value(x)):
         torch.testing.assert_close(same, x)
 
 
