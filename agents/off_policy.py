@@ -178,7 +178,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         if self.has_target_actor:
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.popart = PopArt(num_discounts, beta=popart_beta, floor=popart_floor, enabled=popart)
+        self.popart = PopArt(
+            num_discounts, beta=popart_beta, floor=popart_floor, enabled=popart, discounts=discounts
+        )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -217,12 +217,12 @@ _LEAST_SIGMA = 1e-4
 class PopArt(RunningStatistics):
     """Keep value targets at unit scale, and let values of long horizons build on those of short ones.
 
-    One set of statistics per discount factor. A critic's output x_g for discount number g is what its value
-    adds to that of the discount before it:
-        value_g = sum over i <= g of (unit_i x_i + origin_i)
-    So what a short horizon tells of actions is in the values of all longer ones at once. unit_i is the
-    deviation of the first targets, and sums of origins are their means; both stay, and so do values while
-    statistics move. Disabled, values are plain sums of outputs.
+    One set of statistics per discount factor. A critic's output x_g for discount g is what its value adds to
+    that of the discount below it:
+        value_g = origin_g + sum over i <= g of unit_i x_i
+    So what a short horizon tells of actions is in the values of all longer ones at once. origin and unit are
+    mean and deviation of the first targets that vary; they stay, and so do values while statistics move.
+    Disabled, values are plain sums of outputs.
 
     Shapes: inputs (..., G, A), statistics (G, 1).
 
@@ -232,6 +232,7 @@ class PopArt(RunningStatistics):
         floor: least standard deviation, as a share of the targets' root mean square. 0 is the paper, with
             statistics in float64, which needs a device that has it.
         enabled: see above.
+        discounts: G of them, in any order; None for an ascending one.
     Source: van Hasselt et al. 2016, arXiv:1602.07714; sums over discounts: Romoff et al. 2019,
         arXiv:1902.01883.
     """
@@ -242,9 +243,23 @@ class PopArt(RunningStatistics):
     origin: Tensor
     updates: Tensor
     pending: Tensor
+    _places: Tensor | None
 
-    def __init__(self, num_discounts: int, *, beta: float, floor: float = 0.1, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        num_discounts: int,
+        *,
+        beta: float,
+        floor: float = 0.1,
+        enabled: bool = True,
+        discounts: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
+        places = None  # (2, G): of discounts in ascending order, and of these in the given one
+        if discounts is not None and list(discounts) != sorted(discounts):
+            order = torch.tensor(discounts).argsort()
+            places = torch.stack([order, order.argsort()])
+        self.register_buffer("_places", places, persistent=False)
         self.beta, self.floor, self.enabled = beta, floor, enabled
         shape = (num_discounts, 1)
         # Without a floor, the variance may be a tiny part of the mean square, which float32 would lose.
@@ -276,8 +291,13 @@ class PopArt(RunningStatistics):
     def value(self, outputs: Tensor) -> Tensor:
         """Critic outputs -> values in environment units (times the reward multiplier)."""
         outputs = outputs.float()
-        added = self.unit * outputs + self.origin if self.enabled else outputs
-        return added.cumsum(-2).float()
+        added = self.unit * outputs if self.enabled else outputs
+        if self._places is None:
+            values = added.cumsum(-2)
+        else:
+            ascending, given = self._places
+            values = added.index_select(-2, ascending).cumsum(-2).index_select(-2, given)
+        return (values + self.origin).float() if self.enabled else values
 
     @torch.no_grad()
     def gather(self, targets: Tensor, mask: Tensor) -> None:
@@ -308,5 +328,5 @@ class PopArt(RunningStatistics):
         # Where targets have not varied yet there is nothing worth preserving.
         is_new = (self.updates == 1) | (self.unit <= _LEAST_SIGMA)
         self.unit.copy_(torch.where(is_new, self.sigma, self.unit))
-        self.origin.copy_(torch.where(is_new, self.mu.diff(dim=0, prepend=self.mu[:1] * 0), self.origin))
+        self.origin.copy_(torch.where(is_new, self.mu, self.origin))
         self.pending.zero_()

@@ -67,15 +67,15 @@ def test_popart_keeps_predicted_values_when_statistics_move() -> None:
     assert not torch.allclose(popart.mu, torch.zeros(2, 1), atol=0.5)
 
 
-def test_values_of_a_discount_add_to_those_of_the_one_before() -> None:
-    popart = PopArt(2, beta=0.1)
+@pytest.mark.parametrize("places", [[0, 1], [1, 0]], ids=["ascending", "descending"])
+def test_values_of_a_discount_add_to_those_of_the_one_below(places: list[int]) -> None:
+    popart = PopArt(2, beta=0.1, discounts=torch.tensor([0.5, 0.9])[places].tolist())
     targets = torch.tensor([[1.0, 10.0], [3.0, 50.0]])  # means 2 and 30, deviations 1 and 20
-    popart.gather(targets[None, :, :, None], torch.ones(1, 2, 1, dtype=torch.bool))
+    popart.gather(targets[None, :, places, None], torch.ones(1, 2, 1, dtype=torch.bool))
     popart.commit()
-    none, one_each, of_first = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.0]])[..., None]
-    torch.testing.assert_close(popart.value(none).flatten(), torch.tensor([2.0, 30.0]))
-    torch.testing.assert_close(popart.value(one_each).flatten(), torch.tensor([3.0, 51.0]))
-    torch.testing.assert_close(popart.value(of_first).flatten(), torch.tensor([2.5, 30.5]))
+    outputs = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.0]])
+    values = torch.tensor([[2.0, 30.0], [3.0, 51.0], [2.5, 30.5]])
+    torch.testing.assert_close(popart.value(outputs[:, places, None]), values[:, places, None])
 
 
 def test_popart_takes_its_units_from_the_first_targets_that_vary() -> None:
