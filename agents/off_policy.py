@@ -128,7 +128,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         critic_subset: str = "update",
         returns: str = "n_step",
         n_step: int = 1,
-        trace_decay: float = 0.95,
+        trace_decay: float = 0.8,
         burn_in: int = 0,
         num_actions_for_value: int = 1,
         popart: bool = True,
