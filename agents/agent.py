@@ -111,7 +111,7 @@ class Agent(OffPolicyAgent):
         """
         state = view.here.state
         if isinstance(policy, Categorical):
-            values = self.popart.value(self.critics(state))
+            values = self.all_values(self.critics, state)
             q_data = (values * view.recorded[:, :, None]).sum(-1, keepdim=True)
             return q_data, (values.detach() * policy.probs[:, :, None]).sum(-1, keepdim=True)
         q_data = self.recorded_values(self.critics, state, view.recorded)

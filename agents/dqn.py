@@ -98,13 +98,13 @@ class DQNAgent(OffPolicyAgent):
         self.double_q = double_q
 
     def policy(self, state: Tensor) -> PolicyDistribution:
-        return GreedyPolicy(self._every_value(self.critics, state)[..., -1, :])
+        return GreedyPolicy(self.all_values(self.critics, state).mean(-3)[..., -1, :])
 
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
         with torch.no_grad():
             chooser = self.critics if self.double_q else self.target_critics
             after = view.following
-            best = self.restrict(GreedyPolicy(self._every_value(chooser, after.state)), after.obs)
+            best = self.restrict(GreedyPolicy(self.all_values(chooser, after.state).mean(2)), after.obs)
             targets = self.policy_targets(view, best)
         self.gather_targets(targets, view)
         q = self.recorded_values(self.critics, view.here.state, view.recorded)
@@ -113,7 +113,3 @@ class DQNAgent(OffPolicyAgent):
         if with_metrics:
             metrics = self.figures(view, q=q, targets=targets)
         return LossTerms(loss.new_zeros(*loss.shape[:2], len(self.discounts), 1), loss, metrics)
-
-    def _every_value(self, critics: CriticEnsemble, state: Tensor) -> Tensor:
-        """(..., G, A) means over the critics."""
-        return self.popart.value(critics(state)).mean(-3)

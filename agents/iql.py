@@ -78,14 +78,14 @@ class IQLAgent(OffPolicyAgent):
 
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
         with torch.no_grad():
-            next_values = self.popart.value(self.value_function(view.following.state))[:, :, 0]
+            next_values = self.all_values(self.value_function, view.following.state)[:, :, 0]
             targets = self.returns_from(view, next_values)
             critics, reduced = self.drawn_critics(view.here.state)
             recorded = self.recorded_values(critics, view.here.state, view.recorded)
             q_target = reduced(recorded)
         self.gather_targets(targets, view)
         q = self.recorded_values(self.critics, view.here.state, view.recorded)
-        v = self.popart.value(self.value_function(view.here.state))
+        v = self.all_values(self.value_function, view.here.state)
         errors = (q_target[:, :, None] - v) / self.popart.scale
         value_loss = torch.where(errors < 0, 1.0 - self.expectile, self.expectile) * errors.square()
         policy = self.policies(self.actor, view.here)

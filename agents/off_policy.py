@@ -69,8 +69,9 @@ class View:
 class OffPolicyAgent(BaseAgent, ABC):
     """Critics, and mostly an actor, over every timestep of a sequence, for several discount factors at once.
 
-    Subclasses say in `losses` what is learned. Their settings are these and their own: what their constructor
-    hands on by `**shared` belongs to its signature, for gin, checks of configs and people.
+    Values of a discount add to those of the discount below it (see PopArt). Subclasses say in `losses` what
+    is learned. Their settings are these and their own: what their constructor hands on by `**shared` belongs
+    to its signature, for gin, checks of configs and people.
 
     Args:
         obs_space: see BaseAgent.
@@ -178,9 +179,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         if self.has_target_actor:
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.popart = PopArt(
-            num_discounts, beta=popart_beta, floor=popart_floor, enabled=popart, discounts=discounts
-        )
+        self.popart = PopArt(discounts, beta=popart_beta, floor=popart_floor, enabled=popart)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -255,11 +254,14 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     # --- values, in environment units times the reward multiplier -------------------------------------------
 
+    def all_values(self, critics: Any, state: Tensor) -> Tensor:
+        """Values (..., C, G, A) of all discrete actions in states (..., D)."""
+        return self.popart.value(critics(state))
+
     def policy_values(self, critics: Any, state: Tensor, policy: PolicyDistribution) -> Tensor:
         """Values (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else sampled."""
         if isinstance(policy, Categorical):
-            every = self.popart.value(critics(state))
-            return (every * policy.probs[:, :, None]).sum(-1, keepdim=True)
+            return (self.all_values(critics, state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
         return self.own_values(critics, state, self.draw(policy, self.num_actions_for_value))
 
     @staticmethod
@@ -279,7 +281,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     def recorded_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         """Values (B, L, C, G, 1) of actions (B, L, 1, A)."""
         if isinstance(self.action_space, spaces.Discrete):
-            return (self.popart.value(critics(state)) * actions[:, :, None]).sum(-1, keepdim=True)
+            return (self.all_values(critics, state) * actions[:, :, None]).sum(-1, keepdim=True)
         return self.popart.value(critics(state, actions).squeeze(2))
 
     def need_gradient_of_samples(self, remedy: str) -> None:

@@ -227,12 +227,11 @@ class PopArt(RunningStatistics):
     Shapes: inputs (..., G, A), statistics (G, 1).
 
     Args:
-        num_discounts: G.
+        discounts: G of them, in any order.
         beta: rate of the moving averages, higher at first to make up for their start.
         floor: least standard deviation, as a share of the targets' root mean square. 0 is the paper, with
             statistics in float64, which needs a device that has it.
         enabled: see above.
-        discounts: G of them, in any order; None for an ascending one.
     Source: van Hasselt et al. 2016, arXiv:1602.07714; sums over discounts: Romoff et al. 2019,
         arXiv:1902.01883.
     """
@@ -246,22 +245,16 @@ class PopArt(RunningStatistics):
     _places: Tensor | None
 
     def __init__(
-        self,
-        num_discounts: int,
-        *,
-        beta: float,
-        floor: float = 0.1,
-        enabled: bool = True,
-        discounts: Sequence[float] | None = None,
+        self, discounts: Sequence[float], *, beta: float, floor: float = 0.1, enabled: bool = True
     ) -> None:
         super().__init__()
-        places = None  # (2, G): of discounts in ascending order, and of these in the given one
-        if discounts is not None and list(discounts) != sorted(discounts):
-            order = torch.tensor(discounts).argsort()
-            places = torch.stack([order, order.argsort()])
+        order = torch.tensor(discounts).argsort(stable=True)
+        is_ascending = bool((order.diff() > 0).all())
+        # (2, G): the places of discounts in ascending order, and in that order those of the given ones
+        places = None if is_ascending else torch.stack([order, order.argsort()])
         self.register_buffer("_places", places, persistent=False)
         self.beta, self.floor, self.enabled = beta, floor, enabled
-        shape = (num_discounts, 1)
+        shape = (len(discounts), 1)
         # Without a floor, the variance may be a tiny part of the mean square, which float32 would lose.
         self.dtype = torch.float64 if floor == 0.0 else torch.float32
         for name, value in (("mu", 0.0), ("nu", 1.0), ("unit", 1.0), ("origin", 0.0)):

@@ -264,6 +264,18 @@ def test_each_discount_judges_its_own_continuous_action() -> None:
         torch.testing.assert_close(values[:, :, :, g], alone)
 
 
+def test_what_a_discount_learns_counts_for_all_above_it(space: Space) -> None:
+    agent, batch = make_agent(space, training_discounts=(0.9, 0.1), gamma=0.5), make_batch(space)
+    view, found = agent.view(batch), []
+    for discount in range(3):
+        before = agent.recorded_values(agent.critics, view.here.state, view.recorded)
+        with torch.no_grad():
+            agent.critics.out.bias.unflatten(-1, (3, -1))[:, :, discount] += 1.0
+        after = agent.recorded_values(agent.critics, view.here.state, view.recorded)
+        found.append((after - before).mean((0, 1, 2, 4)).round().tolist())
+    assert found == [[1, 0, 0], [1, 1, 1], [1, 0, 1]]  # of 0.9, 0.1, 0.5
+
+
 def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
     agent = make_agent(tau=0.25)
     before = agent.target_critics.out.weight.clone()

@@ -48,7 +48,7 @@ def gathered(popart: PopArt, *values: float) -> None:
 
 
 def test_popart_first_statistics_are_those_of_the_first_targets() -> None:
-    popart = PopArt(1, beta=0.1)
+    popart = PopArt([0.9], beta=0.1)
     gathered(popart, 1.0, 3.0)
     assert popart.mu.item() == 2.0
     torch.testing.assert_close(popart.sigma, torch.ones(1, 1))
@@ -57,7 +57,7 @@ def test_popart_first_statistics_are_those_of_the_first_targets() -> None:
 
 def test_popart_keeps_predicted_values_when_statistics_move() -> None:
     torch.manual_seed(0)
-    popart, outputs = PopArt(2, beta=0.3), torch.randn(4, 2, 1)
+    popart, outputs = PopArt([0.5, 0.9], beta=0.3), torch.randn(4, 2, 1)
     popart.gather(torch.randn(1, 9, 2, 1), torch.ones(1, 9, 1, dtype=torch.bool))
     popart.commit()
     before = popart.value(outputs)
@@ -69,7 +69,7 @@ def test_popart_keeps_predicted_values_when_statistics_move() -> None:
 
 @pytest.mark.parametrize("places", [[0, 1], [1, 0]], ids=["ascending", "descending"])
 def test_values_of_a_discount_add_to_those_of_the_one_below(places: list[int]) -> None:
-    popart = PopArt(2, beta=0.1, discounts=torch.tensor([0.5, 0.9])[places].tolist())
+    popart = PopArt(torch.tensor([0.5, 0.9])[places].tolist(), beta=0.1)
     targets = torch.tensor([[1.0, 10.0], [3.0, 50.0]])  # means 2 and 30, deviations 1 and 20
     popart.gather(targets[None, :, places, None], torch.ones(1, 2, 1, dtype=torch.bool))
     popart.commit()
@@ -79,7 +79,7 @@ def test_values_of_a_discount_add_to_those_of_the_one_below(places: list[int]) -
 
 
 def test_popart_takes_its_units_from_the_first_targets_that_vary() -> None:
-    popart, one = PopArt(1, beta=1.0), torch.ones(1, 1, 1)
+    popart, one = PopArt([0.9], beta=1.0), torch.ones(1, 1, 1)
     gathered(popart, 0.0, 0.0)
     gathered(popart, 2.0, 6.0)
     assert popart.value(one).item() == 6.0  # mean 4, deviation 2
@@ -89,7 +89,7 @@ def test_popart_takes_its_units_from_the_first_targets_that_vary() -> None:
 
 def test_popart_second_update_by_hand() -> None:
     # rate = beta / (1 - (1 - beta)^2) = 0.5 / 0.75 = 2/3; mu = 1 + 2/3 (4 - 1); nu = 2 + 2/3 (20 - 2)
-    popart = PopArt(1, beta=0.5)
+    popart = PopArt([0.9], beta=0.5)
     gathered(popart, 0.0, 2.0)
     gathered(popart, 2.0, 6.0)
     assert abs(popart.mu.item() - 3.0) < 1e-5
@@ -101,7 +101,7 @@ def test_popart_second_update_by_hand() -> None:
 def test_popart_without_a_floor_reaches_the_spread_of_targets_far_from_zero(
     floor: float, sigma: float
 ) -> None:
-    popart = PopArt(1, beta=0.05, floor=floor)
+    popart = PopArt([0.9], beta=0.05, floor=floor)
     for _ in range(60):
         gathered(popart, 999.5, 1000.5)
     torch.testing.assert_close(popart.sigma.item(), sigma, rtol=1e-3, atol=0.0)
@@ -115,11 +115,11 @@ def test_popart_without_a_floor_reaches_the_spread_of_targets_far_from_zero(
 
 
 def test_popart_ignores_masked_targets_and_disabled_is_identity() -> None:
-    popart = PopArt(1, beta=0.5)
+    popart = PopArt([0.9], beta=0.5)
     popart.gather(torch.tensor([1.0, 99.0]).view(1, 2, 1, 1), torch.tensor([[[True], [False]]]))
     popart.commit()
     assert popart.mu.item() == 1.0
-    off, x = PopArt(1, beta=0.5, enabled=False), torch.randn(3, 1, 1)
+    off, x = PopArt([0.9], beta=0.5, enabled=False), torch.randn(3, 1, 1)
     gathered(off, 5.0, 9.0)
     for same in (off.normalize(x), off.value(x)):
         torch.testing.assert_close(same, x)
