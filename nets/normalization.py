@@ -248,10 +248,10 @@ class PopArt(RunningStatistics):
         self, discounts: Sequence[float], *, beta: float, floor: float = 0.1, enabled: bool = True
     ) -> None:
         super().__init__()
-        order = torch.tensor(discounts).argsort(stable=True)
-        is_ascending = bool((order.diff() > 0).all())
         # (2, G): the places of discounts in ascending order, and in that order those of the given ones
-        places = None if is_ascending else torch.stack([order, order.argsort()])
+        places, given = None, range(len(discounts))
+        if (ascending := sorted(given, key=lambda place: discounts[place])) != list(given):
+            places = torch.tensor([ascending, sorted(given, key=ascending.__getitem__)])
         self.register_buffer("_places", places, persistent=False)
         self.beta, self.floor, self.enabled = beta, floor, enabled
         shape = (len(discounts), 1)
