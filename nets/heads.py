@@ -83,21 +83,22 @@ _HIDDEN_GAIN = math.sqrt(3.0)  # weights of variance 1 / d_in
 
 
 class EnsembleLinear(nn.Module):
-    """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
+    """C independent linear layers: (C, M, d_in), or (M, d_in) for all of them, -> (C, M, d_out).
 
     First weights are between plus and minus `gain` / sqrt(d_in), biases 1 / sqrt(d_in).
     """
 
-    def __init__(self, num_members: int, d_in: int, d_out: int, gain: float = 1.0) -> None:
+    def __init__(self, num_members: int, d_in: int, d_out: int, gain: float = 1.0, bias: bool = True) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(d_in)
         self.weight = nn.Parameter(
             torch.empty(num_members, d_in, d_out).uniform_(-gain * bound, gain * bound)
         )
-        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+        x = x.expand(len(self.weight), -1, -1)
+        return torch.bmm(x, self.weight) if self.bias is None else torch.baddbmm(self.bias, x, self.weight)
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete"])
@@ -147,12 +148,10 @@ class CriticEnsemble(nn.Module):
             )
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
         self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
-        self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
-        self.from_action = None if is_discrete else nn.Linear(action_dim, num_critics * d_hidden, bias=False)
-        with torch.no_grad():
-            for layer in (self.from_state, self.from_action):
-                if layer is not None:
-                    layer.weight.mul_(_HIDDEN_GAIN)
+        self.from_state = EnsembleLinear(num_critics, state_dim, d_hidden, _HIDDEN_GAIN)
+        self.from_action = None
+        if not is_discrete:
+            self.from_action = EnsembleLinear(num_critics, action_dim, d_hidden, _HIDDEN_GAIN, bias=False)
         self.hidden = nn.ModuleList(
             EnsembleLinear(num_critics, d_hidden, d_hidden, _HIDDEN_GAIN) for _ in range(n_layers - 1)
         )
@@ -171,13 +170,9 @@ class CriticEnsemble(nn.Module):
         members: (C',) int64, the critics in it; None for all.
         """
 
-        def kept(x: Tensor) -> Tensor:  # all parameters begin with members, or members times hidden units
-            if members is None:
-                return x.detach()
-            by_member = rearrange(x.detach(), "(c h) ... -> c h ...", c=self.num_critics)
-            return rearrange(by_member[members], "c h ... -> (c h) ...")
-
-        parameters = {name: kept(x) for name, x in self.named_parameters()}
+        parameters = {name: x.detach() for name, x in self.named_parameters()}
+        if members is not None:
+            parameters = {name: x[members] for name, x in parameters.items()}
 
         def critics(*args: Any, **kwargs: Any) -> Tensor:
             out: Tensor = torch.func.functional_call(self, parameters, args, kwargs)
@@ -187,12 +182,15 @@ class CriticEnsemble(nn.Module):
 
     def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Hidden layers (C, n, d_hidden), first to last, and the shapes behind n, for einops.unpack."""
-        x = self.from_state(state)
+        rows, lead = pack([state], "* d")
+        x = self.from_state(rows)
         if self.from_action is not None:
-            x = x.unsqueeze(-2) + self.from_action(actions)
-        x, lead = pack([x], "* d")
-        x = rearrange(x, "n (c h) -> c n h", h=self.d_hidden)
-        found = [self.activation(F.layer_norm(x, x.shape[-1:]) if self.normalize_first else x)]
+            assert actions is not None
+            by_action, lead = pack([actions], "* d")
+            by_action = self.from_action(by_action).unflatten(1, (len(rows), actions.shape[-2]))
+            x = by_action + x.unsqueeze(2)
+        x = self.activation(F.layer_norm(x, x.shape[-1:]) if self.normalize_first else x)
+        found = [x.flatten(1, -2)]
         for layer in self.hidden:
             found.append(self.activation(layer(found[-1])))
         return found, lead
@@ -273,6 +271,7 @@ class BinnedCriticEnsemble(CriticEnsemble):
         lead, g = actions.shape[: -2 if own_discount else -1], self.num_discounts
         hidden, _ = self.activations(state, actions.flatten(-3, -2) if own_discount else actions)
         x, weight, bias = hidden[-1], self.out.weight, self.out.bias
+        assert bias is not None
         if own_discount:  # c counts members and discounts
             x = rearrange(x, "c (n g) h -> (c g) n h", g=g)
             weight = rearrange(weight, "c h (g k) -> (c g) h k", g=g)

@@ -54,6 +54,14 @@ def activation_fn(name: str, overwrites: bool = False) -> Callable[[Tensor], Ten
     return _OVERWRITING.get(name, ACTIVATIONS[name]) if overwrites else ACTIVATIONS[name]
 
 
+def as_rows(x: Tensor) -> Tensor:
+    """X (..., D) -> (n, D), of which a linear layer makes no view, as it does of more axes.
+
+    What is written into a view costs three copies of the gradient.
+    """
+    return x.reshape(-1, x.shape[-1])
+
+
 class RMSNorm(nn.RMSNorm):
     """Root-mean-square normalisation of the last axis, in float32 under autocast too (as LayerNorm is)."""
 
@@ -118,7 +126,8 @@ class MLP(nn.Module):
         self.out = nn.Linear(widths[-1], d_output)
 
     def forward(self, x: Tensor) -> Tensor:
+        rows = as_rows(x)
         for linear, norm in zip(self.hidden, self.norms, strict=True):
-            x = self.activation(norm(linear(x)))
-        y: Tensor = self.out(x)
-        return y
+            rows = self.activation(norm(linear(rows)))
+        y: Tensor = self.out(rows)
+        return y.view(*x.shape[:-1], y.shape[-1])

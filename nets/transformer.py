@@ -148,7 +148,7 @@ class TransformerLayer(ResidualBlock):
         qkv: Tensor = self.dropout_qkv(self.qkv(self.norm_attn(x))).unflatten(-1, (3, self.n_heads, -1))
         if self.from_waves is not None and places is not None and places.waves is not None:
             added = self.from_waves(places.waves).unflatten(-1, (2, self.fixed_heads, -1))
-            qkv[..., :2, : self.fixed_heads, :].add_(added)
+            qkv = qkv + F.pad(added, (0, 0, 0, self.n_heads - self.fixed_heads, 0, 1))
         return qkv
 
     def mask(self, seq: Tensor, resets: Tensor | None, visible: Tensor | None = None) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .dropout import Dropout
-from .mlp import activation_fn, norm_layer, require_at_least, require_positive
+from .mlp import activation_fn, as_rows, norm_layer, require_at_least, require_positive
 from .short_conv import ShortConv
 from .sigma_reparam import linear
 from .traj_encoders import TrajEncoder
@@ -143,11 +143,11 @@ class ResidualBlock(nn.Module, ABC):
         x = self._join(x, mixed, self.join_mixed)
         if self.norm_ff is None:
             return x
-        y = self.norm_ff(x)
+        y = as_rows(self.norm_ff(x))
         up = self.up(y)
         up = self.activation(up) if self.gate_ff is None else self.activation(self.gate_ff(y)) * up
         up = up if self.norm_up is None else self.norm_up(up)
-        return self._join(x, self.down(up), self.join_ff)
+        return self._join(x, self.down(up).view(x.shape), self.join_ff)
 
     def _join(self, x: Tensor, y: Tensor, gate: nn.Module | None) -> Tensor:
         y = self.dropout(y) if self.training else y
