@@ -9,9 +9,9 @@ Transformer of 3 layers, a GRU of 2), 4 critics, 7 discounts, heads of 2 x 256; 
 autocast to bfloat16. Times are CPU time, medians over updates.
 
 gflop: of matrix products and attention, counted. floor_s: the time that these would take at the speed of one
-large product, the fastest of all that fitted into 3 s. share_of_floor: floor_s as a share of the median update;
-at_best: of the fastest one. phase_ms: losses (forward pass), backward, clipping, adamw, targets (what follows
-an update), and all together.
+large product, the fastest of all that fitted into 3 s. share_of_floor: floor_s as a share of the median
+update; at_best: of the fastest one. phase_ms: losses (forward pass), backward, clipping, adamw, targets (what
+follows an update), and all together.
 operation_ms (with --profile): of one update, the operations that took longest, without those that they call.
 """
 

@@ -169,7 +169,6 @@ class CriticEnsemble(nn.Module):
 
         members: (C',) int64, the critics in it; None for all.
         """
-
         parameters = {name: x.detach() for name, x in self.named_parameters()}
         if members is not None:
             parameters = {name: x[members] for name, x in parameters.items()}
