@@ -83,22 +83,21 @@ _HIDDEN_GAIN = math.sqrt(3.0)  # weights of variance 1 / d_in
 
 
 class EnsembleLinear(nn.Module):
-    """C independent linear layers: (C, M, d_in), or (M, d_in) for all of them, -> (C, M, d_out).
+    """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
 
     First weights are between plus and minus `gain` / sqrt(d_in), biases 1 / sqrt(d_in).
     """
 
-    def __init__(self, num_members: int, d_in: int, d_out: int, gain: float = 1.0, bias: bool = True) -> None:
+    def __init__(self, num_members: int, d_in: int, d_out: int, gain: float = 1.0) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(d_in)
         self.weight = nn.Parameter(
             torch.empty(num_members, d_in, d_out).uniform_(-gain * bound, gain * bound)
         )
-        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound)) if bias else None
+        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.expand(len(self.weight), -1, -1)
-        return torch.bmm(x, self.weight) if self.bias is None else torch.baddbmm(self.bias, x, self.weight)
+        return torch.baddbmm(self.bias, x, self.weight)
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete"])
@@ -148,10 +147,12 @@ class CriticEnsemble(nn.Module):
             )
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
         self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
-        self.from_state = EnsembleLinear(num_critics, state_dim, d_hidden, _HIDDEN_GAIN)
-        self.from_action = None
-        if not is_discrete:
-            self.from_action = EnsembleLinear(num_critics, action_dim, d_hidden, _HIDDEN_GAIN, bias=False)
+        self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
+        self.from_action = None if is_discrete else nn.Linear(action_dim, num_critics * d_hidden, bias=False)
+        with torch.no_grad():
+            for layer in (self.from_state, self.from_action):
+                if layer is not None:
+                    layer.weight.mul_(_HIDDEN_GAIN)
         self.hidden = nn.ModuleList(
             EnsembleLinear(num_critics, d_hidden, d_hidden, _HIDDEN_GAIN) for _ in range(n_layers - 1)
         )
@@ -169,9 +170,14 @@ class CriticEnsemble(nn.Module):
 
         members: (C',) int64, the critics in it; None for all.
         """
-        parameters = {name: x.detach() for name, x in self.named_parameters()}
-        if members is not None:
-            parameters = {name: x[members] for name, x in parameters.items()}
+
+        def kept(x: Tensor) -> Tensor:  # all parameters begin with members, or members times hidden units
+            if members is None:
+                return x.detach()
+            by_member = rearrange(x.detach(), "(c h) ... -> c h ...", c=self.num_critics)
+            return rearrange(by_member[members], "c h ... -> (c h) ...")
+
+        parameters = {name: kept(x) for name, x in self.named_parameters()}
 
         def critics(*args: Any, **kwargs: Any) -> Tensor:
             out: Tensor = torch.func.functional_call(self, parameters, args, kwargs)
@@ -179,15 +185,23 @@ class CriticEnsemble(nn.Module):
 
         return critics
 
+    def _by_member(self, layer: nn.Linear, rows: Tensor) -> Tensor:
+        """The layer of all critics for rows (n, d_in), in the layout of the next ones: (C, n, d_hidden)."""
+        weight = rearrange(layer.weight, "(c h) d -> c d h", h=self.d_hidden)
+        rows = rows.expand(len(weight), -1, -1)
+        if layer.bias is None:
+            return torch.bmm(rows, weight)
+        return torch.baddbmm(rearrange(layer.bias, "(c h) -> c 1 h", h=self.d_hidden), rows, weight)
+
     def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Hidden layers (C, n, d_hidden), first to last, and the shapes behind n, for einops.unpack."""
         rows, lead = pack([state], "* d")
-        x = self.from_state(rows)
+        x = self._by_member(self.from_state, rows)
         if self.from_action is not None:
             assert actions is not None
             by_action, lead = pack([actions], "* d")
-            by_action = self.from_action(by_action).unflatten(1, (len(rows), actions.shape[-2]))
-            x = by_action + x.unsqueeze(2)
+            by_action = self._by_member(self.from_action, by_action)
+            x = torch.unflatten(by_action, 1, (len(rows), actions.shape[-2])) + x.unsqueeze(2)
         x = self.activation(F.layer_norm(x, x.shape[-1:]) if self.normalize_first else x)
         found = [x.flatten(1, -2)]
         for layer in self.hidden:
@@ -270,7 +284,6 @@ class BinnedCriticEnsemble(CriticEnsemble):
         lead, g = actions.shape[: -2 if own_discount else -1], self.num_discounts
         hidden, _ = self.activations(state, actions.flatten(-3, -2) if own_discount else actions)
         x, weight, bias = hidden[-1], self.out.weight, self.out.bias
-        assert bias is not None
         if own_discount:  # c counts members and discounts
             x = rearrange(x, "c (n g) h -> (c g) n h", g=g)
             weight = rearrange(weight, "c h (g k) -> (c g) h k", g=g)
