@@ -199,11 +199,11 @@ class CriticEnsemble(nn.Module):
         x = self._by_member(self.from_state, rows)
         if self.from_action is not None:
             assert actions is not None
-            by_action, lead = pack([actions], "* d")
-            by_action = self._by_member(self.from_action, by_action)
-            x = torch.unflatten(by_action, 1, (len(rows), actions.shape[-2])) + x.unsqueeze(2)
+            action_rows, lead = pack([actions], "* d")
+            of_actions = self._by_member(self.from_action, action_rows)
+            x = torch.unflatten(of_actions, 1, (len(rows), actions.shape[-2])) + x.unsqueeze(2)
         x = self.activation(F.layer_norm(x, x.shape[-1:]) if self.normalize_first else x)
-        found = [x.flatten(1, -2)]
+        found = [x.flatten(1, -2)]  # after the activation, which may overwrite what is no view (see as_rows)
         for layer in self.hidden:
             found.append(self.activation(layer(found[-1])))
         return found, lead

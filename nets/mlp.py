@@ -55,9 +55,10 @@ def activation_fn(name: str, overwrites: bool = False) -> Callable[[Tensor], Ten
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """X (..., D) -> (n, D), of which a linear layer makes no view, as it does of more axes.
+    """X (..., D) -> (n, D), for a linear layer whose result an activation overwrites.
 
-    What is written into a view costs three copies of the gradient.
+    Of more axes than two the layer's result is a view, and writing into a view makes autograd copy the whole
+    gradient three times.
     """
     return x.reshape(-1, x.shape[-1])
 

@@ -148,6 +148,7 @@ class TransformerLayer(ResidualBlock):
         qkv: Tensor = self.dropout_qkv(self.qkv(self.norm_attn(x))).unflatten(-1, (3, self.n_heads, -1))
         if self.from_waves is not None and places is not None and places.waves is not None:
             added = self.from_waves(places.waves).unflatten(-1, (2, self.fixed_heads, -1))
+            # not added in place: autograd would copy the gradient of all of qkv for it
             qkv = qkv + F.pad(added, (0, 0, 0, self.n_heads - self.fixed_heads, 0, 1))
         return qkv
 
