@@ -106,15 +106,11 @@ _WITH_PENDULUM: dict[str, tuple[str, ...]] = {
 }
 OFFLINE: dict[str, OfflineTask] = (
     {
-        f"tmaze_{name}": OfflineTask(
-            (f"offline/{name}",), "val/return", 0.9, overrides=_FROM_FOLDER, data="tmaze"
+        f"{data}_{name}": OfflineTask(
+            (f"offline/{name}",), "val/return", 0.9, overrides=overrides, data="tmaze"
         )
+        for data, overrides in (("tmaze", _FROM_FOLDER), ("tmaze_minari", _FROM_MINARI))
         for name in ("bc", "iql", "agent")
-    }
-    | {
-        "tmaze_minari_iql": OfflineTask(
-            ("offline/iql",), "val/return", 0.9, overrides=_FROM_MINARI, data="tmaze"
-        )
     }
     | {
         f"pendulum_{name}": OfflineTask(

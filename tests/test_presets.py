@@ -81,6 +81,8 @@ def test_a_preset_collects_learns_evaluates_and_saves(name: str, tmp_path: Path)
     settings = ["Experiment.test_run=True"]
     if name == "ppo/pong":
         settings += ["Experiment.parallel_actors=4", "PPOLearner.update_epochs=1"]  # pictures take their time
+    if name == "tmaze_long":
+        settings += ["HORIZON=50"]  # else no episode of a trial run ends
     if name.startswith("offline/"):
         run_preset("tmaze", tmp_path, "Experiment.epochs=1", "Experiment.val_timesteps_per_epoch=0")
         settings = [

@@ -22,13 +22,21 @@ class _TMaze(Task):
     """A corridor with `num_bits` forks at its end; see the classes below.
 
     Attributes:
+        horizon: length of the corridor from the next episode on, for curricula.
         oracle_distance: steps to the left of the start to where the cues are shown; 0 shows them at the first
             timestep, and at no other even if the agent stays there.
     """
 
     oracle_distance: ClassVar[int] = 0
     settings: ClassVar[tuple[str, ...]] = ("num_bits",)
-    variables: ClassVar[tuple[str, ...]] = ("_cues", "_position", "_time", "_num_turns", "_num_correct")
+    variables: ClassVar[tuple[str, ...]] = (
+        "_length",
+        "_cues",
+        "_position",
+        "_time",
+        "_num_turns",
+        "_num_correct",
+    )
 
     def __init__(
         self,
@@ -41,10 +49,9 @@ class _TMaze(Task):
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (1 + 2 * num_bits,), np.float32)
         self.action_space = gym.spaces.Discrete(4)
         self.horizon, self.num_bits = horizon, num_bits
-        self.penalty = -1.0 / horizon if penalty is None else penalty
-        self.goal_reward = goal_reward
+        self.penalty, self.goal_reward = penalty, goal_reward
         self._oracle = -self.oracle_distance
-        self._time_limit = horizon + num_bits + 2 * self.oracle_distance
+        self._length = horizon  # of the corridor of this episode
         self._cues, self._position, self._time = [1] * num_bits, 0, 0
         self._num_turns, self._num_correct = 0, 0
         self._corridor_obs = np.zeros(1 + 2 * num_bits, np.float32)
@@ -56,6 +63,7 @@ class _TMaze(Task):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Walk back to the start and draw new cues."""
         super().reset(seed=seed)
+        self._length = self.horizon
         self._cues = self.np_random.choice((-1, 1), self.num_bits).tolist()
         self._position, self._time, self._num_turns, self._num_correct = 0, 0, 0, 0
         self._enter()
@@ -64,9 +72,9 @@ class _TMaze(Task):
     def step(self, action: int) -> StepResult:
         """Move; see the class for rewards."""
         self._time += 1
-        is_over, reward = self._time == self._time_limit, 0.0
+        is_over, reward = self._time >= self._length + self.num_bits + 2 * self.oracle_distance, 0.0
         obs = self._corridor_obs
-        if self._position == self.horizon and action in (UP, DOWN):
+        if self._position == self._length and action in (UP, DOWN):
             is_correct = (action == UP) == (self._cues[self._num_turns] == 1)
             self._num_turns += 1
             if is_correct:
@@ -75,15 +83,15 @@ class _TMaze(Task):
             is_over = is_over or self._num_turns == self.num_bits
             obs = self._fork_obs[min(self._num_turns, self.num_bits - 1)]
         else:
-            if self._position < self.horizon and action != RIGHT:
-                reward = self.penalty
+            if self._position < self._length and action != RIGHT:
+                reward = -1.0 / self._length if self.penalty is None else self.penalty
             if action == RIGHT:
-                self._position = min(self._position + 1, self.horizon)
+                self._position = min(self._position + 1, self._length)
             elif action == LEFT and self._position > self._oracle:
                 self._position -= 1
                 if self._position == self._oracle < 0:
                     reward = 0.0  # the last step of the way to the oracle is free
-            if self._position == self.horizon:
+            if self._position == self._length:
                 obs = self._fork_obs[self._num_turns]
             elif self._position == self._oracle < 0:
                 obs = self._oracle_obs
@@ -91,18 +99,10 @@ class _TMaze(Task):
         return obs.copy(), reward, is_over, False, info
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned.
+        """Put back what `get_state` returned; the episode goes on in a corridor as long as it was.
 
-        Raises: ValueError if that was with another number of cues, or in a longer corridor at a place that is
-            not here.
+        Raises: ValueError if that was with another number of cues.
         """
-        position = state.get("variables", {}).get("_position", 0)
-        if position > self.horizon:
-            raise ValueError(
-                f"The saved state is {position} steps from the start, this corridor has {self.horizon}. Fix: "
-                f"resume with the {type(self).__name__}.horizon of the earlier run, or set "
-                "Collector.save_env_state = False."
-            )
         super().set_state(state)
         self._enter()
 
@@ -190,6 +190,6 @@ class TMazePixels(TMazePassive):
 
     def _draw(self, color: tuple[int, int, int]) -> np.ndarray:
         picture = self._maze.copy()
-        left = self._position * (SIDE - _AGENT) // self.horizon  # the last column at the junction only
+        left = self._position * (SIDE - _AGENT) // self._length  # the last column at the junction only
         picture[_ROWS, left : left + _AGENT] = color
         return picture
