@@ -211,6 +211,27 @@ META = {
     ),
     "dark_key_to_door": _within(1_000_000, None, ("dark_key_to_door",), _RETURN, 10.0),
 }
+LONG = {
+    "tmaze_1000": Task(("tmaze_long",), _SUCCESS, 1.0, max_seconds=360.0),
+    "tmaze_1000/without_memory": Task(
+        ("tmaze_long",),
+        _SUCCESS,
+        0.65,
+        is_control=True,
+        overrides=("Experiment.traj_encoder_type=@FFTrajEncoder", "Experiment.epochs=40"),
+    ),
+    "tmaze_10000": Task(
+        ("tmaze_long",),
+        _SUCCESS,
+        1.0,
+        max_seconds=600.0,
+        overrides=(
+            "HORIZON=10_000",
+            "Experiment.max_seq_len=10_001",
+            "Experiment.val_timesteps_per_epoch=10_001",
+        ),
+    ),
+}
 CLASSIC = {
     env_id: _within(
         100_000,
@@ -229,5 +250,6 @@ SUITES = {
     "memory": MEMORY,
     "popgym": POPGYM,
     "meta": META,
+    "long": LONG,
     "classic": CLASSIC,
 }
