@@ -104,25 +104,20 @@ _WITH_PENDULUM: dict[str, tuple[str, ...]] = {
     ),
     "agent": (),
 }
-OFFLINE: dict[str, OfflineTask] = (
-    {
-        f"{data}_{name}": OfflineTask(
-            (f"offline/{name}",), "val/return", 0.9, overrides=overrides, data="tmaze"
-        )
-        for data, overrides in (("tmaze", _FROM_FOLDER), ("tmaze_minari", _FROM_MINARI))
-        for name in ("bc", "iql", "agent")
-    }
-    | {
-        f"pendulum_{name}": OfflineTask(
-            ("pendulum_no_velocity", *([] if name == "agent" else [f"agents/{name}"])),
-            "val/return",
-            -400.0,
-            overrides=(*_FROM_MINARI, *_OFFLINE, *own),
-            data="pendulum",
-        )
-        for name, own in _WITH_PENDULUM.items()
-    }
-)
+OFFLINE: dict[str, OfflineTask] = {
+    f"{data}_{name}": OfflineTask((f"offline/{name}",), "val/return", 0.9, overrides=overrides, data="tmaze")
+    for data, overrides in (("tmaze", _FROM_FOLDER), ("tmaze_minari", _FROM_MINARI))
+    for name in ("bc", "iql", "agent")
+} | {
+    f"pendulum_{name}": OfflineTask(
+        ("pendulum_no_velocity", *([] if name == "agent" else [f"agents/{name}"])),
+        "val/return",
+        -400.0,
+        overrides=(*_FROM_MINARI, *_OFFLINE, *own),
+        data="pendulum",
+    )
+    for name, own in _WITH_PENDULUM.items()
+}
 
 _SCALED = "benchmarks/scaled_answers"
 _BINS = (

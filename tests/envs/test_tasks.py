@@ -234,6 +234,7 @@ class SwingUp:
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "tmaze": lambda: tmaze,
+    "tmaze_long": lambda: tmaze,
     "tmaze_active": lambda: tmaze,
     "tmaze_bits": lambda: tmaze,
     "recall": lambda: recall,

@@ -76,6 +76,20 @@ def test_wrong_steps_cost(
     assert not np.stack(seen)[1:].any()  # nor does the cue come back at the start cell
 
 
+def test_a_new_corridor_begins_with_the_next_episode() -> None:
+    env = TMazePassive(horizon=4)
+    env.reset(seed=0)
+    env.step(RIGHT)
+    env.horizon = 2
+    stored = env.get_state()
+    assert [env.step(LEFT)[1:3] for _ in range(4)] == [(-1 / 4, False)] * 3 + [(-1 / 4, True)]
+    env.reset()
+    assert [env.step(LEFT)[1:3] for _ in range(3)] == [(-1 / 2, False)] * 2 + [(-1 / 2, True)]
+    other = TMazePassive(horizon=2)
+    other.set_state(stored)  # goes on in its corridor of 4
+    assert [bool(other.step(RIGHT)[0][2]) for _ in range(3)] == [False, False, True]
+
+
 @pytest.mark.parametrize("horizon", [0, -3, 2.5])
 def test_wrong_horizon(horizon: Any) -> None:
     with pytest.raises(ValueError, match=r"TMazePassive.horizon is .*at least 1.*Fix"):
