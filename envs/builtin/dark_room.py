@@ -19,8 +19,15 @@ class _DarkGrid(Task):
     """An empty square in which the agent sees its position; see the classes below."""
 
     can_keep_task: ClassVar[bool] = True
-    settings: ClassVar[tuple[str, ...]] = ("size",)
-    variables: ClassVar[tuple[str, ...]] = ("_start", "_places", "_moves", "_cell", "_time", "_num_found")
+    variables: ClassVar[tuple[str, ...]] = (
+        "_side",
+        "_start",
+        "_places",
+        "_moves",
+        "_cell",
+        "_time",
+        "_num_found",
+    )
 
     def __init__(self, size: int, time_limit: int, randomize_actions: bool, obs_dim: int) -> None:
         check_counts(self, 2, size=size)
@@ -28,6 +35,7 @@ class _DarkGrid(Task):
         self.size, self.time_limit, self.randomize_actions = size, time_limit, randomize_actions
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (obs_dim,), np.float32)
         self.action_space = gym.spaces.Discrete(len(GRID_MOVES))
+        self._side = size  # of this room
         self._start: Cell = (0, 0)
         self._places: list[Cell] = []  # to be found, in this order
         self._moves = list(GRID_MOVES)
@@ -39,6 +47,7 @@ class _DarkGrid(Task):
         """Go back to the start of a new room, or of the same one with the option "keep_task"."""
         super().reset(seed=seed)
         if not (options or {}).get(KEEP_TASK):
+            self._side = self.size
             self._draw_places()
             if self.randomize_actions:
                 self._moves = [GRID_MOVES[i] for i in self.np_random.permutation(len(GRID_MOVES)).tolist()]
@@ -48,7 +57,7 @@ class _DarkGrid(Task):
     def step(self, action: Any) -> StepResult:
         """Move; see the class."""
         self._time += 1
-        last = self.size - 1
+        last = self._side - 1
         (x, y), (right, down) = self._cell, self._moves[action]
         self._cell = min(max(x + right, 0), last), min(max(y + down, 0), last)
         reward, has_opened = self._look()
@@ -59,8 +68,8 @@ class _DarkGrid(Task):
 
     def _draw_cells(self, count: int) -> list[Cell]:
         """Different cells."""
-        drawn = self.np_random.permutation(self.size**2)[:count].tolist()
-        return [divmod(cell, self.size) for cell in drawn]
+        drawn = self.np_random.permutation(self._side**2)[:count].tolist()
+        return [divmod(cell, self._side) for cell in drawn]
 
     def _draw_places(self) -> None:
         raise NotImplementedError
@@ -71,7 +80,7 @@ class _DarkGrid(Task):
 
     def _obs(self) -> np.ndarray:
         obs = np.zeros(self.observation_space.shape or (), np.float32)
-        last = self.size - 1
+        last = self._side - 1
         obs[:2] = 2 * self._cell[0] / last - 1, 2 * self._cell[1] / last - 1
         if len(obs) > 2:  # noqa: PLR2004 - the key
             obs[2] = self._num_found > 0
@@ -88,7 +97,7 @@ class DarkRoom(_DarkGrid):
     never truncated). `info["metric/success"]` is 1 if the goal was found, else 0, at the end.
 
     Args:
-        size: cells per side, at least 2.
+        size: cells per side, at least 2. Set later, of the next room on, for curricula.
         time_limit: env steps of an attempt.
         randomize_actions: draw for each room which action makes which move.
 
@@ -99,7 +108,7 @@ class DarkRoom(_DarkGrid):
         super().__init__(size, time_limit, randomize_actions, obs_dim=2)
 
     def _draw_places(self) -> None:
-        self._start = (self.size // 2, self.size // 2)
+        self._start = (self._side // 2, self._side // 2)
         self._places = [cell for cell in self._draw_cells(2) if cell != self._start][:1]
 
     def _look(self) -> tuple[float, bool]:
@@ -120,7 +129,7 @@ class DarkKeyToDoor(_DarkGrid):
     `info["metric/success"]` is 1 if the door was opened, else 0, at the end.
 
     Args:
-        size: cells per side, at least 2.
+        size: cells per side, at least 2. Set later, of the next room on, for curricula.
         time_limit: env steps of an attempt.
         randomize_actions: draw for each room which action makes which move.
 

@@ -32,7 +32,7 @@ class FrozenLake(Task):
     `info["metric/success"]` is 0 or 1 at the end.
 
     Args:
-        size: tiles per side, at least 2.
+        size: tiles per side, at least 2. Set later, of the next lake on, for curricula.
         hole_prob: share of holes among the tiles.
         slip_prob: probability with which a step leads into one of the four directions at random.
         hard_mode: 1 and 3 change places in half of the lakes; the observed column and row are each off by
@@ -44,7 +44,7 @@ class FrozenLake(Task):
     """
 
     can_keep_task: ClassVar[bool] = True
-    settings: ClassVar[tuple[str, ...]] = ("size", "slip_prob", "hard_mode", "recover_mode")
+    settings: ClassVar[tuple[str, ...]] = ("slip_prob", "hard_mode", "recover_mode")
     variables: ClassVar[tuple[str, ...]] = ("_holes", "_cracked", "_moves", "_x", "_y", "_time")
 
     def __init__(
@@ -60,13 +60,17 @@ class FrozenLake(Task):
         check_share(self, "slip_prob", slip_prob, 0.9)
         self.size, self.hole_prob, self.slip_prob = size, hole_prob, slip_prob
         self.hard_mode, self.recover_mode = hard_mode, recover_mode
-        self.time_limit = math.ceil((2 if hard_mode else 1) * size**2 / (1 - slip_prob))
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(len(GRID_MOVES))
         self._holes = [[False] * size for _ in range(size)]  # [row][column]
         self._cracked = [list(row) for row in self._holes]  # with those that opened behind the agent
         self._moves = list(GRID_MOVES)
         self._x, self._y, self._time = 0, 0, 0
+
+    @property
+    def time_limit(self) -> int:
+        """Most steps of an attempt at this lake."""
+        return math.ceil((2 if self.hard_mode else 1) * len(self._holes) ** 2 / (1 - self.slip_prob))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -88,7 +92,7 @@ class FrozenLake(Task):
         if self.slip_prob and self.np_random.random() < self.slip_prob:
             action = self.np_random.integers(1, len(GRID_MOVES))
         right, down = self._moves[action]
-        last = self.size - 1
+        last = len(self._holes) - 1
         x, y = min(max(self._x + right, 0), last), min(max(self._y + down, 0), last)
         if self.hard_mode and (x, y) != (self._x, self._y) and self.np_random.random() < HARD_CRACK:
             self._cracked[self._y][self._x] = True
@@ -103,7 +107,7 @@ class FrozenLake(Task):
         return self._obs(), reward, is_over, False, info
 
     def _obs(self) -> np.ndarray:
-        x, y, last = self._x, self._y, self.size - 1
+        x, y, last = self._x, self._y, len(self._holes) - 1
         if self.hard_mode and self.np_random.random() < HARD_NOISE:
             off = self.np_random.integers(-1, 2, 2).tolist()
             x, y = min(max(x + off[0], 0), last), min(max(y + off[1], 0), last)

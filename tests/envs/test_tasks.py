@@ -418,6 +418,32 @@ def test_ways_end_at_holes_at_the_goal_or_in_time(settings: dict[str, Any]) -> N
     assert env.time_limit == {"hard_mode": 32, "slip_prob": 23}.get(next(iter(settings), ""), 16)
 
 
+def places(env: Any) -> int:
+    """How many different observations play at random comes to in attempts at one task."""
+    env.action_space.seed(0)
+    seen = set()
+    for _ in range(100):
+        is_over = False
+        seen.add(str(env.reset(options={"keep_task": True})[0][:2]))
+        while not is_over:
+            obs, _, is_over, _, _ = env.step(env.action_space.sample())
+            seen.add(str(obs[:2]))
+    return len(seen)
+
+
+@pytest.mark.parametrize(
+    "make_task", [lambda: FrozenLake(5, hole_prob=0.0), lambda: DarkRoom(5), lambda: DarkKeyToDoor(5)]
+)
+def test_a_new_size_begins_with_the_next_task(make_task: Callable[[], Any]) -> None:
+    env, other = make_task(), make_task()
+    env.reset(seed=0)
+    env.size = 3
+    other.set_state(env.get_state())
+    assert places(env) == places(other) == 25
+    env.reset()
+    assert places(env) == 9
+
+
 def test_rooms_draw_what_actions_mean_if_asked() -> None:
     env = KShotWrapper(DarkRoom(size=5, time_limit=1, randomize_actions=True), num_attempts=2)
     room: Any = env.unwrapped
