@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gin
@@ -54,7 +55,7 @@ class EpisodeLengthCurriculum(Callback):
         """Value in this epoch."""
         share = min(1.0, max(0, epoch - self.from_epoch) / self.over_epochs)
         if self.geometric:
-            return round(self.start * (self.end / self.start) ** share)
+            return round(self.start * math.pow(self.end / self.start, share))
         return round(self.start + share * (self.end - self.start))
 
     def before_play_steps(self, run: Run) -> None:

@@ -233,13 +233,13 @@ def test_an_unknown_attribute_is_an_error(tmp_path: Path, mode: str, error: type
 def test_the_ramp() -> None:
     (made,) = (make() for make in curriculum(start=10, end=4, over_epochs=3))
     assert [made.length(epoch) for epoch in range(5)] == [10, 8, 6, 4, 4]
-    (made,) = (
-        make() for make in curriculum(start=10, end=80, over_epochs=3, from_epoch=2, geometric=True)
-    )
+    (made,) = (make() for make in curriculum(start=10, end=80, over_epochs=3, from_epoch=2, geometric=True))
     assert [made.length(epoch) for epoch in range(7)] == [10, 10, 10, 20, 40, 80, 80]
 
 
-@pytest.mark.parametrize(("name", "value"), [("start", 0), ("end", 2.5), ("over_epochs", True), ("from_epoch", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("start", 0), ("end", 2.5), ("over_epochs", True), ("from_epoch", -1)]
+)
 def test_bad_numbers(name: str, value: Any) -> None:
     words = rf"EpisodeLengthCurriculum.{name} is .*at least [01].*Fix"
     with pytest.raises((TypeError, ValueError), match=words):
