@@ -47,6 +47,7 @@ class _DarkGrid(Task):
         """Go back to the start of a new room, or of the same one with the option "keep_task"."""
         super().reset(seed=seed)
         if not (options or {}).get(KEEP_TASK):
+            check_counts(self, 2, size=self.size)
             self._side = self.size
             self._draw_places()
             if self.randomize_actions:

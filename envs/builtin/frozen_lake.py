@@ -78,6 +78,7 @@ class FrozenLake(Task):
         """Go back to the start of a new lake, or of the same one with the option "keep_task"."""
         super().reset(seed=seed)
         if not (options or {}).get(KEEP_TASK):
+            check_counts(self, 2, size=self.size)
             self._holes = draw_lake(self.size, self.hole_prob, self.np_random)
             self._moves = list(GRID_MOVES)
             if self.hard_mode and self.np_random.random() < HARD_SWAP:

@@ -63,6 +63,7 @@ class _TMaze(Task):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Walk back to the start and draw new cues."""
         super().reset(seed=seed)
+        check_counts(self, horizon=self.horizon)
         self._length = self.horizon
         self._cues = self.np_random.choice((-1, 1), self.num_bits).tolist()
         self._position, self._time, self._num_turns, self._num_correct = 0, 0, 0, 0

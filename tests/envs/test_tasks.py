@@ -442,6 +442,9 @@ def test_a_new_size_begins_with_the_next_task(make_task: Callable[[], Any]) -> N
     assert places(env) == places(other) == 25
     env.reset()
     assert places(env) == 9
+    env.size = 1
+    with pytest.raises(ValueError, match=r"size is 1, .*at least 2.*Fix:"):
+        env.reset()
 
 
 def test_rooms_draw_what_actions_mean_if_asked() -> None:

@@ -88,6 +88,9 @@ def test_a_new_corridor_begins_with_the_next_episode() -> None:
     other = TMazePassive(horizon=2)
     other.set_state(stored)  # goes on in its corridor of 4
     assert [bool(other.step(RIGHT)[0][2]) for _ in range(3)] == [False, False, True]
+    env.horizon = 0
+    with pytest.raises(ValueError, match=r"horizon is 0, .*at least 1.*Fix"):
+        env.reset()
 
 
 @pytest.mark.parametrize("horizon", [0, -3, 2.5])
