@@ -42,8 +42,10 @@ COLUMNS = [
     *(f"act {context}, ms" for context in CONTEXTS),
     "state at 1,024, KiB",
     "T-maze 100",
+    "T-maze 1,000",
     "RepeatPrevious",
 ]
+TASKS = ("tmaze_100", "tmaze_1000", "repeat_previous")
 
 
 def learned(runs: list[dict[str, Any]]) -> str:
@@ -69,7 +71,7 @@ def table(cost: dict[str, Any], tasks: dict[str, Any]) -> str:
         else:
             figures = [""] * (len(LENGTHS) + len(CONTEXTS) + 1)
         key = label.removesuffix(" (control)")
-        runs = [tasks.get(f"{task}/{key}", {"runs": []})["runs"] for task in ("tmaze_100", "repeat_previous")]
+        runs = [tasks.get(f"{task}/{key}", {"runs": []})["runs"] for task in TASKS]
         if any(figures) or any(runs):
             rows.append([label, *figures, *map(learned, runs)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -101,6 +101,9 @@ def _encoders() -> dict[str, Task]:
         tasks[f"tmaze_100/{name}"] = Task(
             ("tmaze",), "val/success", low, is_control=is_control, overrides=(*far, *chosen)
         )
+        tasks[f"tmaze_1000/{name}"] = Task(
+            ("tmaze_long",), "val/success", low, None, 240.0, is_control, (*chosen, "Experiment.epochs=60")
+        )
         low = 0.5 if is_control else 0.95
         tasks[f"repeat_previous/{name}"] = Task(
             repeat, "val/return", low, is_control=is_control, overrides=chosen
