@@ -12,7 +12,7 @@ import torch
 
 from loxodon.agents import Agent, PPOAgent
 from loxodon.data import load_trajectory
-from loxodon.envs import EnvSpec, MazeRunner, TMazePassive, generator_state, set_generator_state
+from loxodon.envs import EnvSpec, FrozenLake, MazeRunner, generator_state, set_generator_state
 from loxodon.experiment import Experiment
 from loxodon.experiment.ppo import PPOLearner
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
@@ -150,7 +150,7 @@ def test_every_step_is_stored_once(tmp_path: Path, end: str, env: type[LongEnv])
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"parallel_actors": 2}, "states of 3 environments .* this run has 2"),
-    ({"make_train_env": EnvSpec(TMazePassive, {"horizon": 1})}, "this corridor has 1"),
+    ({"make_train_env": EnvSpec(FrozenLake, {"slip_prob": 0.5})}, "this one has .*'slip_prob': 0.5"),
 ]
 
 
@@ -158,18 +158,18 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 def test_where_states_do_not_fit_new_episodes_begin(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], words: str
 ) -> None:
-    tmaze = {"make_train_env": EnvSpec(TMazePassive, {"horizon": 40}), "exploration_wrapper_type": None}
-    first = long_run(tmp_path, "off-policy", LongEnv, **tmaze, traj_save_len=1000)
+    lake = {"make_train_env": EnvSpec(FrozenLake, {}), "exploration_wrapper_type": None}
+    first = long_run(tmp_path, "off-policy", LongEnv, **lake, traj_save_len=1000)
     first.start()
     first.collect_new_training_data()
     first.save_checkpoint()
     required = long_run(
-        tmp_path, "off-policy", LongEnv, **{**tmaze, **changes, "Collector.save_env_state": True}
+        tmp_path, "off-policy", LongEnv, **{**lake, **changes, "Collector.save_env_state": True}
     )
     required.start()
     with pytest.raises(ValueError, match=f"{words}.*Fix:"):
         required.load_checkpoint()
-    own = {**tmaze, **changes, "Collector.save_env_state": None}
+    own = {**lake, **changes, "Collector.save_env_state": None}
     second = long_run(tmp_path, "off-policy", LongEnv, **own)
     second.start()
     with caplog.at_level(logging.WARNING, logger="loxodon"):
