@@ -36,6 +36,8 @@ class ExplorationWrapper(ABC):
             episode.
         mean_repeat: env steps, at least 1, that a random action is held on the average (Box: that a draw of
             noise is added), within an episode.
+        randomize_repeat: draw that mean anew for each environment and episode, log-uniformly from 1 to
+            `mean_repeat`: some tasks ask for noise that lasts, and in some it ends episodes early.
 
     Attributes:
         num_calls: vector steps so far, which schedules go by.
@@ -50,6 +52,7 @@ class ExplorationWrapper(ABC):
         seed: int,
         randomize_eps: bool = True,
         mean_repeat: float = 1.0,
+        randomize_repeat: bool = True,
     ) -> None:
         if mean_repeat < 1.0:
             name = type(self).__name__
@@ -58,12 +61,13 @@ class ExplorationWrapper(ABC):
                 f"Fix: set {name}.mean_repeat = 1 for noise that does not last."
             )
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
-        self.mean_repeat = mean_repeat
+        self.mean_repeat, self.randomize_repeat = mean_repeat, randomize_repeat and mean_repeat > 1.0
         self._is_held, self._held = np.zeros(num_envs, bool), _no_noise(action_space, num_envs)
         self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # for `probability`
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
-        self._multipliers = self._episode_rng.random(num_envs) if randomize_eps else np.ones(num_envs)
+        self._multipliers, self._repeats = np.ones(num_envs), np.full(num_envs, float(mean_repeat))
+        self._draw_for_episodes(np.ones(num_envs, bool))
         self._draw_block()
 
     @abstractmethod
@@ -97,7 +101,7 @@ class ExplorationWrapper(ABC):
         self.num_calls += self.steps_per_call
         goes_on = np.zeros(self.num_envs, bool)
         if self._ends is not None:
-            goes_on = self._is_held & (self._ends[step] >= 1.0 / self.mean_repeat)
+            goes_on = self._is_held & (self._ends[step] >= 1.0 / self._repeats)
         if self._thresholds is None:
             self._held = np.where(goes_on[:, None], self._held, self._noise[step])
             self._is_held[:] = True
@@ -105,7 +109,8 @@ class ExplorationWrapper(ABC):
             return noisy.astype(actions.dtype, copy=False)
         if allowed is not None:
             goes_on &= _all_allowed(self._held, allowed, self.action_space)
-        begin = eps / (eps + self.mean_repeat * (1.0 - eps))  # then a share of eps of all actions is random
+        # a share of eps of all actions is random, those at the begin of an episode, too
+        begin = np.where(episode_timesteps == 0, eps, eps / (eps + self._repeats * (1.0 - eps)))
         noise = self._noise[step]
         if allowed is not None:
             # below begin, the threshold over begin is one more uniform number
@@ -145,10 +150,17 @@ class ExplorationWrapper(ABC):
         self._ends = self._rng.random(shape) if self.mean_repeat > 1.0 else None
 
     def on_episode_end(self, ended: np.ndarray) -> None:
-        """Draw a new multiplier, and let go of what is held, where `ended` ((N,) bool) is True."""
+        """Let go of what is held, and draw what is drawn per episode, where `ended` ((N,) bool) is True."""
         self._is_held[ended] = False
-        if self.randomize_eps and (num_ended := np.count_nonzero(ended)):
-            self._multipliers[ended] = self._episode_rng.random(num_ended)
+        self._draw_for_episodes(ended)
+
+    def _draw_for_episodes(self, begins: np.ndarray) -> None:
+        if not (num_begun := np.count_nonzero(begins)):
+            return
+        if self.randomize_eps:
+            self._multipliers[begins] = self._episode_rng.random(num_begun)
+        if self.randomize_repeat:
+            self._repeats[begins] = self.mean_repeat ** self._episode_rng.random(num_begun)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly; plain JSON values."""
@@ -160,6 +172,7 @@ class ExplorationWrapper(ABC):
             "episode_rng": self._episode_rng.bit_generator.state,
             "is_held": self._is_held.tolist(),
             "held": self._held.tolist(),
+            "repeats": self._repeats.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -178,6 +191,8 @@ class ExplorationWrapper(ABC):
         if "held" in state:  # runs of before noise could last have none
             self._is_held = np.array(state["is_held"], bool)
             self._held = np.array(state["held"], self._held.dtype).reshape(self._held.shape)
+        if "repeats" in state:  # those of before it varied have none
+            self._repeats = np.array(state["repeats"], np.float64)
 
 
 def _no_noise(action_space: PolicyActionSpace, num_envs: int) -> np.ndarray:
@@ -262,6 +277,7 @@ class EpsilonGreedy(ExplorationWrapper):
             early never sees what pays.
         randomize_eps: see `ExplorationWrapper`.
         mean_repeat: see `ExplorationWrapper`.
+        randomize_repeat: see `ExplorationWrapper`.
     """
 
     def __init__(
@@ -273,9 +289,10 @@ class EpsilonGreedy(ExplorationWrapper):
         eps_end: float = 0.05,
         steps_anneal: int = 8_000,
         randomize_eps: bool = True,
-        mean_repeat: float = 1.0,
+        mean_repeat: float = 8.0,
+        randomize_repeat: bool = True,
     ) -> None:
-        super().__init__(action_space, num_envs, seed, randomize_eps, mean_repeat)
+        super().__init__(action_space, num_envs, seed, randomize_eps, mean_repeat, randomize_repeat)
         _check_schedule("EpsilonGreedy", action_space, steps_anneal, eps_start=eps_start, eps_end=eps_end)
         self.eps_start, self.eps_end, self.steps_anneal = eps_start, eps_end, steps_anneal
         self._levels = np.empty(num_envs)

@@ -293,6 +293,12 @@ class PopArt(RunningStatistics):
         return (values + self.origin).float() if self.enabled else values
 
     @torch.no_grad()
+    def begin_at(self, values: Tensor) -> None:
+        """Let outputs of 0 stand for `values` (G, 1) until the first targets are known; then does nothing."""
+        is_new = (self.updates == 0) & (self.pending[0] == 0)
+        self.origin.copy_(torch.where(is_new, values, self.origin))
+
+    @torch.no_grad()
     def gather(self, targets: Tensor, mask: Tensor) -> None:
         """Add targets (B, L, G, 1) where mask (B, L, 1) bool is True to the pending sums."""
         if not self.enabled:

@@ -294,6 +294,32 @@ def test_the_scale_of_targets_that_hardly_vary_has_a_floor(changes: dict[str, fl
     torch.testing.assert_close(popart.sigma.item(), sigma, rtol=1e-2, atol=0.0)
 
 
+def test_values_begin_at_that_of_what_every_timestep_pays() -> None:
+    def first_values(rewards: list[float], ends: list[bool]) -> list[float]:
+        agent = make_agent_by_hand(
+            popart=True, training_discounts=[0.9], gamma=1.0, reward_multiplier=2.0
+        ).train()
+        batch = make_batch(rows=1, lengths=[4])
+        rews, dones = torch.full_like(batch.rews, 99.0), torch.zeros_like(batch.dones)  # of padding: none
+        rews[0, :4, 0], dones[0, :4, 0] = torch.tensor(rewards), torch.tensor(ends)
+        batch = replace(batch, rews=rews, dones=dones)
+        agent(batch)
+        first = agent.popart.origin[:, 0].tolist()
+        agent(replace(batch, rews=rews + 5.0))
+        assert agent.popart.origin[:, 0].tolist() == first
+        return first
+
+    going_on, at_end = [False] * 4, [False, False, False, True]
+    assert first_values([-1.0] * 4, going_on) == pytest.approx([-20.0, -2000.0])
+    # the end, one timestep in four, pays nothing, and nothing follows it
+    assert first_values([-1.5, -3.0, -1.0, 0.0], at_end) == pytest.approx(
+        [-2.0 * 0.75 / (1 - 0.9 * 0.75), -2.0 * 0.75 / 0.25]
+    )
+    assert first_values([0.5, 3.0, 1.0, 1.0], going_on) == pytest.approx([10.0, 1000.0])
+    assert first_values([0.5, -3.0, 1.0, 1.0], going_on) == [0.0, 0.0]
+    assert first_values([1.0] * 4, [True] * 4) == [0.0, 0.0]
+
+
 def test_binary_filter_sees_environment_units() -> None:
     agent = make_agent(num_critics=1, num_critics_td=1)
     q = torch.tensor([2.0, -2.0]).view(1, 2, 1, 1, 1).expand(1, 2, 1, 7, 1)

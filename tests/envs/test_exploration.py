@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loxodon.envs import BilevelEpsilonGreedy, EpsilonGreedy
 
 DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (3,), np.float32)
-ZEROS = np.zeros(6, np.int64)
+ZEROS, LATER = np.zeros(6, np.int64), np.ones(1, np.int64)  # env steps since the episode began
 
 
 def test_epsilon_is_linear_then_constant() -> None:
@@ -57,10 +57,10 @@ def test_discrete_actions_are_replaced_with_probability_eps() -> None:
     [(DISCRETE, [0, 1, 0, 1]), (spaces.MultiDiscrete([2, 3]), [1, 0, 0, 1, 1]), (DISCRETE, [0, 0, 0, 0])],
 )
 def test_random_actions_are_drawn_from_those_allowed(space: Any, allowed: list[int]) -> None:
-    noise = EpsilonGreedy(space, 1000, 0, eps_start=0.6, eps_end=0.6, randomize_eps=False)
+    noise = EpsilonGreedy(space, 1000, 0, eps_start=0.6, eps_end=0.6, randomize_eps=False, mean_repeat=1.0)
     mask = np.tile(np.array(allowed, bool), (1000, 1))
     shape = (1000,) if space is DISCRETE else (1000, 2)
-    noisy = np.stack([noise.add_exploration_noise(np.full(shape, 9), ZEROS, mask) for _ in range(100)])
+    noisy = np.stack([noise.add_exploration_noise(np.full(shape, 9), ZEROS[:1], mask) for _ in range(100)])
     assert abs((noisy == 9).mean() - 0.4) < 0.01  # those that stay
     for values, part in zip(
         noisy.reshape(100_000, -1).T, np.split(mask[0], [2]) if len(shape) > 1 else [mask[0]], strict=True
@@ -82,18 +82,43 @@ def test_random_actions_last_and_stay_a_share_of_eps(eps: float) -> None:
         eps_end=eps,
         randomize_eps=False,
         mean_repeat=mean_repeat,
+        randomize_repeat=False,
     )
     actions = np.full(num_envs, policy)
-    taken = np.stack([noise.add_exploration_noise(actions, ZEROS[:1]) for _ in range(300)])[50:]
+    taken = np.stack([noise.add_exploration_noise(actions, LATER * t) for t in range(300)])
     is_random = taken != policy
     assert is_random.mean() == pytest.approx(eps * 30 / 31, abs=0.01)
     is_kept = (taken[1:] == taken[:-1])[is_random[:-1]]  # or, by chance, drawn again
     begin = eps / (eps + mean_repeat * (1 - eps))
     assert is_kept.mean() == pytest.approx(1 - 1 / mean_repeat * (1 - begin / 31), abs=0.01)
     noise.on_episode_end(np.ones(num_envs, bool))
-    after = noise.add_exploration_noise(actions, ZEROS[:1])
+    after = noise.add_exploration_noise(actions, LATER)
     is_kept = (after == taken[-1])[is_random[-1]]
     assert is_kept.mean() == pytest.approx(begin / 31, abs=0.02)
+
+
+def test_how_long_actions_last_is_drawn_per_episode() -> None:
+    num_envs, longest = 5000, 8.0
+    noise = EpsilonGreedy(
+        spaces.Discrete(1000),
+        num_envs,
+        0,
+        eps_start=1.0,
+        eps_end=1.0,
+        randomize_eps=False,
+        mean_repeat=longest,
+    )
+    shares = []
+    for _ in range(2):
+        noise.on_episode_end(np.ones(num_envs, bool))
+        taken = np.stack([noise.add_exploration_noise(ZEROS[:1].repeat(num_envs), LATER) for _ in range(200)])
+        shares.append((taken[1:] == taken[:-1]).mean(axis=0))
+    # mean and quartiles of 1 - 1 / r, with r log-uniform between 1 and 8
+    assert np.mean(shares) == pytest.approx(1 - (1 - 1 / longest) / np.log(longest), abs=0.01)
+    np.testing.assert_allclose(
+        np.quantile(shares[0], [0.25, 0.5, 0.75]), 1 - longest ** -np.array([0.25, 0.5, 0.75]), atol=0.02
+    )
+    assert abs(np.corrcoef(*shares)[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize("mean_repeat", [1.0, 3.0])
@@ -103,15 +128,22 @@ def test_the_probability_of_noisy_actions_is_how_often_they_are_taken(
 ) -> None:
     num_envs, space = 50_000, spaces.MultiDiscrete([2, 3])
     noise = EpsilonGreedy(
-        space, num_envs, 0, eps_start=0.6, eps_end=0.6, randomize_eps=False, mean_repeat=mean_repeat
+        space,
+        num_envs,
+        0,
+        eps_start=0.6,
+        eps_end=0.6,
+        randomize_eps=False,
+        mean_repeat=mean_repeat,
+        randomize_repeat=False,
     )
     rng = np.random.default_rng(7)
     mask = None if allowed is None else np.tile(np.array(allowed, bool), (num_envs, 1))
     before, noisy = None, np.zeros((num_envs, 2), int)
-    for _ in range(12):
+    for t in range(12):
         likely = rng.random(num_envs) < 2 / 3
         chosen = np.stack([np.zeros(num_envs, int), np.where(likely, 2, 1)], axis=1)
-        before, noisy = noisy, noise.add_exploration_noise(chosen, ZEROS[:1], mask)
+        before, noisy = noisy, noise.add_exploration_noise(chosen, LATER * t, mask)
         of_policy = np.where(noisy[:, 0] == 0, np.array([0.0, 1 / 3, 2 / 3])[noisy[:, 1]], 0.0)
         found = noise.probability(of_policy, mask)
     assert before is not None
@@ -124,7 +156,16 @@ def test_the_probability_of_noisy_actions_is_how_often_they_are_taken(
 
 
 def test_gaussian_noise_lasts() -> None:
-    noise = EpsilonGreedy(BOX, 2000, 0, eps_start=0.2, eps_end=0.2, randomize_eps=False, mean_repeat=5.0)
+    noise = EpsilonGreedy(
+        BOX,
+        2000,
+        0,
+        eps_start=0.2,
+        eps_end=0.2,
+        randomize_eps=False,
+        mean_repeat=5.0,
+        randomize_repeat=False,
+    )
     added = np.stack([noise.add_exploration_noise(np.zeros((2000, 3)), ZEROS[:1]) for _ in range(100)])
     assert added.std() == pytest.approx(0.2, abs=0.01)
     assert (added[1:] == added[:-1]).all(-1).mean() == pytest.approx(1 - 1 / 5, abs=0.01)

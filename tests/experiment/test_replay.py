@@ -54,7 +54,9 @@ def test_a_run_with_retrace_knows_how_likely_its_actions_were(tmp_path: Path, sa
         agent_type=partial(Agent, returns="retrace"),
         tstep_encoder_type=FFTstepEncoder,
         traj_encoder_type=GRUTrajEncoder,
-        exploration_wrapper_type=partial(EpsilonGreedy, eps_start=0.3, eps_end=0.3, randomize_eps=False),
+        exploration_wrapper_type=partial(
+            EpsilonGreedy, eps_start=0.3, eps_end=0.3, randomize_eps=False, mean_repeat=1.0
+        ),
         sample_actions=sample,
     )
     experiment.start()
