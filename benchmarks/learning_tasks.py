@@ -205,6 +205,32 @@ POPGYM = _with_controls(
     }
 )
 
+# What the tasks above with unknown optimum are compared with: PPO with a GRU, a million env steps.
+POPGYM_PPO = {
+    name: Task(
+        ("ppo/repeat_previous",),
+        _RETURN,
+        POPGYM[name].target,
+        overrides=(
+            f"gym_env.env_id='popgym-{name}-v0'",
+            f"Experiment.max_seq_len={max_seq_len}",
+            "Experiment.train_timesteps_per_epoch=208",
+            f"Experiment.epochs={1_000_000 // (16 * 208)}",
+            f"Experiment.val_timesteps_per_epoch={2 * max_seq_len}",
+            "Experiment.stop_at_val_return=None",
+            "GAE.gamma=0.99",
+        ),
+    )
+    for name, max_seq_len in {
+        "ConcentrationEasy": 104,
+        "HigherLowerEasy": 51,
+        "MultiarmedBanditEasy": 200,
+        "BattleshipEasy": 64,
+        "PositionOnlyPendulumEasy": 200,
+        "NoisyPositionOnlyCartPoleEasy": 200,
+    }.items()
+}
+
 META = {
     "frozen_lake": Task(
         ("meta_frozen_lake",),
@@ -252,6 +278,7 @@ SUITES = {
     "encoders": _encoders(),
     "memory": MEMORY,
     "popgym": POPGYM,
+    "popgym_ppo": POPGYM_PPO,
     "meta": META,
     "long": LONG,
     "classic": CLASSIC,
