@@ -10,7 +10,6 @@ import gin
 import torch
 from einops import pack, rearrange, unpack
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
 from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
@@ -121,8 +120,6 @@ class CriticEnsemble(nn.Module):
         n_layers: hidden layers.
         d_hidden: their width.
         activation: name of the non-linearity.
-        normalize_first: give what enters the first non-linearity of a critic mean 0 and variance 1 at every
-            timestep (layer norm without weights, Ba et al. 2016, arXiv:1607.06450).
     """
 
     def __init__(
@@ -136,10 +133,8 @@ class CriticEnsemble(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
-        normalize_first: bool = False,
     ) -> None:
         super().__init__()
-        self.normalize_first = normalize_first
         if n_layers < 1 or num_critics < 1:
             raise ValueError(
                 f"CriticEnsemble has n_layers={n_layers} and num_critics={num_critics}, both must be at "
@@ -202,8 +197,8 @@ class CriticEnsemble(nn.Module):
             action_rows, lead = pack([actions], "* d")
             of_actions = self._by_member(self.from_action, action_rows)
             x = torch.unflatten(of_actions, 1, (len(rows), actions.shape[-2])) + x.unsqueeze(2)
-        x = self.activation(F.layer_norm(x, x.shape[-1:]) if self.normalize_first else x)
-        found = [x.flatten(1, -2)]  # after the activation, which may overwrite what is no view (see as_rows)
+        # flattened after the activation, which may overwrite what is no view (see as_rows)
+        found = [self.activation(x).flatten(1, -2)]
         for layer in self.hidden:
             found.append(self.activation(layer(found[-1])))
         return found, lead

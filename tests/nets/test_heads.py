@@ -64,19 +64,6 @@ def test_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:
         torch.testing.assert_close(critics(state, actions[:, :, k : k + 1])[:, :, 0], together[:, :, k])
 
 
-@pytest.mark.parametrize("normalize_first", [True, False])
-def test_critics_may_normalise_what_enters_their_first_nonlinearity(normalize_first: bool) -> None:
-    torch.manual_seed(0)
-    critics = CriticEnsemble(8, 2, 3, True, num_critics=4, d_hidden=16, normalize_first=normalize_first)
-    state = torch.randn(5, 8)
-    before = critics(state)
-    with torch.no_grad():
-        for parameter in critics.from_state.parameters():
-            parameter.mul_(3.0)
-        critics.from_state.bias += 2.0  # the same for all units of a critic
-    assert torch.allclose(critics(state), before, atol=1e-4) == normalize_first
-
-
 def test_dueling_critics_are_a_value_and_advantages_of_mean_zero() -> None:
     critics, state = DuelingCriticEnsemble(8, 3, 2, True, num_critics=4, d_hidden=16), torch.randn(4, 5, 8)
     parts = CriticEnsemble.forward(critics, state)
@@ -104,7 +91,6 @@ def test_classifying_critics_judge_actions_for_all_discounts_or_for_their_own() 
     "critics",
     [
         CriticEnsemble(8, 2, 3, False, num_critics=4, n_layers=3, d_hidden=16),
-        CriticEnsemble(8, 2, 3, False, num_critics=4, d_hidden=16, normalize_first=True),
         DuelingCriticEnsemble(8, 2, 3, True, num_critics=4, d_hidden=16),
         BinnedCriticEnsemble(8, 2, 3, 11, num_critics=4, d_hidden=16),
     ],
