@@ -50,10 +50,10 @@ class RecurrentTrajEncoder(TrajEncoder):
         tstep_dim: int,
         max_seq_len: int,
         *,
-        d_hidden: int,
-        n_layers: int,
-        d_output: int,
-        norm: str | None,
+        d_hidden: int = 128,
+        n_layers: int = 2,
+        d_output: int = 128,
+        norm: str | None = "layer",
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         require_positive(type(self).__name__, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
@@ -179,20 +179,6 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
 
     state_names, num_gates, gates = ("h",), 3, ((1, 1.0),)
 
-    def __init__(
-        self,
-        tstep_dim: int,
-        max_seq_len: int,
-        *,
-        d_hidden: int = 128,
-        n_layers: int = 2,
-        d_output: int = 128,
-        norm: str | None = "layer",
-    ) -> None:
-        super().__init__(
-            tstep_dim, max_seq_len, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output, norm=norm
-        )
-
     def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.GRU:
         return nn.GRU(d_in, d_hidden, n_layers, batch_first=True)
 
@@ -222,20 +208,6 @@ class LSTMTrajEncoder(RecurrentTrajEncoder):
     """
 
     state_names, num_gates, gates = ("h", "c"), 4, ((0, -1.0), (1, 1.0))
-
-    def __init__(
-        self,
-        tstep_dim: int,
-        max_seq_len: int,
-        *,
-        d_hidden: int = 128,
-        n_layers: int = 2,
-        d_output: int = 128,
-        norm: str | None = "layer",
-    ) -> None:
-        super().__init__(
-            tstep_dim, max_seq_len, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output, norm=norm
-        )
 
     def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.LSTM:
         return nn.LSTM(d_in, d_hidden, n_layers, batch_first=True)
