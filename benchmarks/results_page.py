@@ -2,6 +2,7 @@
 
 python benchmarks/learning.py --suite memory --seeds 0 1 2 3 4 --jobs 2
 python benchmarks/learning.py --suite popgym --seeds 0 1 2 3 4 --jobs 2
+python benchmarks/learning.py --suite popgym_ppo --seeds 0                # beside it, with other settings
 python benchmarks/results_page.py
 """
 
@@ -80,19 +81,30 @@ def draw(tasks: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def stored(suite: str) -> dict[str, Any]:
+    """Tasks of a suite that have runs, by name."""
+    path = RESULTS / f"learning_{suite}.json"
+    tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"] if path.exists() else {}
+    return {name: entry for name, entry in tasks.items() if entry["runs"]}
+
+
 def main() -> None:
     """Rewrite the page between the marks of each suite whose results are stored."""
     page = PAGE.read_text(encoding="utf-8")
     for suite in re.findall(r"<!-- (\w+): begin -->", page):
-        tasks = json.loads((RESULTS / f"learning_{suite}.json").read_text(encoding="utf-8"))["tasks"]
-        tasks = {name: entry for name, entry in tasks.items() if entry["runs"]}
+        tasks, ppo = stored(suite), stored(f"{suite}_ppo")
         draw(tasks, PAGE.parent / f"results_{suite}.png")
         found = [
             row(name, entry, tasks.get(name + CONTROL))
             for name, entry in tasks.items()
             if not name.endswith(CONTROL)
         ]
-        lines = [f"| {' | '.join(cells)} |" for cells in (HEADER, ["---"] * len(HEADER), *found)]
+        head = list(HEADER)
+        if ppo:
+            head.append("PPO, 1M env steps")
+            for cells in found:
+                cells.append(estimate(ppo[cells[0]]["runs"]) if cells[0] in ppo else "")
+        lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *found)]
         text = "\n".join([f"<!-- {suite}: begin -->", *lines, "", f"![curves](results_{suite}.png)"])
         marks = f"<!-- {suite}: begin -->.*?(?=\n<!-- {suite}: end -->)"
         page = re.sub(marks, lambda _, text=text: text, page, flags=re.DOTALL)  # type: ignore[misc]
