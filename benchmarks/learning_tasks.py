@@ -143,7 +143,9 @@ def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) 
 
     tasks: figure, target, what the control must stay below, and the settings of the task, by its name.
     """
-    general, memoryless = ("base_offpolicy",), "Experiment.traj_encoder_type=@FFTrajEncoder"
+    general = ("base_offpolicy",)
+    # Its own previous action would be a memory of a kind: with it alone RepeatFirstMedium is at 0.99.
+    memoryless = ("Experiment.traj_encoder_type=@FFTrajEncoder", "FFTstepEncoder.hide_rl2s=True")
     found = {}
     for name, (metric, target, chance, settings) in tasks.items():
         found[name] = _within(100_000, 600.0, general, metric, target, *settings)
@@ -152,7 +154,7 @@ def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) 
             metric,
             chance,
             is_control=True,
-            overrides=(*settings, memoryless, "Experiment.epochs=40"),
+            overrides=(*settings, *memoryless, "Experiment.epochs=40"),
         )
         found[f"{name}/without_memory"] = control
     return found
