@@ -223,10 +223,10 @@ class OffPolicyAgent(BaseAgent, ABC):
     def values_of_constant(self, view: View) -> Tensor:
         """(G, 1) values of what a batch's timesteps all pay at least, if their rewards are of one sign.
 
-        c / (1 - g (1 - d)), with c the reward closest to 0 of those after which the episode goes on, and d
-        the share of those after which it does not; horizons of more than 1,000 timesteps count as 1,000. Else
-        a price for each timestep that passes is in the values of long horizons only when target networks have
-        followed for as long as these are, and until then an early end looks worth little.
+        c (1 - d) / (1 - g (1 - d)), with c the reward closest to 0 of those after which the episode goes on,
+        and d the share of those after which it does not; horizons of more than 1,000 timesteps count as
+        1,000. Else a price for each timestep that passes is in the values of long horizons only when target
+        networks have followed for as long as these are, and until then an early end looks worth little.
         """
         rewards, ends, mask = self._steps(view)
         goes_on = mask & ~ends

@@ -191,7 +191,7 @@ class ExplorationWrapper(ABC):
         if "held" in state:  # runs of before noise could last have none
             self._is_held = np.array(state["is_held"], bool)
             self._held = np.array(state["held"], self._held.dtype).reshape(self._held.shape)
-        if "repeats" in state:  # those of before it varied have none
+        if self.randomize_repeat and "repeats" in state:  # those of before it varied have none
             self._repeats = np.array(state["repeats"], np.float64)
 
 

@@ -121,6 +121,15 @@ def test_how_long_actions_last_is_drawn_per_episode() -> None:
     assert abs(np.corrcoef(*shares)[0, 1]) < 0.1
 
 
+def test_a_run_that_goes_on_without_noise_that_lasts_has_as_much_noise() -> None:
+    actions, always = np.full(5000, 3), {"eps_start": 0.4, "eps_end": 0.4, "randomize_eps": False}
+    before, after = (EpsilonGreedy(DISCRETE, 5000, 0, mean_repeat=mean, **always) for mean in (8.0, 1.0))
+    before.add_exploration_noise(actions, LATER)
+    after.load_state_dict(before.state_dict())
+    taken = np.stack([after.add_exploration_noise(actions, LATER) for _ in range(20)])
+    assert (taken != 3).mean() == pytest.approx(0.4 * 3 / 4, abs=0.01)
+
+
 @pytest.mark.parametrize("mean_repeat", [1.0, 3.0])
 @pytest.mark.parametrize("allowed", [None, [1, 0, 0, 1, 1]])
 def test_the_probability_of_noisy_actions_is_how_often_they_are_taken(
