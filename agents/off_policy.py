@@ -211,7 +211,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
         view = self.view(batch)
         if self.training:
-            self.popart.begin_at(self.values_of_constant(view))
+            self.popart.gather_rewards(*self._steps(view))
         terms, weights = self.losses(view, with_metrics), self.discount_weights
         if weights is not None:
             terms = replace(terms, actor=terms.actor * weights, critic=terms.critic * weights)
@@ -219,21 +219,6 @@ class OffPolicyAgent(BaseAgent, ABC):
             return terms
         kept = view.mask[..., None]
         return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None])
-
-    def values_of_constant(self, view: View) -> Tensor:
-        """(G, 1) values of what a batch's timesteps all pay at least, if their rewards are of one sign.
-
-        c (1 - d) / (1 - g (1 - d)), with c the reward closest to 0 of those after which the episode goes on,
-        and d the share of those after which it does not; horizons of more than 1,000 timesteps count as
-        1,000. Else a price for each timestep that passes is in the values of long horizons only when target
-        networks have followed for as long as these are, and until then an early end looks worth little.
-        """
-        rewards, ends, mask = self._steps(view)
-        goes_on = mask & ~ends
-        least, most = rewards.where(goes_on, torch.inf).amin(), rewards.where(goes_on, -torch.inf).amax()
-        constant = (least.clamp(min=0.0) + most.clamp(max=0.0)).where(least <= most, 0.0)
-        share = goes_on.sum() / mask.sum().clamp(min=1)
-        return constant * share / (1.0 - self.discounts * share).clamp(min=1e-3)
 
     @property
     def discount_weights(self) -> Tensor | None:

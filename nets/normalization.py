@@ -224,6 +224,12 @@ class PopArt(RunningStatistics):
     mean and deviation of the first targets that vary; they stay, and so do values while statistics move.
     Disabled, values are plain sums of outputs.
 
+    If the rewards of the first update have one sign, values begin at that of what all its timesteps pay at
+    least: c (1 - d) / (1 - g (1 - d)), with c the reward closest to 0 of those after which the episode goes
+    on, and d the share of those after which it does not; horizons of more than 1,000 timesteps count as
+    1,000. Else a price for each timestep that passes is in the values of long horizons only when target
+    networks have followed for as long as these are, and until then an early end looks worth little.
+
     Shapes: inputs (..., G, A), statistics (G, 1).
 
     Args:
@@ -243,6 +249,8 @@ class PopArt(RunningStatistics):
     updates: Tensor
     pending: Tensor
     _places: Tensor | None
+    _discounts: Tensor
+    _rewards: Tensor
 
     def __init__(
         self, discounts: Sequence[float], *, beta: float, floor: float = 0.1, enabled: bool = True
@@ -261,6 +269,9 @@ class PopArt(RunningStatistics):
             self.register_buffer(name, torch.full(shape, value, dtype=self.dtype))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("pending", torch.zeros(3, *shape, dtype=self.dtype), persistent=False)
+        self.register_buffer("_discounts", torch.tensor(discounts)[:, None], persistent=False)
+        # least and largest reward after which an episode goes on; how many of these; of all
+        self.register_buffer("_rewards", torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]), persistent=False)
 
     @property
     def sigma(self) -> Tensor:
@@ -293,10 +304,14 @@ class PopArt(RunningStatistics):
         return (values + self.origin).float() if self.enabled else values
 
     @torch.no_grad()
-    def begin_at(self, values: Tensor) -> None:
-        """Let outputs of 0 stand for `values` (G, 1) until the first targets are known; then does nothing."""
-        is_new = (self.updates == 0) & (self.pending[0] == 0)
-        self.origin.copy_(torch.where(is_new, values, self.origin))
+    def gather_rewards(self, rewards: Tensor, ends: Tensor, mask: Tensor) -> None:
+        """Add rewards, and whether episodes end after them, where mask is True; all of one shape."""
+        goes_on = mask & ~ends
+        least, most, num_going_on, num_all = self._rewards.unbind()
+        least.copy_(torch.minimum(least, rewards.where(goes_on, torch.inf).amin()))
+        most.copy_(torch.maximum(most, rewards.where(goes_on, -torch.inf).amax()))
+        num_going_on += goes_on.sum()
+        num_all += mask.sum()
 
     @torch.no_grad()
     def gather(self, targets: Tensor, mask: Tensor) -> None:
@@ -308,11 +323,23 @@ class PopArt(RunningStatistics):
         self.pending[1] += rows.sum(0)
         self.pending[2] += rows.square().sum(0)
 
+    @property
+    def _constant(self) -> Tensor:
+        """What all gathered timesteps pay at least, (); 0 if some pay and some cost."""
+        least, most = self._rewards[0], self._rewards[1]
+        return (least.clamp(min=0.0) + most.clamp(max=0.0)).where(least <= most, 0.0)
+
     def pending_sums(self) -> Tensor:
-        return self.pending.double().flatten()
+        constant = self._constant
+        of_rewards = torch.stack([constant, constant != 0.0, torch.ones_like(constant), *self._rewards[2:]])
+        return torch.cat([self.pending.double().flatten(), of_rewards.double()])
 
     def set_pending_sums(self, sums: Tensor) -> None:
-        self.pending.copy_(sums.view_as(self.pending))
+        targets, (constant, num_with, num_processes, *counts) = sums[:-5], sums[-5:]
+        self.pending.copy_(targets.view_as(self.pending))
+        # a mean of what processes have found, if all have found one
+        constant = (constant / num_processes).where(num_with == num_processes, 0.0)
+        self._rewards.copy_(torch.stack([constant, constant, *counts]))
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -324,8 +351,16 @@ class PopArt(RunningStatistics):
         rate = self.beta / (1.0 - (1.0 - self.beta) ** int(self.updates))
         self.mu.lerp_(total / n, rate)
         self.nu.lerp_(squares / n, rate)
+        share = self._rewards[2] / self._rewards[3].clamp(min=1.0)
+        begin = self._constant * share / (1.0 - self._discounts * share).clamp(min=1e-3)
+        does_begin = (self.updates == 1) & (begin != 0.0)
+        variance = (self.nu - self.mu.square()).clamp(min=0.0)
+        self.nu.copy_(torch.where(does_begin, begin.square() + variance, self.nu))
+        self.mu.copy_(torch.where(does_begin, begin, self.mu))
         # Where targets have not varied yet there is nothing worth preserving.
         is_new = (self.updates == 1) | (self.unit <= _LEAST_SIGMA)
         self.unit.copy_(torch.where(is_new, self.sigma, self.unit))
         self.origin.copy_(torch.where(is_new, self.mu, self.origin))
         self.pending.zero_()
+        self._rewards.zero_()
+        self._rewards[0], self._rewards[1] = torch.inf, -torch.inf

@@ -294,18 +294,29 @@ def test_the_scale_of_targets_that_hardly_vary_has_a_floor(changes: dict[str, fl
     torch.testing.assert_close(popart.sigma.item(), sigma, rtol=1e-2, atol=0.0)
 
 
-def test_values_begin_at_that_of_what_every_timestep_pays() -> None:
+def part_of(batch: Batch, rows: torch.Tensor) -> Batch:
+    parts = {
+        name: getattr(batch, name)[rows] for name in ("rl2s", "time_idxs", "actions", "rews", "dones", "mask")
+    }
+    return replace(batch, obs={key: x[rows] for key, x in batch.obs.items()}, **parts)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_values_begin_at_that_of_what_every_timestep_pays(num_micro_batches: int) -> None:
     def first_values(rewards: list[float], ends: list[bool]) -> list[float]:
         agent = make_agent_by_hand(
             popart=True, training_discounts=[0.9], gamma=1.0, reward_multiplier=2.0
         ).train()
-        batch = make_batch(rows=1, lengths=[4])
+        batch = make_batch(rows=2, length=3, lengths=[2, 2])
         rews, dones = torch.full_like(batch.rews, 99.0), torch.zeros_like(batch.dones)  # of padding: none
-        rews[0, :4, 0], dones[0, :4, 0] = torch.tensor(rewards), torch.tensor(ends)
+        rews[:, :2, 0], dones[:, :2, 0] = torch.tensor(rewards).view(2, 2), torch.tensor(ends).view(2, 2)
         batch = replace(batch, rews=rews, dones=dones)
-        agent(batch)
+        for rows in torch.arange(2).chunk(num_micro_batches):
+            agent(part_of(batch, rows))
+        agent.after_update()
         first = agent.popart.origin[:, 0].tolist()
         agent(replace(batch, rews=rews + 5.0))
+        agent.after_update()
         assert agent.popart.origin[:, 0].tolist() == first
         return first
 
@@ -316,8 +327,9 @@ def test_values_begin_at_that_of_what_every_timestep_pays() -> None:
         [-2.0 * 0.75 / (1 - 0.9 * 0.75), -2.0 * 0.75 / 0.25]
     )
     assert first_values([0.5, 3.0, 1.0, 1.0], going_on) == pytest.approx([10.0, 1000.0])
-    assert first_values([0.5, -3.0, 1.0, 1.0], going_on) == [0.0, 0.0]
-    assert first_values([1.0] * 4, [True] * 4) == [0.0, 0.0]
+    # else at the mean of the first targets, rewards with values of 0 behind them
+    assert first_values([0.5, -3.0, 1.0, 1.0], going_on) == pytest.approx([-0.25, -0.25])
+    assert first_values([1.0] * 4, [True] * 4) == pytest.approx([2.0, 2.0])
 
 
 def test_binary_filter_sees_environment_units() -> None:

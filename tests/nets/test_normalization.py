@@ -78,6 +78,25 @@ def test_values_of_a_discount_add_to_those_of_the_one_below(places: list[int]) -
     torch.testing.assert_close(popart.value(outputs[:, places, None]), values[:, places, None])
 
 
+def test_popart_of_several_processes_begins_where_all_say_it_may() -> None:
+    def after_one_update(*rewards_of_processes: list[float]) -> float:
+        processes = [PopArt([0.9], beta=0.1) for _ in rewards_of_processes]
+        for popart, rewards in zip(processes, rewards_of_processes, strict=True):
+            r, mask = torch.tensor(rewards).view(1, -1, 1), torch.ones(1, len(rewards), 1, dtype=torch.bool)
+            popart.gather_rewards(r, torch.zeros_like(mask), mask)
+            popart.gather(r[..., None], mask)
+        sums = torch.stack([popart.pending_sums() for popart in processes]).sum(0)
+        for popart in processes:
+            popart.set_pending_sums(sums)
+            popart.commit()
+        (found,) = {popart.origin.item() for popart in processes}
+        return found
+
+    assert after_one_update([-1.0, -2.0], [-1.0]) == pytest.approx(-10.0)
+    assert after_one_update([-1.0, -2.0], [-3.0]) == pytest.approx(-20.0)  # a mean over processes
+    assert after_one_update([-1.0, -2.0], [3.0, -3.0]) == pytest.approx(-0.75)  # the mean of targets
+
+
 def test_popart_takes_its_units_from_the_first_targets_that_vary() -> None:
     popart, one = PopArt([0.9], beta=1.0), torch.ones(1, 1, 1)
     gathered(popart, 0.0, 0.0)
