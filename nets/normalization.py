@@ -227,8 +227,9 @@ class PopArt(RunningStatistics):
     If the rewards of the first update have one sign, values begin at that of what all its timesteps pay at
     least: c (1 - d) / (1 - g (1 - d)), with c the reward closest to 0 of those after which the episode goes
     on, and d the share of those after which it does not; horizons of more than 1,000 timesteps count as
-    1,000. Else a price for each timestep that passes is in the values of long horizons only when target
-    networks have followed for as long as these are, and until then an early end looks worth little.
+    1,000; c is the mean of what processes that train together have found. Else a price for each timestep that
+    passes is in the values of long horizons only when target networks have followed for as long as these are,
+    and until then an early end looks worth little.
 
     Shapes: inputs (..., G, A), statistics (G, 1).
 
