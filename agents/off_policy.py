@@ -210,8 +210,6 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
         view = self.view(batch)
-        if self.training:
-            self.popart.gather_rewards(*self._steps(view))
         terms, weights = self.losses(view, with_metrics), self.discount_weights
         if weights is not None:
             terms = replace(terms, actor=terms.actor * weights, critic=terms.critic * weights)
@@ -352,9 +350,10 @@ class OffPolicyAgent(BaseAgent, ABC):
         return ((values - targets[:, :, None]) / self.popart.scale).square()
 
     def gather_targets(self, targets: Tensor, view: View) -> None:
-        """Let the scale of values follow the targets, in training mode."""
+        """Let the scale of values follow the targets, and where they begin the rewards, in training mode."""
         if self.training:
             self.popart.gather(targets, view.mask)
+            self.popart.gather_rewards(*self._steps(view))
 
     # --- figures -------------------------------------------------------------------------------------------
 
