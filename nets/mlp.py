@@ -66,8 +66,10 @@ def as_rows(x: Tensor) -> Tensor:
 class RMSNorm(nn.RMSNorm):
     """Root-mean-square normalisation of the last axis, in float32 under autocast too (as LayerNorm is)."""
 
+    EPS = 1e-5
+
     def __init__(self, width: int) -> None:
-        super().__init__(width, eps=1e-5)
+        super().__init__(width, eps=self.EPS)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float())

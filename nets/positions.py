@@ -89,13 +89,16 @@ class HeadPositions(nn.Module):
         self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if fixed_heads else None
 
     def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> Places:
-        """time_idxs (B, [L,] 1) -> cosines and sines (B, 1 or H, [L,] E), waves (B, [L,] D) or None."""
-        has_length = time_idxs.ndim > self.frequencies.ndim
-        angles = time_idxs[:, None] * (self.frequencies[:, None] if has_length else self.frequencies)
+        """time_idxs (..., 1) -> cosines and sines (..., 1 or H, E), waves (..., D) or None."""
+        angles = time_idxs[..., None, :] * self.frequencies
         waves = None if self.waves is None else self.waves(time_idxs).to(dtype)
         return Places(angles.cos().to(dtype), angles.sin().to(dtype), waves)
 
-    @staticmethod
-    def rotate(x: Tensor, places: Places) -> Tensor:
-        """X (B, H, ..., E) -> the same, rotated, contiguous."""
-        return (x.roll(x.shape[-1] // 2, dims=-1) * places.sin).addcmul_(x, places.cos)
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """X (..., H, E) turned by angles of cosines and sines (..., 1 or H, E), contiguous."""
+    half = x.shape[-1] // 2
+    y = x * cos
+    y[..., :half].addcmul_(x[..., half:], sin[..., :half])
+    y[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return y

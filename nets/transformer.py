@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias, cast
+from typing import cast
 
 import gin
 import torch
@@ -11,56 +11,16 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .attention import Attention, attention_mask, normed_and_turned, plain_attention, sdpa
 from .dropout import Dropout
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
 from .plain_step import PlainStep
-from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositions
-from .recurrence import in_full_precision
+from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositions, rotate
 from .sigma_reparam import linear
 from .trunk import BlockSettings, ResidualBlock, State, TrunkTrajEncoder
 
-Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""Attention over queries (B, H, L, E), keys and values (B, H, S, E) with a mask and a dropout rate.
-
-The mask is bool (True where attention is allowed) or float (added to logits), broadcast to (B, H, L, S). None
-stands for a causal one with L = S, and for none with L = 1. Returns (B, H, L, E).
-"""
-
 _CONTENT_START = 0.3  # of the weights that queries and keys of fixed heads have otherwise
-_QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The attention of torch, which takes the fastest kernel that it has for the device."""
-    return (_sdpa_on_cpu if q.device.type == "cpu" else _kernel)(q, k, v, mask, dropout)
-
-
-def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1)
-
-
-@in_full_precision  # the gradient in bfloat16 takes four times as long as in float32
-def _sdpa_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    if mask is None or mask.dtype != torch.bool:
-        return _kernel(q, k, v, mask, dropout)
-    parts = []  # the kernel goes through what a mask hides, too
-    for some, allowed in zip(*(torch.split(x, _QUERIES, dim=-2) for x in (q, mask)), strict=True):
-        seen = allowed.flatten(0, -2).any(0).nonzero().flatten()
-        keys = slice(int(seen[0]), int(seen[-1]) + 1)
-        parts.append(_kernel(some, k[:, :, keys], v[:, :, keys], allowed[..., keys], dropout))
-    return torch.cat(parts, dim=2)
-
-
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The formula, with all weights in memory."""
-    logits = q @ k.mT * q.shape[-1] ** -0.5
-    if mask is None and q.shape[2] > 1:
-        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
-    return F.dropout(logits.softmax(-1), dropout) @ v
-
 
 POSITIONS = ("rope", "fixed", "rope+fixed", "learned", "alibi", None)
 ATTENTIONS: dict[str, Attention] = {"sdpa": sdpa, "plain": plain_attention}
@@ -111,8 +71,8 @@ class TransformerLayer(ResidualBlock):
         if qk_gain is not None:
             self.q_norm, self.k_norm = (RMSNorm(width) for _ in range(2))
             nn.init.constant_(next(self.q_norm.parameters()), qk_gain)
-            eps = self.q_norm.eps or 0.0
-            self.register_buffer("least_length", torch.tensor((width * eps) ** 0.5), persistent=False)
+            least_length = torch.tensor((width * RMSNorm.EPS) ** 0.5)
+            self.register_buffer("least_length", least_length, persistent=False)
         self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
         self.sink = nn.Parameter(0.02 * torch.randn(n_heads, 1, width)) if attention_sink else None
         if content_heads:  # what they look for begins as what is like the present
@@ -137,20 +97,29 @@ class TransformerLayer(ResidualBlock):
 
     def queries_keys_values(self, x: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
         """Each (B, H, L, E), positions applied."""
-        q, k, v = rearrange(self._project(x, places), "b l qkv h e -> qkv b h l e")
+        qkv, added = self._project(x, places)
+        if places is not None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            gains = torch.stack((self.q_norm.weight, self.k_norm.weight))
+            return normed_and_turned(qkv, added, gains, RMSNorm.EPS, places)
+        q, k, v = self._with(qkv, added).unbind(2)
         q, k = self.q_norm(q), self.k_norm(k)
         if places is not None:
-            q, k = HeadPositions.rotate(q, places), HeadPositions.rotate(k, places)
-        return q, k, v
+            q, k = rotate(q, places.cos, places.sin), rotate(k, places.cos, places.sin)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def _project(self, x: Tensor, places: Places | None) -> Tensor:
-        """X (..., D) -> queries, keys and values (..., 3, H, E), waves added."""
+    def _project(self, x: Tensor, places: Places | None) -> tuple[Tensor, Tensor | None]:
+        """X (..., D) -> queries, keys and values (..., 3, H, E), and the waves of heads that know places.
+
+        The second, (..., 2, F, E), is to be added to the queries and keys of the first heads.
+        """
         qkv: Tensor = self.dropout_qkv(self.qkv(self.norm_attn(x))).unflatten(-1, (3, self.n_heads, -1))
-        if self.from_waves is not None and places is not None and places.waves is not None:
-            added = self.from_waves(places.waves).unflatten(-1, (2, self.fixed_heads, -1))
-            # not added in place: autograd would copy the gradient of all of qkv for it
-            qkv = qkv + F.pad(added, (0, 0, 0, self.n_heads - self.fixed_heads, 0, 1))
-        return qkv
+        if self.from_waves is None or places is None or places.waves is None:
+            return qkv, None
+        return qkv, self.from_waves(places.waves).unflatten(-1, (2, self.fixed_heads, -1))
+
+    def _with(self, qkv: Tensor, added: Tensor | None) -> Tensor:
+        # not added in place: autograd would copy the gradient of all of qkv for it
+        return qkv if added is None else qkv + F.pad(added, (0, 0, 0, self.n_heads - self.fixed_heads, 0, 1))
 
     def mask(self, seq: Tensor, resets: Tensor | None, visible: Tensor | None = None) -> Tensor | None:
         """What `encode` needs; arguments as those of `attention_mask`."""
@@ -211,7 +180,7 @@ class TransformerLayer(ResidualBlock):
 
         Shapes: x (N, D) -> (N, D); layer: number of this one in the cache; bias (N, 1, 1, S) float or None.
         """
-        qkv = self._project(x, places).transpose(0, 1)
+        qkv = self._with(*self._project(x, places)).transpose(0, 1)
         both = qkv[:2]  # queries and keys share operations: (2, N, H, E)
         root, scale = both.shape[-1] ** 0.5, both.shape[-1] ** -0.5
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
@@ -220,7 +189,7 @@ class TransformerLayer(ResidualBlock):
             both = both / torch.hypot(length, self.least_length) * gains[:, None, None]
             scale = 1.0  # the root of E of a normed query and the 1 / root of logits cancel
         if places is not None:
-            both = HeadPositions.rotate(both, places)
+            both = rotate(both, places.cos, places.sin)
         q, k = both.unbind()
         q = q if scale == 1.0 else q * scale
         keys, values = cache.store(layer, k, qkv[2], self.window)
@@ -542,32 +511,3 @@ def require_even_heads(owner: str, d_model: int, n_heads: int) -> None:
             f"d_model {d_model} and n_heads {n_heads} give no even width per head. "
             f"Fix: choose {owner}.d_model as a multiple of 2 * n_heads."
         )
-
-
-def attention_mask(
-    seq: Tensor, window: int, resets: Tensor | None = None, visible: Tensor | None = None
-) -> Tensor | None:
-    """Which timesteps each one may attend to: the `window` newest ones of its own episode.
-
-    Args:
-        seq: (B, L, ...), whose shape and device count.
-        window: timesteps that attention reaches back, the newest included.
-        resets: (B, L) bool, True on the first timestep of an episode.
-        visible: (B, M) bool, True on those of the M timesteps before `seq` that its first episode has seen.
-    Returns: bool (L, L) or (B, 1, L, M + L), True where attention is allowed; None if plain causal is right.
-    """
-    batch, length = seq.shape[:2]
-    has_borders = resets is not None and bool(resets[:, 1:].any())
-    num_before = 0 if visible is None else visible.shape[1]
-    if not has_borders and not num_before and length <= window:
-        return None
-    t = torch.arange(-num_before, length, device=seq.device)
-    lag = t[num_before:, None] - t
-    mask = (lag >= 0) & (lag < window)
-    if not has_borders and not num_before:
-        return mask
-    episode = torch.zeros(batch, length, dtype=torch.int64, device=seq.device)
-    if resets is not None:
-        episode = resets.long().cumsum(1)
-    of_key = episode if visible is None else torch.cat([visible.long() - 1, episode], dim=1)
-    return (mask & (episode[:, :, None] == of_key[:, None]))[:, None]

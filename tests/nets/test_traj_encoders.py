@@ -27,8 +27,8 @@ from loxodon.nets import (
     TrajEncoder,
     TransformerTrajEncoder,
 )
+from loxodon.nets.attention import sdpa
 from loxodon.nets.sigma_reparam import SigmaReparamLinear
-from loxodon.nets.transformer import sdpa
 
 from ..rounding import assert_equal_but_for_rounding
 from .encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_encoder, transformer

@@ -1,0 +1,71 @@
+"""Attention: own gradients and shortcuts give what the formulas give."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from loxodon.nets.attention import attention_mask, normed_and_turned, plain_attention, sdpa
+from loxodon.nets.mlp import RMSNorm
+from loxodon.nets.positions import HeadPositions, Places, rotate
+
+from ..rounding import assert_equal_but_for_rounding
+
+B, L, H, E, FIXED = 3, 7, 4, 6, 1
+NUM_OPS = 1_000  # sums over heads and timesteps
+
+
+def positions() -> Places:
+    times = torch.arange(L)[:, None] + torch.tensor([[[0]], [[5]], [[90]]])
+    places: Places = HeadPositions(H * E, H, L, fixed_heads=FIXED, content_heads=1)(times, torch.float32)
+    return places
+
+
+def with_gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Tensor]:
+    felt = [torch.linspace(-1, 2, x.numel()).view(x.shape).sin() for x in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, inputs, felt)]
+
+
+def test_queries_and_keys_are_normed_and_turned_as_by_autograd() -> None:
+    qkv, gains = torch.randn(B, L, 3, H, E, requires_grad=True), torch.randn(2, E, requires_grad=True)
+    added, places = torch.randn(B, L, 2, FIXED, E, requires_grad=True), positions()
+    inputs = [qkv, added, gains]
+    found = with_gradients(normed_and_turned(qkv, added, gains, RMSNorm.EPS, places), inputs)
+
+    q, k, v = qkv.unbind(2)
+    q, k = (
+        torch.cat([x[:, :, :FIXED] + added[:, :, i], x[:, :, FIXED:]], dim=2) for i, x in enumerate((q, k))
+    )
+    turned = [
+        rotate(x * (x.square().mean(-1, keepdim=True) + RMSNorm.EPS).rsqrt() * gain, places.cos, places.sin)
+        for x, gain in zip((q, k), gains, strict=True)
+    ]
+    expected = with_gradients(tuple(x.transpose(1, 2) for x in (*turned, v)), inputs)
+    for one, other in zip(found, expected, strict=True):
+        assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
+
+
+def test_rotation_turns_pairs_of_features_by_time() -> None:
+    """As complex numbers; the first two heads are not turned."""
+    x, places = torch.randn(B, L, H, E), positions()
+    pairs = torch.complex(*x.chunk(2, dim=-1))
+    times = torch.arange(L) + torch.tensor([[0], [5], [90]])
+    angles = times[..., None] * 10_000.0 ** -(torch.arange(3) / 3)
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, :, None]
+    turned[:, :, :2] = pairs[:, :, :2]
+    found = rotate(x, places.cos, places.sin)
+    torch.testing.assert_close(found, torch.cat([turned.real, turned.imag], dim=-1), rtol=0, atol=1e-5)
+
+
+def test_attention_within_a_window_looks_at_all_that_the_mask_shows() -> None:
+    """Queries are taken in parts, whose keys overlap."""
+    length = 130
+    q, k, v = (torch.randn(2, H, length, E, requires_grad=True) for _ in range(3))
+    resets = torch.zeros(2, length, dtype=torch.bool)
+    resets[0, 20], resets[1, [70, 71]] = True, True
+    mask = attention_mask(q[:, 0], 60, resets)
+    found, expected = (
+        with_gradients((attend(q, k, v, mask, 0.0),), [q, k, v]) for attend in (sdpa, plain_attention)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
