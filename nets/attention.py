@@ -124,7 +124,7 @@ class _NormedAndTurned(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_turned: Tensor, of_values: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, gains, cos, sin = ctx.saved_tensors
-        back = sin.roll(sin.shape[-1] // 2, -1)
+        back = sin.roll(sin.shape[-1] // 2, -1)  # sines of the inverse rotation
         stretched = rotate(of_turned, cos, back)
         of_gains = (stretched * x).flatten(0, 1)
         normed = stretched.mul_(gains)

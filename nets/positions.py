@@ -97,8 +97,4 @@ class HeadPositions(nn.Module):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """X (..., H, E) turned by angles of cosines and sines (..., 1 or H, E), contiguous."""
-    half = x.shape[-1] // 2
-    y = x * cos
-    y[..., :half].addcmul_(x[..., half:], sin[..., :half])
-    y[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return y
+    return (x.roll(x.shape[-1] // 2, dims=-1) * sin).addcmul_(x, cos)

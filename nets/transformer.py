@@ -101,7 +101,7 @@ class TransformerLayer(ResidualBlock):
         if places is not None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             gains = torch.stack((self.q_norm.weight, self.k_norm.weight))
             return normed_and_turned(qkv, added, gains, RMSNorm.EPS, places)
-        q, k, v = self._with(qkv, added).unbind(2)
+        q, k, v = self._with_waves(qkv, added).unbind(2)
         q, k = self.q_norm(q), self.k_norm(k)
         if places is not None:
             q, k = rotate(q, places.cos, places.sin), rotate(k, places.cos, places.sin)
@@ -117,7 +117,7 @@ class TransformerLayer(ResidualBlock):
             return qkv, None
         return qkv, self.from_waves(places.waves).unflatten(-1, (2, self.fixed_heads, -1))
 
-    def _with(self, qkv: Tensor, added: Tensor | None) -> Tensor:
+    def _with_waves(self, qkv: Tensor, added: Tensor | None) -> Tensor:
         # not added in place: autograd would copy the gradient of all of qkv for it
         return qkv if added is None else qkv + F.pad(added, (0, 0, 0, self.n_heads - self.fixed_heads, 0, 1))
 
@@ -180,7 +180,7 @@ class TransformerLayer(ResidualBlock):
 
         Shapes: x (N, D) -> (N, D); layer: number of this one in the cache; bias (N, 1, 1, S) float or None.
         """
-        qkv = self._with(*self._project(x, places)).transpose(0, 1)
+        qkv = self._with_waves(*self._project(x, places)).transpose(0, 1)
         both = qkv[:2]  # queries and keys share operations: (2, N, H, E)
         root, scale = both.shape[-1] ** 0.5, both.shape[-1] ** -0.5
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
