@@ -76,6 +76,35 @@ def flops_per_s(seconds: float) -> float:
     return 2 * size**3 / cpu_s(lambda: x @ y, seconds)
 
 
+def _attention_flop(num_products: int, first: int) -> Callable[..., int]:
+    """Counts `num_products` of attention; queries and keys are the arguments from `first` on."""
+
+    def count(*args: Any, out_val: object, attn_mask: Tensor | None = None, **_: object) -> int:
+        (batch, heads, length, width), num_keys = args[first].shape, args[first + 1].shape[2]
+        num_pairs = batch * heads * length * num_keys
+        if attn_mask is not None:
+            allowed = attn_mask > -torch.inf  # bool ones have become numbers here
+            num_pairs = int(allowed.expand(batch, heads, -1, -1).sum())
+        elif any(x is True for x in args):  # causal
+            num_pairs = batch * heads * length * (length + 1) // 2
+        return int(2 * num_products * num_pairs * width)
+
+    count._get_raw = True  # type: ignore[attr-defined] # tensors rather than shapes, as masks count
+    return count
+
+
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # which torch does not count
+_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def count_flop(call: Callable[[], object]) -> int:
+    """Floating-point operations of matrix products and of attention, without what its masks hide."""
+    of_attention = {_ATTENTION: _attention_flop(2, 0), _ATTENTION_BACKWARD: _attention_flop(4, 1)}
+    with FlopCounterMode(display=False, custom_mapping=of_attention) as counter:
+        call()
+    return int(counter.get_total_flops())
+
+
 def build(name: str, max_seq_len: int) -> TrajEncoder:
     """A new encoder with the same weights in each call."""
     torch.manual_seed(0)
@@ -92,9 +121,8 @@ def train(name: str, length: int, seconds: float, speed: float) -> dict[str, flo
     def update() -> None:
         encoder(seq, times)[0].square().mean().backward()
 
-    with FlopCounterMode(display=False) as counter:
-        update()
-    took, products = cpu_s(update, seconds), counter.get_total_flops() / speed
+    products = count_flop(update) / speed
+    took = cpu_s(update, seconds)
     return {
         "timesteps_per_s": round(rows * length / took),
         "products_s": round(products, 4),

@@ -28,10 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from encoders import flops_per_s
+from encoders import count_flop, flops_per_s
 from gymnasium import spaces
 from provenance import provenance
-from torch.utils.flop_counter import FlopCounterMode
 
 from loxodon.agents import Agent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent
 from loxodon.data import Batch
@@ -149,8 +148,7 @@ def measure(name: str, seconds: float, speed: float, precision: str, profiled: b
     agent, optimizer, accelerator = learner.agent, learner.optimizer, learner.accelerator
     learner.compute_loss = phases.timed("losses", learner.compute_loss)
     learner.update([batch])
-    with FlopCounterMode(display=False) as counter:
-        learner.update([batch])
+    gflop = count_flop(lambda: learner.update([batch])) / 1e9
     accelerator.backward = phases.timed("backward", accelerator.backward)
     accelerator.clip_grad_norm_ = phases.timed("clipping", accelerator.clip_grad_norm_)
     optimizer.step = phases.timed("adamw", optimizer.step)
@@ -158,7 +156,7 @@ def measure(name: str, seconds: float, speed: float, precision: str, profiled: b
     update, taken = phases.timed("update", learner.update), phases.seconds["update"]
     while len(taken) < MIN_UPDATES or sum(taken) < seconds:
         update([batch])
-    median_s, gflop = statistics.median(taken), counter.get_total_flops() / 1e9
+    median_s = statistics.median(taken)
     return {
         "updates_per_s": round(1 / median_s, 3),
         "gflop": round(gflop, 2),
