@@ -15,6 +15,7 @@ class OfflineTask(Task):
     """Learns from what the run `data` of DATA has stored; {folder}, {run} and {dataset} tell it where."""
 
     data: str = field(kw_only=True)
+    share: float = field(default=1.0, kw_only=True)  # of its episodes, those with the highest returns
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ DATA = {
         ("pendulum_no_velocity", "agents/sac"),
         "val/return",
         -250.0,
-        overrides=("SACAgent.alpha=0.2", "Experiment.epochs=25"),
+        overrides=("SACAgent.alpha=0.2", "Experiment.epochs=40"),
     ),
 }
 _FROM_FOLDER = ("DiskTrajDataset.dset_root='{folder}'", "DiskTrajDataset.dset_name='{run}'")
@@ -115,6 +116,7 @@ OFFLINE: dict[str, OfflineTask] = {
         -400.0,
         overrides=(*_FROM_MINARI, *_OFFLINE, *own),
         data="pendulum",
+        share=0.1 if name == "bc" else 1.0,  # the run began with play at random, which is not to be imitated
     )
     for name, own in _WITH_PENDULUM.items()
 }

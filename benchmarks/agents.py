@@ -29,6 +29,7 @@ from learning_tasks import Task
 from peers_ppo import Peer, install_peers, run_peer, run_process
 
 from loxodon.data import minari
+from loxodon.data.episodes import best_files
 from loxodon.data.files import load_trajectory
 
 OUTPUT = ROOT / "benchmarks" / "results" / "agents.json"
@@ -47,15 +48,15 @@ def train(task: Task, seed: int) -> dict[str, Any]:
 
 def train_offline(task: OfflineTask, seed: int, folder: Path) -> dict[str, Any]:
     """The same on stored data, which are made with seed 0 if there are none, and what those returned."""
-    home, dataset = folder / task.data, f"{task.data}/collected-v0"
-    returns_file = home / "returns.json"
-    if not returns_file.exists():
+    home, dataset = folder / task.data, f"{task.data}/best{task.share:g}-v0"
+    buffer = home / "seed0" / "buffer" / "fifo"
+    if not (home / "whole").exists():
         run_once(DATA[task.data], 0, home, threads=1)
-        files = sorted((home / "seed0" / "buffer" / "fifo").glob("*.npz"))
-        minari.export_minari(files, dataset)
-        returns = [float(load_trajectory(file).rews.sum()) for file in files]
-        returns_file.write_text(json.dumps(returns), encoding="utf-8")
-    returns = json.loads(returns_file.read_text(encoding="utf-8"))
+        (home / "whole").touch()
+    files = sorted(buffer.glob("*.npz"))
+    if not (folder / "minari" / dataset).exists():
+        minari.export_minari(best_files(files, task.share), dataset)
+    returns = [float(load_trajectory(file).rews.sum()) for file in files]
     overrides = tuple(word.format(folder=home, run="seed0", dataset=dataset) for word in task.overrides)
     found = train(replace(task, overrides=overrides), seed)
     about = {"episodes": len(returns), "mean": statistics.mean(returns), "best": max(returns)}

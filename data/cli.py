@@ -32,6 +32,7 @@ from rich.text import Text
 
 from .buffer import MAX_BROKEN_SHARE, Quarantine
 from .convert import convert
+from .episodes import best_files
 from .errors import BrokenTrajectoryError, visible
 from .files import FILE_FORMATS, check_file, load_trajectory
 from .find import Found, FoundFile, age_text, find_files, require_files
@@ -130,6 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     turn.add_argument("target", type=Path, metavar="DST", help="a folder; made if it is missing")
     turn.add_argument("--to", choices=FILE_FORMATS, required=True, help="format to write")
     turn.add_argument("--force", action="store_true", help="overwrite files that exist")
+    turn.add_argument(
+        "--best", type=float, metavar="SHARE", help="only the episodes of the highest returns, such as 0.1"
+    )
     turn.set_defaults(run=_convert)
 
     export = commands.add_parser("export-minari", help="make a Minari dataset of a folder")
@@ -500,6 +504,9 @@ def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) ->
 
 def _convert(args: argparse.Namespace) -> bool:
     found = require_files(args.source)
+    if args.best is not None:
+        best = set(best_files([file.path for file in found.files], args.best, _track("reading")))
+        found.files = [file for file in found.files if file.path in best]
     num_bytes, broken = convert(found, args.target, args.to, force=args.force, track=_track("converting"))
     for reason in broken.values():
         _say(f"broken, left out: {reason}")

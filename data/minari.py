@@ -6,7 +6,6 @@ in the environment that it comes from. `minari` and gymnasium are imported when 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -18,7 +17,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +25,7 @@ import gin
 import numpy as np
 
 from .disk_dataset import DiskTrajDataset
+from .episodes import Track, concatenate, join_pieces
 from .errors import check_choice
 from .files import load_trajectory, parse_name, save_trajectory
 from .foreign import episode
@@ -42,7 +42,6 @@ _CACHE_FORMAT = "traj"
 _STALE_S = 86_400.0
 _EPISODES_AT_ONCE = 32  # in memory during an export
 _logger = logging.getLogger("loxodon")
-Track = Callable[[Any], Any]  # given all there is to do, gives it one after the other; may show progress
 
 
 def require_minari() -> Any:
@@ -396,60 +395,6 @@ class ExportReport(NamedTuple):
     num_truncated: int  # episodes without termination, which are marked as truncated at their last step
 
 
-def _join_pieces(paths: Sequence[Path], track: Track) -> list[list[Path]]:
-    """Group files into episodes, given and returned with the oldest first.
-
-    A piece follows another if it begins in mid-episode with exactly the timestep that the other ends with:
-    the same environment name, time index, observation, previous reward and previous action. If several would
-    fit, the oldest.
-    """
-    episodes: list[list[Path]] = []
-    # Episodes without termination or, so far, a following piece, by their last timestep; the oldest first.
-    open_ends: dict[bytes, list[list[Path]]] = {}
-    for path in track(paths):
-        traj = load_trajectory(path)
-        waiting = open_ends.get(_boundary(traj, 0)) if traj.time_idxs[0, 0] > 0 else None
-        if waiting:
-            pieces = waiting.pop(0)
-        else:
-            pieces = []
-            episodes.append(pieces)
-        pieces.append(path)
-        if not traj.dones[-1, 0]:
-            open_ends.setdefault(_boundary(traj, len(traj)), []).append(pieces)
-    return episodes
-
-
-def _boundary(traj: Trajectory, timestep: int) -> bytes:
-    """Everything that is known of one timestep, as a key."""
-    digest = hashlib.blake2b(traj.env_name.encode(), digest_size=16)
-    for array in (traj.time_idxs, traj.rl2s, *(traj.obs[key] for key in sorted(traj.obs))):
-        digest.update(np.ascontiguousarray(array[timestep]).tobytes())
-    return digest.digest()
-
-
-def _concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
-    """One trajectory of pieces that share their boundary timesteps."""
-    if len(pieces) == 1:
-        return pieces[0]
-
-    def timesteps(parts: list[Array]) -> Array:
-        return np.concatenate([*(part[:-1] for part in parts[:-1]), parts[-1]])
-
-    per_transition = ("actions", "rews", "dones")
-    transitions: dict[str, Any] = {
-        name: np.concatenate([getattr(p, name) for p in pieces]) for name in per_transition
-    }
-    return dataclasses.replace(
-        pieces[-1],
-        obs={key: timesteps([piece.obs[key] for piece in pieces]) for key in pieces[0].obs},
-        rl2s=timesteps([piece.rl2s for piece in pieces]),
-        time_idxs=timesteps([piece.time_idxs for piece in pieces]),
-        extras={},
-        **transitions,
-    )
-
-
 def export_minari(
     paths: Sequence[Path],
     dataset_id: str,
@@ -475,7 +420,7 @@ def export_minari(
     """
     minari = require_minari()
     folder = _new_dataset_folder(dataset_id)
-    episodes = _join_pieces(paths, track)
+    episodes = join_pieces(paths, track)
     options = _space_options(env_id, load_trajectory(paths[0]))
     if "jpeg_encoding" in inspect.signature(minari.create_dataset_from_buffers).parameters:
         options["jpeg_encoding"] = False
@@ -488,7 +433,7 @@ def export_minari(
             warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
             for first in track(range(0, len(episodes), _EPISODES_AT_ONCE)):
                 some = [
-                    _concatenate([load_trajectory(path) for path in pieces])
+                    concatenate([load_trajectory(path) for path in pieces])
                     for pieces in episodes[first : first + _EPISODES_AT_ONCE]
                 ]
                 buffers = [make_buffer(**codec.to_columns(traj), infos={}) for traj in some]

@@ -256,6 +256,42 @@ def test_convert_overwrites_only_when_told_leaves_no_twin_and_nothing_broken(
     assert len(find_files(tmp_path / "c").files) == 3
 
 
+def test_convert_takes_the_best_episodes_of_each_environment_in_all_their_pieces(
+    tmp_path: Path, make_traj: MakeTraj, capsys: Capture
+) -> None:
+    def save(traj: Trajectory, number: int, paid: float, **extras: Any) -> None:
+        traj = dataclasses.replace(traj, rews=np.full((len(traj), 1), paid, np.float32), extras=extras)
+        save_trajectory(
+            tmp_path / "a" / "fifo", traj, save_as="npz", traj_id=f"{number:08x}", unix_time=number
+        )
+
+    (tmp_path / "a" / "fifo").mkdir(parents=True)
+    whole = make_traj(8, first=500, env_name="hard")
+    save(whole.slice(0, 5), 1, 0.1)  # 0.5 of this piece
+    save(make_traj(3, first=100, env_name="hard"), 2, 0.5)  # 1.5
+    save(whole.slice(5, 8), 3, 0.5)  # and 1.5 of this one
+    save(make_traj(9, first=900, env_name="hard").slice(4, 9), 4, 9.0)  # its beginning is not here
+    raw = {"raw_rewards": np.full((4, 1), -7.0, np.float32)}
+    save(make_traj(4, first=200, env_name="hard"), 5, 9.0, **raw)  # only shaped to be good
+    save(make_traj(2, env_name="easy"), 6, 100.0)
+    save(make_traj(2, first=300, env_name="easy"), 7, 200.0)
+
+    def chosen(share: str) -> list[int]:
+        status, _, _ = run(
+            capsys, "convert", tmp_path / "a", tmp_path / share, "--to", "npz", "--best", share
+        )
+        assert status == 0
+        return [int(file.name.traj_id) for file in find_files(tmp_path / share).files]
+
+    assert chosen("0.1") == [1, 3, 7]
+    assert chosen("0.67") == [1, 2, 3, 7]
+    assert chosen("1") == [1, 2, 3, 5, 6, 7]
+    for share in ("0", "1.5", "nan"):
+        assert "at most 1" in refused(
+            capsys, "convert", tmp_path / "a", tmp_path / "b", "--to", "npz", "--best", share
+        )
+
+
 # --- mistakes ------------------------------------------------------------------------------------------
 
 
