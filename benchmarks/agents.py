@@ -48,7 +48,7 @@ def train(task: Task, seed: int) -> dict[str, Any]:
 
 def train_offline(task: OfflineTask, seed: int, folder: Path) -> dict[str, Any]:
     """The same on stored data, which are made with seed 0 if there are none, and what those returned."""
-    home, dataset = folder / task.data, f"{task.data}/best{task.share:g}-v0"
+    home, dataset = folder / task.data, f"{task.data}/best{100 * task.share:.0f}-v0"
     buffer = home / "seed0" / "buffer" / "fifo"
     if not (home / "whole").exists():
         run_once(DATA[task.data], 0, home, threads=1)
