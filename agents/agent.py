@@ -82,6 +82,11 @@ class Agent(OffPolicyAgent):
         if online_coeff:
             self.need_gradient_of_samples("online_coeff = 0")
 
+    def compile_learning(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        # gin looks its settings up under a lock
+        torch.compiler.allow_in_graph(self.fbc_filter_func)  # type: ignore[no-untyped-call]
+        super().compile_learning(backend)
+
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
         next_actor = self.target_actor if self.use_target_actor else self.actor
         with torch.no_grad():

@@ -216,6 +216,21 @@ class BaseAgent(nn.Module, ABC):
         # An attribute of the instance, and no wrapped module, so that parameters keep their names.
         self._act = torch.compile(self._act, backend=backend)  # type: ignore[method-assign]
 
+    def compile_learning(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Let torch.compile fuse the losses of updates; the first update takes long.
+
+        Losses of off-policy agents and BCAgent are one graph, but for GRU and LSTM, around which it is cut,
+        hybrids and Gaussian mixtures. Updates with metrics are not compiled.
+        """
+        plain = self.forward
+        compiled = torch.compile(plain, backend=backend)
+
+        def forward(batch: Any, with_metrics: bool = False) -> LossTerms:
+            return plain(batch, True) if with_metrics else compiled(batch)
+
+        # An attribute of the instance, and no wrapped module, so that parameters keep their names.
+        self.forward = forward  # type: ignore[method-assign]
+
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:

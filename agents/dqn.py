@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import gin
@@ -25,11 +24,9 @@ from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
 
 
 class GreedyPolicy(Categorical):
-    """The action with the largest of the values (..., A); samples are that action, too."""
+    """The action with the largest of the values (..., A), at a logarithm of 0; samples are that one, too."""
 
-    @cached_property
-    def log_probs(self) -> Tensor:
-        """(..., A), 0 for that action."""
+    def _logarithms(self) -> Tensor:
         is_best = F.one_hot(self.params.argmax(-1), self.params.shape[-1]) > 0
         return torch.where(is_best, 0.0, -1e9)
 

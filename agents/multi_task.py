@@ -91,6 +91,11 @@ class MultiTaskAgent(OffPolicyAgent):
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
         self.entropy_coeff, self.use_target_actor = entropy_coeff, use_target_actor
 
+    def compile_learning(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        # gin looks its settings up under a lock
+        torch.compiler.allow_in_graph(self.fbc_filter_func)  # type: ignore[no-untyped-call]
+        super().compile_learning(backend)
+
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
         next_actor = self.target_actor if self.use_target_actor else self.actor
         with torch.no_grad():

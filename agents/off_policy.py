@@ -338,6 +338,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             return q.amin(2) if self.is_pessimistic else q.mean(2)
 
         num_critics = self.target_critics.num_critics
+        if self.num_critics_td == num_critics:
+            return self.target_critics, of_all
         if self.critic_subset == "update":
             members = torch.randperm(num_critics, device=state.device)[: self.num_critics_td]
             return self.target_critics.frozen(members), of_all

@@ -293,6 +293,8 @@ class Experiment(Settings):
             self.max_seq_len,
         )
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
+        if self.compile_learning:
+            self._policy.compile_learning()
         self.model = self.accelerator.prepare(self._policy)
         if self.accelerator.scaler is not None:  # without one, Accelerate's wrapper only takes time
             optimizer = self.accelerator.prepare(optimizer)

@@ -82,6 +82,7 @@ class Settings:
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
         torch_threads: of this process, never more than
             OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
+        compile_learning: compile the losses of updates with torch.compile (slow to start, for GPUs).
         compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
         restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
         packed_batches: put short windows behind each other in one row instead of padding each; the losses are
@@ -156,6 +157,7 @@ class Settings:
     evaluate_at_end: bool = True
     stop_at_val_return: float | None = None
     torch_threads: int | None = None
+    compile_learning: bool = False
     compile_acting: bool = False
     restore_from: str | None = None
     packed_batches: bool = False

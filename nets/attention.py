@@ -25,7 +25,8 @@ _QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The attention of torch, which takes the fastest kernel that it has for the device."""
-    return (_sdpa_on_cpu if q.device.type == "cpu" else _kernel)(q, k, v, mask, dropout)
+    is_plain_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    return (_sdpa_on_cpu if is_plain_cpu else _kernel)(q, k, v, mask, dropout)
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:

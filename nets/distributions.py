@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import gin
@@ -80,25 +79,39 @@ _NO_ACTION = -1e9  # logit of what is no action or not allowed; its probability 
 _NEVER = torch.finfo(torch.float32).tiny  # least ringing time: 0 / 0 would not be a number
 
 
-class Categorical(PolicyDistribution):
-    """Softmax over A logits, never clamped: every probability in (0, 1) can be reached."""
+class _Discrete(PolicyDistribution):
+    """One or several choices, with probabilities of finitely many actions."""
 
     is_discrete = True
+    _log_probs: Tensor | None = None
 
-    @cached_property
+    @property
     def log_probs(self) -> Tensor:
-        """(..., A) logarithms of the probabilities."""
-        with _gradient_of(self.params):
-            return F.log_softmax(self.params, dim=-1)
+        """(..., A) logarithms of the probabilities; of K factors (..., K, M)."""
+        if self._log_probs is None:  # torch.compile stops at the lock of functools.cached_property
+            with _gradient_of(self.params):
+                self._log_probs = self._logarithms()
+        return self._log_probs
+
+    @abstractmethod
+    def _logarithms(self) -> Tensor:
+        """What `log_probs` are."""
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities, shaped as `log_probs`; zero where a factor has no such action."""
+        return self.log_probs.exp()
+
+
+class Categorical(_Discrete):
+    """Softmax over A logits, never clamped: every probability in (0, 1) can be reached."""
+
+    def _logarithms(self) -> Tensor:
+        return F.log_softmax(self.params, dim=-1)
 
     @staticmethod
     def num_params(action_dim: int) -> int:
         return action_dim
-
-    @property
-    def probs(self) -> Tensor:
-        """(..., A) probabilities."""
-        return self.log_probs.exp()
 
     def masked(self, allowed: Tensor) -> PolicyDistribution:
         return type(self)(self.params.masked_fill(~allowed, _NO_ACTION))
@@ -126,7 +139,7 @@ class Categorical(PolicyDistribution):
         return (self.probs * log_ratio).sum(-1, keepdim=True)
 
 
-class MultiCategorical(PolicyDistribution):
+class MultiCategorical(_Discrete):
     """K independent softmaxes, one for each factor of an action.
 
     Samples carry gradients by the straight-through Gumbel-softmax estimator: their value is one-hot, their
@@ -139,8 +152,6 @@ class MultiCategorical(PolicyDistribution):
         nvec: number of actions of each factor; A is their sum.
         temperature: above 0; low ones have less bias and more variance.
     """
-
-    is_discrete = True
 
     def __init__(self, params: Tensor, nvec: Sequence[int], temperature: float = 1.0) -> None:
         super().__init__(params)
@@ -155,16 +166,8 @@ class MultiCategorical(PolicyDistribution):
     def num_params(action_dim: int) -> int:
         return action_dim
 
-    @cached_property
-    def log_probs(self) -> Tensor:
-        """(..., K, M) logarithms of the probabilities, M actions of the largest factor."""
-        with _gradient_of(self.params):
-            return F.log_softmax(self._by_factor(self.params, _NO_ACTION), dim=-1)
-
-    @property
-    def probs(self) -> Tensor:
-        """(..., K, M) probabilities, zero where a factor has no such action."""
-        return self.log_probs.exp()
+    def _logarithms(self) -> Tensor:
+        return F.log_softmax(self._by_factor(self.params, _NO_ACTION), dim=-1)
 
     def _by_factor(self, side_by_side: Tensor, fill: float) -> Tensor:
         """(..., A) -> (..., K, M)."""
@@ -230,10 +233,8 @@ class Bernoulli(MultiCategorical):
     def num_params(action_dim: int) -> int:
         return action_dim // 2
 
-    @cached_property
-    def log_probs(self) -> Tensor:
-        with _gradient_of(self.params):
-            return torch.stack([F.logsigmoid(-self.params), F.logsigmoid(self.params)], dim=-1)
+    def _logarithms(self) -> Tensor:
+        return torch.stack([F.logsigmoid(-self.params), F.logsigmoid(self.params)], dim=-1)
 
     def masked(self, allowed: Tensor) -> PolicyDistribution:
         zero, one = self._by_factor(allowed, 0.0).unbind(-1)

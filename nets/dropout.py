@@ -12,14 +12,15 @@ class Dropout(nn.Dropout):
     """Set a share p of the entries to 0 in training, and divide the others by 1 - p.
 
     On the CPU, torch draws a number for every entry; here four entries share one of 64 bits, in less than
-    half of the time, so p is rounded to a multiple of 2^-16. Elsewhere it is torch's own.
+    half of the time, so p is rounded to a multiple of 2^-16. Elsewhere, and compiled, it is torch's own.
 
     Source: Srivastava et al. 2014, Journal of Machine Learning Research 15.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         dropped = round(self.p * _STEPS)
-        if not self.training or x.device.type != "cpu" or not 0 < dropped < _STEPS:
+        is_ours = self.training and x.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not is_ours or not 0 < dropped < _STEPS:
             return super().forward(x)
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         is_kept = draws.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - _STEPS // 2

@@ -9,6 +9,7 @@ process that saw all the data.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -121,19 +122,24 @@ class RunningNorm(RunningStatistics):
     def gather(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Add the rows of x (..., D) where mask (..., 1) bool is True to the pending statistics."""
         rows = rearrange(x.detach().float(), "... d -> (...) d")
-        if mask is not None:
-            rows = rows[rearrange(mask, "... 1 -> (...)")]
         if rows.shape[0] == 0:
             return
-        mean = rows.mean(0)
-        m2 = (rows - mean).square().sum(0)
-        self._merge_pending(float(rows.shape[0]), mean, m2)
+        if mask is None:
+            n = torch.full_like(self.pending_count, rows.shape[0])
+            mean = rows.mean(0)
+            m2 = (rows - mean).square().sum(0)
+        else:  # in shapes that do not depend on the mask
+            counts = rearrange(mask, "... 1 -> (...) 1")
+            n = counts.sum().to(self.pending_count.dtype)
+            mean = rows.where(counts, 0.0).sum(0) / n.clamp(min=1.0)
+            m2 = (rows - mean).where(counts, 0.0).square().sum(0)
+        self._merge_pending(n, mean, m2)
 
-    def _merge_pending(self, n: float, mean: Tensor, m2: Tensor) -> None:
+    def _merge_pending(self, n: Tensor, mean: Tensor, m2: Tensor) -> None:
         total = self.pending_count + n
-        delta = mean - self.pending_mean
-        self.pending_m2 += m2 + delta.square() * (self.pending_count * n / total)
-        self.pending_mean += delta * (n / total)
+        delta, share = mean - self.pending_mean, n / total.clamp(min=1.0)
+        self.pending_m2 += m2 + delta.square() * (self.pending_count * share)
+        self.pending_mean += delta * share
         self.pending_count.copy_(total)
 
     def pending_sums(self) -> Tensor:
@@ -150,17 +156,15 @@ class RunningNorm(RunningStatistics):
 
     @torch.no_grad()
     def commit(self) -> None:
-        n = self.pending_count
-        if n == 0:
-            return
-        if self.stop_after is None or self.count < self.stop_after:
-            kept = self.count.clamp(max=self.window)
-            total = kept + n
-            delta = self.pending_mean - self.mean
-            m2 = self.var * kept + self.pending_m2 + delta.square() * (kept * n / total)
-            self.mean += delta * (n / total)
-            self.var.copy_(m2 / total)
-            self.count.copy_(total)
+        # no `if`, for which a GPU would be waited for
+        n, kept = self.pending_count, self.count.clamp(max=self.window)
+        moves = n > 0 if self.stop_after is None else (n > 0) & (self.count < self.stop_after)
+        total = (kept + n).clamp(min=1.0)
+        delta = self.pending_mean - self.mean
+        m2 = self.var * kept + self.pending_m2 + delta.square() * (kept * n / total)
+        self.mean += (delta * (n / total)).where(moves, 0.0)
+        self.var.copy_(torch.where(moves, m2 / total, self.var))
+        self.count.copy_(torch.where(moves, total, self.count))
         for pending in (self.pending_count, self.pending_mean, self.pending_m2):
             pending.zero_()
 
@@ -212,6 +216,7 @@ class ValueNorm(RunningNorm):
 
 
 _LEAST_SIGMA = 1e-4
+_LEAST_KEPT = 1e-300  # of averages, whose logarithm is taken
 
 
 class PopArt(RunningStatistics):
@@ -319,10 +324,10 @@ class PopArt(RunningStatistics):
         """Add targets (B, L, G, 1) where mask (B, L, 1) bool is True to the pending sums."""
         if not self.enabled:
             return
-        rows = targets[rearrange(mask, "b l 1 -> b l")].to(self.dtype)
-        self.pending[0] += rows.shape[0]
-        self.pending[1] += rows.sum(0)
-        self.pending[2] += rows.square().sum(0)
+        kept = targets.to(self.dtype).where(mask[..., None], 0.0)
+        self.pending[0] += mask.sum()
+        self.pending[1] += kept.sum((0, 1))
+        self.pending[2] += kept.square().sum((0, 1))
 
     @property
     def _constant(self) -> Tensor:
@@ -345,21 +350,25 @@ class PopArt(RunningStatistics):
     @torch.no_grad()
     def commit(self) -> None:
         """Move mu and nu (bias-corrected exponential averages)."""
+        # no `if`, for which a GPU would be waited for
         n, total, squares = self.pending
-        if n[0] == 0:
-            return
-        self.updates += 1
-        rate = self.beta / (1.0 - (1.0 - self.beta) ** int(self.updates))
+        moves = n > 0  # alike for all discounts
+        self.updates += moves[0, 0]
+        steps = self.updates.clamp(min=1).to(self.dtype)
+        debiasing = -torch.expm1(steps * math.log(max(1.0 - self.beta, _LEAST_KEPT)))  # 1 - (1 - beta)^steps
+        rate = (self.beta / debiasing).where(moves, 0.0)
+        n = n.clamp(min=1.0)
         self.mu.lerp_(total / n, rate)
         self.nu.lerp_(squares / n, rate)
         share = self._rewards[2] / self._rewards[3].clamp(min=1.0)
         begin = self._constant * share / (1.0 - self._discounts * share).clamp(min=1e-3)
-        does_begin = (self.updates == 1) & (begin != 0.0)
+        is_first = moves & (self.updates == 1)
+        does_begin = is_first & (begin != 0.0)
         variance = (self.nu - self.mu.square()).clamp(min=0.0)
         self.nu.copy_(torch.where(does_begin, begin.square() + variance, self.nu))
         self.mu.copy_(torch.where(does_begin, begin, self.mu))
         # Where targets have not varied yet there is nothing worth preserving.
-        is_new = (self.updates == 1) | (self.unit <= _LEAST_SIGMA)
+        is_new = is_first | (moves & (self.unit <= _LEAST_SIGMA))
         self.unit.copy_(torch.where(is_new, self.sigma, self.unit))
         self.origin.copy_(torch.where(is_new, self.mu, self.origin))
         self.pending.zero_()

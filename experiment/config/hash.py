@@ -40,6 +40,7 @@ SETTINGS = (
     "AsyncVectorEnv.num_workers",
     "Experiment.async_env_mp_context",
     "Experiment.compile_acting",
+    "Experiment.compile_learning",
     "Experiment.deterministic",
     "*.pin_memory",
 )

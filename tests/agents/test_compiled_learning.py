@@ -1,0 +1,110 @@
+"""Updates for GPUs: they never wait, no shape depends on data, and losses compile to one graph."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loxodon.agents import Agent, MultiTaskAgent
+from loxodon.data import Batch
+from loxodon.experiment.learn.learner import masked_losses
+from loxodon.nets import TransformerTrajEncoder
+
+from .test_off_policy_agents import BOX, CASES, DISCRETE, make, make_batch
+
+transformer = partial(
+    TransformerTrajEncoder, d_model=16, n_heads=2, n_layers=1, d_ff=16, dropout_ff=0.0, dropout_emb=0.0
+)
+
+
+def on(device: str, batch: Batch) -> Batch:
+    return batch.to(torch.device(device))
+
+
+def loss_of(agent: nn.Module, batch: Batch) -> Tensor:
+    found = masked_losses(batch, agent(batch))
+    loss: Tensor = found["Actor Loss"] + found["Critic Loss"]
+    return loss
+
+
+def update(agent: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(agent, batch)
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.trainable_params(), 1.0)
+    optimizer.step()
+    agent.after_update()
+    return loss.detach()
+
+
+# torch draws from a Beta distribution by an operation that has no form for shapes alone
+PLANNED = [case for case, (_, _, settings) in CASES.items() if settings.get("distribution_type") != "Beta"]
+
+
+@pytest.mark.parametrize("case", [*PLANNED, "bc box"])
+@pytest.mark.parametrize("is_transformer", [False, True])
+def test_an_update_takes_shapes_alone_to_be_planned(case: str, is_transformer: bool) -> None:
+    """On the meta device, where whatever needs a value (`item`, `if tensor`, boolean indices) is an error."""
+    kind, space, settings = CASES[case]
+    chosen = {"encoder": transformer} if is_transformer else {}
+    agent = make(kind, space, **chosen, **settings).to("meta")
+    optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-3)
+    assert update(agent, optimizer, on("meta", make_batch(space))).is_meta
+
+
+@pytest.mark.slow  # tracing takes seconds
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch
+@pytest.mark.parametrize(("kind", "space"), [(Agent, DISCRETE), (MultiTaskAgent, DISCRETE)])
+def test_compiled_losses_are_one_graph_with_the_gradients_of_before(kind: type, space: Any) -> None:
+    graphs: list[Any] = []
+
+    def count_graphs(graph: Any, example_inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    found = []
+    for is_compiled in (False, True):
+        agent = make(kind, space, encoder=transformer)
+        names = list(agent.state_dict())
+        if is_compiled:
+            agent.compile_learning(backend=count_graphs)
+        assert list(agent.state_dict()) == names
+        batch = make_batch(space)
+        for _ in range(2):  # statistics and targets move between the two
+            torch.manual_seed(2)
+            agent.zero_grad()
+            loss = loss_of(agent, batch)
+            loss.backward()
+            agent.after_update()
+        found.append([loss.detach(), *(p.grad for p in agent.trainable_params())])
+        assert agent(batch, with_metrics=True).metrics.keys() >= {"td_target"}
+    assert len(graphs) == 1
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("kind", [Agent, MultiTaskAgent])
+@pytest.mark.parametrize("space", [DISCRETE, BOX])
+def test_on_a_gpu_compiled_updates_learn_as_others_and_never_wait(kind: type, space: Any) -> None:
+    losses = []
+    for is_compiled in (False, True):
+        agent = make(kind, space, encoder=transformer).cuda()
+        if is_compiled:
+            agent.compile_learning()
+        optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-3, fused=True)
+        batch = on("cuda", make_batch(space))
+        first = [update(agent, optimizer, batch) for _ in range(3)]  # compiles, and fills caches
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            later = [update(agent, optimizer, batch) for _ in range(20)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        losses.append(torch.stack([*first, *later]).cpu())
+    assert losses[1].isfinite().all()
+    if space is DISCRETE:  # of a Box, both draw other actions
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-2, atol=1e-3)
