@@ -139,6 +139,7 @@ class _MLPTstepEncoder(TstepEncoder):
         self.flat_keys = [key for key in self.keys if key not in embedders]
         self.embedded_keys = list(embedders)
         flat_width = sum(_flat_width(owner, key, obs_space[key]) for key in self.flat_keys) + rl2_dim
+        self._choices = {key: _choices(obs_space[key]) for key in self.flat_keys}
         self.input_norm = RunningNorm(flat_width) if normalize_inputs else None
         width = flat_width + sum(added for _, added in embedders.values())
         self.mlp = MLP(width, d_hidden, d_output, n_layers, activation)
@@ -173,7 +174,7 @@ class _MLPTstepEncoder(TstepEncoder):
 
     def _flat(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
         """(B, L, width) float32, what is normalised."""
-        return torch.cat([*(_flatten(obs[key], self.obs_space[key]) for key in self.flat_keys), rl2s], dim=-1)
+        return torch.cat([*(_flatten(obs[key], self._choices[key]) for key in self.flat_keys), rl2s], dim=-1)
 
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
@@ -574,12 +575,21 @@ def _flat_width(owner: str, key: str, space: spaces.Space[Any]) -> int:
     )
 
 
-def _flatten(x: Tensor, space: spaces.Space[Any]) -> Tensor:
-    """(B, L, *shape) -> (B, L, width) float32."""
+def _choices(space: spaces.Space[Any]) -> list[tuple[int, int]]:
+    """Least value and number of values of each discrete factor; none for numbers."""
     if isinstance(space, spaces.Discrete):
-        return F.one_hot(x.reshape(x.shape[:2]).long() - int(space.start), int(space.n)).float()
+        return [(int(space.start), int(space.n))]
     if isinstance(space, spaces.MultiDiscrete):
-        sizes = [int(n) for n in space.nvec.reshape(-1)]
-        digits = x.reshape(*x.shape[:2], -1).long()
-        return torch.cat([F.one_hot(digits[..., i], n).float() for i, n in enumerate(sizes)], dim=-1)
-    return x.reshape(*x.shape[:2], -1).float()
+        starts, sizes = space.start.reshape(-1).tolist(), space.nvec.reshape(-1).tolist()
+        return list(zip(starts, sizes, strict=True))
+    return []
+
+
+def _flatten(x: Tensor, choices: list[tuple[int, int]]) -> Tensor:
+    """(B, L, *shape) -> (B, L, width) float32."""
+    rows = x.reshape(*x.shape[:2], -1)
+    if not choices:
+        return rows.float()
+    digits = rows.long().unbind(-1)
+    one_hots = [F.one_hot(digit - start, n) for digit, (start, n) in zip(digits, choices, strict=True)]
+    return torch.cat(one_hots, dim=-1).float()

@@ -39,7 +39,7 @@ SPACE = spaces.Dict(
     {
         "position": spaces.Box(-np.inf, np.inf, (2, 3), np.float32),
         "room": spaces.Discrete(4, start=2),
-        "dice": spaces.MultiDiscrete([2, 3]),
+        "dice": spaces.MultiDiscrete([2, 3], start=[0, 5]),
     }
 )
 NUMBERS = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Box(-1, 1, (3,), np.float64)})
