@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/learner.py                    # all workloads, some 5 minutes
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete multi_task --seconds 5
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --precision bf16 --profile
+    OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --compile      # Experiment.compile_learning
 
 Batches of 24 windows of 128 (or 512) transitions, 16 observations, 4 actions; encoders of width 128 (a
 Transformer of 3 layers, a GRU of 2), 4 critics, 7 discounts, heads of 2 x 256; one torch thread, float32 or
@@ -139,7 +140,9 @@ def profile(update: Callable[[], object]) -> dict[str, float]:
     return {name: round(ms, 1) for ms, name in taken[:NUM_PROFILED]}
 
 
-def measure(name: str, seconds: float, speed: float, precision: str, profiled: bool) -> dict[str, Any]:
+def measure(
+    name: str, seconds: float, speed: float, precision: str, compiled: bool, profiled: bool
+) -> dict[str, Any]:
     """The figures of one workload."""
     kind, action_space, encoder, length = WORKLOADS[name]
     learner: Any = make_learner(kind, action_space, encoder, length, precision)  # whose parts are timed
@@ -149,6 +152,9 @@ def measure(name: str, seconds: float, speed: float, precision: str, profiled: b
     learner.compute_loss = phases.timed("losses", learner.compute_loss)
     learner.update([batch])
     gflop = count_flop(lambda: learner.update([batch])) / 1e9
+    if compiled:
+        agent.compile_learning()
+        learner.update([batch])
     accelerator.backward = phases.timed("backward", accelerator.backward)
     accelerator.clip_grad_norm_ = phases.timed("clipping", accelerator.clip_grad_norm_)
     optimizer.step = phases.timed("adamw", optimizer.step)
@@ -176,12 +182,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(WORKLOADS), help=f"of {list(WORKLOADS)}")
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time per workload")
     parser.add_argument("--precision", choices=("no", "bf16"), default="no")
+    parser.add_argument("--compile", action="store_true", help="losses through torch.compile")
     parser.add_argument("--profile", action="store_true", help="time the operations of one update")
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
     speed = flops_per_s(3.0)
-    found = {name: measure(name, args.seconds, speed, args.precision, args.profile) for name in args.names}
+    settings = args.precision, args.compile, args.profile
+    found = {name: measure(name, args.seconds, speed, *settings) for name in args.names}
     head = {**provenance(), "gflops_per_s_of_a_large_product": round(speed / 1e9, 1)}
     print(json.dumps({**head, "workloads": found}, indent=2))
 

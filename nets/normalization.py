@@ -122,20 +122,13 @@ class RunningNorm(RunningStatistics):
     def gather(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Add the rows of x (..., D) where mask (..., 1) bool is True to the pending statistics."""
         rows = rearrange(x.detach().float(), "... d -> (...) d")
-        if rows.shape[0] == 0:
-            return
-        if mask is None:
-            n = torch.full_like(self.pending_count, rows.shape[0])
-            mean = rows.mean(0)
-            m2 = (rows - mean).square().sum(0)
-        else:  # in shapes that do not depend on the mask
+        counts = rows.new_ones(len(rows), 1, dtype=torch.bool)
+        if mask is not None:
             counts = rearrange(mask, "... 1 -> (...) 1")
-            n = counts.sum().to(self.pending_count.dtype)
-            mean = rows.where(counts, 0.0).sum(0) / n.clamp(min=1.0)
-            m2 = (rows - mean).where(counts, 0.0).square().sum(0)
-        self._merge_pending(n, mean, m2)
-
-    def _merge_pending(self, n: Tensor, mean: Tensor, m2: Tensor) -> None:
+        # in shapes that do not depend on the mask
+        n = counts.sum().float()
+        mean = rows.where(counts, 0.0).sum(0) / n.clamp(min=1.0)
+        m2 = (rows - mean).where(counts, 0.0).square().sum(0)
         total = self.pending_count + n
         delta, share = mean - self.pending_mean, n / total.clamp(min=1.0)
         self.pending_m2 += m2 + delta.square() * (self.pending_count * share)

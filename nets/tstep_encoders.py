@@ -559,10 +559,8 @@ class GridworldCNNTstepEncoder(_PictureTstepEncoder):
 
 
 def _flat_width(owner: str, key: str, space: spaces.Space[Any]) -> int:
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return int(space.nvec.sum())
+    if choices := _choices(space):
+        return sum(n for _, n in choices)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         width = 1
         for size in space.shape:
