@@ -160,7 +160,7 @@ class BaseAgent(nn.Module, ABC):
 
     def encode(self, batch: Batch) -> Tensor:
         """States (B, L+1, D) of all timesteps of a batch, padding included."""
-        embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.timestep_mask)
+        embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.time_idxs, batch.timestep_mask)
         return self._state(self.traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0], embedded)
 
     def _state(self, encoded: Tensor, embedded: Tensor) -> Tensor:
@@ -234,8 +234,9 @@ class BaseAgent(nn.Module, ABC):
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s[:, None])
-        encoded, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
+        rl2s, time_idxs = rl2s[:, None], time_idxs[:, None]
+        embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s, time_idxs)
+        encoded, hidden_state = self.traj_encoder(embedded, time_idxs, hidden_state)
         state = self._state(encoded, embedded)
         policy = self.restrict(self.policy(self.actor_input(state[:, 0], obs)), obs)
         action = policy.act(sample)

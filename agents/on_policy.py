@@ -84,7 +84,7 @@ class OnPolicyAgent(BaseAgent, ABC):
 
     def gather_statistics(self, batch: RolloutBatch) -> None:
         """Show input statistics the steps of a rollout; they move in `after_rollout`."""
-        self.tstep_encoder.gather_statistics(batch.obs, batch.rl2s, batch.mask)
+        self.tstep_encoder.gather_statistics(batch.obs, batch.rl2s, batch.time_idxs, batch.mask)
 
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         """Let the normalisation of values move, before the updates on a rollout.

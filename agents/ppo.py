@@ -245,7 +245,9 @@ class PPOAgent(OnPolicyAgent):
 
     def gather_statistics(self, batch: RolloutBatch) -> None:
         for model in self._models:
-            model.tstep_encoder.gather_statistics(model.seen(batch.obs), batch.rl2s, batch.mask)
+            model.tstep_encoder.gather_statistics(
+                model.seen(batch.obs), batch.rl2s, batch.time_idxs, batch.mask
+            )
 
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         self.value_norm.gather(returns, mask)

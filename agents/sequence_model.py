@@ -48,7 +48,7 @@ class SequenceModel:
             resets: (B, L) bool, True on the first timestep of an episode.
             start: exported hidden state from before the sequences; None: they begin without history.
         """
-        embedded = self.tstep_encoder(self.seen(batch.obs), batch.rl2s, mask)
+        embedded = self.tstep_encoder(self.seen(batch.obs), batch.rl2s, batch.time_idxs, mask)
         if start is not None:
             return self.traj_encoder.encode_from(embedded, batch.time_idxs, start, resets)
         state: Tensor = self.traj_encoder(embedded, batch.time_idxs, resets=resets)[0]
@@ -58,11 +58,12 @@ class SequenceModel:
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any
     ) -> tuple[Tensor, Any]:
         """The states (N, D) of one timestep of N envs, and the hidden state after it."""
-        embedded = self.tstep_encoder({key: obs[key][:, None] for key in self.obs_keys}, rl2s[:, None])
-        state, hidden_state = self.traj_encoder(embedded, time_idxs[:, None], hidden_state)
+        rl2s, time_idxs = rl2s[:, None], time_idxs[:, None]
+        embedded = self.tstep_encoder({key: obs[key][:, None] for key in self.obs_keys}, rl2s, time_idxs)
+        state, hidden_state = self.traj_encoder(embedded, time_idxs, hidden_state)
         return state[:, 0], hidden_state
 
     def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The exported hidden state after the last place of all sequences; see TrajEncoder.remember."""
-        embedded = self.tstep_encoder(self.seen(batch.obs), batch.rl2s)
+        embedded = self.tstep_encoder(self.seen(batch.obs), batch.rl2s, batch.time_idxs)
         return self.traj_encoder.remember(embedded, batch.time_idxs, batch.resets)

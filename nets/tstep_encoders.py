@@ -43,10 +43,13 @@ class TstepEncoder(nn.Module, ABC):
         specify_obs_keys: names of the observations to use; all of them when None.
         hide_rl2s: zeros instead of previous reward and action.
         hide_rewards: zeros instead of the previous reward only.
+        time_scale: the index of the timestep in its episode, divided by this, is one more number behind the
+            previous reward and action; None: not seen.
 
     Attributes:
         keys: names of the observations that it uses, sorted.
-    Raises: ValueError for names that are not in obs_space.
+        rl2_dim: width of what comes beside observations: 1 + A, and one more with a time_scale.
+    Raises: ValueError for names that are not in obs_space, or a time_scale that is not positive.
     """
 
     def __init__(
@@ -57,30 +60,44 @@ class TstepEncoder(nn.Module, ABC):
         specify_obs_keys: Sequence[str] | None = None,
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
+        time_scale: int | None = None,
     ) -> None:
         super().__init__()
-        self.obs_space, self.rl2_dim = obs_space, rl2_dim
+        self.obs_space, self.rl2_dim = obs_space, rl2_dim + (time_scale is not None)
         self.keys = _chosen_keys(type(self).__name__, obs_space, specify_obs_keys)
-        self.hide_rl2s, self.hide_rewards = hide_rl2s, hide_rewards
+        self.hide_rl2s, self.hide_rewards, self.time_scale = hide_rl2s, hide_rewards, time_scale
+        if time_scale is not None:
+            require_positive(type(self).__name__, time_scale=time_scale)
 
     @property
     @abstractmethod
     def emb_dim(self) -> int:
         """Width of the output."""
 
-    def forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Obs each (B, L, ...) in the environment's dtype, rl2s (B, L, 1+A) float32 -> (B, L, emb_dim).
+    def forward(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Embed timesteps, (B, L, emb_dim).
 
-        mask (B, L, 1) bool is True on real timesteps; when given in training mode, those feed running
-        statistics.
+        Args:
+            obs: each (B, L, ...) in the environment's dtype.
+            rl2s: (B, L, 1+A) float32.
+            time_idxs: (B, L, 1) int64, index within the episode.
+            mask: (B, L, 1) bool, True on real timesteps; when given in training mode, those feed running
+                statistics.
         """
-        return self.inner_forward({key: obs[key] for key in self.keys}, self._shown(rl2s), mask)
+        return self.inner_forward({key: obs[key] for key in self.keys}, self._shown(rl2s, time_idxs), mask)
 
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
-        """As `forward`, which calls it, with the observations of `keys` alone and hidden numbers as zeros."""
+        """As `forward`, which calls it, with the observations of `keys` alone and rl2s (B, L, rl2_dim).
+
+        These hold zeros for what is hidden, and the time where it is seen.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no inner_forward. Fix: define it.")
 
-    def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
+    def gather_statistics(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, mask: Tensor
+    ) -> None:
         """Show running statistics the timesteps of a rollout where mask (B, L, 1) bool is True.
 
         Shapes as in `forward`. On-policy training calls this once per rollout, in place of masks in
@@ -88,13 +105,13 @@ class TstepEncoder(nn.Module, ABC):
         without statistics leave it as it is.
         """
 
-    def _shown(self, rl2s: Tensor) -> Tensor:
-        """What is seen of rl2s (B, L, 1+A)."""
+    def _shown(self, rl2s: Tensor, time_idxs: Tensor) -> Tensor:
+        """(B, L, rl2_dim) what is seen of rl2s (B, L, 1+A) and the time (B, L, 1)."""
         if self.hide_rl2s:
-            return torch.zeros_like(rl2s)
-        if self.hide_rewards:
-            return torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
-        return rl2s
+            rl2s = torch.zeros_like(rl2s)
+        elif self.hide_rewards:
+            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
+        return rl2s if self.time_scale is None else torch.cat([rl2s, time_idxs / self.time_scale], dim=-1)
 
 
 def _chosen_keys(owner: str, obs_space: spaces.Dict, names: Sequence[str] | None) -> list[str]:
@@ -138,7 +155,7 @@ class _MLPTstepEncoder(TstepEncoder):
         require_positive(owner, n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
         self.flat_keys = [key for key in self.keys if key not in embedders]
         self.embedded_keys = list(embedders)
-        flat_width = sum(_flat_width(owner, key, obs_space[key]) for key in self.flat_keys) + rl2_dim
+        flat_width = sum(_flat_width(owner, key, obs_space[key]) for key in self.flat_keys) + self.rl2_dim
         self._choices = {key: _choices(obs_space[key]) for key in self.flat_keys}
         self.input_norm = RunningNorm(flat_width) if normalize_inputs else None
         width = flat_width + sum(added for _, added in embedders.values())
@@ -149,7 +166,7 @@ class _MLPTstepEncoder(TstepEncoder):
         initialize(self.mlp, init)
         with torch.no_grad():
             first = next(self.mlp.hidden.parameters())
-            first[:, flat_width - rl2_dim : flat_width] *= _RL2_START
+            first[:, flat_width - self.rl2_dim :][:, :rl2_dim] *= _RL2_START
         self.embedders = nn.ModuleList(module for module, _ in embedders.values())
 
     @property
@@ -168,9 +185,11 @@ class _MLPTstepEncoder(TstepEncoder):
         y: Tensor = self.out_norm(self.mlp(x))
         return self.mlp.activation(y) if self.activates_output else y
 
-    def gather_statistics(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor) -> None:
+    def gather_statistics(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, mask: Tensor
+    ) -> None:
         if self.input_norm is not None:
-            self.input_norm.gather(self._flat(obs, self._shown(rl2s)), mask)
+            self.input_norm.gather(self._flat(obs, self._shown(rl2s, time_idxs)), mask)
 
     def _flat(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
         """(B, L, width) float32, what is normalised."""
@@ -196,6 +215,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
         normalize_inputs: shift and scale inputs by running statistics of the replayed data.
         hide_rl2s: feed zeros instead of previous reward and action.
         hide_rewards: feed zeros instead of the previous reward only.
+        time_scale: see the index of the timestep in its episode, divided by this; None: not.
         specify_obs_keys: names of the observations to use; all of them when None.
         init: how linear layers start, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
@@ -214,6 +234,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
         normalize_inputs: bool = True,
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
+        time_scale: int | None = None,
         specify_obs_keys: Sequence[str] | None = None,
         init: str = "default",
         activate_output: bool = False,
@@ -232,6 +253,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
             activate_output=activate_output,
             hide_rl2s=hide_rl2s,
             hide_rewards=hide_rewards,
+            time_scale=time_scale,
             specify_obs_keys=specify_obs_keys,
         )
 
@@ -264,6 +286,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         normalize_inputs: shift and scale flat inputs by running statistics of the replayed data.
         hide_rl2s: feed zeros instead of previous reward and action.
         hide_rewards: feed zeros instead of the previous reward only.
+        time_scale: see the index of the timestep in its episode, divided by this; None: not.
         specify_obs_keys: names of the observations to use; all of them when None.
         init: how the linear layers of the MLP start, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown names or kinds, and text without a vocabulary.
@@ -288,6 +311,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         normalize_inputs: bool = True,
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
+        time_scale: int | None = None,
         specify_obs_keys: Sequence[str] | None = None,
         init: str = "default",
     ) -> None:
@@ -329,6 +353,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
             init=init,
             hide_rl2s=hide_rl2s,
             hide_rewards=hide_rewards,
+            time_scale=time_scale,
             specify_obs_keys=specify_obs_keys,
         )
         self.kinds = kinds
@@ -415,7 +440,7 @@ class _PictureTstepEncoder(TstepEncoder):
             for key in self.keys
         )
         self.activation = activation_fn(activation, overwrites=True)
-        self.rl2_in = nn.Linear(rl2_dim, rl2_features)
+        self.rl2_in = nn.Linear(self.rl2_dim, rl2_features)
         self.out = nn.Linear(len(self.keys) * img_features + rl2_features, d_output)
         self.out_norm = norm_layer(out_norm, d_output)
         self._emb_dim = d_output
@@ -454,6 +479,7 @@ class CNNTstepEncoder(_PictureTstepEncoder):
         aug_pct_of_batch: share of the sequences that are shifted.
         hide_rl2s: feed zeros instead of previous reward and action.
         hide_rewards: feed zeros instead of the previous reward only.
+        time_scale: see the index of the timestep in its episode, divided by this; None: not.
         specify_obs_keys: names of the observations to use; all of them when None.
     Raises: ValueError for unknown names, what is no picture, and pictures too small for cnn_type.
     """
@@ -474,6 +500,7 @@ class CNNTstepEncoder(_PictureTstepEncoder):
         aug_pct_of_batch: float = _SHIFTED_SHARE,
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
+        time_scale: int | None = None,
         specify_obs_keys: Sequence[str] | None = None,
     ) -> None:
         if not 0.0 <= aug_pct_of_batch <= 1.0:
@@ -495,6 +522,7 @@ class CNNTstepEncoder(_PictureTstepEncoder):
             activation=activation,
             hide_rl2s=hide_rl2s,
             hide_rewards=hide_rewards,
+            time_scale=time_scale,
             specify_obs_keys=specify_obs_keys,
         )
 
@@ -516,6 +544,7 @@ class GridworldCNNTstepEncoder(_PictureTstepEncoder):
         activation: name of the non-linearity.
         hide_rl2s: feed zeros instead of previous reward and action.
         hide_rewards: feed zeros instead of the previous reward only.
+        time_scale: see the index of the timestep in its episode, divided by this; None: not.
         specify_obs_keys: names of the observations to use; all of them when None.
     Raises: ValueError for unknown names, what is no map of ids, and maps too small for cnn_type.
     """
@@ -535,6 +564,7 @@ class GridworldCNNTstepEncoder(_PictureTstepEncoder):
         activation: str = "leaky_relu",
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
+        time_scale: int | None = None,
         specify_obs_keys: Sequence[str] | None = None,
     ) -> None:
         require_positive("GridworldCNNTstepEncoder", d_embedding=d_embedding)
@@ -551,6 +581,7 @@ class GridworldCNNTstepEncoder(_PictureTstepEncoder):
             activation=activation,
             hide_rl2s=hide_rl2s,
             hide_rewards=hide_rewards,
+            time_scale=time_scale,
             specify_obs_keys=specify_obs_keys,
         )
 

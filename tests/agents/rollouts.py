@@ -31,7 +31,7 @@ OBS = spaces.Dict(
 DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
 MULTI = spaces.MultiDiscrete([2, 3])
 
-tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
+tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16, time_scale=5)
 ENCODERS: dict[str, Any] = {
     "ff": partial(FFTrajEncoder, d_model=16),
     "gru": partial(GRUTrajEncoder, n_layers=1, d_hidden=16, d_output=16),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,18 +26,18 @@ MULTI = spaces.MultiDiscrete([2, 3])
 Space = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
 
 
-def tstep(obs_space: spaces.Dict, rl2_dim: int) -> FFTstepEncoder:
-    return FFTstepEncoder(obs_space, rl2_dim, n_layers=1, d_hidden=16, d_output=16)
+def tstep(obs_space: spaces.Dict, rl2_dim: int, time_scale: int | None = None) -> FFTstepEncoder:
+    return FFTstepEncoder(obs_space, rl2_dim, n_layers=1, d_hidden=16, d_output=16, time_scale=time_scale)
 
 
 def gru(tstep_dim: int, max_seq_len: int) -> GRUTrajEncoder:
     return GRUTrajEncoder(tstep_dim, max_seq_len, n_layers=1, d_hidden=16, d_output=16)
 
 
-def make_agent(space: Space = DISCRETE, **kwargs: object) -> Agent:
+def make_agent(space: Space = DISCRETE, time_scale: int | None = None, **kwargs: object) -> Agent:
     torch.manual_seed(0)
     settings = {"training_discounts": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995), **kwargs}
-    return Agent(OBS, space, tstep, gru, 8, **settings)  # type: ignore[arg-type]
+    return Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **settings)  # type: ignore[arg-type]
 
 
 def make_batch(
@@ -339,9 +341,9 @@ def test_binary_filter_sees_environment_units() -> None:
     torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # reward multiplier 10
 
 
-@pytest.mark.parametrize("sees_timestep", [False, True])
-def test_acting_equals_the_training_forward(space: Space, sees_timestep: bool) -> None:
-    agent, batch = make_agent(space, pass_timestep_to_heads=sees_timestep).eval(), make_batch(space)
+@pytest.mark.parametrize("settings", [{}, {"pass_timestep_to_heads": True}, {"time_scale": 4}])
+def test_acting_equals_the_training_forward(space: Space, settings: dict[str, Any]) -> None:
+    agent, batch = make_agent(space, **settings).eval(), make_batch(space)
     with torch.no_grad():
         expected = agent.policy(agent.encode(batch)).mode()
         state, done = agent.init_hidden_state(3, torch.device("cpu")), []

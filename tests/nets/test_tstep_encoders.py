@@ -87,6 +87,11 @@ def inputs(
     return obs, torch.randn(batch, length, 3)
 
 
+def times(rl2s: torch.Tensor) -> torch.Tensor:
+    """Of timesteps in the middle of an episode."""
+    return torch.arange(70, 70 + rl2s.shape[1])[None, :, None].expand(len(rl2s), -1, 1)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_every_encoder_keeps(case: str) -> None:
     """Shape, each timestep alone, hiding, gradients to every weight, and observations left as they were."""
@@ -96,15 +101,15 @@ def test_what_every_encoder_keeps(case: str) -> None:
     encoder = make(space, 3)
     before = {key: value.clone() for key, value in obs.items()}
     mask = torch.ones(2, 3, 1, dtype=torch.bool)
-    out = encoder.train()(obs, rl2s, mask)
+    out = encoder.train()(obs, rl2s, times(rl2s), mask)
     assert (out.shape, out.dtype) == ((2, 3, encoder.emb_dim), torch.float32)
     (out * torch.randn_like(out)).sum().backward()
     for name, weight in encoder.named_parameters():
         assert weight.grad is not None, name
         assert weight.grad.isfinite().all() and weight.grad.any(), name  # noqa: PT018
     encoder.eval()
-    out = encoder(obs, rl2s)
-    alone = encoder({key: x[1:, 2:] for key, x in obs.items()}, rl2s[1:, 2:])
+    out = encoder(obs, rl2s, times(rl2s))
+    alone = encoder({key: x[1:, 2:] for key, x in obs.items()}, rl2s[1:, 2:], times(rl2s)[1:, 2:])
     torch.testing.assert_close(out[1:, 2:], alone, rtol=1e-4, atol=1e-5)
     assert all(
         torch.equal(obs[key], value) and obs[key].dtype == value.dtype for key, value in before.items()
@@ -115,8 +120,30 @@ def test_what_every_encoder_keeps(case: str) -> None:
     for hide, sees in (("hide_rl2s", (False, False)), ("hide_rewards", (False, True)), ("", (True, True))):
         torch.manual_seed(0)
         shown = make(space, 3, **({hide: True} if hide else {})).eval()
-        base = shown(obs, rl2s)
-        assert tuple(not torch.equal(base, shown(obs, changed)) for changed in (reward, action)) == sees
+        base = shown(obs, rl2s, times(rl2s))
+        others = [shown(obs, changed, times(rl2s)) for changed in (reward, action)]
+        assert tuple(not torch.equal(base, other) for other in others) == sees
+        assert torch.equal(base, shown(obs, rl2s, times(rl2s) + 1))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("own")])
+def test_time_is_seen_where_it_is_asked_for(case: str) -> None:
+    """Beside hidden rewards and actions, in the unit of its scale, and by first weights as others have."""
+    make, space = CASES[case]
+    obs, rl2s = inputs(space)
+    torch.manual_seed(0)
+    encoder = make(space, 3, hide_rl2s=True, time_scale=100).eval()
+    seen: list[torch.Tensor] = []
+    encoder.inner_forward = lambda obs, rl2s, mask: seen.append(rl2s)  # type: ignore[method-assign]
+    encoder(obs, rl2s, times(rl2s))
+    assert torch.equal(
+        seen[0], torch.tensor([[0, 0, 0, 0.7], [0, 0, 0, 0.71], [0, 0, 0, 0.72]]).expand(2, 3, 4)
+    )
+    del encoder.inner_forward
+    assert not torch.equal(encoder(obs, rl2s, times(rl2s)), encoder(obs, rl2s, times(rl2s) + 50))
+    if hasattr(encoder, "input_norm"):
+        flat = encoder.mlp.hidden[0].weight[:, : len(encoder.input_norm.mean)]
+        assert flat[:, -1].std() > 5 * flat[:, -4:-1].std()
 
 
 def test_flat_widths() -> None:
@@ -129,7 +156,7 @@ def test_flat_widths() -> None:
 def test_only_specified_observations_are_needed() -> None:
     encoder = DictTstepEncoder(EVERYTHING, 3, specify_obs_keys=["room", "map"], d_hidden=8, d_output=4)
     obs, rl2s = inputs(EVERYTHING)
-    assert encoder({key: obs[key] for key in ("map", "room")}, rl2s).shape == (2, 3, 4)
+    assert encoder({key: obs[key] for key in ("map", "room")}, rl2s, times(rl2s)).shape == (2, 3, 4)
     assert encoder.kinds == {"map": "map", "room": "flat"}
 
 
@@ -139,14 +166,14 @@ def test_statistics_follow_real_timesteps_in_training_only(kind: Any) -> None:
     encoder = kind(space, 2, d_hidden=8, d_output=4, hide_rl2s=True)
     obs, rl2s = {"x": torch.tensor([[[1.0], [3.0], [500.0]]])}, torch.ones(1, 3, 2)
     mask = torch.tensor([[[True], [True], [False]]])
-    encoder.eval()(obs, rl2s, mask)
+    encoder.eval()(obs, rl2s, times(rl2s), mask)
     encoder.input_norm.commit()
     assert encoder.input_norm.count == 0
-    encoder.train()(obs, rl2s, mask)
+    encoder.train()(obs, rl2s, times(rl2s), mask)
     encoder.input_norm.commit()
     assert encoder.input_norm.mean.tolist() == [2.0, 0.0, 0.0]
     other = kind(space, 2, d_hidden=8, d_output=4, hide_rl2s=True)
-    other.gather_statistics(obs, rl2s, mask)
+    other.gather_statistics(obs, rl2s, times(rl2s), mask)
     other.input_norm.commit()
     assert torch.equal(other.input_norm.mean, encoder.input_norm.mean)
 
@@ -166,8 +193,9 @@ def test_channel_order_is_found_and_said_once(caplog: Any) -> None:
         "Observation 'observation' (3, 38, 40) is read as 38 x 40 with 3 channels, which are its first axis.",
     ]
     obs, rl2s = inputs(picture(38, 40, 3))
-    last = made[0](obs, rl2s)
-    torch.testing.assert_close(made[1]({"observation": obs["observation"].movedim(-1, -3)}, rl2s), last)
+    last = made[0](obs, rl2s, times(rl2s))
+    moved = {"observation": obs["observation"].movedim(-1, -3)}
+    torch.testing.assert_close(made[1](moved, rl2s, times(rl2s)), last)
     told = CNNTstepEncoder(picture(38, 40, 3), 3, channels_first=True, cnn_type=IMPALAishCNN)
     assert told.pictures[0].channels == 38
 
@@ -188,7 +216,8 @@ def test_bounds_become_one(space: spaces.Dict, low: float, high: float) -> None:
     box = space["observation"]
     top = 3.0 if np.isinf(box.high.max()) else box.high.max()
     values = torch.tensor([0, top]).to(torch.from_numpy(box.low).dtype)
-    encoder({"observation": values[:, None, None, None].expand(2, 1, 36, 36)}, torch.zeros(2, 1, 3))
+    pictures, rl2s = values[:, None, None, None].expand(2, 1, 36, 36), torch.zeros(2, 1, 3)
+    encoder({"observation": pictures}, rl2s, times(rl2s))
     assert (seen[0].dtype, seen[0][0].unique().tolist(), seen[0][1].unique().tolist()) == (
         torch.float32,
         [low],
@@ -213,8 +242,9 @@ def test_random_shifts_are_one_per_sequence_and_in_training_only() -> None:
 
     obs, rl2s = inputs(picture(40, 40, 3))
     encoder = CNNTstepEncoder(picture(40, 40, 3), 3, drqv2_aug=True, aug_pct_of_batch=1.0)
-    assert torch.equal(encoder.eval()(obs, rl2s), encoder(obs, rl2s))
-    assert not torch.equal(encoder.train()(obs, rl2s), encoder(obs, rl2s))
+    given = obs, rl2s, times(rl2s)
+    assert torch.equal(encoder.eval()(*given), encoder(*given))
+    assert not torch.equal(encoder.train()(*given), encoder(*given))
 
 
 # ---- maps and text ----
@@ -226,17 +256,21 @@ def test_ids_of_different_channels_have_nothing_in_common() -> None:
     cells = torch.zeros(1, 1, 4, 4, 2, dtype=torch.uint8)
     swapped = cells.clone()
     cells[..., 0, 0, 0], swapped[..., 0, 0, 1] = 3, 3
-    out = encoder({"observation": cells}, torch.zeros(1, 1, 3))
-    assert not torch.equal(out, encoder({"observation": swapped}, torch.zeros(1, 1, 3)))
+    rl2s = torch.zeros(1, 1, 3)
+    out = encoder({"observation": cells}, rl2s, times(rl2s))
+    assert not torch.equal(out, encoder({"observation": swapped}, rl2s, times(rl2s)))
     cells[..., 0, 0, 0] = 200  # outside the bounds: the nearest id, no crash
-    assert encoder({"observation": cells}, torch.zeros(1, 1, 3)).isfinite().all()
+    assert encoder({"observation": cells}, rl2s, times(rl2s)).isfinite().all()
 
 
 def test_texts_that_repeat_are_read_once_with_the_same_result() -> None:
     encoder = DictTstepEncoder(GOALS, 3, d_hidden=8, d_output=8).eval()
     obs, rl2s = inputs(GOALS, batch=3, length=40)
-    parts = [encoder({k: x[i : i + 1] for k, x in obs.items()}, rl2s[i : i + 1]) for i in range(3)]
-    torch.testing.assert_close(encoder(obs, rl2s), torch.cat(parts), rtol=1e-4, atol=1e-5)
+    time = times(rl2s)
+    parts = [
+        encoder({k: x[i : i + 1] for k, x in obs.items()}, rl2s[i : i + 1], time[i : i + 1]) for i in range(3)
+    ]
+    torch.testing.assert_close(encoder(obs, rl2s, time), torch.cat(parts), rtol=1e-4, atol=1e-5)
 
 
 # ---- which one, and what is refused ----
@@ -272,6 +306,7 @@ IDS = picture(7, 7, 3, high=2000, dtype=np.int32)
         ),
         (lambda: FFTstepEncoder(SPACE, 3, d_output=0), "FFTstepEncoder.d_output is 0"),
         (lambda: FFTstepEncoder(SPACE, 3, n_layers=0), "FFTstepEncoder.n_layers is 0"),
+        (lambda: CNNTstepEncoder(picture(64, 64, 3), 3, time_scale=0), "CNNTstepEncoder.time_scale is 0"),
         (lambda: CNNTstepEncoder(picture(64, 64, 3), 3, img_features=0), "CNNTstepEncoder.img_features is 0"),
         (lambda: FFTstepEncoder(spaces.Dict({"note": spaces.Text(5)}), 3), r"'note' is a Text.*vocabulary"),
         (lambda: CNNTstepEncoder(SPACE, 3), r"\['dice', 'room'\].*DictTstepEncoder"),
