@@ -84,6 +84,20 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropou
     return F.dropout(logits.softmax(-1), dropout) @ v
 
 
+def without_present(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys, values and mask of attention to earlier timesteps alone, and to a key and a value of zeros.
+
+    Arguments as those of an `Attention` over L queries, S >= L keys and values, the last L of them their own.
+    """
+    if mask is None:  # at the place of each timestep is what is at the place before it
+        return F.pad(k[:, :, :-1], (0, 0, 1, 0)), F.pad(v[:, :, :-1], (0, 0, 1, 0)), None
+    length, size = mask.shape[-2:]
+    t = torch.arange(size, device=mask.device)
+    is_present, is_bool = t[size - length :, None] == t, mask.dtype == torch.bool
+    mask = F.pad(mask.masked_fill(is_present, False if is_bool else -torch.inf), (1, 0), value=is_bool)
+    return F.pad(k, (0, 0, 1, 0)), F.pad(v, (0, 0, 1, 0)), mask
+
+
 def normed_and_turned(
     qkv: Tensor, added: Tensor | None, gains: Tensor, eps: float, places: Places
 ) -> tuple[Tensor, Tensor, Tensor]:

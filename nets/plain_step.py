@@ -42,6 +42,7 @@ class PlainStep:
     ) -> None:
         first, names = layers[0], ("norm_attn", "qkv", "proj", "norm_ff", "up", "down")
         self.num_heads, self.fixed_heads, self.width = first.n_heads, first.fixed_heads, first.qkv.in_features
+        self.contents = slice(first.n_heads - first.content_heads, first.n_heads)
         self.least_length, self.activation = first.least_length, first.activation
         self.inp, self.out_norm, self.eps = _parameters(inp), _parameters(out_norm), first.norm_attn.eps
         self.layers = [[_parameters(getattr(layer, name)) for name in names] for layer in layers]
@@ -84,7 +85,7 @@ class PlainStep:
     def __call__(self, x: Tensor, time_idxs: Tensor, cache: KeyValueCache) -> Tensor:
         """X (N, D_in) float32, time_idxs (N, 1) int64 -> (N, D) float32."""
         n, heads, size = len(x), self.num_heads, (self.width,)
-        half = self.width // heads // 2
+        half, contents = self.width // heads // 2, self.contents
         self._refresh()
         cosines, sines, waves = self._told(time_idxs)
         bias = cache.advance()
@@ -98,12 +99,16 @@ class PlainStep:
                 both[:, :, : self.fixed_heads].add_(waves[i])
             both = both / torch.linalg.vector_norm(both, dim=-1, keepdim=True).hypot_(self.least_length)
             q, k = both.roll(half, -1).mul_(sines[i]).addcmul_(both, cosines[i]).unbind()
-            newest_keys[i].copy_(k)
-            newest_values[i].copy_(projected[2])
+            kept = (newest_keys[i], k), (newest_values[i], projected[2])
+            for place, new in kept:
+                place.copy_(new)
+                place[:, contents].zero_()  # they see earlier timesteps alone
             logits = torch.bmm(q.view(n * heads, 1, -1), keys[i])
             if bias is not None:
                 logits = (logits.view(n, heads, 1, -1) + bias).flatten(0, 1)
             attended = torch.bmm(torch.softmax(logits, -1), values[i]).view(x.shape)
+            for place, new in kept:
+                place[:, contents].copy_(new[:, contents])
             x = torch.addmm(x, attended, proj["weight"].t())
             y = torch.layer_norm(x, size, norm_ff["weight"], norm_ff["bias"], self.eps)
             y = self.activation(F.linear(y, up["weight"], up["bias"]))

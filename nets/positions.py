@@ -62,9 +62,11 @@ class HeadPositions(nn.Module):
     """Positions for queries and keys: by head places in the episode, nothing, or distances.
 
     The `fixed_heads` first ones are not turned; a layer adds a learned mixture of waves to their queries and
-    keys. The `content_heads` after them know no positions. All others are rotary: they turn pairs of query
-    and key features by an angle proportional to the timestep index, so that their products depend on
-    distances. Nothing is added to what the layers read and write.
+    keys. The `content_heads` last ones know no positions; a layer lets their queries and keys begin alike, so
+    that they find what is like the present, and shows them earlier timesteps alone, as nothing is more like
+    the present than itself. All others are rotary: they turn pairs of query and key features by an angle
+    proportional to the timestep index, so that their products depend on distances. Nothing is added to what
+    the layers read and write.
 
     The slowest wave turns once in about three times the `window` of attention. Slower ones would be nearly
     the same at all timesteps, and all queries and keys alike at the start of training: nothing to learn from
@@ -82,8 +84,9 @@ class HeadPositions(nn.Module):
         head_dim = d_model // n_heads
         frequencies = _LONGEST ** -(torch.arange(0, head_dim, 2).float() / head_dim)
         frequencies = torch.cat([-frequencies, frequencies])[None]
-        if unturned := fixed_heads + content_heads:
-            is_rotary = torch.arange(n_heads) >= unturned
+        if fixed_heads + content_heads:
+            head = torch.arange(n_heads)
+            is_rotary = (head >= fixed_heads) & (head < n_heads - content_heads)
             frequencies = frequencies * is_rotary[:, None]
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if fixed_heads else None

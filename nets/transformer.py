@@ -11,7 +11,14 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Attention, attention_mask, normed_and_turned, plain_attention, sdpa
+from .attention import (
+    Attention,
+    attention_mask,
+    normed_and_turned,
+    plain_attention,
+    sdpa,
+    without_present,
+)
 from .dropout import Dropout
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
@@ -77,9 +84,9 @@ class TransformerLayer(ResidualBlock):
         self.sink = nn.Parameter(0.02 * torch.randn(n_heads, 1, width)) if attention_sink else None
         if content_heads:  # what they look for begins as what is like the present
             weight = next(self.qkv.parameters())
-            q, k, _ = weight.detach().view(3, n_heads, -1)[:, fixed_heads : fixed_heads + content_heads]
+            q, k, _ = weight.detach().view(3, n_heads, -1)[:, n_heads - content_heads :]
             k.copy_(q)
-        self.fixed_heads = fixed_heads
+        self.fixed_heads, self.content_heads = fixed_heads, content_heads
         self.from_waves = None
         if fixed_heads:
             self.from_waves = linear(
@@ -165,8 +172,16 @@ class TransformerLayer(ResidualBlock):
             mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(q.dtype)
-        attended = self.attention(q, k, v, mask, self.dropout_attn if self.training else 0.0)
+        dropout, first = self.dropout_attn if self.training else 0.0, self.n_heads - self.content_heads
+        attended = self.attention(q[:, :first], k[:, :first], v[:, :first], mask, dropout)
+        if self.content_heads:
+            before = without_present(k[:, first:], v[:, first:], mask)
+            attended = torch.cat([attended, self.attention(q[:, first:], *before, dropout)], dim=1)
         return attended if self.head_scale is None else attended * self.head_scale
+
+    def _seen_now(self, x: Tensor) -> Tensor:
+        """The key or value (N, H, E) of the present as heads see it; zeros to those of contents."""
+        return F.pad(x[:, : self.n_heads - self.content_heads], (0, 0, 0, self.content_heads))
 
     def act(
         self,
@@ -192,12 +207,14 @@ class TransformerLayer(ResidualBlock):
             both = rotate(both, places.cos, places.sin)
         q, k = both.unbind()
         q = q if scale == 1.0 else q * scale
-        keys, values = cache.store(layer, k, qkv[2], self.window)
+        keys, values = cache.store(layer, self._seen_now(k), self._seen_now(qkv[2]), self.window)
         if self.alibi or self.window < cache.window:
             bias = cache.bias_within(self.window)
             if self.alibi:
                 bias = bias - self.slopes * cache.lags(self.window)
         attended = self._attend_once(q.to(keys.dtype), keys, values, bias).to(x.dtype)
+        if self.content_heads:
+            cache.store(layer, k, qkv[2], self.window)
         return self.finish(x, self.proj(attended.view(x.shape)))
 
     def _attend_once(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
@@ -247,7 +264,7 @@ class TransformerLayer(ResidualBlock):
         newest = torch.arange(len(x), device=x.device), age % self.window
         write = Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
         keys, values = (
-            write(state[name].transpose(1, 2), newest, part).transpose(1, 2)
+            write(state[name].transpose(1, 2), newest, self._seen_now(part)).transpose(1, 2)
             for name, part in (("keys", k), ("values", v))
         )
         lags = (age[:, None] - torch.arange(self.window, device=x.device)) % self.window
@@ -256,6 +273,11 @@ class TransformerLayer(ResidualBlock):
             bias = bias - self.slopes * lags[:, None, None]
         scaled = q * q.shape[-1] ** -0.5
         attended = self._attend_once(scaled, keys.flatten(0, 1).mT, values.flatten(0, 1), bias).to(x.dtype)
+        if self.content_heads:
+            keys, values = (
+                write(kept.transpose(1, 2), newest, part).transpose(1, 2)
+                for kept, part in ((keys, k), (values, v))
+            )
         y = self.finish(x, self.proj(attended.flatten(1)))
         return y, {"keys": keys, "values": values, "age": state["age"] + 1}
 
@@ -289,9 +311,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines added to the input: when in the
-            episode), "rope+fixed" (a quarter of the heads has sines in queries and keys, a quarter has no
-            positions, but queries and keys that begin alike, the rest is rotary), "learned", "alibi"
-            (attention fades with distance) or None.
+            episode), "rope+fixed" (a quarter of the heads has sines in queries and keys, a quarter looks for
+            contents, see `HeadPositions`, the rest is rotary), "learned", "alibi" (attention fades with
+            distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads

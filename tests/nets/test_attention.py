@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loxodon.nets.attention import attention_mask, normed_and_turned, plain_attention, sdpa
+from loxodon.nets.attention import (
+    attention_mask,
+    normed_and_turned,
+    plain_attention,
+    sdpa,
+    without_present,
+)
 from loxodon.nets.mlp import RMSNorm
 from loxodon.nets.positions import HeadPositions, Places, rotate
 
@@ -46,15 +52,36 @@ def test_queries_and_keys_are_normed_and_turned_as_by_autograd() -> None:
 
 
 def test_rotation_turns_pairs_of_features_by_time() -> None:
-    """As complex numbers; the first two heads are not turned."""
+    """As complex numbers; the first and the last head are not turned."""
     x, places = torch.randn(B, L, H, E), positions()
     pairs = torch.complex(*x.chunk(2, dim=-1))
     times = torch.arange(L) + torch.tensor([[0], [5], [90]])
     angles = times[..., None] * 10_000.0 ** -(torch.arange(3) / 3)
     turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, :, None]
-    turned[:, :, :2] = pairs[:, :, :2]
+    turned[:, :, [0, -1]] = pairs[:, :, [0, -1]]
     found = rotate(x, places.cos, places.sin)
     torch.testing.assert_close(found, torch.cat([turned.real, turned.imag], dim=-1), rtol=0, atol=1e-5)
+
+
+def test_attention_to_earlier_timesteps_sees_these_and_a_key_of_zeros() -> None:
+    """Of a whole sequence, within a window and episodes, with timesteps before it, and with biases."""
+    q, k, v = (torch.randn(2, H, 9, E) for _ in range(3))
+    resets = torch.zeros(2, 6, dtype=torch.bool)
+    resets[0, 2] = resets[1, 4] = True
+    visible = torch.tensor([[False, True, True], [True, True, True]])
+    t, windowed = torch.arange(9), attention_mask(q.transpose(1, 2), 4)
+    before = attention_mask(q[:, :, 3:, 0].transpose(1, 2), 5, resets, visible)
+    assert windowed is not None
+    assert before is not None
+    biases = torch.where(windowed, -0.5 * (t[:, None] - t), -torch.inf)
+    for queries, mask in ((q, None), (q, windowed), (q[:, :, 3:], before), (q, biases)):
+        length = queries.shape[2]
+        bias = (t[:, None] >= t).log() if mask is None else mask.log() if mask.dtype == torch.bool else mask
+        logits = queries @ k.mT * E**-0.5 + bias
+        logits = logits.masked_fill(torch.eye(9, dtype=torch.bool)[9 - length :], -torch.inf)
+        share = torch.cat([torch.zeros(2, H, length, 1), logits], dim=-1).softmax(-1)
+        found = sdpa(queries, *without_present(k, v, mask), 0.0)
+        assert_equal_but_for_rounding(found, share[..., 1:] @ v, num_ops=NUM_OPS)
 
 
 def test_attention_within_a_window_looks_at_all_that_the_mask_shows() -> None:

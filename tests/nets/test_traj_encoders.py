@@ -347,8 +347,8 @@ def test_content_heads_look_for_what_is_like_the_present_at_the_start_wherever_i
         x, encoder.places(torch.arange(100).view(1, -1, 1), torch.float32)
     )
     found = torch.cosine_similarity(queries[:, :, 99:], keys[:, :, :99], dim=-1)[0]
-    assert found[2:4].argmax(-1).tolist() == [17, 17]
-    assert found[4:].argmax(-1).tolist() != [17] * 4  # heads of distances do not
+    assert found[6:].argmax(-1).tolist() == [17, 17]
+    assert found[2:6].argmax(-1).tolist() != [17] * 4  # heads of distances do not
 
 
 def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
@@ -361,7 +361,7 @@ def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
         if ended.any():
             state = encoder.reset_hidden_state(state, ended)
         ages = torch.where(ended, 0, ages) + 1
-        bias, entry = state.advance(), torch.zeros(3, 2, 8)
+        bias, entry = state.advance(), torch.zeros(3, 4, 4)
         length = state.store(0, entry, entry, WINDOW)[1].shape[1]
         assert length == min(int(ages.max()), WINDOW)
         visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
