@@ -240,7 +240,7 @@ META = {
         0.6,
         1_000_000,
     ),
-    "dark_key_to_door": _within(1_000_000, None, ("dark_key_to_door",), _RETURN, 10.0),
+    "dark_key_to_door": Task(("dark_key_to_door",), _RETURN, 10.0, 1_000_000),
 }
 LONG = {
     "tmaze_1000": Task(("tmaze_long",), _SUCCESS, 1.0, max_seconds=360.0),
