@@ -240,6 +240,13 @@ META = {
         0.6,
         1_000_000,
     ),
+    "frozen_lake_10": Task(
+        ("meta_frozen_lake",),
+        "val/success_attempt_9",
+        0.6,
+        1_000_000,
+        overrides=("KShotWrapper.num_attempts=10", "Experiment.max_seq_len=250"),
+    ),
     "dark_key_to_door": Task(("dark_key_to_door",), _RETURN, 10.0, 1_000_000),
 }
 LONG = {
