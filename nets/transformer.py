@@ -11,14 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import (
-    Attention,
-    attention_mask,
-    normed_and_turned,
-    plain_attention,
-    sdpa,
-    without_present,
-)
+from .attention import Attention, attention_mask, normed_and_turned, plain_attention, sdpa, without_present
 from .dropout import Dropout
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
@@ -181,7 +174,9 @@ class TransformerLayer(ResidualBlock):
 
     def _seen_now(self, x: Tensor) -> Tensor:
         """The key or value (N, H, E) of the present as heads see it; zeros to those of contents."""
-        return F.pad(x[:, : self.n_heads - self.content_heads], (0, 0, 0, self.content_heads))
+        if not self.content_heads:
+            return x
+        return F.pad(x[:, : -self.content_heads], (0, 0, 0, self.content_heads))
 
     def act(
         self,

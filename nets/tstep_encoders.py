@@ -166,7 +166,8 @@ class _MLPTstepEncoder(TstepEncoder):
         initialize(self.mlp, init)
         with torch.no_grad():
             first = next(self.mlp.hidden.parameters())
-            first[:, flat_width - self.rl2_dim :][:, :rl2_dim] *= _RL2_START
+            before = flat_width - self.rl2_dim
+            first[:, before : before + rl2_dim] *= _RL2_START
         self.embedders = nn.ModuleList(module for module, _ in embedders.values())
 
     @property

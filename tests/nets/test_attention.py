@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loxodon.nets.attention import (
-    attention_mask,
-    normed_and_turned,
-    plain_attention,
-    sdpa,
-    without_present,
-)
+from loxodon.nets.attention import attention_mask, normed_and_turned, plain_attention, sdpa, without_present
 from loxodon.nets.mlp import RMSNorm
 from loxodon.nets.positions import HeadPositions, Places, rotate
 
