@@ -20,7 +20,7 @@ from ...data.errors import visible
 from ..files import atomic_write
 from .spaces import EnvSpaces
 
-POLICY_FORMAT = 1  # raised when an older Loxodon could not act with newer files any more
+POLICY_FORMAT = 2  # raised when files of one Loxodon would be no policy, or another one, to the other
 _SHOWN = 5
 
 

@@ -22,7 +22,7 @@ from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, 
 from loxodon.envs import EnvSpec, Tokens
 from loxodon.experiment import Experiment, versions
 from loxodon.experiment.checkpoint import record
-from loxodon.experiment.checkpoint.policy_file import plain_tensors, read_info, read_policy
+from loxodon.experiment.checkpoint.policy_file import POLICY_FORMAT, plain_tensors, read_info, read_policy
 from loxodon.experiment.checkpoint.record import bindings_of
 from loxodon.experiment.checkpoint.spaces import EnvSpaces, space_differences, space_from_json, space_to_json
 from loxodon.experiment.config.hash import config_hash
@@ -177,7 +177,11 @@ def test_a_learner_that_starts_again_publishes_another_policy_under_the_same_ver
     first.write_latest_policy()
     info = actor.read_latest_policy()
     assert info is not None
-    assert (info.format, info.loxodon, info.max_seq_len) == (1, versions.version_of("loxodon"), 8)
+    assert (info.format, info.loxodon, info.max_seq_len) == (
+        POLICY_FORMAT,
+        versions.version_of("loxodon"),
+        8,
+    )
     assert (info.published_s or 0) > 1.7e9
     assert info.env_spaces() == first.env_spaces
     second = started(tmp_path, seed=8)
@@ -191,14 +195,14 @@ def test_another_format_is_refused_and_another_version_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner, actor = started(tmp_path), started(tmp_path, mode="collect")
-    header = {**learner.checkpoints.facts(), "loxodon_format": "1", "loxodon": "9.9"}
+    header = {**learner.checkpoints.facts(), "loxodon_format": str(POLICY_FORMAT), "loxodon": "9.9"}
     for version in ("5", "6"):
         learner.write_latest_policy()
         publish(learner, {**header, "version": version})
         assert actor.read_latest_policy() is not None
     assert len([text for text in warnings_of(caplog) if "is of Loxodon 9.9" in text]) == 1
-    publish(learner, {**header, "loxodon_format": "2"})
-    with pytest.raises(ValueError, match=r"has format 2, written by Loxodon 9.9; this process has.*Fix:"):
+    publish(learner, {**header, "loxodon_format": str(POLICY_FORMAT - 1)})
+    with pytest.raises(ValueError, match=r"has format \d, written by Loxodon 9.9; this process has.*Fix:"):
         actor.read_latest_policy()
 
 
