@@ -247,7 +247,8 @@ META = {
         1_000_000,
         overrides=("KShotWrapper.num_attempts=10", "Experiment.max_seq_len=250"),
     ),
-    "dark_key_to_door": Task(("dark_key_to_door",), _RETURN, 10.0, 1_000_000),
+    "dark_room": Task(("dark_room",), _RETURN, 100.0, overrides=("Experiment.epochs=100",)),
+    "dark_key_to_door": Task(("dark_key_to_door",), _RETURN, 10.0, overrides=("Experiment.epochs=200",)),
 }
 LONG = {
     "tmaze_1000": Task(("tmaze_long",), _SUCCESS, 1.0, max_seconds=360.0),
