@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,8 +21,10 @@ from ...data.errors import visible
 from ..files import atomic_write
 from .spaces import EnvSpaces
 
-POLICY_FORMAT = 2  # raised when files of one Loxodon would be no policy, or another one, to the other
+POLICY_FORMAT = 2  # raised when weights would not fit any more, or mean something else
 _SHOWN = 5
+
+logger = logging.getLogger("loxodon")
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,15 @@ def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a safetensors file into the model. Raises: FileNotFoundError; ValueError as check_fit."""
-    fit_weights(model, read_policy(path)[1], path)
+    info, weights = read_policy(path)
+    fit_weights(model, weights, path)
+    if info.format not in (None, POLICY_FORMAT):
+        logger.warning(
+            "The weights in %s are of policy format %s, this is %s: they fit, but act otherwise (CHANGELOG).",
+            path,
+            info.format,
+            POLICY_FORMAT,
+        )
 
 
 def fit_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:

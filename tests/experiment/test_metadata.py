@@ -206,6 +206,18 @@ def test_another_format_is_refused_and_another_version_is_one_warning(
         actor.read_latest_policy()
 
 
+def test_weights_of_another_format_are_loaded_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exp = started(tmp_path)
+    publish(exp, {**exp.checkpoints.facts(), "loxodon_format": str(POLICY_FORMAT - 1)})
+    exp.load_checkpoint_from_path(exp.checkpoints.latest_path)
+    assert len([text for text in warnings_of(caplog) if "they fit, but act otherwise" in text]) == 1
+    exp.write_latest_policy()
+    exp.load_checkpoint_from_path(exp.checkpoints.latest_path)
+    assert len([text for text in warnings_of(caplog) if "they fit, but act otherwise" in text]) == 1
+
+
 def test_files_without_a_header_are_loaded_as_before(tmp_path: Path) -> None:
     exp = started(tmp_path)
     publish(exp, {"version": "3", "epoch": "1"})
