@@ -245,9 +245,9 @@ META = {
         "val/success_attempt_9",
         0.6,
         1_000_000,
-        overrides=("KShotWrapper.num_attempts=10", "Experiment.max_seq_len=250"),
+        overrides=("KShotWrapper.num_attempts=10", "Experiment.max_seq_len=250", "Experiment.epochs=170"),
     ),
-    "dark_room": Task(("dark_room",), _RETURN, 100.0, overrides=("Experiment.epochs=100",)),
+    "dark_room": Task(("dark_room",), _RETURN, 100.0, overrides=("Experiment.epochs=84",)),
     "dark_key_to_door": Task(("dark_key_to_door",), _RETURN, 10.0, overrides=("Experiment.epochs=200",)),
 }
 LONG = {
