@@ -23,6 +23,7 @@ from ...data import Batch, BatchLoader, RLDataset, dataset_fingerprint
 from ...nets import Actor, PolicyHead
 from ..callbacks import Callback
 from ..checkpoint.policy_file import (
+    POLICY_FORMAT,
     PolicyInfo,
     fit_weights,
     load_what_fits,
@@ -348,7 +349,7 @@ class Pretraining(Callback):
         bound = bindings_of(gin.config_str()).items()
         estimator = self.run.trainer.advantage_estimator
         facts = {
-            "format": _FORMAT,
+            "format": [_FORMAT, POLICY_FORMAT],
             "versions": [version_of("loxodon"), version_of("torch")],
             "seed": self.run.ctx.progress.seed,
             "processes": self.run.ctx.accelerator.num_processes,
