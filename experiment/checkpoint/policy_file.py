@@ -122,8 +122,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
     fit_weights(model, weights, path)
     if info.format not in (None, POLICY_FORMAT):
         logger.warning(
-            "The weights in %s are of policy format %s, not %s: they fit, but act otherwise where CHANGELOG.md "
-            "says so. Fix: train on from them, or use the version of Loxodon that wrote them.",
+            "The weights in %s are of policy format %s, not %s: they fit, but act otherwise where "
+            "CHANGELOG.md says so. Fix: train on from them, or use the version of Loxodon that wrote them.",
             path,
             info.format,
             POLICY_FORMAT,
