@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from .positions import Places, rotate
 from .recurrence import in_full_precision
@@ -21,6 +22,8 @@ stands for a causal one with L = S, and for none with L = 1. Returns (B, H, L, E
 """
 
 _QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
+_COUNTING_QUERIES = 512  # whose logits are held at once
+_MANY = 8.0  # timesteps up to which counts grow about evenly, and by the logarithm beyond
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -76,12 +79,54 @@ class _Spans(torch.autograd.Function):
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The formula, with all weights in memory."""
-    logits = q @ k.mT * q.shape[-1] ** -0.5
     if mask is None and q.shape[2] > 1:
-        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
-    return F.dropout(logits.softmax(-1), dropout) @ v
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    return F.dropout(_masked_logits(q, k, mask).softmax(-1), dropout) @ v
+
+
+@in_full_precision  # bfloat16 tells no 257 from 256
+def count(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, threshold: float) -> Tensor:
+    """Sums of the values whose keys fit (see `fits`, `damped`): how much there is of what a query looks for.
+
+    A mean of values tells its share of all timesteps, from which a number is hard to learn. Arguments and
+    result as those of an `Attention`; memory grows with L alone.
+    Source: weights of Ramapuram et al. 2024, arXiv:2409.04431 (sigmoid attention).
+    """
+    length, parts = q.shape[2], []
+    for start in range(0, length, _COUNTING_QUERIES):
+        some = q[:, :, start : start + _COUNTING_QUERIES]
+        seen, allowed = k.shape[2], None
+        if mask is not None:
+            allowed = mask[..., start : start + _COUNTING_QUERIES, :]
+        elif length > 1:
+            seen = start + some.shape[2]
+            allowed = torch.ones(some.shape[2], seen, dtype=torch.bool, device=q.device).tril(start)
+        given = (some, k[:, :, :seen], v[:, :, :seen], allowed, threshold)
+        if some.shape[2] == length:
+            return _count(*given)
+        parts.append(checkpoint(_count, *given, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(parts, dim=2)
+
+
+def _count(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, threshold: float) -> Tensor:
+    return damped(fits(_masked_logits(q, k, mask), threshold) @ v)
+
+
+def fits(logits: Tensor, threshold: float) -> Tensor:
+    """Weights from 0 to 1 of keys that are counted."""
+    return (logits - threshold).sigmoid()
+
+
+def damped(sums: Tensor) -> Tensor:
+    """Sums of values as layers can use them, of any number of timesteps."""
+    return (sums / _MANY).asinh()
+
+
+def _masked_logits(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    logits: Tensor = q @ k.mT * q.shape[-1] ** -0.5
+    if mask is None:
+        return logits
+    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
 
 
 def without_present(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .attention import damped, fits
 from .kv_cache import KeyValueCache
 from .mlp import RMSNorm
 from .positions import HeadPositions
@@ -43,6 +44,7 @@ class PlainStep:
         first, names = layers[0], ("norm_attn", "qkv", "proj", "norm_ff", "up", "down")
         self.num_heads, self.fixed_heads, self.width = first.n_heads, first.fixed_heads, first.qkv.in_features
         self.contents = slice(first.n_heads - first.content_heads, first.n_heads)
+        self.counting_heads, self.threshold = first.counting_heads, first.threshold
         self.least_length, self.activation = first.least_length, first.activation
         self.inp, self.out_norm, self.eps = _parameters(inp), _parameters(out_norm), first.norm_attn.eps
         self.layers = [[_parameters(getattr(layer, name)) for name in names] for layer in layers]
@@ -86,6 +88,7 @@ class PlainStep:
         """X (N, D_in) float32, time_idxs (N, 1) int64 -> (N, D) float32."""
         n, heads, size = len(x), self.num_heads, (self.width,)
         half, contents = self.width // heads // 2, self.contents
+        counting = slice(heads - self.counting_heads, heads)
         self._refresh()
         cosines, sines, waves = self._told(time_idxs)
         bias = cache.advance()
@@ -106,10 +109,17 @@ class PlainStep:
             logits = torch.bmm(q.view(n * heads, 1, -1), keys[i])
             if bias is not None:
                 logits = (logits.view(n, heads, 1, -1) + bias).flatten(0, 1)
-            attended = torch.bmm(torch.softmax(logits, -1), values[i]).view(x.shape)
+            weights = torch.softmax(logits, -1)
+            if self.counting_heads:
+                by_head = (n, heads, 1, -1)
+                weights.view(by_head)[:, counting] = fits(logits.view(by_head)[:, counting], self.threshold)
+            attended = torch.bmm(weights, values[i])
+            if self.counting_heads:
+                counts = attended.view(n, heads, -1)[:, counting]
+                counts.copy_(damped(counts))
             for place, new in kept:
                 place[:, contents].copy_(new[:, contents])
-            x = torch.addmm(x, attended, proj["weight"].t())
+            x = torch.addmm(x, attended.view(x.shape), proj["weight"].t())
             y = torch.layer_norm(x, size, norm_ff["weight"], norm_ff["bias"], self.eps)
             y = self.activation(F.linear(y, up["weight"], up["bias"]))
             x = torch.addmm(x, y, down["weight"].t()).add_(down["bias"])

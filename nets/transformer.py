@@ -11,7 +11,17 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Attention, attention_mask, normed_and_turned, plain_attention, sdpa, without_present
+from .attention import (
+    Attention,
+    attention_mask,
+    count,
+    damped,
+    fits,
+    normed_and_turned,
+    plain_attention,
+    sdpa,
+    without_present,
+)
 from .dropout import Dropout
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
@@ -80,6 +90,9 @@ class TransformerLayer(ResidualBlock):
             q, k, _ = weight.detach().view(3, n_heads, -1)[:, n_heads - content_heads :]
             k.copy_(q)
         self.fixed_heads, self.content_heads = fixed_heads, content_heads
+        self.counting_heads = content_heads // 2  # the last ones
+        # half of what a query and an equal key make at the start
+        self.threshold = 0.5 * width**0.5 * (1 / 3 if qk_gain is None else qk_gain)
         self.from_waves = None
         if fixed_heads:
             self.from_waves = linear(
@@ -166,10 +179,14 @@ class TransformerLayer(ResidualBlock):
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(q.dtype)
         dropout, first = self.dropout_attn if self.training else 0.0, self.n_heads - self.content_heads
-        attended = self.attention(q[:, :first], k[:, :first], v[:, :first], mask, dropout)
+        found = [self.attention(q[:, :first], k[:, :first], v[:, :first], mask, dropout)]
         if self.content_heads:
-            before = without_present(k[:, first:], v[:, first:], mask)
-            attended = torch.cat([attended, self.attention(q[:, first:], *before, dropout)], dim=1)
+            k, v, mask = without_present(k[:, first:], v[:, first:], mask)
+            n, last = first + self.content_heads - self.counting_heads, self.counting_heads
+            found.append(self.attention(q[:, first:n], k[:, : n - first], v[:, : n - first], mask, dropout))
+            if last:
+                found.append(count(q[:, n:], k[:, -last:], v[:, -last:], mask, self.threshold))
+        attended = torch.cat(found, dim=1)
         return attended if self.head_scale is None else attended * self.head_scale
 
     def _seen_now(self, x: Tensor) -> Tensor:
@@ -222,8 +239,15 @@ class TransformerLayer(ResidualBlock):
             logits = (logits.view(*q.shape[:2], 1, -1) + bias).flatten(0, 1)
         if self.sink is not None:
             logits = torch.cat([logits, (q[:, :, None] @ self.sink.mT).flatten(0, 1)], dim=-1)
-        weights = logits.softmax(-1)
+        by_head, num_means = logits.view(*q.shape[:2], 1, -1), q.shape[1] - self.counting_heads
+        weights = by_head.softmax(-1)
+        if self.counting_heads:
+            counted = fits(by_head[:, num_means:], self.threshold)
+            weights = torch.cat([weights[:, :num_means], counted], dim=1)
+        weights = weights.flatten(0, 1)
         attended = torch.bmm(weights if self.sink is None else weights[..., :-1], values).view(q.shape)
+        if self.counting_heads:
+            attended = torch.cat([attended[:, :num_means], damped(attended[:, num_means:])], dim=1)
         return attended if self.head_scale is None else attended * self.head_scale[:, 0]
 
     # A block of a trunk. Its state is a ring: timestep t of an episode stands at place t % window.

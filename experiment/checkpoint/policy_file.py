@@ -21,7 +21,7 @@ from ...data.errors import visible
 from ..files import atomic_write
 from .spaces import EnvSpaces
 
-POLICY_FORMAT = 2  # raised when weights would not fit any more, or mean something else
+POLICY_FORMAT = 3  # raised when weights would not fit any more, or mean something else
 _SHOWN = 5
 
 logger = logging.getLogger("loxodon")

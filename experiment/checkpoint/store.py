@@ -41,7 +41,7 @@ from ..files import fsync, remove_left_over, write_text
 from ..numbers import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
-FORMAT_VERSION = 6  # of training states
+FORMAT_VERSION = 7  # of training states
 MARKER = "COMPLETE"
 _SHARED = "shared.pt"
 _PLAIN_KINDS = "biufc"  # of NumPy: booleans and numbers

@@ -36,7 +36,7 @@ ENCODERS: dict[str, Any] = {
     "ff": partial(FFTrajEncoder, d_model=16),
     "gru": partial(GRUTrajEncoder, n_layers=1, d_hidden=16, d_output=16),
     "lstm": partial(LSTMTrajEncoder, n_layers=1, d_hidden=16, d_output=16),
-    "transformer": partial(TransformerTrajEncoder, d_model=16, n_heads=4, n_layers=2, d_ff=16),
+    "transformer": partial(TransformerTrajEncoder, d_model=16, n_heads=8, n_layers=2, d_ff=16),
 }
 
 

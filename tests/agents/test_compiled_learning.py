@@ -17,7 +17,7 @@ from loxodon.nets import TransformerTrajEncoder
 from .test_off_policy_agents import BOX, CASES, DISCRETE, make, make_batch
 
 transformer = partial(
-    TransformerTrajEncoder, d_model=16, n_heads=4, n_layers=1, d_ff=16, dropout_ff=0.0, dropout_emb=0.0
+    TransformerTrajEncoder, d_model=16, n_heads=8, n_layers=1, d_ff=16, dropout_ff=0.0, dropout_emb=0.0
 )
 
 

@@ -41,9 +41,9 @@ tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
 gru = partial(GRUTrajEncoder, n_layers=2, d_hidden=16, d_output=16)
 lstm = partial(LSTMTrajEncoder, n_layers=1, d_hidden=16, d_output=16)
 transformer = partial(
-    TransformerTrajEncoder, n_layers=2, d_model=16, n_heads=4, d_ff=32, dropout_ff=0.0, dropout_emb=0.0
+    TransformerTrajEncoder, n_layers=2, d_model=16, n_heads=8, d_ff=32, dropout_ff=0.0, dropout_emb=0.0
 )
-SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 16, "d_ff": 16, "n_heads": 4}
+SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 16, "d_ff": 16, "n_heads": 8}
 ALL_CRITICS = {"num_critics": 2, "num_critics_td": 2, "training_discounts": (0.5,)}
 CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "actor-critic, GRU": (Agent, DISCRETE, gru, {**ALL_CRITICS, "returns": "retrace", "burn_in": 2}),

@@ -32,7 +32,7 @@ WIDE_KEYS = {"expand_k": 1.0}  # what few features read is often near 0, and its
 
 
 def transformer(**kwargs: object) -> TrajEncoder:
-    sizes = {"d_model": 16, "n_heads": 4, "d_ff": 32, "n_layers": 3}
+    sizes = {"d_model": 32, "n_heads": 8, "d_ff": 32, "n_layers": 3}
     return TransformerTrajEncoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "gated_delta": trunk(GatedDeltaNetTrajEncoder, n_heads=2),
     "gla": trunk(GLATrajEncoder, n_heads=2, **WIDE_KEYS),
     "hybrid": lambda: HybridTrajEncoder(
-        DIM, WINDOW, mixers=["attention", "min_gru", "attention"], d_model=16, n_heads=4, d_ff=24
+        DIM, WINDOW, mixers=["attention", "min_gru", "attention"], d_model=32, n_heads=8, d_ff=24
     ),
     "hybrid_alibi": lambda: HybridTrajEncoder(
         DIM,

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
-from loxodon.nets.attention import attention_mask, normed_and_turned, plain_attention, sdpa, without_present
+from loxodon.nets import attention
+from loxodon.nets.attention import (
+    attention_mask,
+    count,
+    normed_and_turned,
+    plain_attention,
+    sdpa,
+    without_present,
+)
 from loxodon.nets.mlp import RMSNorm
 from loxodon.nets.positions import HeadPositions, Places, rotate
 
@@ -90,3 +99,19 @@ def test_attention_within_a_window_looks_at_all_that_the_mask_shows() -> None:
     )
     for one, other in zip(found, expected, strict=True):
         assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
+
+
+def test_counts_are_sums_over_the_keys_that_fit_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_COUNTING_QUERIES", 4)
+    inputs = [torch.randn(2, H, 9, E, requires_grad=True) for _ in range(3)]
+    q, k, v = inputs
+    resets = torch.zeros(2, 9, dtype=torch.bool)
+    resets[1, 5] = True
+    episodes = attention_mask(q[:, 0], 6, resets)
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    assert episodes is not None
+    for mask, seen in ((None, causal), (episodes, episodes), (episodes.log(), episodes)):
+        found = with_gradients((count(q, k, v, mask, 0.5),), inputs)
+        sums = ((q @ k.mT * E**-0.5 - 0.5).sigmoid() * seen) @ v
+        for one, other in zip(found, with_gradients(((sums / 8).asinh(),), inputs), strict=True):
+            assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)

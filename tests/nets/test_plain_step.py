@@ -24,7 +24,7 @@ def acting() -> Iterator[None]:
 
 def made(**settings: Any) -> TransformerTrajEncoder:
     encoder = TransformerTrajEncoder(
-        DIM, WINDOW, d_model=16, n_heads=4, d_ff=24, n_layers=2, **settings
+        DIM, WINDOW, d_model=32, n_heads=8, d_ff=24, n_layers=2, **settings
     ).eval()
     for weights in encoder.parameters():
         weights.add_(0.1 * torch.randn_like(weights))

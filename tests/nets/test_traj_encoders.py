@@ -321,7 +321,7 @@ def test_query_gain_sharpens_attention_at_the_start() -> None:
     queries = {}
     for gain in (1.0, 3.0):
         encoder = transformer(n_layers=1, qk_gain=gain)
-        q, k, _ = encoder.layers[0].queries_keys_values(torch.randn(2, WINDOW, 16), None)
+        q, k, _ = encoder.layers[0].queries_keys_values(torch.randn(2, WINDOW, 32), None)
         queries[gain] = q.square().mean(-1).sqrt().mean()
         assert abs(k.square().mean(-1).sqrt().mean() - 1.0) < 0.01
     assert abs(queries[3.0] / queries[1.0] - 3.0) < 0.01
@@ -351,6 +351,21 @@ def test_content_heads_look_for_what_is_like_the_present_at_the_start_wherever_i
     assert found[2:6].argmax(-1).tolist() != [17] * 4  # heads of distances do not
 
 
+def test_one_head_tells_how_often_the_present_was_seen_before() -> None:
+    """Attention by shares says the same of two as of eight, where nothing else was seen."""
+    torch.manual_seed(0)
+    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1)
+    same = torch.randn(1, 1, 128).expand(1, 9, 128)
+    layer = encoder.layers[0]
+    found = layer._attend(
+        *layer.queries_keys_values(same, encoder.places(torch.zeros(1, 9, 1), torch.float32)), None
+    )
+    sizes = found[0].norm(dim=-1)  # (H, L)
+    growth = sizes[:, 8] / sizes[:, 2]
+    assert growth[7] > 3.0
+    assert (growth[:7] < 1.01).all()
+
+
 def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
     resets_at = {0: [3, 9, 50], 1: [4, 51], 2: [52]}
     encoder = transformer(n_layers=1).eval()
@@ -361,7 +376,7 @@ def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
         if ended.any():
             state = encoder.reset_hidden_state(state, ended)
         ages = torch.where(ended, 0, ages) + 1
-        bias, entry = state.advance(), torch.zeros(3, 4, 4)
+        bias, entry = state.advance(), torch.zeros(3, 8, 4)
         length = state.store(0, entry, entry, WINDOW)[1].shape[1]
         assert length == min(int(ages.max()), WINDOW)
         visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
