@@ -38,7 +38,8 @@ class HybridTrajEncoder(TrunkTrajEncoder):
     """A residual trunk with a mixer of its own in each layer, e.g. three of linear cost to one of attention.
 
     Attention has normalised queries and keys and reaches `max_seq_len` timesteps back. A quarter of its heads
-    knows no positions and begins with queries and keys alike, the others have rotary positions.
+    knows no positions and begins with queries and keys alike, half of these count, the others have rotary
+    positions.
 
     Args:
         tstep_dim: given by the agent.

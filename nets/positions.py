@@ -64,9 +64,9 @@ class HeadPositions(nn.Module):
     The `fixed_heads` first ones are not turned; a layer adds a learned mixture of waves to their queries and
     keys. The `content_heads` last ones know no positions; a layer lets their queries and keys begin alike, so
     that they find what is like the present, and shows them earlier timesteps alone, as nothing is more like
-    the present than itself. All others are rotary: they turn pairs of query and key features by an angle
-    proportional to the timestep index, so that their products depend on distances. Nothing is added to what
-    the layers read and write.
+    the present than itself. The second half of these counts what it finds. All others are rotary: they turn
+    pairs of query and key features by an angle proportional to the timestep index, so that their products
+    depend on distances. Nothing is added to what the layers read and write.
 
     The slowest wave turns once in about three times the `window` of attention. Slower ones would be nearly
     the same at all timesteps, and all queries and keys alike at the start of training: nothing to learn from

@@ -331,14 +331,14 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines added to the input: when in the
             episode), "rope+fixed" (a quarter of the heads has sines in queries and keys, a quarter looks for
-            contents, see `HeadPositions`, the rest is rotary), "learned", "alibi" (attention fades with
-            distance) or None.
+            contents, half of it to count them, see `HeadPositions`, the rest is rotary), "learned", "alibi"
+            (attention fades with distance) or None.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
             single out rare timesteps by chance and recall is learned from there; nearly uniform attention
             would dilute such a timestep's gradient by the length of the sequence.
-        dropout_attn: on attention weights.
+        dropout_attn: on attention weights, but for heads that count.
         dropout_qkv: on queries, keys and values.
         windows: timesteps that each layer attends to, max_seq_len at most; None takes max_seq_len for all.
         attention_sink: a learned key of no value beside the timesteps, for heads that look for nothing.
