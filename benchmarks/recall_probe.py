@@ -2,13 +2,11 @@
 
     python benchmarks/recall_probe.py --positions rope rope+fixed fixed --seeds 0 1
     python benchmarks/recall_probe.py reverse --positions rope+fixed --first-episodes 24 120
-    python benchmarks/recall_probe.py count --positions rope rope+fixed --first-episodes 2000 --limit 1500
 
 A Transformer of the general preset's size sees symbols, draws answers at random and regresses their values to
-1 (right) or -1, as a critic does: at a distance of 32, in reverse, by key, or how often the one asked for has
-been seen. Episodes come in one by one, as many per update as an actor would add at the preset's replay ratio,
-and batches are drawn from all of them. Figures are updates until the best answers are right in 95 % of new
-episodes, or none.
+1 (right) or -1, as a critic does: at a distance of 32, in reverse, or by key. Episodes come in one by one, as
+many per update as an actor would add at the preset's replay ratio, and batches are drawn from all of them.
+Figures are updates until the best answers are right in 95 % of new episodes, or none.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from loxodon.nets import TransformerTrajEncoder
 
 SYMBOLS, KEYS, WIDTH, BATCH, WARM_UP = 4, 32, 128, 24, 100
 DISTANCE, LIST = 32, 52
-COUNTS = 16  # answers of "count"; the last one stands for all higher numbers
 NO_ANSWER = -1
 ENOUGH, LOOK_EVERY = 0.95, 5
 
@@ -39,11 +36,6 @@ def episodes(task: str, number: int, rng: torch.Generator) -> tuple[Tensor, Tens
         shown = torch.randint(SYMBOLS, (number, 2 * LIST), generator=rng)
         answers = F.pad(shown[:, :-DISTANCE], (DISTANCE, 0), value=NO_ANSWER)
         return F.one_hot(shown, SYMBOLS).float(), answers
-    if task == "count":
-        shown, asked = (torch.randint(SYMBOLS, (number, LIST), generator=rng) for _ in range(2))
-        one_hot = F.one_hot(shown, SYMBOLS)
-        answers = one_hot.cumsum(1).gather(2, asked[..., None])[..., 0].clamp(max=COUNTS - 1)
-        return torch.cat([one_hot, F.one_hot(asked, SYMBOLS)], -1).float(), answers
     length = KEYS if task == "by_key" else LIST
     shown = torch.randint(SYMBOLS, (number, length), generator=rng)
     seen = F.pad(F.one_hot(shown, SYMBOLS).float(), (0, 1, 0, length))
@@ -63,8 +55,7 @@ def updates_needed(
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed + 100)
     seen, answers = episodes(task, first_episodes, rng)
-    num_answers = COUNTS if task == "count" else SYMBOLS
-    drawn = torch.randint(num_answers, answers.shape, generator=rng)
+    drawn = torch.randint(SYMBOLS, answers.shape, generator=rng)
     model = nn.ModuleList(
         [
             nn.Sequential(
@@ -73,7 +64,7 @@ def updates_needed(
             TransformerTrajEncoder(
                 WIDTH, seen.shape[1], d_model=WIDTH, d_ff=4 * WIDTH, n_layers=2, pos_emb=positions
             ),
-            nn.Linear(WIDTH, num_answers),
+            nn.Linear(WIDTH, SYMBOLS),
         ]
     )
     into, encoder, values = model
@@ -84,7 +75,7 @@ def updates_needed(
         if new := int(update * episodes_per_update) - int((update - 1) * episodes_per_update):
             more, right = episodes(task, new, rng)
             seen, answers = torch.cat([seen, more]), torch.cat([answers, right])
-            drawn = torch.cat([drawn, torch.randint(num_answers, right.shape, generator=rng)])
+            drawn = torch.cat([drawn, torch.randint(SYMBOLS, right.shape, generator=rng)])
         rows = torch.randint(len(seen), (BATCH,), generator=rng)
         due = answers[rows] != NO_ANSWER
         chosen = drawn[rows][due]
