@@ -113,5 +113,5 @@ def test_counts_are_sums_over_the_keys_that_fit_taken_in_parts(monkeypatch: pyte
     for mask, seen in ((None, causal), (episodes, episodes), (episodes.log(), episodes)):
         found = with_gradients((count(q, k, v, mask, 0.5),), inputs)
         sums = ((q @ k.mT * E**-0.5 - 0.5).sigmoid() * seen) @ v
-        for one, other in zip(found, with_gradients(((sums / 8).asinh(),), inputs), strict=True):
+        for one, other in zip(found, with_gradients(((sums / 32).asinh(),), inputs), strict=True):
             assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
