@@ -89,7 +89,8 @@ def count(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, threshold: float
     """Sums of the values whose keys fit (see `fits`, `damped`): how much there is of what a query looks for.
 
     A mean of values tells its share of all timesteps, from which a number is hard to learn. Arguments and
-    result as those of an `Attention`; memory grows with L alone.
+    result as those of an `Attention`, but that logits above the threshold count, in place of a dropout rate.
+    Logits are held for some queries at a time.
     Source: weights of Ramapuram et al. 2024, arXiv:2409.04431 (sigmoid attention).
     """
     length, parts = q.shape[2], []
