@@ -120,6 +120,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Load a safetensors file into the model. Raises: FileNotFoundError; ValueError as check_fit."""
     info, weights = read_policy(path)
     fit_weights(model, weights, path)
+    warn_of_format(info, path)
+
+
+def warn_of_format(info: PolicyInfo, path: Path) -> None:
+    """Log a warning if weights of this file mean something else to this Loxodon."""
     if info.format not in (None, POLICY_FORMAT):
         logger.warning(
             "The weights in %s are of policy format %s, not %s: they fit, but act otherwise where "

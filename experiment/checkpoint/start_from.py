@@ -15,7 +15,7 @@ from ..artifacts.stores import CONTENT, POLICY, STATE, ArtifactStore, find_artif
 from ..callbacks import Callback
 from ..contracts import Run, RunContext
 from ..distributed import from_main
-from .policy_file import load_what_fits, read_policy
+from .policy_file import load_what_fits, read_policy, warn_of_format
 from .spaces import check_spaces
 from .store import MARKER, TrainingState
 
@@ -150,4 +150,5 @@ class WarmStart(Callback):
                 mend="name a policy of an environment with these spaces.",
             )
             line = load_what_fits(run.policy, weights, str(path))
+            warn_of_format(info, path)
         logger.info("Warm start from %s: %s.", self.source, line)
