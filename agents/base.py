@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..data import Batch
 from ..nets import (
+    ActionMemory,
     DistributionType,
     PolicyDistribution,
     RunningStatistics,
@@ -58,6 +59,16 @@ class ActOutput:
     actions: Tensor
     hidden_state: Any
     extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+class WithActionMemory(NamedTuple):
+    """Hidden state of an agent with an ActionMemory: that of its trajectory encoder, and sums (N, A, K)."""
+
+    encoder: Any
+    actions: Tensor
+
+
+_ROWS = "action_memory"  # of an exported hidden state
 
 
 class BaseAgent(nn.Module, ABC):
@@ -117,6 +128,7 @@ class BaseAgent(nn.Module, ABC):
         self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)
         self.traj_encoder = traj_encoder_type(self.tstep_encoder.emb_dim, max_seq_len)
         self.timestep_norm = RMSNorm(self.tstep_encoder.emb_dim) if pass_timestep_to_heads else None
+        self.action_memory: ActionMemory | None = None  # of subclasses whose heads read one
 
     @abstractmethod
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
@@ -128,13 +140,13 @@ class BaseAgent(nn.Module, ABC):
 
     @property
     def state_dim(self) -> int:
-        """Width D of states."""
+        """Width D of states, without an ActionMemory behind them."""
         beside = 0 if self.timestep_norm is None else self.tstep_encoder.emb_dim
         return self.traj_encoder.emb_dim + beside
 
     @property
     def actor_dim(self) -> int:
-        """Width of `actor_input`."""
+        """Width of `actor_input`, without an ActionMemory behind it."""
         return self.state_dim + self._actor_obs_dim
 
     def actor_input(self, state: Tensor, obs: dict[str, Tensor]) -> Tensor:
@@ -142,7 +154,7 @@ class BaseAgent(nn.Module, ABC):
         if not self.actor_obs_keys:
             return state
         raw = [obs[key].reshape(*state.shape[:-1], -1).float() for key in self.actor_obs_keys]
-        return torch.cat([state, *raw], dim=-1)
+        return torch.cat([state[..., : self.state_dim], *raw, state[..., self.state_dim :]], dim=-1)
 
     def restrict(self, policy: PolicyDistribution, obs: dict[str, Tensor]) -> PolicyDistribution:
         """The policy, or policies (..., G, P), without the actions that observations (..., *) rule out."""
@@ -159,9 +171,13 @@ class BaseAgent(nn.Module, ABC):
         return allowed.reshape(*allowed.shape[:-1], *[1] * (like.dim() - allowed.dim()), allowed.shape[-1])
 
     def encode(self, batch: Batch) -> Tensor:
-        """States (B, L+1, D) of all timesteps of a batch, padding included."""
+        """States (B, L+1, D) of all timesteps of a batch, padding included; with an ActionMemory D + AK."""
         embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.time_idxs, batch.timestep_mask)
-        return self._state(self.traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0], embedded)
+        state = self._state(self.traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0], embedded)
+        if self.action_memory is None:
+            return state
+        memory = self.action_memory(embedded, batch.rl2s[..., 1:], batch.resets)
+        return torch.cat([state, memory.to(state.dtype)], dim=-1)
 
     def _state(self, encoded: Tensor, embedded: Tensor) -> Tensor:
         """What heads read: the trajectory encoder's output (..., E), and its input if they are to."""
@@ -171,19 +187,30 @@ class BaseAgent(nn.Module, ABC):
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
         """Memory of `num_envs` envs before their first timestep."""
-        return self.traj_encoder.init_hidden_state(num_envs, device)
+        hidden_state = self.traj_encoder.init_hidden_state(num_envs, device)
+        if self.action_memory is None:
+            return hidden_state
+        return WithActionMemory(hidden_state, self.action_memory.begin(num_envs, device))
 
     def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
         """Forget the episodes of rows where ended (N,) bool is True."""
-        return self.traj_encoder.reset_hidden_state(hidden_state, ended)
+        if self.action_memory is None:
+            return self.traj_encoder.reset_hidden_state(hidden_state, ended)
+        encoder = self.traj_encoder.reset_hidden_state(hidden_state.encoder, ended)
+        return WithActionMemory(encoder, hidden_state.actions.masked_fill(ended[:, None, None], 0.0))
 
     def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
         """Copies of what a hidden state holds of each env, (N, ...); see TrajEncoder.export_hidden_state."""
-        return self.traj_encoder.export_hidden_state(state)
+        if self.action_memory is None:
+            return self.traj_encoder.export_hidden_state(state)
+        return {**self.traj_encoder.export_hidden_state(state.encoder), _ROWS: state.actions.clone()}
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
         """A hidden state to act on from exported rows."""
-        return self.traj_encoder.import_hidden_state(rows)
+        if self.action_memory is None:
+            return self.traj_encoder.import_hidden_state(rows)
+        of_encoder = {name: x for name, x in rows.items() if name != _ROWS}
+        return WithActionMemory(self.traj_encoder.import_hidden_state(of_encoder), rows[_ROWS].clone())
 
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
@@ -236,12 +263,18 @@ class BaseAgent(nn.Module, ABC):
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
         rl2s, time_idxs = rl2s[:, None], time_idxs[:, None]
         embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s, time_idxs)
-        encoded, hidden_state = self.traj_encoder(embedded, time_idxs, hidden_state)
+        memory = self.action_memory
+        of_encoder = hidden_state if memory is None else hidden_state.encoder
+        encoded, after = self.traj_encoder(embedded, time_idxs, of_encoder)
         state = self._state(encoded, embedded)
+        if memory is not None:
+            remembered, sums = memory.step(hidden_state.actions, embedded[:, 0], rl2s[:, 0, 1:])
+            state = torch.cat([state, remembered[:, None].to(state.dtype)], dim=-1)
+            after = WithActionMemory(after, sums)
         policy = self.restrict(self.policy(self.actor_input(state[:, 0], obs)), obs)
         action = policy.act(sample)
         extras = self._said_of(policy, sample)
-        return action if policy.is_bounded else action.clamp(-1.0, 1.0), hidden_state, extras
+        return action if policy.is_bounded else action.clamp(-1.0, 1.0), after, extras
 
     def _said_of(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
         """What is to be kept of a timestep's actions, see ActOutput.extras."""

@@ -31,6 +31,7 @@ from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from .halves import EnvHalves
+from .joint_actions import JointActions
 from .kshot import KShotWrapper
 from .partial import PartialObs, partial_env
 from .sequence_env import METRIC_PREFIX, SequenceEnv
@@ -60,6 +61,7 @@ __all__ = [
     "FrozenLake",
     "HalfCheetahVelocity",
     "Histories",
+    "JointActions",
     "KShotWrapper",
     "MaxEpisodeLength",
     "MazeRunner",

@@ -14,6 +14,7 @@ import gymnasium as gym
 
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
 from .gin_values import portable
+from .joint_actions import JointActions, num_combinations
 from .sequence_env import SequenceEnv
 
 _PACKAGES = {
@@ -42,12 +43,15 @@ class EnvSpec:
         env_name: fixed name for metrics and files; None lets the environment say.
         vocabulary: the words of text observations, which become numbers by it, the same in every process and
             in policy files; None leaves texts out.
+        joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
+            Discrete choice among these, see JointActions; 0 leaves them as they are.
     """
 
     target: Callable[..., Any] | str
     kwargs: dict[str, Any] = field(default_factory=dict)
     env_name: str | None = None
     vocabulary: Tokens | None = None
+    joint_actions: int = 0
 
     def build(self) -> SequenceEnv:
         """A new environment in the library's form. Errors of the environment's constructor pass through."""
@@ -62,7 +66,11 @@ class EnvSpec:
         )
         if isinstance(made, EnvSpec):
             made = made.build_raw()
-        if self.vocabulary is None or not isinstance(made, gym.Env):
+        if not isinstance(made, gym.Env):
+            return made
+        if 0 < num_combinations(made.action_space) <= self.joint_actions:
+            made = JointActions(made)
+        if self.vocabulary is None:
             return made
         space = with_tokens(made.observation_space, self.vocabulary)
         return gym.wrappers.TransformObservation(made, _unchanged, space)
@@ -93,6 +101,7 @@ def gym_env(
     env_name: str | None = None,
     vocabulary: Sequence[str] | str | None = None,
     max_tokens: int = 16,
+    joint_actions: int = 0,
 ) -> EnvSpec:
     """Recipe for a registered environment, by its id.
 
@@ -103,6 +112,8 @@ def gym_env(
         vocabulary: words of text observations, or "minigrid" for those of MiniGrid and BabyAI; None leaves
             texts out.
         max_tokens: longest text, in words.
+        joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
+            Discrete choice among these; 0 leaves them as they are.
     """
     if not isinstance(env_id, str):
         raise TypeError(
@@ -117,7 +128,7 @@ def gym_env(
             )
         vocabulary = MINIGRID_WORDS
     tokens = None if vocabulary is None else Tokens(vocabulary, max_tokens)
-    return EnvSpec(env_id, dict(kwargs or {}), env_name, tokens)
+    return EnvSpec(env_id, dict(kwargs or {}), env_name, tokens, joint_actions)
 
 
 def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:

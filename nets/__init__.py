@@ -6,6 +6,7 @@ if __name__ == "nets":
         "Fix: pip install -e ."
     )
 
+from .action_memory import ActionMemory
 from .distributions import (
     Bernoulli,
     Beta,
@@ -63,6 +64,7 @@ from .value_bins import ValueBins
 
 __all__ = [
     "MLP",
+    "ActionMemory",
     "Actor",
     "Bernoulli",
     "Beta",

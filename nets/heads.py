@@ -10,74 +10,13 @@ import gin
 import torch
 from einops import pack, rearrange, unpack
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
-from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
+from .mlp import MLP, activation_fn, as_rows, orthogonal_init, require_at_least, require_positive
 
 _DEAD = 0.025  # of its layer's average activation
 _BLOCK = 2**21  # logits that are read at once
-
-
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
-class Actor(nn.Module):
-    """One policy per discount factor from a shared MLP.
-
-    Shapes: state (..., D) -> distribution over (..., G, A).
-
-    Args:
-        state_dim, action_dim, num_discounts, distribution: given by the agent.
-        n_layers: hidden layers.
-        d_hidden: their width.
-        activation: name of the non-linearity.
-    Raises: ValueError for a size below 1.
-    """
-
-    def __init__(
-        self,
-        state_dim: int,
-        action_dim: int,
-        num_discounts: int,
-        distribution: DistributionType,
-        *,
-        n_layers: int = 2,
-        d_hidden: int = 256,
-        activation: str = "leaky_relu",
-    ) -> None:
-        super().__init__()
-        require_positive("Actor", n_layers=n_layers, d_hidden=d_hidden)
-        self.distribution, self.num_discounts = distribution, num_discounts
-        self.num_params = distribution.num_params(action_dim)
-        self.mlp = MLP(state_dim, d_hidden, num_discounts * self.num_params, n_layers, activation)
-        with torch.no_grad():  # start near the uniform policy
-            self.mlp.out.weight.mul_(0.1)
-            self.mlp.out.bias.zero_()
-
-    def forward(self, state: Tensor) -> PolicyDistribution:
-        params: Tensor = self.mlp(state)
-        return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
-
-    def activations(self, state: Tensor) -> list[Tensor]:
-        """Hidden layers (..., d_hidden), first to last."""
-        found = [state]
-        for linear, norm in zip(self.mlp.hidden, self.mlp.norms, strict=True):
-            found.append(self.mlp.activation(norm(linear(found[-1]))))
-        return found[1:]
-
-
-@torch.no_grad()
-def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Share of hidden units that are hardly ever active: by mean size below 1/40 of their layer's average.
-
-    Args:
-        layers: activations, each (..., n, units).
-        mask: (n,) bool, the places that count.
-    Returns: a scalar tensor.
-    Source: Sokar et al. 2023, arXiv:2302.12902, definition 3.1, with a threshold of 0.025.
-    """
-    sizes = torch.stack([(layer.abs() * mask[:, None]).sum(-2) for layer in layers])
-    return (sizes <= _DEAD * sizes.mean(-1, keepdim=True)).float().mean()
-
-
 _HIDDEN_GAIN = math.sqrt(3.0)  # weights of variance 1 / d_in
 
 
@@ -99,7 +38,108 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete"])
+class ActionReader(nn.Module):
+    """What a head of C members adds to its outputs of each action, from its memory row (see ActionMemory).
+
+        added_oa = sum over k of (U h)_ok f(memory_a)_k
+    with h the head's last hidden layer, which does not learn from here, and f a small network, the same for
+    all actions and 0 at first.
+
+    Shapes: hidden (C, n, D), memory (n, A, K) -> (C, n, O, A).
+    """
+
+    D_HIDDEN, WIDTH = 32, 16
+
+    def __init__(self, num_members: int, d_hidden: int, num_outputs: int, memory_dim: int) -> None:
+        super().__init__()
+        self.num_outputs, self.memory_dim = num_outputs, memory_dim
+        self.state = EnsembleLinear(num_members, d_hidden, num_outputs * self.WIDTH)
+        self.memory = EnsembleLinear(num_members, memory_dim, self.D_HIDDEN, _HIDDEN_GAIN)
+        self.out = EnsembleLinear(num_members, self.D_HIDDEN, self.WIDTH)
+        with torch.no_grad():  # begin with what the head says alone
+            self.out.weight.zero_()
+            self.out.bias.zero_()
+
+    def forward(self, hidden: Tensor, memory: Tensor) -> Tensor:
+        num_members, num_rows = hidden.shape[:2]
+        rows = memory.flatten(0, 1).expand(num_members, -1, -1)
+        of_actions = self.out(F.leaky_relu(self.memory(rows))).unflatten(1, (num_rows, -1))
+        of_state = self.state(hidden.detach()).unflatten(-1, (self.num_outputs, self.WIDTH))
+        added: Tensor = of_state @ of_actions.transpose(-1, -2)
+        return added
+
+
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution", "memory_dim"])
+class Actor(nn.Module):
+    """One policy per discount factor from a shared MLP.
+
+    Shapes: state (..., D), or (..., D + A K) with the A rows of an ActionMemory of width K behind it
+        -> distribution over (..., G, A).
+
+    Args:
+        state_dim, action_dim, num_discounts, distribution, memory_dim: given by the agent; memory_dim is K.
+        n_layers: hidden layers.
+        d_hidden: their width.
+        activation: name of the non-linearity.
+    Raises: ValueError for a size below 1.
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        num_discounts: int,
+        distribution: DistributionType,
+        *,
+        n_layers: int = 2,
+        d_hidden: int = 256,
+        activation: str = "leaky_relu",
+        memory_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        require_positive("Actor", n_layers=n_layers, d_hidden=d_hidden)
+        self.distribution, self.num_discounts = distribution, num_discounts
+        self.num_params = distribution.num_params(action_dim)
+        self.mlp = MLP(state_dim, d_hidden, num_discounts * self.num_params, n_layers, activation)
+        with torch.no_grad():  # start near the uniform policy
+            self.mlp.out.weight.mul_(0.1)
+            self.mlp.out.bias.zero_()
+        self.state_dim = state_dim
+        self.reader = ActionReader(1, d_hidden, num_discounts, memory_dim) if memory_dim else None
+
+    def forward(self, state: Tensor) -> PolicyDistribution:
+        if self.reader is None:
+            params: Tensor = self.mlp(state)
+        else:
+            hidden = self.activations(state)[-1]
+            memory = state[..., self.state_dim :].reshape(-1, self.num_params, self.reader.memory_dim)
+            added = self.reader(as_rows(hidden)[None], memory).flatten(-2)
+            params = self.mlp.out(hidden) + added.view(*state.shape[:-1], -1)
+        return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
+
+    def activations(self, state: Tensor) -> list[Tensor]:
+        """Hidden layers (..., d_hidden), first to last."""
+        found = [state[..., : self.state_dim]]
+        for linear, norm in zip(self.mlp.hidden, self.mlp.norms, strict=True):
+            found.append(self.mlp.activation(norm(linear(found[-1]))))
+        return found[1:]
+
+
+@torch.no_grad()
+def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Share of hidden units that are hardly ever active: by mean size below 1/40 of their layer's average.
+
+    Args:
+        layers: activations, each (..., n, units).
+        mask: (n,) bool, the places that count.
+    Returns: a scalar tensor.
+    Source: Sokar et al. 2023, arXiv:2302.12902, definition 3.1, with a threshold of 0.025.
+    """
+    sizes = torch.stack([(layer.abs() * mask[:, None]).sum(-2) for layer in layers])
+    return (sizes <= _DEAD * sizes.mean(-1, keepdim=True)).float().mean()
+
+
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
 class CriticEnsemble(nn.Module):
     """An ensemble of Q functions, each with an output per discount factor, of which PopArt makes values.
 
@@ -113,9 +153,11 @@ class CriticEnsemble(nn.Module):
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
         continuous: state (..., D), actions (..., K, A) -> (..., K, C, G, 1).
+        States may be followed by the rows of an ActionMemory, (..., D + A * memory_dim); without memory_dim
+        these are not read.
 
     Args:
-        state_dim, action_dim, num_discounts, is_discrete: given by the agent.
+        state_dim, action_dim, num_discounts, is_discrete, memory_dim: given by the agent.
         num_critics: ensemble size C.
         n_layers: hidden layers.
         d_hidden: their width.
@@ -133,6 +175,7 @@ class CriticEnsemble(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
+        memory_dim: int = 0,
     ) -> None:
         super().__init__()
         if n_layers < 1 or num_critics < 1:
@@ -153,10 +196,15 @@ class CriticEnsemble(nn.Module):
         )
         self.num_outputs = action_dim if is_discrete else 1
         self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)
+        self.state_dim = state_dim
+        self.reader = ActionReader(num_critics, d_hidden, num_discounts, memory_dim) if memory_dim else None
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
         hidden, lead = self.activations(state, actions)
         x = self.out(hidden[-1])
+        if self.reader is not None:
+            memory = state[..., self.state_dim :].reshape(-1, self.num_outputs, self.reader.memory_dim)
+            x = x + self.reader(hidden[-1], memory).flatten(-2)
         y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
         return unpack(y, lead, "* c g a")[0]
 
@@ -190,7 +238,7 @@ class CriticEnsemble(nn.Module):
 
     def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Hidden layers (C, n, d_hidden), first to last, and the shapes behind n, for einops.unpack."""
-        rows, lead = pack([state], "* d")
+        rows, lead = pack([state[..., : self.state_dim]], "* d")
         x = self._by_member(self.from_state, rows)
         if self.from_action is not None:
             assert actions is not None

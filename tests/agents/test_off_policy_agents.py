@@ -28,6 +28,7 @@ from loxodon.agents import (
 )
 from loxodon.data import Batch
 from loxodon.nets import (
+    ActionMemory,
     Actor,
     BinnedCriticEnsemble,
     CriticEnsemble,
@@ -428,3 +429,99 @@ def test_where_nothing_is_allowed_everything_is() -> None:
     allowed = agent.allowed_actions({"allowed": mask}, like)
     assert allowed.shape == (2, 1, 5)
     assert allowed[:, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]]
+
+
+# ---- what came of each action ----
+
+
+def test_acting_remembers_actions_as_learning_does() -> None:
+    agent = make(Agent, DISCRETE, action_memory_type=ActionMemory).eval()
+    torch.nn.init.normal_(agent.actor.reader.out.weight)
+    batch = replace(make_batch(DISCRETE), rl2s=torch.zeros(3, 6, 1 + int(DISCRETE.n)))
+    batch.rl2s[:, 1:, 1:] = batch.actions
+    hidden = agent.init_hidden_state(3, torch.device("cpu"))
+    with torch.no_grad():
+        policy = agent.policy(agent.encode(batch))
+        for t in range(6):
+            hidden = agent.import_hidden_state(agent.export_hidden_state(hidden))
+            if t == 3:  # the second env begins anew, with the same timesteps as the first time
+                hidden = agent.reset_hidden_state(hidden, torch.tensor([False, True, False]))
+            place = torch.tensor([t, t % 3, t])
+            rows = torch.arange(3), place
+            obs = {key: x[rows] for key, x in batch.obs.items()}
+            seen = obs, batch.rl2s[rows], batch.time_idxs[rows]
+            actions, hidden = agent.get_actions(*seen, hidden, False)
+            assert torch.equal(actions, policy.params[rows].argmax(-1))
+            torch.testing.assert_close(
+                hidden.actions.asinh().flatten(1), agent.encode(batch)[rows][:, agent.state_dim :]
+            )
+
+
+@pytest.mark.parametrize(
+    ("space", "encoder", "settings", "why"),
+    [
+        (BOX, gru, {}, "the action space is Box.*gym_env.joint_actions"),
+        (spaces.Discrete(129), gru, {}, r"the action space is Discrete\(129\), not Discrete with 128"),
+        (DISCRETE, partial(FFTrajEncoder, d_model=16), {}, "FFTrajEncoder stands for no memory"),
+        (
+            DISCRETE,
+            gru,
+            {"critic_type": DuelingCriticEnsemble},
+            "DuelingCriticEnsemble.* takes no memory_dim",
+        ),
+    ],
+)
+def test_a_memory_of_actions_is_refused_where_nothing_would_read_it(
+    space: Any, encoder: Any, settings: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"Agent.action_memory_type is set, but {why}.*Fix: leave it out"):
+        make(Agent, space, encoder=encoder, action_memory_type=ActionMemory, **settings)
+
+
+@pytest.mark.learning
+def test_what_came_of_an_action_is_known_of_each() -> None:
+    """Which of 32 actions were taken before, from few timesteps: no action is a case of its own."""
+    num, length = 32, 24
+    space = spaces.Discrete(num)
+    agent = make(
+        DQNAgent,
+        space,
+        critic_type=CriticEnsemble,
+        action_memory_type=partial(ActionMemory, dropout=0.0),
+        training_discounts=(),
+        gamma=0.0,
+        num_critics=2,
+        num_critics_td=1,
+    )
+
+    def draw() -> Batch:
+        taken = torch.randint(0, num, (32, length))
+        was_taken = (taken[:, None] == taken[:, :, None]).tril(-1).any(-1)
+        actions = one_hot(taken, num).float()
+        rl2s = torch.zeros(32, length + 1, 1 + num)
+        rl2s[:, 1:, 1:] = actions
+        return Batch(
+            obs={"observation": torch.zeros(32, length + 1, 3)},
+            rl2s=rl2s,
+            time_idxs=torch.arange(length + 1).expand(32, -1)[..., None],
+            actions=actions,
+            rews=was_taken[..., None].float(),
+            dones=torch.zeros(32, length, 1, dtype=torch.bool),
+            mask=torch.ones(32, length, 1, dtype=torch.bool),
+        )
+
+    optimizer = torch.optim.Adam(agent.trainable_params(), lr=3e-3)
+    for _ in range(150):
+        loss = agent(draw()).critic.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        agent.after_update()
+    batch = draw()
+    with torch.no_grad():
+        state = agent.encode(batch)[:, :-1]
+        said = (
+            agent.recorded_values(agent.critics, state, batch.actions[:, :, None]).mean(2)[..., 0, 0] / 10.0
+        )
+    was_taken = batch.rews[..., 0] > 0.5
+    assert ((said > 0.5) == was_taken).float().mean() > 0.95

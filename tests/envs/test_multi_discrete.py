@@ -36,6 +36,23 @@ def test_every_action_of_the_environment_is_reached_once(space: Any, nvec: list[
     np.testing.assert_array_equal(np.asarray(theirs).reshape(len(ours), -1), ours + start.reshape(-1))
 
 
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([3, 4], start=[1, -5]), TABLE, spaces.MultiBinary((2, 2))]
+)
+def test_few_combinations_are_one_choice_among_them(space: Any) -> None:
+    inner = SpacesEnv(space)
+    num = int(np.prod(getattr(space, "nvec", np.full(4, 2))))
+    env = EnvSpec(lambda: inner, joint_actions=num).build()
+    assert env.action_space == spaces.Discrete(num)
+    env.reset(seed=0)
+    for action in range(num):
+        env.step(action)
+    assert all(action in space for action in inner.received)
+    assert len({np.asarray(action).tobytes() for action in inner.received}) == num
+    assert EnvSpec(lambda: inner, joint_actions=num - 1).build().action_space == ActionMap(space).policy_space
+    assert EnvSpec("CartPole-v1", joint_actions=64).build().action_space == spaces.Discrete(2)
+
+
 def test_environments_get_arrays_of_their_own() -> None:
     """One that keeps its action must not see the next one in it."""
     inner = SpacesEnv(spaces.MultiDiscrete([3, 4]))

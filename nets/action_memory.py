@@ -1,0 +1,84 @@
+"""What came of each action: sums that heads read action by action."""
+
+from __future__ import annotations
+
+import math
+
+import gin
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .mlp import require_positive
+
+
+@gin.configurable(denylist=["d_embedded", "num_actions", "horizon"])
+class ActionMemory(nn.Module):
+    """For each of A discrete actions, a sum over what was seen right after it in this episode.
+
+        memory_t[a] = asinh(sum over i <= t with a_(i-1) = a of exp(-(t - i) / horizon) W x_i)
+    with x_i the embedded timestep that action a_(i-1) led to: its observation, its reward, the action itself.
+    It is attention whose keys are actions and need not be learned, and heads judge each action by its own
+    row, by the same weights for all. To tell from states alone which of 64 places were tried before took more
+    than a million timesteps, as each place is a case of its own then (docs/results.md).
+
+    Sums fade within an episode, so that they stay in one range however long it is. They are like no other
+    episode's, and critics may learn episodes by heart by them before the sequence model recalls anything: so
+    half of the entries are dropped in training (what a row says is in all of them), x does not learn from
+    here, and heads begin without (see ActionReader).
+
+    Args:
+        d_embedded: given by the agent, width E of embedded timesteps.
+        num_actions: given by the agent, A.
+        horizon: given by the agent, timesteps within which a summand fades to 1 / e.
+        width: K, of a row.
+        dropout: share of entries that are 0 in training.
+    Raises: ValueError for settings out of range.
+    """
+
+    def __init__(
+        self, d_embedded: int, num_actions: int, horizon: int, *, width: int = 8, dropout: float = 0.5
+    ) -> None:
+        super().__init__()
+        require_positive("ActionMemory", width=width)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(
+                f"ActionMemory.dropout is {dropout}, but must be at least 0 and below 1. Fix: 0.5 is usual."
+            )
+        self.num_actions, self.width, self.dropout, self.rate = num_actions, width, dropout, 1.0 / horizon
+        self.value = nn.Linear(d_embedded, width)
+
+    def _added(self, embedded: Tensor, previous: Tensor) -> Tensor:
+        added: Tensor = previous[..., None] * self.value(embedded.detach()).float()[..., None, :]
+        return added
+
+    def forward(self, embedded: Tensor, previous: Tensor, resets: Tensor | None = None) -> Tensor:
+        """Memories (B, L, A K) float32 at all timesteps of B sequences.
+
+        Args:
+            embedded: (B, L, E).
+            previous: (B, L, A), one-hot of the action before; zeros at the first timestep of an episode.
+            resets: (B, L) bool, True where another window begins; None: they are one window each.
+        """
+        added = self._added(embedded, previous)
+        ages = torch.arange(added.shape[1], device=added.device, dtype=added.dtype) * self.rate
+        # one window at most is e times as long as the horizon in practice, so exp(ages) stays small
+        added = added * ages.exp()[:, None, None]
+        sums = added.cumsum(1)
+        if resets is not None:
+            places = torch.arange(added.shape[1], device=added.device).expand(resets.shape)
+            begins = places.where(resets, 0).cummax(1).values[..., None, None]
+            sums = sums - (sums - added).gather(1, begins.expand_as(sums))
+        return self._read(sums * (-ages).exp()[:, None, None])
+
+    def _read(self, sums: Tensor) -> Tensor:
+        return F.dropout(torch.asinh(sums), self.dropout, self.training).flatten(-2)
+
+    def step(self, sums: Tensor, embedded: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        """The memory (N, A K), and sums (N, A, K), after one more timestep: (N, E) and (N, A)."""
+        sums = sums * math.exp(-self.rate) + self._added(embedded, previous)
+        return self._read(sums), sums
+
+    def begin(self, num_envs: int, device: torch.device) -> Tensor:
+        """Sums (N, A, K) before the first timestep."""
+        return torch.zeros(num_envs, self.num_actions, self.width, device=device)
