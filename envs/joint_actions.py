@@ -32,12 +32,12 @@ class JointActions(gym.ActionWrapper[Any, Any, Any]):
         return (digits + getattr(space, "start", 0)).astype(space.dtype)
 
 
-def num_combinations(space: spaces.Space[Any]) -> int:
+def num_combinations(space: spaces.Space[Any] | None) -> int:
     """How many actions a MultiDiscrete or MultiBinary space has, 0 for any other kind."""
     return int(np.prod(factors, dtype=object)) if (factors := _factors(space)) else 0
 
 
-def _factors(space: spaces.Space[Any]) -> tuple[int, ...]:
+def _factors(space: spaces.Space[Any] | None) -> tuple[int, ...]:
     if isinstance(space, spaces.MultiDiscrete):
         return tuple(space.nvec.reshape(-1).tolist())
     if isinstance(space, spaces.MultiBinary):

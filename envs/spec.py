@@ -80,13 +80,23 @@ class EnvSpec:
 
         Args:
             num_envs: number of rows for `make_vec`, unless the recipe's arguments name one.
+
+        Raises: ValueError if several choices are to be one: rows of a batch cannot be wrapped one by one.
         """
         kwargs = copy.deepcopy(self.kwargs)
         if isinstance(self.target, str):
             name = _registered_name(self.target)
-            return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
-        made = self.target(**kwargs)
-        return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
+            made = gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
+        else:
+            made = self.target(**kwargs)
+            if isinstance(made, EnvSpec):
+                made = made.build_vector(num_envs)
+        if self.joint_actions and num_combinations(getattr(made, "single_action_space", None)):
+            raise ValueError(
+                f"gym_env.joint_actions is {self.joint_actions}, but {self.target} is a batch, whose actions "
+                "stay as they are. Fix: leave it out, or choose another Experiment.env_mode."
+            )
+        return made
 
 
 def _unchanged(obs: Any) -> Any:
@@ -127,6 +137,11 @@ def gym_env(
                 "Fix: e.g. gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball']."
             )
         vocabulary = MINIGRID_WORDS
+    if type(joint_actions) is not int or joint_actions < 0:
+        raise ValueError(
+            f"gym_env.joint_actions is {joint_actions!r}, but must be a whole number, at least 0. "
+            "Fix: e.g. 64; 0 leaves actions as they are."
+        )
     tokens = None if vocabulary is None else Tokens(vocabulary, max_tokens)
     return EnvSpec(env_id, dict(kwargs or {}), env_name, tokens, joint_actions)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from scripted_envs import FactorsEnv, SpacesEnv
 
-from loxodon.envs import ActionCode, ActionMap, EnvSpec, EpsilonGreedy, SequenceEnv
+from loxodon.envs import ActionCode, ActionMap, EnvSpec, EpsilonGreedy, SequenceEnv, gym_env
 
 TABLE = spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), dtype=np.int32, start=np.array([[0, 1], [-2, 9]]))  # type: ignore[var-annotated]
 
@@ -50,7 +51,18 @@ def test_few_combinations_are_one_choice_among_them(space: Any) -> None:
     assert all(action in space for action in inner.received)
     assert len({np.asarray(action).tobytes() for action in inner.received}) == num
     assert EnvSpec(lambda: inner, joint_actions=num - 1).build().action_space == ActionMap(space).policy_space
+    with pytest.raises(ValueError, match=r"gym_env.joint_actions is -1, but must be .*Fix"):
+        gym_env("CartPole-v1", joint_actions=-1)
     assert EnvSpec("CartPole-v1", joint_actions=64).build().action_space == spaces.Discrete(2)
+
+
+def test_batches_keep_their_choices() -> None:
+    def batch() -> gym.vector.VectorEnv[Any, Any, Any]:
+        return gym.vector.SyncVectorEnv([lambda: SpacesEnv(spaces.MultiDiscrete([3, 4]))] * 2)
+
+    EnvSpec(batch).build_vector(2).close()
+    with pytest.raises(ValueError, match=r"gym_env.joint_actions is 64, but .* is a batch.*Fix"):
+        EnvSpec(batch, joint_actions=64).build_vector(2)
 
 
 def test_environments_get_arrays_of_their_own() -> None:
