@@ -102,7 +102,11 @@ CASES: dict[str, Case] = {
         DISCRETE,
         {"critic_type": CriticEnsemble, "double_q": False, "returns": "retrace"},
     ),
-    "sac discrete": (SACAgent, DISCRETE, {"returns": "lambda"}),
+    "sac discrete": (
+        SACAgent,
+        DISCRETE,
+        {"returns": "lambda", "action_memory_type": partial(ActionMemory, dropout=0.0)},
+    ),
     "sac factors": (SACAgent, MULTI, {"returns": "retrace", "learn_alpha": False}),
     "sac box": (SACAgent, BOX, {"num_actions_for_value": 2, "pass_timestep_to_heads": True}),
     "iql discrete": (IQLAgent, DISCRETE, {"returns": "lambda"}),

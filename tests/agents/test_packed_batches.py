@@ -25,6 +25,7 @@ from loxodon.agents import (
 from loxodon.data import Batch, Trajectory, pack_batch, pad_batch
 from loxodon.experiment.learn.learner import sequence_priorities
 from loxodon.nets import (
+    ActionMemory,
     FFTstepEncoder,
     GatedDeltaNetTrajEncoder,
     GLATrajEncoder,
@@ -46,7 +47,17 @@ transformer = partial(
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 16, "d_ff": 16, "n_heads": 8}
 ALL_CRITICS = {"num_critics": 2, "num_critics_td": 2, "training_discounts": (0.5,)}
 CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
-    "actor-critic, GRU": (Agent, DISCRETE, gru, {**ALL_CRITICS, "returns": "retrace", "burn_in": 2}),
+    "actor-critic, GRU": (
+        Agent,
+        DISCRETE,
+        gru,
+        {
+            **ALL_CRITICS,
+            "returns": "retrace",
+            "burn_in": 2,
+            "action_memory_type": partial(ActionMemory, dropout=0.0),
+        },
+    ),
     "dqn, Transformer": (DQNAgent, DISCRETE, transformer, {"n_step": 3, "burn_in": 3}),
     "sac, gated delta": (
         SACAgent,
