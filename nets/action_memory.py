@@ -24,26 +24,26 @@ class ActionMemory(nn.Module):
 
     Sums fade within an episode, so that they stay in one range however long it is. They are like no other
     episode's, and critics may learn episodes by heart by them before the sequence model recalls anything: so
-    half of the entries are dropped in training (what a row says is in all of them), x does not learn from
-    here, and heads begin without (see ActionReader).
+    x does not learn from here, and heads begin without (see ActionReader).
 
     Args:
         d_embedded: given by the agent, width E of embedded timesteps.
         num_actions: given by the agent, A.
         horizon: given by the agent, timesteps within which a summand fades to 1 / e.
         width: K, of a row.
-        dropout: share of entries that are 0 in training.
+        dropout: share of entries that are 0 in training. What a row says is in all of them, so it may help
+            where much has to be recalled, too.
     Raises: ValueError for settings out of range.
     """
 
     def __init__(
-        self, d_embedded: int, num_actions: int, horizon: int, *, width: int = 8, dropout: float = 0.5
+        self, d_embedded: int, num_actions: int, horizon: int, *, width: int = 8, dropout: float = 0.0
     ) -> None:
         super().__init__()
         require_positive("ActionMemory", width=width)
         if not 0.0 <= dropout < 1.0:
             raise ValueError(
-                f"ActionMemory.dropout is {dropout}, but must be at least 0 and below 1. Fix: 0.5 is usual."
+                f"ActionMemory.dropout is {dropout}, but must be at least 0 and below 1. Fix: e.g. 0.5."
             )
         self.num_actions, self.width, self.dropout, self.rate = num_actions, width, dropout, 1.0 / horizon
         self.value = nn.Linear(d_embedded, width)

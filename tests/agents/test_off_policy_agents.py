@@ -105,7 +105,7 @@ CASES: dict[str, Case] = {
     "sac discrete": (
         SACAgent,
         DISCRETE,
-        {"returns": "lambda", "action_memory_type": partial(ActionMemory, dropout=0.0)},
+        {"returns": "lambda", "action_memory_type": ActionMemory},
     ),
     "sac factors": (SACAgent, MULTI, {"returns": "retrace", "learn_alpha": False}),
     "sac box": (SACAgent, BOX, {"num_actions_for_value": 2, "pass_timestep_to_heads": True}),
@@ -491,7 +491,7 @@ def test_what_came_of_an_action_is_known_of_each() -> None:
         DQNAgent,
         space,
         critic_type=CriticEnsemble,
-        action_memory_type=partial(ActionMemory, dropout=0.0),
+        action_memory_type=ActionMemory,
         training_discounts=(),
         gamma=0.0,
         num_critics=2,
