@@ -13,15 +13,21 @@ class JointActions(gym.ActionWrapper[Any, Any, Any]):
     """A MultiDiscrete or MultiBinary action as one Discrete choice among its combinations.
 
     A policy over factors cannot say "this place or that one, but not the row of the one with the column of
-    the other", and critics and memories of actions (`Agent.action_memory`) know every combination.
+    the other", and critics and memories of actions (`Agent.action_memory_type`) know every combination.
     Combination i has the digits of i as its factors, the last one counting fastest.
 
     Args:
         env: its action space is MultiDiscrete or MultiBinary.
+    Raises: TypeError for another action space.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
+        if not num_combinations(env.action_space):
+            raise TypeError(
+                f"The action space is {env.action_space}, but JointActions takes MultiDiscrete and MultiBinary "
+                "ones. Fix: leave the wrapper out."
+            )
         self._factors = _factors(env.action_space)
         self.action_space = spaces.Discrete(num_combinations(env.action_space))
 

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from scripted_envs import FactorsEnv, SpacesEnv
 
-from loxodon.envs import ActionCode, ActionMap, EnvSpec, EpsilonGreedy, SequenceEnv, gym_env
+from loxodon.envs import ActionCode, ActionMap, EnvSpec, EpsilonGreedy, JointActions, SequenceEnv, gym_env
 
 TABLE = spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), dtype=np.int32, start=np.array([[0, 1], [-2, 9]]))  # type: ignore[var-annotated]
 
@@ -53,6 +53,8 @@ def test_few_combinations_are_one_choice_among_them(space: Any) -> None:
     assert EnvSpec(lambda: inner, joint_actions=num - 1).build().action_space == ActionMap(space).policy_space
     with pytest.raises(ValueError, match=r"gym_env.joint_actions is -1, but must be .*Fix"):
         gym_env("CartPole-v1", joint_actions=-1)
+    with pytest.raises(TypeError, match=r"The action space is Discrete\(2\), but JointActions takes.*Fix"):
+        JointActions(gym.make("CartPole-v1"))
     assert EnvSpec("CartPole-v1", joint_actions=64).build().action_space == spaces.Discrete(2)
 
 
