@@ -25,8 +25,8 @@ class JointActions(gym.ActionWrapper[Any, Any, Any]):
         super().__init__(env)
         if not num_combinations(env.action_space):
             raise TypeError(
-                f"The action space is {env.action_space}, but JointActions takes MultiDiscrete and MultiBinary "
-                "ones. Fix: leave the wrapper out."
+                f"The action space is {env.action_space}, but JointActions takes MultiDiscrete and "
+                "MultiBinary ones. Fix: leave the wrapper out."
             )
         self._factors = _factors(env.action_space)
         self.action_space = spaces.Discrete(num_combinations(env.action_space))
