@@ -62,7 +62,7 @@ class ActionMemory(nn.Module):
         """
         added = self._added(embedded, previous)
         ages = torch.arange(added.shape[1], device=added.device, dtype=added.dtype) * self.rate
-        # one window at most is e times as long as the horizon in practice, so exp(ages) stays small
+        # rows are about as long as the horizon, so exp(ages) stays small
         added = added * ages.exp()[:, None, None]
         sums = added.cumsum(1)
         if resets is not None:

@@ -111,10 +111,11 @@ class Actor(nn.Module):
         if self.reader is None:
             params: Tensor = self.mlp(state)
         else:
-            hidden = self.activations(state)[-1]
-            memory = state[..., self.state_dim :].reshape(-1, self.num_params, self.reader.memory_dim)
-            added = self.reader(as_rows(hidden)[None], memory).flatten(-2)
-            params = self.mlp.out(hidden) + added.view(*state.shape[:-1], -1)
+            rows = as_rows(state)
+            hidden = self.activations(rows)[-1]
+            memory = rows[:, self.state_dim :].reshape(-1, self.num_params, self.reader.memory_dim)
+            params = self.mlp.out(hidden) + self.reader(hidden[None], memory)[0].flatten(-2)
+            params = params.view(*state.shape[:-1], -1)
         return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
 
     def activations(self, state: Tensor) -> list[Tensor]:
