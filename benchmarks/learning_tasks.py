@@ -218,7 +218,6 @@ POPGYM_ACTIONS = {
     for name, settings in {
         "BattleshipEasy": ("gym_env.joint_actions=64",),
         "MultiarmedBanditEasy": (),
-        "ConcentrationEasy": (),
     }.items()
 }
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from ..data.spaces import ActionMap
 
-class JointActions(gym.ActionWrapper[Any, Any, Any]):
+
+class JointActions(gym.wrappers.TransformAction[Any, Any, Any]):
     """A MultiDiscrete or MultiBinary action as one Discrete choice among its combinations.
 
     A policy over factors cannot say "this place or that one, but not the row of the one with the column of
@@ -22,30 +25,26 @@ class JointActions(gym.ActionWrapper[Any, Any, Any]):
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        if not num_combinations(env.action_space):
+        action_map = ActionMap(env.action_space)
+        nvec = _nvec(action_map)
+        if not nvec:
             raise TypeError(
                 f"The action space is {env.action_space}, but JointActions takes MultiDiscrete and "
                 "MultiBinary ones. Fix: leave the wrapper out."
             )
-        self._factors = _factors(env.action_space)
-        self.action_space = spaces.Discrete(num_combinations(env.action_space))
 
-    def action(self, action: int) -> np.ndarray:
-        """The factors (*shape) of combination `action`, in the dtype and numbering of the environment."""
-        space: Any = self.env.action_space
-        digits = np.array(np.unravel_index(int(action), self._factors)).reshape(space.shape)
-        return (digits + getattr(space, "start", 0)).astype(space.dtype)
+        def factors(action: Any) -> Any:
+            return action_map.to_env(np.array([np.unravel_index(int(action), nvec)]))[0]
+
+        super().__init__(env, factors, spaces.Discrete(math.prod(nvec)))
 
 
-def num_combinations(space: spaces.Space[Any] | None) -> int:
-    """How many actions a MultiDiscrete or MultiBinary space has, 0 for any other kind."""
-    return int(np.prod(factors, dtype=object)) if (factors := _factors(space)) else 0
+def num_combinations(space: spaces.Space[Any]) -> int:
+    """How many actions a MultiDiscrete or MultiBinary space has, 0 for another that ActionMap takes."""
+    nvec = _nvec(ActionMap(space))
+    return math.prod(nvec) if nvec else 0
 
 
-def _factors(space: spaces.Space[Any] | None) -> tuple[int, ...]:
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(space.nvec.reshape(-1).tolist())
-    if isinstance(space, spaces.MultiBinary):
-        return (2,) * int(np.prod(space.shape))
-    return ()
+def _nvec(action_map: ActionMap) -> list[int]:
+    space = action_map.policy_space
+    return space.nvec.tolist() if isinstance(space, spaces.MultiDiscrete) else []

@@ -68,7 +68,7 @@ class EnvSpec:
             made = made.build_raw()
         if not isinstance(made, gym.Env):
             return made
-        if 0 < num_combinations(made.action_space) <= self.joint_actions:
+        if self.joint_actions and 0 < num_combinations(made.action_space) <= self.joint_actions:
             made = JointActions(made)
         if self.vocabulary is None:
             return made
@@ -91,7 +91,8 @@ class EnvSpec:
             made = self.target(**kwargs)
             if isinstance(made, EnvSpec):
                 made = made.build_vector(num_envs)
-        if self.joint_actions and num_combinations(getattr(made, "single_action_space", None)):
+        space = getattr(made, "single_action_space", None)
+        if self.joint_actions and space is not None and num_combinations(space):
             raise ValueError(
                 f"gym_env.joint_actions is {self.joint_actions}, but {self.target} is a batch, whose actions "
                 "stay as they are. Fix: leave it out, or choose another Experiment.env_mode."

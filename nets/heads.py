@@ -17,56 +17,6 @@ from .mlp import MLP, activation_fn, as_rows, orthogonal_init, require_at_least,
 
 _DEAD = 0.025  # of its layer's average activation
 _BLOCK = 2**21  # logits that are read at once
-_HIDDEN_GAIN = math.sqrt(3.0)  # weights of variance 1 / d_in
-
-
-class EnsembleLinear(nn.Module):
-    """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
-
-    First weights are between plus and minus `gain` / sqrt(d_in), biases 1 / sqrt(d_in).
-    """
-
-    def __init__(self, num_members: int, d_in: int, d_out: int, gain: float = 1.0) -> None:
-        super().__init__()
-        bound = 1.0 / math.sqrt(d_in)
-        self.weight = nn.Parameter(
-            torch.empty(num_members, d_in, d_out).uniform_(-gain * bound, gain * bound)
-        )
-        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
-
-
-class ActionReader(nn.Module):
-    """What a head of C members adds to its outputs of each action, from its memory row (see ActionMemory).
-
-        added_oa = sum over k of (U h)_ok f(memory_a)_k
-    with h the head's last hidden layer, which does not learn from here, and f a small network, the same for
-    all actions and 0 at first.
-
-    Shapes: hidden (C, n, D), memory (n, A, K) -> (C, n, O, A).
-    """
-
-    D_HIDDEN, WIDTH = 32, 16
-
-    def __init__(self, num_members: int, d_hidden: int, num_outputs: int, memory_dim: int) -> None:
-        super().__init__()
-        self.num_outputs, self.memory_dim = num_outputs, memory_dim
-        self.state = EnsembleLinear(num_members, d_hidden, num_outputs * self.WIDTH)
-        self.memory = EnsembleLinear(num_members, memory_dim, self.D_HIDDEN, _HIDDEN_GAIN)
-        self.out = EnsembleLinear(num_members, self.D_HIDDEN, self.WIDTH)
-        with torch.no_grad():  # begin with what the head says alone
-            self.out.weight.zero_()
-            self.out.bias.zero_()
-
-    def forward(self, hidden: Tensor, memory: Tensor) -> Tensor:
-        num_members, num_rows = hidden.shape[:2]
-        rows = memory.flatten(0, 1).expand(num_members, -1, -1)
-        of_actions = self.out(F.leaky_relu(self.memory(rows))).unflatten(1, (num_rows, -1))
-        of_state = self.state(hidden.detach()).unflatten(-1, (self.num_outputs, self.WIDTH))
-        added: Tensor = of_state @ of_actions.transpose(-1, -2)
-        return added
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution", "memory_dim"])
@@ -138,6 +88,58 @@ def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
     """
     sizes = torch.stack([(layer.abs() * mask[:, None]).sum(-2) for layer in layers])
     return (sizes <= _DEAD * sizes.mean(-1, keepdim=True)).float().mean()
+
+
+_HIDDEN_GAIN = math.sqrt(3.0)  # weights of variance 1 / d_in
+
+
+class EnsembleLinear(nn.Module):
+    """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
+
+    First weights are between plus and minus `gain` / sqrt(d_in), biases 1 / sqrt(d_in).
+    """
+
+    def __init__(self, num_members: int, d_in: int, d_out: int, gain: float = 1.0) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(d_in)
+        self.weight = nn.Parameter(
+            torch.empty(num_members, d_in, d_out).uniform_(-gain * bound, gain * bound)
+        )
+        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class ActionReader(nn.Module):
+    """What a head of C members adds to its outputs of each action, from its memory row (see ActionMemory).
+
+        added_oa = sum over k of (U h)_ok f(memory_a)_k
+    with h the head's last hidden layer, which does not learn from here, and f a small network, the same for
+    all actions and 0 at first.
+
+    Shapes: hidden (C, n, D), memory (n, A, K) -> (C, n, O, A).
+    """
+
+    D_HIDDEN, WIDTH = 32, 16
+
+    def __init__(self, num_members: int, d_hidden: int, num_outputs: int, memory_dim: int) -> None:
+        super().__init__()
+        self.num_outputs, self.memory_dim = num_outputs, memory_dim
+        self.state = EnsembleLinear(num_members, d_hidden, num_outputs * self.WIDTH)
+        self.memory = EnsembleLinear(num_members, memory_dim, self.D_HIDDEN, _HIDDEN_GAIN)
+        self.out = EnsembleLinear(num_members, self.D_HIDDEN, self.WIDTH)
+        with torch.no_grad():  # begin with what the head says alone
+            self.out.weight.zero_()
+            self.out.bias.zero_()
+
+    def forward(self, hidden: Tensor, memory: Tensor) -> Tensor:
+        num_members, num_rows = hidden.shape[:2]
+        rows = memory.flatten(0, 1).expand(num_members, -1, -1)
+        of_actions = self.out(F.leaky_relu(self.memory(rows))).unflatten(1, (num_rows, -1))
+        of_state = self.state(hidden.detach()).unflatten(-1, (self.num_outputs, self.WIDTH))
+        added: Tensor = of_state @ of_actions.transpose(-1, -2)
+        return added
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
