@@ -11,6 +11,7 @@ from gymnasium import spaces
 from scripted_envs import FactorsEnv, SpacesEnv
 
 from loxodon.envs import ActionCode, ActionMap, EnvSpec, EpsilonGreedy, JointActions, SequenceEnv, gym_env
+from loxodon.envs.env_state import missing_layer
 
 TABLE = spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), dtype=np.int32, start=np.array([[0, 1], [-2, 9]]))  # type: ignore[var-annotated]
 
@@ -45,6 +46,7 @@ def test_few_combinations_are_one_choice_among_them(space: Any) -> None:
     num = int(np.prod(getattr(space, "nvec", np.full(4, 2))))
     env = EnvSpec(lambda: inner, joint_actions=num).build()
     assert env.action_space == spaces.Discrete(num)
+    assert missing_layer(JointActions(inner)) == missing_layer(inner)  # it has no state of its own
     env.reset(seed=0)
     for action in range(num):
         env.step(action)
