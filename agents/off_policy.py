@@ -35,7 +35,6 @@ from .targets import lambda_returns, n_step_targets, retrace_targets
 
 TRAINING_DISCOUNTS = (0.1, 0.5, 0.9, 0.99)
 CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
-_MOST_ACTIONS = 128  # that are remembered
 _RETURNS, _SUBSETS = ("n_step", "lambda", "retrace"), ("update", "element")
 
 
@@ -106,9 +105,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         action_mask_key: see BaseAgent.
         pass_obs_keys_to_actor: see BaseAgent.
         pass_timestep_to_heads: see BaseAgent.
-        action_memory_type: builds what remembers what came of each action, such as ActionMemory; for heads
-            whose constructors take memory_dim, Discrete actions, 128 at most, and a trajectory encoder that
-            has memory. None for none.
+        action_memory_type: builds what remembers what came of each action, ActionMemory or None for none.
+            There is one where heads can use it: actions are Discrete and as many as it is for, the policy is
+            Categorical, the trajectory encoder has memory, and constructors of heads take memory_dim.
         actor_type: builds the policy head.
         critic_type: builds the critics.
     Raises: ValueError for impossible sizes, names or discounts.
@@ -146,7 +145,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         action_mask_key: str | None = None,
         pass_obs_keys_to_actor: Sequence[str] | None = None,
         pass_timestep_to_heads: bool = False,
-        action_memory_type: Callable[..., ActionMemory] | None = None,
+        action_memory_type: Callable[..., ActionMemory] | None = ActionMemory,
         actor_type: Callable[..., nn.Module] = Actor,
         critic_type: Callable[..., CriticEnsemble] = CriticEnsemble,
     ) -> None:
@@ -179,11 +178,12 @@ class OffPolicyAgent(BaseAgent, ABC):
             )
         has_all_values = isinstance(action_space, spaces.Discrete)  # one output per action
         of_memory = {}
-        if action_memory_type is not None:
-            self._require_memory_of_actions(actor_type, critic_type)
-            embedded = self.tstep_encoder.emb_dim
-            self.action_memory = action_memory_type(embedded, self.action_dim, max_seq_len)
-            of_memory["memory_dim"] = self.action_memory.width
+        if action_memory_type is not None and self._can_remember_actions(actor_type, critic_type):
+            with torch.random.fork_rng(devices=[]):  # the rest begins as without it
+                memory = action_memory_type(self.tstep_encoder.emb_dim, self.action_dim, max_seq_len)
+            if memory.is_for_these:
+                self.action_memory = memory
+                of_memory["memory_dim"] = memory.width
         if self.has_actor:
             self.actor = actor_type(
                 self.actor_dim, self.action_dim, num_discounts, self.distribution, **of_memory
@@ -203,25 +203,14 @@ class OffPolicyAgent(BaseAgent, ABC):
             parent: Any = cls.__mro__[1]
             _show_settings_of_base(own, inspect.unwrap(parent.__init__))
 
-    def _require_memory_of_actions(self, actor_type: Any, critic_type: Any) -> None:
-        """Raise ValueError unless there is something to remember of each action, and all heads read it."""
+    def _can_remember_actions(self, actor_type: Any, critic_type: Any) -> bool:
         heads = [critic_type, actor_type] if self.has_actor else [critic_type]
-        deaf = [one for one in heads if "memory_dim" not in inspect.signature(one).parameters]
-        if not isinstance(self.action_space, spaces.Discrete) or self.action_dim > _MOST_ACTIONS:
-            obstacle = (
-                f"the action space is {self.action_space}, not Discrete with {_MOST_ACTIONS} actions at most "
-                "(gym_env.joint_actions makes one choice of several)"
-            )
-        elif self.distribution is not Categorical:
-            obstacle = f"the policy is {self.distribution}, not Categorical"
-        elif isinstance(self.traj_encoder, MemorylessTrajEncoder):
-            obstacle = f"{type(self.traj_encoder).__name__} stands for no memory"
-        elif deaf:
-            obstacle = f"{getattr(deaf[0], '__name__', deaf[0])} takes no memory_dim"
-        else:
-            return
-        name = type(self).__name__
-        raise ValueError(f"{name}.action_memory_type is set, but {obstacle}. Fix: leave it out.")
+        return (
+            isinstance(self.action_space, spaces.Discrete)
+            and self.distribution is Categorical
+            and not isinstance(self.traj_encoder, MemorylessTrajEncoder)
+            and all("memory_dim" in inspect.signature(head).parameters for head in heads)
+        )
 
     @abstractmethod
     def losses(self, view: View, with_metrics: bool) -> LossTerms:

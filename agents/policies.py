@@ -30,6 +30,9 @@ CONTINUOUS: dict[str, DistributionType] = {
 }
 
 
+_OF_FACTORS = "; gym_env.joint_actions = 0 leaves several choices apart"
+
+
 def distribution_for(
     action_space: spaces.Space[Any], chosen: DistributionType | str | None, setting: str
 ) -> DistributionType:
@@ -62,7 +65,7 @@ def distribution_for(
         name = getattr(known, "__name__", repr(known))
         raise ValueError(
             f"{setting} is {name}, which does not fit actions in {action_space}. Fix: leave it out, or bind "
-            f"one of {', '.join(map(repr, fitting))}."
+            f"one of {', '.join(map(repr, fitting))}{_OF_FACTORS}."
         )
     return chosen
 
@@ -101,7 +104,8 @@ class ActionMask:
             raise ValueError(
                 f"{setting} is {key!r}, where the environment offers {space}, but a mask of {action_space} "
                 f"is a MultiBinary or Box with {sum(nvec)} entries (of several factors, side by side). "
-                f"Fix: name one of the observations {sorted(obs_space.spaces)} that is such a mask."
+                f"Fix: name one of the observations {sorted(obs_space.spaces)} that is such a mask"
+                f"{_OF_FACTORS}."
             )
         return cls(key, tuple(nvec))
 

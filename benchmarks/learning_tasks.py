@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -209,18 +209,6 @@ POPGYM = _with_controls(
     }
 )
 
-# The same for tasks in which an action stands for a thing.
-POPGYM_ACTIONS = {
-    name: replace(
-        POPGYM[name],
-        overrides=(*POPGYM[name].overrides, "Agent.action_memory_type=@ActionMemory", *settings),
-    )
-    for name, settings in {
-        "BattleshipEasy": ("gym_env.joint_actions=64",),
-        "MultiarmedBanditEasy": (),
-    }.items()
-}
-
 POPGYM_PPO = {
     name: Task(
         ("ppo/repeat_previous",),
@@ -301,7 +289,6 @@ SUITES = {
     "encoders": _encoders(),
     "memory": MEMORY,
     "popgym": POPGYM,
-    "popgym_actions": POPGYM_ACTIONS,
     "popgym_ppo": POPGYM_PPO,
     "meta": META,
     "long": LONG,

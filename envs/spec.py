@@ -44,7 +44,7 @@ class EnvSpec:
         vocabulary: the words of text observations, which become numbers by it, the same in every process and
             in policy files; None leaves texts out.
         joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
-            Discrete choice among these, see JointActions; 0 leaves them as they are.
+            Discrete choice among these, see JointActions; 0 leaves them as they are, and batches do.
     """
 
     target: Callable[..., Any] | str
@@ -80,8 +80,6 @@ class EnvSpec:
 
         Args:
             num_envs: number of rows for `make_vec`, unless the recipe's arguments name one.
-
-        Raises: ValueError if several choices are to be one: rows of a batch cannot be wrapped one by one.
         """
         kwargs = copy.deepcopy(self.kwargs)
         if isinstance(self.target, str):
@@ -91,12 +89,6 @@ class EnvSpec:
             made = self.target(**kwargs)
             if isinstance(made, EnvSpec):
                 made = made.build_vector(num_envs)
-        space = getattr(made, "single_action_space", None)
-        if self.joint_actions and space is not None and num_combinations(space):
-            raise ValueError(
-                f"gym_env.joint_actions is {self.joint_actions}, but {self.target} is a batch, whose actions "
-                "stay as they are. Fix: leave it out, or choose another Experiment.env_mode."
-            )
         return made
 
 
@@ -112,7 +104,7 @@ def gym_env(
     env_name: str | None = None,
     vocabulary: Sequence[str] | str | None = None,
     max_tokens: int = 16,
-    joint_actions: int = 0,
+    joint_actions: int = 64,
 ) -> EnvSpec:
     """Recipe for a registered environment, by its id.
 
@@ -124,7 +116,7 @@ def gym_env(
             texts out.
         max_tokens: longest text, in words.
         joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
-            Discrete choice among these; 0 leaves them as they are.
+            Discrete choice among these, see JointActions; 0 leaves them as they are, and batches do.
     """
     if not isinstance(env_id, str):
         raise TypeError(

@@ -516,6 +516,8 @@ class Experiment(Settings):
         """A few lines on what runs where."""
         num_params = sum(p.numel() for p in self.policy.trainable_params())
         observations = ", ".join(f"{key} {space}" for key, space in self.obs_space.spaces.items())
+        memory = getattr(self.policy, "action_memory", None)  # of BaseAgent
+        remembers = "" if memory is None else f", what came of each of {memory.num_actions} actions"
         processes = self.accelerator.num_processes
         num_steps = processes * self.parallel_actors * self.train_timesteps_per_epoch
         lines = {
@@ -526,7 +528,7 @@ class Experiment(Settings):
             "observations": observations,
             "actions": str(self.action_space),
             "agent": f"{type(self.policy).__name__}, {num_params:,} trainable parameters, "
-            f"sequences up to {self.max_seq_len} steps",
+            f"sequences up to {self.max_seq_len} steps{remembers}",
             "epoch": f"{num_steps:,} env steps, {self.trainer.describe()}; {self.epochs} "
             f"epoch{'s' if self.epochs != 1 else ''}",
             "dataset": f"{type(self.dataset).__name__} {self.dataset.save_new_trajs_to or ''}".rstrip(),

@@ -24,20 +24,28 @@ class ActionMemory(nn.Module):
 
     Sums fade within an episode, so that they stay in one range however long it is. They are like no other
     episode's, and critics may learn episodes by heart by them before the sequence model recalls anything: so
-    x does not learn from here, and heads begin without (see ActionReader).
+    x does not learn from here, heads begin without (see ActionReader), and rows have dropout.
 
     Args:
         d_embedded: given by the agent, width E of embedded timesteps.
         num_actions: given by the agent, A.
         horizon: given by the agent, timesteps within which a summand fades to 1 / e.
         width: K, of a row.
-        dropout: share of entries that are 0 in training. What a row says is in all of them, so it may help
-            where much has to be recalled, too.
+        dropout: share of entries that are 0 in training. What a row says is in all of them.
+        min_actions, max_actions: with how many actions agents use it. Few are learned one by one as soon.
     Raises: ValueError for settings out of range.
     """
 
     def __init__(
-        self, d_embedded: int, num_actions: int, horizon: int, *, width: int = 8, dropout: float = 0.0
+        self,
+        d_embedded: int,
+        num_actions: int,
+        horizon: int,
+        *,
+        width: int = 8,
+        dropout: float = 0.5,
+        min_actions: int = 8,
+        max_actions: int = 128,
     ) -> None:
         super().__init__()
         require_positive("ActionMemory", width=width)
@@ -46,6 +54,7 @@ class ActionMemory(nn.Module):
                 f"ActionMemory.dropout is {dropout}, but must be at least 0 and below 1. Fix: e.g. 0.5."
             )
         self.num_actions, self.width, self.dropout, self.rate = num_actions, width, dropout, 1.0 / horizon
+        self.is_for_these = min_actions <= num_actions <= max_actions
         self.value = nn.Linear(d_embedded, width)
 
     def _added(self, embedded: Tensor, previous: Tensor) -> Tensor:

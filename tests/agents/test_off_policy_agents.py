@@ -48,6 +48,7 @@ Case = tuple[Any, Any, dict[str, Any]]
 
 tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
 gru = partial(GRUTrajEncoder, n_layers=1, d_hidden=16, d_output=16)
+of_few = partial(ActionMemory, min_actions=2, dropout=0.0)
 SMALL_CRITICS: dict[Any, Any] = {MultiTaskAgent: BinnedCriticEnsemble, DQNAgent: DuelingCriticEnsemble}
 
 
@@ -105,7 +106,7 @@ CASES: dict[str, Case] = {
     "sac discrete": (
         SACAgent,
         DISCRETE,
-        {"returns": "lambda", "action_memory_type": ActionMemory},
+        {"returns": "lambda", "action_memory_type": of_few},
     ),
     "sac factors": (SACAgent, MULTI, {"returns": "retrace", "learn_alpha": False}),
     "sac box": (SACAgent, BOX, {"num_actions_for_value": 2, "pass_timestep_to_heads": True}),
@@ -439,7 +440,7 @@ def test_where_nothing_is_allowed_everything_is() -> None:
 
 
 def test_acting_remembers_actions_as_learning_does() -> None:
-    agent = make(Agent, DISCRETE, action_memory_type=ActionMemory).eval()
+    agent = make(Agent, DISCRETE, action_memory_type=of_few).eval()
     torch.nn.init.normal_(agent.actor.reader.out.weight)
     batch = replace(make_batch(DISCRETE), rl2s=torch.zeros(3, 6, 1 + int(DISCRETE.n)))
     batch.rl2s[:, 1:, 1:] = batch.actions
@@ -462,24 +463,28 @@ def test_acting_remembers_actions_as_learning_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "encoder", "settings", "why"),
+    ("space", "encoder", "settings", "is_there"),
     [
-        (BOX, gru, {}, "the action space is Box.*gym_env.joint_actions"),
-        (spaces.Discrete(129), gru, {}, r"the action space is Discrete\(129\), not Discrete with 128"),
-        (DISCRETE, partial(FFTrajEncoder, d_model=16), {}, "FFTrajEncoder stands for no memory"),
-        (
-            DISCRETE,
-            gru,
-            {"critic_type": DuelingCriticEnsemble},
-            "DuelingCriticEnsemble.* takes no memory_dim",
-        ),
+        (spaces.Discrete(8), gru, {}, True),
+        (spaces.Discrete(8), gru, {"action_memory_type": None}, False),
+        (spaces.Discrete(7), gru, {}, False),
+        (spaces.Discrete(7), gru, {"action_memory_type": partial(ActionMemory, min_actions=7)}, True),
+        (spaces.Discrete(129), gru, {}, False),
+        (BOX, gru, {}, False),
+        (MULTI, gru, {}, False),
+        (spaces.Discrete(8), partial(FFTrajEncoder, d_model=16), {}, False),
+        (spaces.Discrete(8), gru, {"critic_type": DuelingCriticEnsemble}, False),
     ],
 )
-def test_a_memory_of_actions_is_refused_where_nothing_would_read_it(
-    space: Any, encoder: Any, settings: dict[str, Any], why: str
+def test_actions_are_remembered_where_heads_can_use_it(
+    space: Any, encoder: Any, settings: dict[str, Any], is_there: bool
 ) -> None:
-    with pytest.raises(ValueError, match=rf"Agent.action_memory_type is set, but {why}.*Fix: leave it out"):
-        make(Agent, space, encoder=encoder, action_memory_type=ActionMemory, **settings)
+    agent = make(Agent, space, encoder=encoder, **settings)
+    assert (agent.action_memory is not None) == is_there
+    assert (agent.actor.reader is not None) == (agent.critics.reader is not None) == is_there
+    if not is_there:  # runs of a seed are what they are without
+        plain = make(Agent, space, encoder=encoder, **{**settings, "action_memory_type": None}).state_dict()
+        assert all(torch.equal(x, plain[name]) for name, x in agent.state_dict().items())
 
 
 @pytest.mark.learning
