@@ -9,14 +9,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "accelerate", "gin-config", "gymnasium", "numpy")
 
 
 def git_commit() -> str:
-    """Commit of the code that was measured, marked when the working tree differs from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """Commit of the code that was measured, marked when code or settings of the working tree differ."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    differs = git("status", "--porcelain", "--", "*.py", "*.gin", "constraints.txt")
+    return (git("rev-parse", "HEAD") or "unknown") + ("-dirty" if differs else "")
 
 
 def provenance() -> dict[str, Any]:
