@@ -7,7 +7,6 @@ import math
 import gin
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .mlp import require_positive
 
@@ -24,16 +23,15 @@ class ActionMemory(nn.Module):
 
     Sums fade within an episode, so that they stay in one range however long it is. They are like no other
     episode's, and critics may learn episodes by heart by them before the sequence model recalls anything: so
-    x does not learn from here, heads begin without (see ActionReader), and rows have dropout.
+    x does not learn from here, and heads begin without (see ActionReader).
 
     Args:
         d_embedded: given by the agent, width E of embedded timesteps.
         num_actions: given by the agent, A.
         horizon: given by the agent, timesteps within which a summand fades to 1 / e.
         width: K, of a row.
-        dropout: share of entries that are 0 in training. What a row says is in all of them.
         min_actions, max_actions: with how many actions agents use it. Few are learned one by one as soon.
-    Raises: ValueError for settings out of range.
+    Raises: ValueError for a width below 1.
     """
 
     def __init__(
@@ -43,17 +41,12 @@ class ActionMemory(nn.Module):
         horizon: int,
         *,
         width: int = 8,
-        dropout: float = 0.5,
         min_actions: int = 8,
         max_actions: int = 128,
     ) -> None:
         super().__init__()
         require_positive("ActionMemory", width=width)
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(
-                f"ActionMemory.dropout is {dropout}, but must be at least 0 and below 1. Fix: e.g. 0.5."
-            )
-        self.num_actions, self.width, self.dropout, self.rate = num_actions, width, dropout, 1.0 / horizon
+        self.num_actions, self.width, self.rate = num_actions, width, 1.0 / horizon
         self.is_for_these = min_actions <= num_actions <= max_actions
         self.value = nn.Linear(d_embedded, width)
 
@@ -80,8 +73,9 @@ class ActionMemory(nn.Module):
             sums = sums - (sums - added).gather(1, begins.expand_as(sums))
         return self._read(sums * (-ages).exp()[:, None, None])
 
-    def _read(self, sums: Tensor) -> Tensor:
-        return F.dropout(torch.asinh(sums), self.dropout, self.training).flatten(-2)
+    @staticmethod
+    def _read(sums: Tensor) -> Tensor:
+        return torch.asinh(sums).flatten(-2)
 
     def step(self, sums: Tensor, embedded: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """The memory (N, A K), and sums (N, A, K), after one more timestep: (N, E) and (N, A)."""

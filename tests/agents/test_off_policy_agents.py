@@ -48,7 +48,7 @@ Case = tuple[Any, Any, dict[str, Any]]
 
 tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
 gru = partial(GRUTrajEncoder, n_layers=1, d_hidden=16, d_output=16)
-of_few = partial(ActionMemory, min_actions=2, dropout=0.0)
+of_few = partial(ActionMemory, min_actions=2)
 SMALL_CRITICS: dict[Any, Any] = {MultiTaskAgent: BinnedCriticEnsemble, DQNAgent: DuelingCriticEnsemble}
 
 

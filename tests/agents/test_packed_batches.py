@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
             **ALL_CRITICS,
             "returns": "retrace",
             "burn_in": 2,
-            "action_memory_type": partial(ActionMemory, min_actions=2, dropout=0.0),
+            "action_memory_type": partial(ActionMemory, min_actions=2),
         },
     ),
     "dqn, Transformer": (DQNAgent, DISCRETE, transformer, {"n_step": 3, "burn_in": 3}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from loxodon.nets import ActionMemory, Actor, Categorical, CriticEnsemble
@@ -42,17 +41,6 @@ def test_steps_give_what_sequences_do() -> None:
         for t in range(40):
             found, at = memory.step(at, embedded[:, t], previous[:, t])
             torch.testing.assert_close(found, whole[:, t], atol=1e-5, rtol=1e-4)
-
-
-def test_entries_are_dropped_in_training_alone() -> None:
-    memory = ActionMemory(E, A, 6, width=64, dropout=0.75)
-    embedded, previous = given(2, 9)
-    learning, acting = memory(embedded, previous), memory.eval()(embedded, previous)
-    kept = learning[acting != 0.0] != 0.0
-    assert 0.2 < kept.float().mean() < 0.3
-    torch.testing.assert_close(learning[learning != 0.0], 4.0 * acting[learning != 0.0])
-    with pytest.raises(ValueError, match=r"ActionMemory.dropout is 1.0, but must be .*Fix"):
-        ActionMemory(E, A, 6, dropout=1.0)
 
 
 def test_heads_judge_all_actions_by_the_same_weights() -> None:
