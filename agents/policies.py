@@ -30,9 +30,6 @@ CONTINUOUS: dict[str, DistributionType] = {
 }
 
 
-_OF_FACTORS = "; gym_env.joint_actions = 0 leaves several choices apart"
-
-
 def distribution_for(
     action_space: spaces.Space[Any], chosen: DistributionType | str | None, setting: str
 ) -> DistributionType:
@@ -65,9 +62,14 @@ def distribution_for(
         name = getattr(known, "__name__", repr(known))
         raise ValueError(
             f"{setting} is {name}, which does not fit actions in {action_space}. Fix: leave it out, or bind "
-            f"one of {', '.join(map(repr, fitting))}{_OF_FACTORS}."
+            f"one of {', '.join(map(repr, fitting))}{_if_made_one(action_space)}."
         )
     return chosen
+
+
+def _if_made_one(action_space: spaces.Space[Any]) -> str:
+    is_one = isinstance(action_space, spaces.Discrete)
+    return "; if the environment has several choices, gym_env.joint_actions = 0 keeps them" if is_one else ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class ActionMask:
                 f"{setting} is {key!r}, where the environment offers {space}, but a mask of {action_space} "
                 f"is a MultiBinary or Box with {sum(nvec)} entries (of several factors, side by side). "
                 f"Fix: name one of the observations {sorted(obs_space.spaces)} that is such a mask"
-                f"{_OF_FACTORS}."
+                f"{_if_made_one(action_space)}."
             )
         return cls(key, tuple(nvec))
 
