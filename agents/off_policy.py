@@ -177,13 +177,9 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"Fix: leave {name}.pass_obs_keys_to_actor out."
             )
         has_all_values = isinstance(action_space, spaces.Discrete)  # one output per action
-        of_memory = {}
-        if action_memory_type is not None and self._can_remember_actions(actor_type, critic_type):
-            with torch.random.fork_rng(devices=[]):  # the rest begins as without it
-                memory = action_memory_type(self.tstep_encoder.emb_dim, self.action_dim, max_seq_len)
-            if memory.is_for_these:
-                self.action_memory = memory
-                of_memory["memory_dim"] = memory.width
+        heads = [critic_type, actor_type] if self.has_actor else [critic_type]
+        self.action_memory = self._memory_of_actions(action_memory_type, heads)
+        of_memory = {} if self.action_memory is None else {"memory_dim": self.action_memory.width}
         if self.has_actor:
             self.actor = actor_type(
                 self.actor_dim, self.action_dim, num_discounts, self.distribution, **of_memory
@@ -203,14 +199,21 @@ class OffPolicyAgent(BaseAgent, ABC):
             parent: Any = cls.__mro__[1]
             _show_settings_of_base(own, inspect.unwrap(parent.__init__))
 
-    def _can_remember_actions(self, actor_type: Any, critic_type: Any) -> bool:
-        heads = [critic_type, actor_type] if self.has_actor else [critic_type]
-        return (
+    def _memory_of_actions(
+        self, kind: Callable[..., ActionMemory] | None, heads: Sequence[Callable[..., nn.Module]]
+    ) -> ActionMemory | None:
+        """What remembers what came of each action, or None where heads could make nothing of it."""
+        can_be_read = (
             isinstance(self.action_space, spaces.Discrete)
             and self.distribution is Categorical
             and not isinstance(self.traj_encoder, MemorylessTrajEncoder)
             and all("memory_dim" in inspect.signature(head).parameters for head in heads)
         )
+        if kind is None or not can_be_read:
+            return None
+        with torch.random.fork_rng(devices=[]):  # what follows begins as without it
+            memory = kind(self.tstep_encoder.emb_dim, self.action_dim, self.max_seq_len)
+        return memory if memory.is_for_these else None
 
     @abstractmethod
     def losses(self, view: View, with_metrics: bool) -> LossTerms:

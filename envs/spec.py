@@ -84,12 +84,9 @@ class EnvSpec:
         kwargs = copy.deepcopy(self.kwargs)
         if isinstance(self.target, str):
             name = _registered_name(self.target)
-            made = gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
-        else:
-            made = self.target(**kwargs)
-            if isinstance(made, EnvSpec):
-                made = made.build_vector(num_envs)
-        return made
+            return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
+        made = self.target(**kwargs)
+        return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
 
 
 def _unchanged(obs: Any) -> Any:

@@ -516,7 +516,7 @@ class Experiment(Settings):
         """A few lines on what runs where."""
         num_params = sum(p.numel() for p in self.policy.trainable_params())
         observations = ", ".join(f"{key} {space}" for key, space in self.obs_space.spaces.items())
-        memory = getattr(self.policy, "action_memory", None)  # of BaseAgent
+        memory = self.policy.action_memory
         remembers = "" if memory is None else f", what came of each of {memory.num_actions} actions"
         processes = self.accelerator.num_processes
         num_steps = processes * self.parallel_actors * self.train_timesteps_per_epoch
