@@ -35,7 +35,6 @@ from .targets import lambda_returns, n_step_targets, retrace_targets
 
 TRAINING_DISCOUNTS = (0.1, 0.5, 0.9, 0.99)
 CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
-_LEAST_WEIGHT = 0.1  # of a discount's losses
 _RETURNS, _SUBSETS = ("n_step", "lambda", "retrace"), ("update", "element")
 
 
@@ -254,14 +253,11 @@ class OffPolicyAgent(BaseAgent, ABC):
         share then learns from those whose returns tell actions apart. If all count alike and an action pays
         at once, chance makes most of a return over a long horizon, and recall is learned late or not at all
         (docs/results.md). Horizons of more than 1,000 timesteps count as 1,000. None for all alike.
-
-        Each counts a tenth at least: rewards that are rare, and end an episode, tell short horizons of its
-        last timesteps alone, and with a millionth a long one hardly learns of the others.
         """
         if not (self.weigh_discounts and self.popart.enabled):
             return None
         deviation = (1.0 - self.discounts).clamp(min=1e-3) * self.popart.scale
-        return (deviation / deviation.max()).square().clamp(min=_LEAST_WEIGHT)
+        return (deviation / deviation.max()).square()
 
     def view(self, batch: Batch) -> View:
         """Encode a batch."""
