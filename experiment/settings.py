@@ -72,7 +72,7 @@ class Settings:
             4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
         critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
-            Values of rare rewards stay far below their targets where it is often exceeded (docs/results.md).
+            Values of rare rewards stay far below their targets where it is often exceeded (docs/choices.md).
         mixed_precision: of the updates: "no", "fp16", "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).

@@ -19,7 +19,7 @@ class ActionMemory(nn.Module):
     with x_i the embedded timestep that action a_(i-1) led to: its observation, its reward, the action itself.
     It is attention whose keys are actions and need not be learned, and heads judge each action by its own
     row, by the same weights for all. To tell from states alone which of 64 places were tried before took more
-    than a million timesteps, as each place is a case of its own then (docs/results.md).
+    than a million timesteps, as each place is a case of its own then (docs/choices.md).
 
     Sums fade within an episode, so that they stay in one range however long it is. They are like no other
     episode's, and critics may learn episodes by heart by them before the sequence model recalls anything: so
