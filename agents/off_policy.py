@@ -129,7 +129,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         gamma: float = 0.999,
         training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
         reward_multiplier: float = 10.0,
-        tau: float = 0.03,
+        tau: float = 0.01,
         num_critics: int = 4,
         num_critics_td: int = 2,
         critic_subset: str = "update",
