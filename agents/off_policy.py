@@ -88,10 +88,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_critics: ensemble size C.
         num_critics_td: critics that each target is made of, drawn without repetition.
         critic_subset: draw these once per "update", or anew for every "element" of the batch.
-        returns: "n_step"; "lambda", uncorrected lambda-returns; or "retrace", for discrete actions. The first
-            two end where noise is held that came before (Batch.held). Runs of "retrace" store with which
-            probability each action was taken; where data do not say, its upper bound 1 stands for it (that is
-            tree backup).
+        returns: "n_step"; "lambda", uncorrected lambda-returns; or "retrace", for discrete actions. Runs of
+            it store with which probability each action was taken; where data do not say, its upper bound 1
+            stands for it (that is tree backup).
         n_step: of "n_step".
         trace_decay: lambda, of the other two.
         burn_in: transitions at the begin of a window that only refresh memory, unless the episode begins
@@ -350,10 +349,9 @@ class OffPolicyAgent(BaseAgent, ABC):
     def returns_from(self, view: View, next_values: Tensor) -> Tensor:
         """(B, L, G, 1) returns that bootstrap from values (B, L, G, 1) of the following timesteps."""
         steps = (*self._steps(view), next_values, self.discounts)
-        held = None if view.batch.held is None else view.batch.held[..., None]
         if self.returns == "lambda":
-            return lambda_returns(*steps, trace_decay=self.trace_decay, held=held)
-        return n_step_targets(*steps, n_step=self.n_step, held=held)
+            return lambda_returns(*steps, trace_decay=self.trace_decay)
+        return n_step_targets(*steps, n_step=self.n_step)
 
     def _steps(self, view: View) -> tuple[Tensor, Tensor, Tensor]:
         batch = view.batch

@@ -3,8 +3,7 @@
 Axes: B batch, L time, G discounts. All return (B, L, G, 1) float. A return never looks beyond a termination,
 nor beyond the last real step before a place where mask is False; there it bootstraps, as at a truncation. So
 sequences that share a row have at least one such place between them. Entries where mask is False are
-meaningless, and whatever stands there reaches no other. Nor does a return look into steps that are `held`,
-(B, L, 1, 1) bool, None for none: there noise of the step before went on, whatever the policy would have done.
+meaningless, and whatever stands there reaches no other.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ from torch import Tensor
 
 
 def n_step_targets(
-    rewards: Tensor,
-    terminated: Tensor,
-    mask: Tensor,
-    next_values: Tensor,
-    discounts: Tensor,
-    *,
-    n_step: int,
-    held: Tensor | None = None,
+    rewards: Tensor, terminated: Tensor, mask: Tensor, next_values: Tensor, discounts: Tensor, *, n_step: int
 ) -> Tensor:
     """TD targets that look up to n steps ahead.
 
@@ -36,13 +28,12 @@ def n_step_targets(
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
         n_step: at least 1; may exceed L.
-        held: see above.
     """
     targets = rewards + discounts * next_values * ~terminated
     # extended[t] is the target with i + 1 steps; a step whose successor is terminal or padding keeps the
     # shorter one
     extended = targets
-    can_look_on = _goes_on(terminated, mask, held)
+    can_look_on = _goes_on(terminated, mask)
     for _ in range(min(n_step, rewards.shape[1]) - 1):
         following = torch.cat([extended[:, 1:], extended[:, -1:]], dim=1)
         extended = torch.where(can_look_on, rewards + discounts * following, targets)
@@ -57,7 +48,6 @@ def lambda_returns(
     discounts: Tensor,
     *,
     trace_decay: float,
-    held: Tensor | None = None,
 ) -> Tensor:
     """The mean of all n-step targets with weights (1 - lambda) lambda^(n-1), the last one taking the rest.
 
@@ -70,13 +60,12 @@ def lambda_returns(
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
         trace_decay: lambda in [0, 1]; 0 gives the one-step target.
-        held: see above.
     Source: Sutton & Barto 2018, eq. 12.18; for Q functions Peng & Williams 1996.
     """
     mixed = rewards + discounts * ~terminated * (1.0 - trace_decay) * next_values
     weight = (trace_decay * discounts * ~terminated).expand_as(mixed)
     last = rewards + discounts * next_values * ~terminated
-    return _scan(mixed, weight, last, _goes_on(terminated, mask, held))
+    return _scan(mixed, weight, last, _goes_on(terminated, mask))
 
 
 def retrace_targets(
@@ -111,10 +100,9 @@ def retrace_targets(
     return _scan(mixed, going * next_traces, last, _goes_on(terminated, mask))
 
 
-def _goes_on(terminated: Tensor, mask: Tensor, held: Tensor | None = None) -> Tensor:
-    """(B, L, 1, 1) bool, True where a real step of the same episode follows, and one that is not held."""
-    wanted = mask if held is None else mask & ~held
-    return ~terminated & torch.cat([wanted[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+def _goes_on(terminated: Tensor, mask: Tensor) -> Tensor:
+    """(B, L, 1, 1) bool, True where a real step of the same episode follows."""
+    return ~terminated & torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
 
 
 def _scan(mixed: Tensor, weight: Tensor, last: Tensor, goes_on: Tensor) -> Tensor:

@@ -29,8 +29,7 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
     "dones": (np.dtype(np.bool_), False),
     "mask": (np.dtype(np.bool_), False),
 }
-_EXTRAS = {"log_probs": (np.dtype(np.float32), np.nan), "held": (np.dtype(np.bool_), False)}
-"""Of Trajectory.extras: dtype, and what stands for trajectories without it."""
+_LOG_PROBS = "log_probs"  # of Trajectory.extras
 _PER_WINDOW = ("sources", "policy_versions")  # (W,) int64
 _UNKNOWN = -1  # source or policy version
 _STEP_COST = 2  # of a timestep of a recurrence, beside that of the rows, in rows
@@ -59,8 +58,6 @@ class Batch:
             None in a batch made by hand.
         log_probs: (B, L, 1) float32, logarithm of the probability with which each action was taken; NaN in
             windows that do not tell. None if no window does.
-        held: (B, L, 1) bool, True where noise went on that was drawn before, so that the action says little
-            of what the policy would have done; False in windows that do not tell. None if no window does.
 
     Raises:
         ValueError: If a field does not begin with the shape that the mask implies.
@@ -77,13 +74,13 @@ class Batch:
     sources: Tensor | None = None
     policy_versions: Tensor | None = None
     log_probs: Tensor | None = None
-    held: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the two leading axes of every field."""
         num_rows, num_transitions = self.mask.shape[:2]
         per_transition = {"actions": self.actions, "rews": self.rews, "dones": self.dones}
-        per_transition |= {name: x for name in _EXTRAS if (x := getattr(self, name)) is not None}
+        if self.log_probs is not None:
+            per_transition[_LOG_PROBS] = self.log_probs
         per_timestep = {"rl2s": self.rl2s, "time_idxs": self.time_idxs, **self.obs}
         if self.resets is not None:
             per_timestep["resets"] = self.resets
@@ -221,9 +218,8 @@ def specs_of(rows: Rows, layout: Layout | None = None) -> Specs:
     widths = {"rl2s": 1 + layout.action_width, "actions": layout.action_width}
     for field, (dtype, has_last) in _FIELDS.items():
         specs[field, ""] = ((num_rows, widest - (not has_last), widths.get(field, 1)), dtype)
-    for name, (dtype, _) in _EXTRAS.items():
-        if any(_extra_of(traj, name) is not None for row in rows for traj in row):
-            specs[name, ""] = ((num_rows, widest - 1, 1), dtype)
+    if any(_log_probs_of(traj) is not None for row in rows for traj in row):
+        specs[_LOG_PROBS, ""] = ((num_rows, widest - 1, 1), np.dtype(np.float32))
     num_windows = sum(map(len, rows))
     if num_windows > num_rows:
         specs["resets", ""] = ((num_rows, widest), np.dtype(np.bool_))
@@ -267,11 +263,10 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
             spans = [len(traj) + 1 + pad for traj, pad in zip(trajs, pads, strict=True)]
             out[:] = False
             out.reshape(-1)[np.cumsum([0, *spans[:-1]])] = True
-        elif field in _EXTRAS:
-            dtype, stand_in = _EXTRAS[field]
-            unknown = np.full((width, 1), stand_in, dtype)
-            found = [(_extra_of(traj, field), len(traj)) for traj in trajs]
-            _copy(out, [unknown[:length] if x is None else x for x, length in found], holes)
+        elif field == _LOG_PROBS:
+            unknown, found = np.full((width, 1), np.nan, np.float32), map(_log_probs_of, trajs)
+            known = [unknown[: len(t)] if x is None else x for t, x in zip(trajs, found, strict=True)]
+            _copy(out, known, holes)
         elif field == "sources":
             out[:] = [traj.source for traj in trajs]
         elif field == "policy_versions":
@@ -284,10 +279,10 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
         raise KeyError("a window has observations or factors of actions that the batch lacks")
 
 
-def _extra_of(traj: Trajectory, name: str) -> Array | None:
-    """What a trajectory tells of its actions; an extra of another form is another thing."""
-    found, kind = traj.extras.get(name), _EXTRAS[name][0].kind
-    return found if found is not None and found.dtype.kind == kind and found.shape[1:] == (1,) else None
+def _log_probs_of(traj: Trajectory) -> Array | None:
+    """What a trajectory tells of how likely its actions were; an extra of another form is another thing."""
+    found = traj.extras.get(_LOG_PROBS)
+    return found if found is not None and found.dtype.kind == "f" and found.shape[1:] == (1,) else None
 
 
 def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:

@@ -90,8 +90,7 @@ class Trajectory:
         nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
             None for other actions.
         extras: what the agent said about its steps, each (T, ...) in its own dtype; mostly empty. Batches
-            have two of them: `log_probs` (T, 1), of the probabilities with which the actions were taken, and
-            `held` (T, 1) bool, where noise of before went on.
+            have `log_probs` (T, 1) alone: of the probabilities with which the actions were taken.
 
     Raises:
         ValueError: If there is no transition, the lengths of the arrays contradict each other, or an action

@@ -63,7 +63,7 @@ class ExplorationWrapper(ABC):
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
         self.mean_repeat, self.randomize_repeat = mean_repeat, randomize_repeat and mean_repeat > 1.0
         self._is_held, self._held = np.zeros(num_envs, bool), _no_noise(action_space, num_envs)
-        self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # of the last call
+        self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # for `probability`
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._multipliers, self._repeats = np.ones(num_envs), np.full(num_envs, float(mean_repeat))
@@ -120,14 +120,6 @@ class ExplorationWrapper(ABC):
         self._held = np.where(_like(goes_on, noise), self._held, noise)
         self._is_held = goes_on | (self._thresholds[step] < begin)
         return np.where(_like(self._is_held, actions), self._held, actions).astype(actions.dtype, copy=False)
-
-    @property
-    def held(self) -> np.ndarray | None:
-        """(N, 1) bool, where the last call went on with a random action of before.
-
-        None where noise does not last, and for continuous actions, which noise only moves.
-        """
-        return self._goes_on[:, None] if self._thresholds is not None and self.mean_repeat > 1.0 else None
 
     def probability(self, of_policy: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
         """With which probability the last noisy actions were taken, (N,) float: 1 where a held one goes on.

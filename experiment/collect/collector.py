@@ -325,8 +325,6 @@ class Collector:
             actions = noise.add_exploration_noise(actions, state.time_idxs[:, 0], allowed)
         if state.extras and (probs := state.extras.pop("action_probs", None)) is not None:
             state.extras["log_probs"] = _log_probs(probs, actions, noise, allowed)
-        if group.sinks and noise is not None and noise.held is not None:
-            state.extras = {**(state.extras or {}), "held": noise.held}
         return actions
 
     def _hidden_state(self, group: Group, state: RolloutState) -> Any:

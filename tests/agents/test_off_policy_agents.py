@@ -382,26 +382,6 @@ def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> Non
     torch.testing.assert_close(targets(torch.full_like(batch.rews, 0.3).log()), some[batch.mask[..., 0]])
 
 
-@pytest.mark.parametrize("returns", ["n_step", "lambda"])
-def test_returns_of_an_agent_end_where_random_actions_are_held(returns: Any) -> None:
-    agent = make(Agent, DISCRETE, returns=returns, n_step=3, num_critics_td=4)
-    batch = make_batch(DISCRETE)
-    view = agent.view(batch)
-    policy = agent.policies(agent.actor, view.following)
-
-    def targets(held: Tensor | None) -> Tensor:
-        known = replace(view, batch=replace(batch, held=held))
-        return agent.policy_targets(known, policy)[batch.mask[..., 0]]
-
-    nowhere, everywhere = (torch.full_like(batch.dones, is_held) for is_held in (False, True))
-    assert torch.equal(targets(None), targets(nowhere))
-    values = agent.popart.value(agent.target_critics(view.following.state))
-    next_values = (values * policy.probs[:, :, None]).sum(-1, keepdim=True).amin(2)
-    one_step = 10.0 * batch.rews[..., None] + agent.discounts * next_values * ~batch.dones[..., None]
-    torch.testing.assert_close(targets(everywhere), one_step[batch.mask[..., 0]])
-    assert not torch.allclose(targets(None), targets(everywhere))
-
-
 # --- masks -----------------------------------------------------------------------------------------------
 
 

@@ -79,22 +79,3 @@ def test_returns_by_hand(function: str) -> None:
         y = retrace_targets(rewards, ~real, real, values, half, next_q=q, next_traces=c)
         expected = [7.0625, 12.25, 19.0]
     assert y.flatten().tolist() == expected
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 6), st.sampled_from(["n_step", "lambda"]), st.integers(0, 99))
-def test_returns_end_before_steps_that_are_held(length: int, function: str, seed: int) -> None:
-    """As if what is held, and all after it, were not there."""
-    rewards, done, mask, values, num_real = steps(length, seed)
-    held = torch.rand(1, length, 1, 1, generator=torch.Generator().manual_seed(seed + 100)) < 0.4
-
-    def returns(stop: int, held: Tensor | None = None) -> Tensor:
-        before = (x[:, :stop] for x in (rewards, done, mask, values))
-        if function == "lambda":
-            return lambda_returns(*before, DISCOUNTS, trace_decay=0.7, held=held)
-        return n_step_targets(*before, DISCOUNTS, n_step=3, held=held)
-
-    y = returns(length, held)
-    for t in range(num_real):
-        stop = next((u for u in range(t + 1, num_real) if held[0, u]), num_real)
-        torch.testing.assert_close(y[:, t], returns(stop)[:, t])

@@ -210,16 +210,3 @@ def test_a_batch_tells_how_likely_actions_were_where_windows_do(make_traj: MakeT
         found = batch.log_probs[batch.mask].numpy()
         assert np.isnan(found).sum() == 8
         np.testing.assert_array_equal(found[~np.isnan(found)], told[:, 0])
-
-
-def test_a_batch_tells_where_random_actions_were_held_where_windows_do(make_traj: MakeTraj) -> None:
-    known, odd, unknown = (make_traj(length) for length in (4, 3, 5))
-    known = dataclasses.replace(known, extras={"held": np.array([[False], [True], [True], [False]])})
-    odd = dataclasses.replace(odd, extras={"held": np.ones((3, 1), np.float32)})  # somebody's own extra
-    assert pad_batch([odd, unknown]).held is None
-    padded, packed = pad_batch([odd, known, unknown]).held, pack_batch([odd, known, unknown], 9).held
-    assert padded is not None
-    assert packed is not None
-    assert padded.dtype == packed.dtype == torch.bool
-    assert padded[..., 0].tolist() == [[False] * 5, [False, True, True, False, False], [False] * 5]
-    assert packed.sum() == 2

@@ -164,36 +164,6 @@ def test_the_probability_of_noisy_actions_is_how_often_they_are_taken(
         assert found[~goes_on][is_it] == pytest.approx(is_it.mean(), abs=0.01)
 
 
-@pytest.mark.parametrize("space", [DISCRETE, spaces.MultiDiscrete([40, 30])])
-def test_it_is_known_which_random_actions_are_held(space: Any) -> None:
-    noise = EpsilonGreedy(space, 500, 0, eps_start=0.5, eps_end=0.5, randomize_eps=False, mean_repeat=6.0)
-    actions, before, num_held = np.zeros((500, *space.shape), int), None, 0
-    for t in range(40):
-        if t % 10 == 0:
-            noise.on_episode_end(np.ones(500, bool))
-        noisy = noise.add_exploration_noise(actions, np.full(500, t % 10))
-        held = noise.held
-        assert held is not None
-        assert held.shape == (500, 1)
-        held = held[:, 0]
-        assert not (t % 10 == 0 and held.any())
-        if before is not None:
-            assert (noisy == before)[held].all()
-        before, num_held = noisy, num_held + held.sum()
-    # half of all actions are random; of these 1 - 1 / r are held, with r log-uniform between 1 and 6, but
-    # none of an episode's first
-    assert num_held / (500 * 40) == pytest.approx(0.5 * (1 - (1 - 1 / 6) / np.log(6)) * 0.9, abs=0.05)
-
-
-@pytest.mark.parametrize(("space", "mean_repeat"), [(BOX, 6.0), (DISCRETE, 1.0)])
-def test_nothing_is_held_where_noise_only_moves_actions_or_does_not_last(
-    space: Any, mean_repeat: float
-) -> None:
-    noise = EpsilonGreedy(space, 6, 0, mean_repeat=mean_repeat)
-    noise.add_exploration_noise(np.zeros((6, *space.shape), int), ZEROS)
-    assert noise.held is None
-
-
 def test_gaussian_noise_lasts() -> None:
     noise = EpsilonGreedy(
         BOX,

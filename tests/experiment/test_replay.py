@@ -74,29 +74,6 @@ def test_a_run_with_retrace_knows_how_likely_its_actions_were(tmp_path: Path, sa
     experiment.close()
 
 
-def test_a_run_knows_where_its_random_actions_were_held(tmp_path: Path) -> None:
-    experiment = make_experiment(
-        tmp_path,
-        agent_type=Agent,
-        tstep_encoder_type=FFTstepEncoder,
-        traj_encoder_type=GRUTrajEncoder,
-        exploration_wrapper_type=partial(EpsilonGreedy, eps_end=1.0, mean_repeat=50.0, randomize_eps=False),
-    )
-    experiment.start()
-    experiment.collect_new_training_data()
-    experiment.dataset.refresh()
-    batch: Any = next(iter(experiment.loader.epoch(0, 1)))
-    experiment.learn()
-    experiment.close()
-    assert batch.held.dtype == torch.bool
-    assert batch.held.any()
-    held = (batch.held & batch.mask)[..., 0]
-    assert not (held & (batch.time_idxs[:, :-1, 0] == 0)).any()
-    at = held[:, 1:].nonzero()
-    row, step = at[:, 0], at[:, 1] + 1
-    assert torch.equal(batch.actions[row, step], batch.actions[row, step - 1])
-
-
 def test_a_run_learns_from_packed_batches(tmp_path: Path) -> None:
     class Watched(Experiment):
         def compute_loss(self, batch: Any, log_step: bool = False) -> dict[str, Any]:
