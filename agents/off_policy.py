@@ -332,8 +332,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         state = view.following.state
         critics, reduced = self.drawn_critics(state)
         values = self.policy_values(critics, state, policy)
+        values = values + (bonus[:, :, None] if isinstance(bonus, Tensor) else bonus)
         if self.returns != "retrace":
-            return self.returns_from(view, reduced(values) + bonus)
+            return self.returns_from(view, reduced(values))
         none = torch.zeros_like(view.recorded[:, :1])
         actions = torch.cat([view.recorded[:, 1:], none], dim=1)
         q = self.recorded_values(critics, state, actions)
@@ -342,8 +343,11 @@ class OffPolicyAgent(BaseAgent, ABC):
             behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
             log_ratio = log_ratio - behavior.nan_to_num(nan=0.0)[:, :, None]
         traces = self.trace_decay * log_ratio.clamp(max=0.0).exp()
-        steps = (*self._steps(view), reduced(values) + bonus, self.discounts)
-        return retrace_targets(*steps, next_q=reduced(q), next_traces=traces)
+        # Each critic is corrected by its own values. The least of several is lower for one action than for the
+        # mean of actions, and what corrects by that adds the difference at every step.
+        rewards, dones, mask = (x[:, :, None] for x in self._steps(view))
+        steps = (rewards, dones, mask, values, self.discounts)
+        return reduced(retrace_targets(*steps, next_q=q, next_traces=traces[:, :, None]))
 
     @torch.no_grad()
     def returns_from(self, view: View, next_values: Tensor) -> Tensor:

@@ -329,6 +329,16 @@ def test_losses_leave_out_a_burn_in_that_is_not_the_begin_of_an_episode() -> Non
     assert counts.tolist() == [[True] * 5, [False] * 2 + [True] * 3, [False] * 2 + [True] * 3]
 
 
+def least_of_returns(batch: Batch, values: Tensor, discounts: Tensor, q: Tensor, traces: Tensor) -> Tensor:
+    """Retrace by each critic's own values (B, L, C, G, 1), then the least."""
+    steps = (10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None])
+    of_each = [
+        retrace_targets(*steps, v, discounts, next_q=own, next_traces=traces)
+        for v, own in zip(values.unbind(2), q.unbind(2), strict=True)
+    ]
+    return torch.stack(of_each).amin(0)
+
+
 @pytest.mark.parametrize("returns", ["n_step", "lambda", "retrace"])
 def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
     agent, batch = (
@@ -339,17 +349,17 @@ def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
     policy = agent.policies(agent.actor, view.following)
     q = agent.popart.value(agent.target_critics(view.following.state))
     rewards, done, mask = 10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None]
-    values = (q * policy.probs[:, :, None]).sum(-1, keepdim=True).amin(2)
-    steps = (rewards, done, mask, values, agent.discounts)
+    values = (q * policy.probs[:, :, None]).sum(-1, keepdim=True)
+    steps = (rewards, done, mask, values.amin(2), agent.discounts)
     if returns == "n_step":
         expected = n_step_targets(*steps, n_step=2)
     elif returns == "lambda":
         expected = lambda_returns(*steps, trace_decay=0.8)
     else:
         index = torch.cat([batch.actions[:, 1:], batch.actions[:, :1]], dim=1).argmax(-1)[:, :, None, None]
-        next_q = q.gather(-1, index[:, :, None].expand(-1, -1, 4, 5, -1)).amin(2)
+        next_q = q.gather(-1, index[:, :, None].expand(-1, -1, 4, 5, -1))
         traces = 0.8 * policy.probs.gather(-1, index.expand(-1, -1, 5, -1))
-        expected = retrace_targets(*steps, next_q=next_q, next_traces=traces)
+        expected = least_of_returns(batch, values, agent.discounts, next_q, traces)
     torch.testing.assert_close(
         agent.policy_targets(view, policy)[batch.mask[..., 0]], expected[batch.mask[..., 0]]
     )
@@ -371,14 +381,13 @@ def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> Non
     rare = targets(torch.full_like(batch.rews, -50.0))  # the policy is likelier to do it: never cut
     next_q = agent.popart.value(agent.target_critics(view.following.state))
     following = torch.cat([batch.actions[:, 1:], batch.actions[:, :1]], dim=1)
-    q = (next_q * following[:, :, None, None]).sum(-1, keepdim=True).amin(2)
-    values = (next_q * policy.probs[:, :, None]).sum(-1, keepdim=True).amin(2)
-    steps = (10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None], values)
-    full = retrace_targets(*steps, agent.discounts, next_q=q, next_traces=torch.full_like(q, 0.8))
+    q = (next_q * following[:, :, None, None]).sum(-1, keepdim=True)
+    values = (next_q * policy.probs[:, :, None]).sum(-1, keepdim=True)
+    full = least_of_returns(batch, values, agent.discounts, q, torch.full_like(q[:, :, 0], 0.8))
     torch.testing.assert_close(rare, full[batch.mask[..., 0]])
     index = following.argmax(-1)[:, :, None, None].expand(-1, -1, 5, 1)
     ratios = (policy.probs.gather(-1, index) / 0.3).clamp(max=1.0)
-    some = retrace_targets(*steps, agent.discounts, next_q=q, next_traces=0.8 * ratios)
+    some = least_of_returns(batch, values, agent.discounts, q, 0.8 * ratios)
     torch.testing.assert_close(targets(torch.full_like(batch.rews, 0.3).log()), some[batch.mask[..., 0]])
 
 
