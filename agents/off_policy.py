@@ -343,8 +343,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
             log_ratio = log_ratio - behavior.nan_to_num(nan=0.0)[:, :, None]
         traces = self.trace_decay * log_ratio.clamp(max=0.0).exp()
-        # Each critic is corrected by its own values. The least of several is lower for one action than for the
-        # mean of actions, and what corrects by that adds the difference at every step.
+        # Each critic is corrected by its own values: the least of several is lower for one action than for a
+        # mean of actions, and every step would add the difference.
         rewards, dones, mask = (x[:, :, None] for x in self._steps(view))
         steps = (rewards, dones, mask, values, self.discounts)
         return reduced(retrace_targets(*steps, next_q=q, next_traces=traces[:, :, None]))
