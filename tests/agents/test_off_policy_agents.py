@@ -545,7 +545,7 @@ def test_what_came_of_an_action_is_known_of_each() -> None:
         )
 
     optimizer = torch.optim.Adam(agent.trainable_params(), lr=3e-3)
-    for _ in range(150):
+    for _ in range(200):
         loss = agent(draw()).critic.mean()
         optimizer.zero_grad()
         loss.backward()
