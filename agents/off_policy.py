@@ -324,7 +324,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     # --- targets -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def policy_targets(self, view: View, policy: PolicyDistribution, bonus: Tensor | float = 0.0) -> Tensor:
+    def policy_targets(self, view: View, policy: PolicyDistribution, bonus: Tensor | None = None) -> Tensor:
         """(B, L, G, 1) targets for a policy at the following timesteps, by the target critics.
 
         bonus: (B, L, G, 1), added to the values of these timesteps.
@@ -332,7 +332,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         state = view.following.state
         critics, reduced = self.drawn_critics(state)
         values = self.policy_values(critics, state, policy)
-        values = values + (bonus[:, :, None] if isinstance(bonus, Tensor) else bonus)
+        if bonus is not None:
+            values = values + bonus[:, :, None]
         if self.returns != "retrace":
             return self.returns_from(view, reduced(values))
         none = torch.zeros_like(view.recorded[:, :1])

@@ -1,10 +1,10 @@
 """What critics learn to predict: returns of a sequence that bootstrap from values, as scans over time.
 
 Axes: B batch, L time, G discounts. All return (B, L, G, 1) float. If all inputs have more axes between L and
-G, such as one of critics, so has the result. A return never looks beyond a termination,
-nor beyond the last real step before a place where mask is False; there it bootstraps, as at a truncation. So
-sequences that share a row have at least one such place between them. Entries where mask is False are
-meaningless, and whatever stands there reaches no other.
+G, such as one of critics, so has the result. A return never looks beyond a termination, nor beyond the last
+real step before a place where mask is False; there it bootstraps, as at a truncation. So sequences that share
+a row have at least one such place between them. Entries where mask is False are meaningless, and whatever
+stands there reaches no other.
 """
 
 from __future__ import annotations
