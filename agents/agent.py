@@ -64,7 +64,7 @@ class Agent(OffPolicyAgent):
         fake_filter: bool = False,
         entropy_coeff: float = 0.0,
         use_target_actor: bool = True,
-        returns: str = "lambda",
+        returns: str | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(

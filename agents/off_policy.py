@@ -88,11 +88,13 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_critics: ensemble size C.
         num_critics_td: critics that each target is made of, drawn without repetition.
         critic_subset: draw these once per "update", or anew for every "element" of the batch.
-        returns: "n_step"; "lambda", uncorrected lambda-returns; or "retrace", for discrete actions. Runs of
-            it store with which probability each action was taken; where data do not say, its upper bound 1
-            stands for it (that is tree backup).
+        returns: "n_step"; "lambda", uncorrected lambda-returns; "retrace", for discrete actions; or None for
+            "retrace" if actions are discrete, else "lambda". Runs of "retrace" store with which probability
+            each action was taken; where data do not say, its upper bound 1 stands for it (that is tree
+            backup).
         n_step: of "n_step".
-        trace_decay: lambda, of the other two.
+        trace_decay: lambda, of the other two; None for 0.9 of "retrace" and 0.8 of "lambda", which looks
+            the less far ahead as nothing corrects it.
         burn_in: transitions at the begin of a window that only refresh memory, unless the episode begins
             there: they have no losses.
         num_actions_for_value: policy samples per expectation over MultiDiscrete or continuous actions.
@@ -128,13 +130,13 @@ class OffPolicyAgent(BaseAgent, ABC):
         gamma: float = 0.999,
         training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
         reward_multiplier: float = 10.0,
-        tau: float = 0.01,
+        tau: float = 0.03,
         num_critics: int = 4,
         num_critics_td: int = 2,
         critic_subset: str = "update",
-        returns: str = "n_step",
+        returns: str | None = "n_step",
         n_step: int = 1,
-        trace_decay: float = 0.8,
+        trace_decay: float | None = None,
         burn_in: int = 0,
         num_actions_for_value: int = 1,
         popart: bool = True,
@@ -162,6 +164,10 @@ class OffPolicyAgent(BaseAgent, ABC):
         )
         discounts = [*training_discounts, gamma]
         self.num_critics_td, self.n_step, self.tau = num_critics_td, n_step, tau
+        if returns is None:
+            returns = "retrace" if self.is_discrete else "lambda"
+        if trace_decay is None:
+            trace_decay = 0.9 if returns == "retrace" else 0.8
         self.critic_subset, self.returns, self.trace_decay = critic_subset, returns, trace_decay
         self.reward_multiplier, self.num_actions_for_value = reward_multiplier, num_actions_for_value
         self.burn_in, self.weigh_discounts = burn_in, weigh_discounts

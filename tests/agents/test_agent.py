@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch.nn.functional import one_hot
 
-from loxodon.agents import Agent, masked_mean
+from loxodon.agents import Agent, lambda_returns, masked_mean
 from loxodon.agents.off_policy import Timesteps
 from loxodon.data import Batch
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
@@ -37,7 +37,9 @@ def gru(tstep_dim: int, max_seq_len: int) -> GRUTrajEncoder:
 def make_agent(space: Space = DISCRETE, time_scale: int | None = None, **kwargs: object) -> Agent:
     torch.manual_seed(0)
     settings = {"training_discounts": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995), **kwargs}
-    return Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **settings)  # type: ignore[arg-type]
+    agent = Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **settings)  # type: ignore[arg-type]
+    agent.popart.unit.fill_(1.0)  # until the first targets are known all values are 0
+    return agent
 
 
 def make_batch(
@@ -106,6 +108,18 @@ def test_losses_of_the_third_update_are_what_they_always_were(
         agent.after_update()
     found = out.actor.mean().item(), out.critic.mean().item()
     assert found == pytest.approx((actor, critic), rel=1e-3)
+
+
+@pytest.mark.parametrize("returns", ["lambda", "n_step"])
+def test_first_targets_have_rewards_and_nothing_of_what_critics_say(returns: str, space: Space) -> None:
+    agent, batch = make_agent(space, returns=returns, training_discounts=(), gamma=0.9), make_batch(space)
+    agent.popart.unit.zero_()
+    view = agent.view(batch)
+    targets = agent.policy_targets(view, agent.policies(agent.actor, view.following))
+    rewards, nothing = agent.reward_multiplier * batch.rews[..., None], torch.zeros_like(targets)
+    steps = (rewards, batch.dones[..., None], batch.mask[..., None], nothing, agent.discounts)
+    expected = lambda_returns(*steps, trace_decay=0.8) if returns == "lambda" else rewards
+    torch.testing.assert_close(targets[batch.mask[..., 0]], expected[batch.mask[..., 0]])
 
 
 def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> None:

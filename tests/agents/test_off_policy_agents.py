@@ -391,6 +391,22 @@ def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> Non
     torch.testing.assert_close(targets(torch.full_like(batch.rews, 0.3).log()), some[batch.mask[..., 0]])
 
 
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "factors", "box"])
+def test_returns_are_corrected_by_default_where_actions_are_discrete(space: Any) -> None:
+    agent, batch = make(Agent, space, num_critics_td=4), make_batch(space)
+    view = agent.view(batch)
+    policy = agent.policies(agent.actor, view.following)
+
+    def targets(log_prob: float) -> Tensor:
+        torch.manual_seed(0)
+        taken = replace(batch, log_probs=torch.full_like(batch.rews, log_prob))
+        found: Tensor = agent.policy_targets(replace(view, batch=taken), policy)[batch.mask[..., 0]]
+        return found
+
+    assert torch.equal(targets(0.0), targets(-50.0)) is (space is BOX)
+    assert agent.trace_decay == (0.8 if space is BOX else 0.9)
+
+
 # --- masks -----------------------------------------------------------------------------------------------
 
 
@@ -529,7 +545,7 @@ def test_what_came_of_an_action_is_known_of_each() -> None:
         )
 
     optimizer = torch.optim.Adam(agent.trainable_params(), lr=3e-3)
-    for _ in range(150):
+    for _ in range(200):
         loss = agent(draw()).critic.mean()
         optimizer.zero_grad()
         loss.backward()
