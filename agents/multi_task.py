@@ -143,6 +143,11 @@ class MultiTaskAgent(OffPolicyAgent):
         values: Tensor = critics(state, actions, read=self.bins.decode).squeeze(2)
         return values
 
+    def values_of_both(
+        self, critics: Any, state: Tensor, policy: PolicyDistribution, actions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.policy_values(critics, state, policy), self.recorded_values(critics, state, actions)
+
     def _expected(self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int) -> Tensor:
         """(B, L, C, G, 1) values of what the policy does: exact for a few discrete actions, else sampled."""
         if self._has_few_actions(policy, num_samples):

@@ -317,6 +317,16 @@ class OffPolicyAgent(BaseAgent, ABC):
             return (self.all_values(critics, state) * actions[:, :, None]).sum(-1, keepdim=True)
         return self.popart.value(critics(state, actions).squeeze(2))
 
+    def values_of_both(
+        self, critics: Any, state: Tensor, policy: PolicyDistribution, actions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of the policy and of recorded actions, as the two above, in one pass if it tells of all actions."""
+        if isinstance(policy, Categorical):
+            values = self.all_values(critics, state)
+            of_policy, recorded = values * policy.probs[:, :, None], values * actions[:, :, None]
+            return of_policy.sum(-1, keepdim=True), recorded.sum(-1, keepdim=True)
+        return self.policy_values(critics, state, policy), self.recorded_values(critics, state, actions)
+
     def need_gradient_of_samples(self, remedy: str) -> None:
         """Raise ValueError for a policy whose samples carry no gradient; remedy: a setting without that."""
         kind: Any = self.distribution
@@ -337,14 +347,12 @@ class OffPolicyAgent(BaseAgent, ABC):
         """
         state = view.following.state
         critics, reduced = self.drawn_critics(state)
-        values = self.policy_values(critics, state, policy)
-        if bonus is not None:
-            values = values + bonus[:, :, None]
+        added = 0.0 if bonus is None else bonus[:, :, None]
         if self.returns != "retrace":
-            return self.returns_from(view, reduced(values))
+            return self.returns_from(view, reduced(self.policy_values(critics, state, policy) + added))
         none = torch.zeros_like(view.recorded[:, :1])
         actions = torch.cat([view.recorded[:, 1:], none], dim=1)
-        q = self.recorded_values(critics, state, actions)
+        values, q = self.values_of_both(critics, state, policy, actions)
         log_ratio = policy.log_prob(actions)
         if (taken := view.batch.log_probs) is not None:
             behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
@@ -353,7 +361,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         # Each critic is corrected by its own values: the least of several is lower for one action than for a
         # mean of actions, and every step would add the difference.
         rewards, dones, mask = (x[:, :, None] for x in self._steps(view))
-        steps = (rewards, dones, mask, values, self.discounts)
+        steps = (rewards, dones, mask, values + added, self.discounts)
         return reduced(retrace_targets(*steps, next_q=q, next_traces=traces[:, :, None]))
 
     @torch.no_grad()
