@@ -264,7 +264,8 @@ class PopArt(RunningStatistics):
         shape = (len(discounts), 1)
         # Without a floor, the variance may be a tiny part of the mean square, which float32 would lose.
         self.dtype = torch.float64 if floor == 0.0 else torch.float32
-        # a unit of 0 until targets are known: what networks say before would count in the first of these
+        # A unit of 0 until targets are known: what networks say before would count in the first of these. So
+        # the first update moves these statistics alone.
         for name, value in (("mu", 0.0), ("nu", 1.0), ("unit", 0.0), ("origin", 0.0)):
             self.register_buffer(name, torch.full(shape, value, dtype=self.dtype))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))

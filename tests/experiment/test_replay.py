@@ -173,7 +173,7 @@ def weights_after_learning(
     exp = run(
         make_experiment(
             folder,
-            agent_type=Agent,
+            agent_type=partial(Agent, returns="lambda"),  # "retrace" does look at log_probs
             tstep_encoder_type=FFTstepEncoder,
             traj_encoder_type=FFTrajEncoder,
             train_timesteps_per_epoch=0,
