@@ -34,11 +34,15 @@ def gru(tstep_dim: int, max_seq_len: int) -> GRUTrajEncoder:
     return GRUTrajEncoder(tstep_dim, max_seq_len, n_layers=1, d_hidden=16, d_output=16)
 
 
-def make_agent(space: Space = DISCRETE, time_scale: int | None = None, **kwargs: object) -> Agent:
+def make_agent(
+    space: Space = DISCRETE, time_scale: int | None = None, unit: float | None = 1.0, **kwargs: object
+) -> Agent:
+    """unit: of values, which are 0 until the first targets are known; None for as it begins."""
     torch.manual_seed(0)
     settings = {"training_discounts": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995), **kwargs}
     agent = Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **settings)  # type: ignore[arg-type]
-    agent.popart.unit.fill_(1.0)  # until the first targets are known all values are 0
+    if unit is not None:
+        agent.popart.unit.fill_(unit)
     return agent
 
 
@@ -112,8 +116,8 @@ def test_losses_of_the_third_update_are_what_they_always_were(
 
 @pytest.mark.parametrize("returns", ["lambda", "n_step"])
 def test_first_targets_have_rewards_and_nothing_of_what_critics_say(returns: str, space: Space) -> None:
-    agent, batch = make_agent(space, returns=returns, training_discounts=(), gamma=0.9), make_batch(space)
-    agent.popart.unit.zero_()
+    agent = make_agent(space, unit=None, returns=returns, training_discounts=(), gamma=0.9)
+    batch = make_batch(space)
     view = agent.view(batch)
     targets = agent.policy_targets(view, agent.policies(agent.actor, view.following))
     rewards, nothing = agent.reward_multiplier * batch.rews[..., None], torch.zeros_like(targets)
