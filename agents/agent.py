@@ -13,7 +13,7 @@ from torch import Tensor
 from ..nets import Categorical, PolicyDistribution, TrajEncoder, TstepEncoder
 from .base import LossTerms
 from .filters import binary_filter
-from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
+from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View, expectation
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -117,8 +117,7 @@ class Agent(OffPolicyAgent):
         state = view.here.state
         if isinstance(policy, Categorical):
             values = self.all_values(self.critics, state)
-            q_data = (values * view.recorded[:, :, None]).sum(-1, keepdim=True)
-            return q_data, (values.detach() * policy.probs[:, :, None]).sum(-1, keepdim=True)
+            return expectation(values, view.recorded), expectation(values.detach(), policy.probs)
         q_data = self.recorded_values(self.critics, state, view.recorded)
         return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy)
 

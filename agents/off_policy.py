@@ -294,7 +294,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     def policy_values(self, critics: Any, state: Tensor, policy: PolicyDistribution) -> Tensor:
         """Values (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else sampled."""
         if isinstance(policy, Categorical):
-            return (self.all_values(critics, state) * policy.probs[:, :, None]).sum(-1, keepdim=True)
+            return expectation(self.all_values(critics, state), policy.probs)
         return self.own_values(critics, state, self.draw(policy, self.num_actions_for_value))
 
     @staticmethod
@@ -314,7 +314,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     def recorded_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         """Values (B, L, C, G, 1) of actions (B, L, 1, A)."""
         if isinstance(self.action_space, spaces.Discrete):
-            return (self.all_values(critics, state) * actions[:, :, None]).sum(-1, keepdim=True)
+            return expectation(self.all_values(critics, state), actions)
         return self.popart.value(critics(state, actions).squeeze(2))
 
     def values_of_both(
@@ -323,8 +323,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         """Of the policy and of recorded actions, as the two above, in one pass if it tells of all actions."""
         if isinstance(policy, Categorical):
             values = self.all_values(critics, state)
-            of_policy, recorded = values * policy.probs[:, :, None], values * actions[:, :, None]
-            return of_policy.sum(-1, keepdim=True), recorded.sum(-1, keepdim=True)
+            return expectation(values, policy.probs), expectation(values, actions)
         return self.policy_values(critics, state, policy), self.recorded_values(critics, state, actions)
 
     def need_gradient_of_samples(self, remedy: str) -> None:
@@ -501,6 +500,14 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"returns is 'retrace', but the action space is {self.action_space}, whose actions have "
                 f"densities, not probabilities. Fix: bind {name}.returns = 'lambda' or 'n_step'."
             )
+
+
+def expectation(values: Tensor, probs: Tensor) -> Tensor:
+    """(B, L, C, G, 1) means of values (B, L, C, G, A) by probabilities (B, L, G or 1, A) of discrete actions.
+
+    One-hots of recorded actions are probabilities, too.
+    """
+    return (values * probs[:, :, None]).sum(-1, keepdim=True)
 
 
 def _show_settings_of_base(own: Any, base: Any) -> None:

@@ -219,7 +219,8 @@ class PopArt(RunningStatistics):
     that of the discount below it:
         value_g = origin_g + sum over i <= g of unit_i x_i
     So what a short horizon tells of actions is in the values of all longer ones at once. origin and unit are
-    mean and deviation of the first targets that vary; they stay, and so do values while statistics move.
+    mean and deviation of the first targets that vary, 0 until then; they stay, and so do values while
+    statistics move.
     Disabled, values are plain sums of outputs.
 
     If the rewards of the first update have one sign, values begin at that of what all its timesteps pay at

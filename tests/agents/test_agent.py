@@ -35,14 +35,14 @@ def gru(tstep_dim: int, max_seq_len: int) -> GRUTrajEncoder:
 
 
 def make_agent(
-    space: Space = DISCRETE, time_scale: int | None = None, unit: float | None = 1.0, **kwargs: object
+    space: Space = DISCRETE, time_scale: int | None = None, is_new: bool = False, **kwargs: object
 ) -> Agent:
-    """unit: of values, which are 0 until the first targets are known; None for as it begins."""
+    """is_new: values are 0, as they are until the first targets are known."""
     torch.manual_seed(0)
     settings = {"training_discounts": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995), **kwargs}
     agent = Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **settings)  # type: ignore[arg-type]
-    if unit is not None:
-        agent.popart.unit.fill_(unit)
+    if not is_new:
+        agent.popart.unit.fill_(1.0)
     return agent
 
 
@@ -116,7 +116,7 @@ def test_losses_of_the_third_update_are_what_they_always_were(
 
 @pytest.mark.parametrize("returns", ["lambda", "n_step"])
 def test_first_targets_have_rewards_and_nothing_of_what_critics_say(returns: str, space: Space) -> None:
-    agent = make_agent(space, unit=None, returns=returns, training_discounts=(), gamma=0.9)
+    agent = make_agent(space, is_new=True, returns=returns, training_discounts=(), gamma=0.9)
     batch = make_batch(space)
     view = agent.view(batch)
     targets = agent.policy_targets(view, agent.policies(agent.actor, view.following))
