@@ -20,6 +20,7 @@ from loxodon.agents import (
     DQNAgent,
     IQLAgent,
     MultiTaskAgent,
+    OffPolicyAgent,
     PPOAgent,
     SACAgent,
     lambda_returns,
@@ -61,7 +62,10 @@ def make(kind: Any, space: Any, mask_width: int = 0, encoder: Any = gru, **kwarg
     torch.manual_seed(0)
     if mask_width:
         kwargs["action_mask_key"] = "allowed"
-    return kind(obs_space(mask_width), space, tstep, encoder, 8, **kwargs)
+    agent = kind(obs_space(mask_width), space, tstep, encoder, 8, **kwargs)
+    if isinstance(agent, OffPolicyAgent):
+        agent.popart.unit.fill_(1.0)  # or all values are 0, and tell nothing apart, until targets are known
+    return agent
 
 
 def random_actions(space: Any, rows: int, length: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from loxodon.agents import Agent, BaseAgent, LossTerms
+from loxodon.agents import Agent, BaseAgent, LossTerms, OffPolicyAgent
 from loxodon.data import Batch, DiskTrajDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
@@ -188,6 +188,8 @@ def learning(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) 
     exp = make_experiment(folder, kind, **{**settings, **changes})
     exp.start()
     exp.policy.train()
+    if isinstance(exp.policy, OffPolicyAgent):
+        exp.policy.popart.unit.fill_(1.0)  # or all values and gradients are 0 in the first update
     return exp
 
 
