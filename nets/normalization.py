@@ -224,11 +224,10 @@ class PopArt(RunningStatistics):
     Disabled, values are plain sums of outputs.
 
     If the rewards of the first update have one sign, values begin at that of what all its timesteps pay at
-    least: c (1 - d) / (1 - g (1 - d)), with c the reward closest to 0 of those after which the episode goes
-    on, and d the share of those after which it does not; horizons of more than 1,000 timesteps count as
-    1,000; c is the mean of what processes that train together have found. Else a price for each timestep that
-    passes is in the values of long horizons only when target networks have followed for as long as these are,
-    and until then an early end looks worth little.
+    least: c p h (see `horizon`), with c the reward closest to 0 of those after which the episode goes on; c
+    is the mean of what processes that train together have found. Else a price for each timestep that passes
+    is in the values of long horizons only when target networks have followed for as long as these are, and
+    until then an early end looks worth little.
 
     Shapes: inputs (..., G, A), statistics (G, 1).
 
@@ -246,6 +245,7 @@ class PopArt(RunningStatistics):
     nu: Tensor
     unit: Tensor
     origin: Tensor
+    going_on: Tensor
     updates: Tensor
     pending: Tensor
     _places: Tensor | None
@@ -269,6 +269,7 @@ class PopArt(RunningStatistics):
         # the first update moves these statistics alone.
         for name, value in (("mu", 0.0), ("nu", 1.0), ("unit", 0.0), ("origin", 0.0)):
             self.register_buffer(name, torch.full(shape, value, dtype=self.dtype))
+        self.register_buffer("going_on", torch.ones((), dtype=self.dtype))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("pending", torch.zeros(3, *shape, dtype=self.dtype), persistent=False)
         self.register_buffer("_discounts", torch.tensor(discounts)[:, None], persistent=False)
@@ -284,6 +285,15 @@ class PopArt(RunningStatistics):
         """
         deviation = (self.nu - self.mu.square()).clamp(min=0.0).sqrt()
         return deviation.maximum(self.floor * self.nu.sqrt()).clamp(min=_LEAST_SIGMA)
+
+    @property
+    def horizon(self) -> Tensor:
+        """Timesteps h that a return of each discount g adds up, (G, 1): 1 / (1 - g p), at most 1,000.
+
+        With p the share of timesteps after which the episode goes on, a moving average like mu. Truncation
+        ends no horizon.
+        """
+        return 1.0 / (1.0 - self._discounts * self.going_on).clamp(min=1e-3)
 
     @property
     def scale(self) -> Tensor:
@@ -356,8 +366,9 @@ class PopArt(RunningStatistics):
         n = n.clamp(min=1.0)
         self.mu.lerp_(total / n, rate)
         self.nu.lerp_(squares / n, rate)
-        share = self._rewards[2] / self._rewards[3].clamp(min=1.0)
-        begin = self._constant * share / (1.0 - self._discounts * share).clamp(min=1e-3)
+        share = (self._rewards[2] / self._rewards[3].clamp(min=1.0)).to(self.dtype)
+        self.going_on.lerp_(share, rate[0, 0])
+        begin = self._constant * self.going_on * self.horizon
         is_first = moves & (self.updates == 1)
         does_begin = is_first & (begin != 0.0)
         variance = (self.nu - self.mu.square()).clamp(min=0.0)

@@ -135,12 +135,25 @@ def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> No
         agent.popart.mu.copy_(torch.tensor([[0.5], [2.0], [0.0]]))
         torch.manual_seed(1)
         found.append(agent(make_batch(space)))
-    # deviations 1, 10 and 31.6, times 1, 0.1 and, as 1,000 timesteps at most count, 0.001
+    # deviations 1, 10 and 31.6, over 1, 10 and, as 1,000 timesteps at most count, 1,000
     weights = torch.tensor([[1.0], [1.0], [0.001]])
     weighed, plain = found
     torch.testing.assert_close(weighed.actor, plain.actor * weights)
     torch.testing.assert_close(weighed.critic, plain.critic * weights)
     assert make_agent(space, popart=False).discount_weights is None
+
+
+def test_horizons_of_discounts_reach_no_further_than_episodes_last(space: Space) -> None:
+    agent = make_agent(space, training_discounts=(0.0, 0.9), gamma=1.0)
+    batch = make_batch(space)
+    share = 1.0 - (batch.dones & batch.mask).sum() / batch.mask.sum()
+    assert 0.0 < share < 1.0
+    agent(batch)
+    agent.after_update()
+    horizons = 1.0 / (1.0 - torch.tensor([[0.0], [0.9], [1.0]]) * share)
+    torch.testing.assert_close(agent.popart.horizon, horizons)
+    weights = (agent.popart.scale / horizons).square()
+    torch.testing.assert_close(agent.discount_weights, weights / weights.max())
 
 
 def test_gradients_go_where_they_should_and_nowhere_else(space: Space) -> None:
