@@ -253,18 +253,19 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     @property
     def discount_weights(self) -> Tensor | None:
-        """(G, 1) what losses of each discount g count: (sigma_g / h_g)^2 as a share of the largest.
+        """(G, 1) what losses of each discount g count: sigma_g^2 (1 - g) / h_g as a share of the largest.
 
-        With sigma_g the deviation of the targets and h_g the timesteps that a return adds up (PopArt.horizon:
-        1 / (1 - g) if episodes do not end), which makes a mean reward of it. What discounts share then learns
-        from those whose returns tell actions apart. If all count alike and an action pays at once, chance
-        makes most of a return over a long horizon, and recall is learned late or not at all
-        (docs/choices.md). None for all alike.
+        With sigma_g the deviation of the targets and h_g the timesteps that a return adds up (PopArt.horizon).
+        If episodes do not end, h_g is 1 / (1 - g), and this the variance of a mean reward. What discounts
+        share then learns from those whose returns tell actions apart. If all count alike and an action pays
+        at once, chance makes most of a return over a long horizon, and recall is learned late or not at all
+        (docs/choices.md). Horizons of more than 1,000 timesteps count as 1,000. None for all alike.
         """
         if not (self.weigh_discounts and self.popart.enabled):
             return None
-        deviation = self.popart.scale / self.popart.horizon.float()
-        return (deviation / deviation.max()).square()
+        rate = (1.0 - self.discounts).clamp(min=1e-3)
+        weights = self.popart.scale.square() * rate / self.popart.horizon.float()
+        return weights / weights.max()
 
     def view(self, batch: Batch) -> View:
         """Encode a batch."""

@@ -152,7 +152,8 @@ def test_horizons_of_discounts_reach_no_further_than_episodes_last(space: Space)
     agent.after_update()
     horizons = 1.0 / (1.0 - torch.tensor([[0.0], [0.9], [1.0]]) * share)
     torch.testing.assert_close(agent.popart.horizon, horizons)
-    weights = (agent.popart.scale / horizons).square()
+    rates = torch.tensor([[1.0], [0.1], [0.001]])
+    weights = agent.popart.scale.square() * rates / horizons
     torch.testing.assert_close(agent.discount_weights, weights / weights.max())
 
 
