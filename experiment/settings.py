@@ -147,7 +147,7 @@ class Settings:
     learning_rate: float = 1e-3
     critic_loss_weight: float = 10.0
     lr_warmup_steps: int = 100
-    grad_clip: float = 40.0
+    grad_clip: float = 1.0
     l2_coeff: float = 1e-3
     mixed_precision: str = "no"
 
