@@ -224,10 +224,10 @@ class PopArt(RunningStatistics):
     Disabled, values are plain sums of outputs.
 
     If the rewards of the first update have one sign, values begin at that of what all its timesteps pay at
-    least: c p h (see `horizon`), with c the reward closest to 0 of those after which the episode goes on; c
-    is the mean of what processes that train together have found. Else a price for each timestep that passes
-    is in the values of long horizons only when target networks have followed for as long as these are, and
-    until then an early end looks worth little.
+    least: c p / (1 - g p), with c the reward closest to 0 of those after which the episode goes on, and p
+    their share (see `per_timestep`); c is the mean of what processes that train together have found. Else a
+    price for each timestep that passes is in the values of long horizons only when target networks have
+    followed for as long as these are, and until then an early end looks worth little.
 
     Shapes: inputs (..., G, A), statistics (G, 1).
 
@@ -287,13 +287,13 @@ class PopArt(RunningStatistics):
         return deviation.maximum(self.floor * self.nu.sqrt()).clamp(min=_LEAST_SIGMA)
 
     @property
-    def horizon(self) -> Tensor:
-        """Timesteps h that a return of each discount g adds up, (G, 1): 1 / (1 - g p), at most 1,000.
+    def per_timestep(self) -> Tensor:
+        """What makes a mean reward of a return of each discount g, (G, 1): 1 - g p, at least 0.001.
 
         With p the share of timesteps after which the episode goes on, a moving average like mu. Truncation
-        ends no horizon.
+        ends no return.
         """
-        return 1.0 / (1.0 - self._discounts * self.going_on).clamp(min=1e-3)
+        return (1.0 - self._discounts * self.going_on).clamp(min=1e-3)
 
     @property
     def scale(self) -> Tensor:
@@ -368,7 +368,7 @@ class PopArt(RunningStatistics):
         self.nu.lerp_(squares / n, rate)
         share = (self._rewards[2] / self._rewards[3].clamp(min=1.0)).to(self.dtype)
         self.going_on.lerp_(share, rate[0, 0])
-        begin = self._constant * self.going_on * self.horizon
+        begin = self._constant * self.going_on / self.per_timestep
         is_first = moves & (self.updates == 1)
         does_begin = is_first & (begin != 0.0)
         variance = (self.nu - self.mu.square()).clamp(min=0.0)
