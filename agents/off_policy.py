@@ -260,7 +260,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         With sigma_g the deviation of the targets, as (1 - g) makes a mean reward of a return. What discounts
         share then learns from those whose returns tell actions apart. If all count alike and an action pays
         at once, chance makes most of a return over a long horizon, and recall is learned late or not at all
-        (docs/choices.md). Horizons of more than 1,000 timesteps count as 1,000. None for all alike.
+        (docs/choices.md). Horizons of more than 1,000 timesteps count as 1,000. With "episodes" it is
+        PopArt.per_timestep in place of 1 - g. None for all alike.
         """
         if not (self.weigh_discounts and self.popart.enabled):
             return None

@@ -135,7 +135,7 @@ def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> No
         agent.popart.mu.copy_(torch.tensor([[0.5], [2.0], [0.0]]))
         torch.manual_seed(1)
         found.append(agent(make_batch(space)))
-    # deviations 1, 10 and 31.6, over 1, 10 and, as 1,000 timesteps at most count, 1,000
+    # deviations 1, 10 and 31.6, times 1, 0.1 and, as 1,000 timesteps at most count, 0.001
     weights = torch.tensor([[1.0], [1.0], [0.001]])
     weighed, plain = found
     torch.testing.assert_close(weighed.actor, plain.actor * weights)
