@@ -261,14 +261,13 @@ class OffPolicyAgent(BaseAgent, ABC):
         share then learns from those whose returns tell actions apart. If all count alike and an action pays
         at once, chance makes most of a return over a long horizon, and recall is learned late or not at all
         (docs/choices.md). Horizons of more than 1,000 timesteps count as 1,000. With "episodes" it is
-        PopArt.per_timestep in place of 1 - g. None for all alike.
+        1 - g p in place of 1 - g, with p the share of timesteps after which the episode goes on. None for all
+        alike.
         """
         if not (self.weigh_discounts and self.popart.enabled):
             return None
-        per_timestep = (1.0 - self.discounts).clamp(min=1e-3)
-        if self.weigh_discounts == "episodes":
-            per_timestep = self.popart.per_timestep.float()
-        deviation = per_timestep * self.popart.scale
+        going_on = self.popart.going_on if self.weigh_discounts == "episodes" else 1.0
+        deviation = self.popart.per_timestep(going_on).float() * self.popart.scale
         return (deviation / deviation.max()).square()
 
     def view(self, batch: Batch) -> View:

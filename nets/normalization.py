@@ -286,14 +286,13 @@ class PopArt(RunningStatistics):
         deviation = (self.nu - self.mu.square()).clamp(min=0.0).sqrt()
         return deviation.maximum(self.floor * self.nu.sqrt()).clamp(min=_LEAST_SIGMA)
 
-    @property
-    def per_timestep(self) -> Tensor:
+    def per_timestep(self, going_on: Tensor | float = 1.0) -> Tensor:
         """What makes a mean reward of a return of each discount g, (G, 1): 1 - g p, at least 0.001.
 
-        With p the share of timesteps after which the episode goes on, a moving average like mu. Truncation
-        ends no return.
+        With p = going_on the share of timesteps that another one follows: 1, or self.going_on, the share of
+        those after which the episode goes on, a moving average like mu. Truncation ends no return.
         """
-        return (1.0 - self._discounts * self.going_on).clamp(min=1e-3)
+        return (1.0 - self._discounts * going_on).clamp(min=1e-3)
 
     @property
     def scale(self) -> Tensor:
@@ -368,7 +367,7 @@ class PopArt(RunningStatistics):
         self.nu.lerp_(squares / n, rate)
         share = (self._rewards[2] / self._rewards[3].clamp(min=1.0)).to(self.dtype)
         self.going_on.lerp_(share, rate[0, 0])
-        begin = self._constant * self.going_on / self.per_timestep
+        begin = self._constant * self.going_on / self.per_timestep(self.going_on)
         is_first = moves & (self.updates == 1)
         does_begin = is_first & (begin != 0.0)
         variance = (self.nu - self.mu.square()).clamp(min=0.0)

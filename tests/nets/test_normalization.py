@@ -97,6 +97,17 @@ def test_popart_of_several_processes_begins_where_all_say_it_may() -> None:
     assert after_one_update([-1.0, -2.0], [3.0, -3.0]) == pytest.approx(-0.75)  # the mean of targets
 
 
+def test_popart_remembers_how_often_episodes_end() -> None:
+    popart, mask = PopArt([0.0, 1.0], beta=0.5), torch.ones(1, 2, 1, dtype=torch.bool)
+    for ends in ([False, True], [False, False]):
+        popart.gather_rewards(torch.ones(1, 2, 1), torch.tensor(ends).view(1, 2, 1), mask)
+        popart.gather(torch.ones(1, 2, 2, 1), mask)
+        popart.commit()
+    # shares of 1/2 and 1, the newer one at a rate of 2/3
+    assert popart.going_on.item() == pytest.approx(5 / 6)
+    torch.testing.assert_close(popart.per_timestep(popart.going_on), torch.tensor([[1.0], [1 / 6]]))
+
+
 def test_popart_takes_its_units_from_the_first_targets_that_vary() -> None:
     popart, one = PopArt([0.9], beta=1.0), torch.ones(1, 1, 1)
     gathered(popart, 0.0, 0.0)
