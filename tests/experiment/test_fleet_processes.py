@@ -89,6 +89,13 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
         assert found is not None
         return found
 
+    def stands_still(role: str) -> bool:  # what the other one told or brought last allows some steps yet
+        before = beat(role)
+        time.sleep(1.0)
+        now = beat(role)
+        done = [(at.env_steps, at.gradient_steps) for at in (before, now)]
+        return now.state == "waiting" and done[0] == done[1]
+
     # An actor may be first, and works ahead.
     actor = start(mode="collect", seed=1)
     wait_for(lambda: (seen := last_beat(run_dir, "actor")) is not None and seen.env_steps > 500, actor)
@@ -100,23 +107,18 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
     # Without an actor the learner waits, and a new actor sets it going again.
     actor.kill()
     finish(actor)
-    wait_for(lambda: beat("learner").state == "waiting", learner)
+    wait_for(lambda: stands_still("learner"), learner)
     waiting = beat("learner").gradient_steps
     assert beat("actor").life == "dead"
     actor = start(mode="collect", seed=3)
+    wait_for(lambda: beat("actor").pid == actor.pid, actor)
     wait_for(lambda: beat("learner").gradient_steps > waiting + 4, learner)
 
     # Without a learner the actor stands still; the lock is free, and a resumed one goes on.
     learner.kill()
     finish(learner)
-    seen = [beat("actor")]
-
-    def stands_still() -> bool:  # what the learner told last allows some steps yet
-        time.sleep(1.0)
-        seen.append(beat("actor"))
-        return seen[-1].state == "waiting" and seen[-1].env_steps == seen[-2].env_steps
-
-    wait_for(stands_still, actor)
+    wait_for(lambda: stands_still("actor"), actor)
+    standing = beat("actor").env_steps
     assert status.main([str(run_dir)]) == 0, actor.poll()
     assert " dead " in capsys.readouterr().out
     learner = start("--resume", mode="learn", epochs=newest_epoch(run_dir) + 4)
@@ -124,7 +126,7 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
     assert learner.returncode == 0, text
     text = finish(actor)  # notices that the learner has finished, wherever it waits
     assert actor.returncode == 0, text
-    assert beat("actor").env_steps > seen[-1].env_steps + 500
+    assert beat("actor").env_steps > standing + 500
     assert (beat("learner").state, beat("actor").state) == ("finished", "finished")
     assert not (run_dir / "learner.json").exists()
     assert status.main([str(run_dir)]) == status.NOBODY
