@@ -286,7 +286,7 @@ class PopArt(RunningStatistics):
         deviation = (self.nu - self.mu.square()).clamp(min=0.0).sqrt()
         return deviation.maximum(self.floor * self.nu.sqrt()).clamp(min=_LEAST_SIGMA)
 
-    def per_timestep(self, going_on: Tensor | float = 1.0) -> Tensor:
+    def per_timestep(self, going_on: Tensor | float) -> Tensor:
         """What makes a mean reward of a return of each discount g, (G, 1): 1 - g p, at least 0.001.
 
         With p = going_on the share of timesteps that another one follows: 1, or self.going_on, the share of
