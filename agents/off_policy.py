@@ -103,8 +103,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         popart_floor: least standard deviation of the targets that it reckons with, as a share of their root
             mean square; 0 for whatever they have.
         weigh_discounts: with popart, losses of a discount count by `discount_weights`; False for all alike.
-            With "episodes" a horizon is no longer than episodes last, so that long ones count for more where
-            these end early: for tasks that tell all in each observation.
         distribution_type: see BaseAgent.
         action_mask_key: see BaseAgent.
         pass_obs_keys_to_actor: see BaseAgent.
@@ -144,7 +142,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         popart: bool = True,
         popart_beta: float = 5e-4,
         popart_floor: float = 0.1,
-        weigh_discounts: bool | str = True,
+        weigh_discounts: bool = True,
         distribution_type: DistributionType | str | None = None,
         action_mask_key: str | None = None,
         pass_obs_keys_to_actor: Sequence[str] | None = None,
@@ -255,19 +253,17 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     @property
     def discount_weights(self) -> Tensor | None:
-        """(G, 1) what losses of each discount g count: ((1 - g) sigma_g)^2 as a share of the largest.
+        """(G, 1) what losses of each discount g count, as a share of the largest; None for all alike.
 
-        With sigma_g the deviation of the targets, as (1 - g) makes a mean reward of a return. What discounts
-        share then learns from those whose returns tell actions apart. If all count alike and an action pays
-        at once, chance makes most of a return over a long horizon, and recall is learned late or not at all
-        (docs/choices.md). Horizons of more than 1,000 timesteps count as 1,000. With "episodes" it is
-        1 - g p in place of 1 - g, with p the share of timesteps after which the episode goes on. None for all
-        alike.
+        ((1 - g) sigma_g)^2 where every timestep pays, with sigma_g the deviation of the targets, as (1 - g)
+        makes a mean reward of a return. What discounts share then learns from those whose returns tell
+        actions apart. If all count alike and an action pays at once, chance makes most of a return over a
+        long horizon, and recall is learned late or not at all (docs/choices.md). Where rewards are rare there
+        is no chance of others, and horizons that hold one count alike (see PopArt.per_reward).
         """
         if not (self.weigh_discounts and self.popart.enabled):
             return None
-        going_on = self.popart.going_on if self.weigh_discounts == "episodes" else 1.0
-        deviation = self.popart.per_timestep(going_on).float() * self.popart.scale
+        deviation = self.popart.per_reward.float() * self.popart.scale
         return (deviation / deviation.max()).square()
 
     def view(self, batch: Batch) -> View:
@@ -499,11 +495,6 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"returns is {self.returns!r} and critic_subset {self.critic_subset!r}, but allowed are "
                 f"{', '.join(map(repr, _RETURNS))} and {', '.join(map(repr, _SUBSETS))}. "
                 f"Fix: bind {name}.returns and {name}.critic_subset to one of these."
-            )
-        if self.weigh_discounts not in (True, False, "episodes"):
-            raise ValueError(
-                f"weigh_discounts is {self.weigh_discounts!r}, but allowed are True, False and 'episodes'. "
-                f"Fix: bind {name}.weigh_discounts to one of these."
             )
         if self.returns == "retrace" and not self.is_discrete:
             raise ValueError(

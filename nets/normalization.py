@@ -209,6 +209,7 @@ class ValueNorm(RunningNorm):
 
 
 _LEAST_SIGMA = 1e-4
+_RARE = 10.0  # see PopArt.per_reward
 _LEAST_KEPT = 1e-300  # of averages, whose logarithm is taken
 
 
@@ -225,7 +226,7 @@ class PopArt(RunningStatistics):
 
     If the rewards of the first update have one sign, values begin at that of what all its timesteps pay at
     least: c p / (1 - g p), with c the reward closest to 0 of those after which the episode goes on, and p
-    their share (see `per_timestep`); c is the mean of what processes that train together have found. Else a
+    their share, a moving average; c is the mean of what processes that train together have found. Else a
     price for each timestep that passes is in the values of long horizons only when target networks have
     followed for as long as these are, and until then an early end looks worth little.
 
@@ -246,6 +247,7 @@ class PopArt(RunningStatistics):
     unit: Tensor
     origin: Tensor
     going_on: Tensor
+    reward_sizes: Tensor
     updates: Tensor
     pending: Tensor
     _places: Tensor | None
@@ -270,11 +272,13 @@ class PopArt(RunningStatistics):
         for name, value in (("mu", 0.0), ("nu", 1.0), ("unit", 0.0), ("origin", 0.0)):
             self.register_buffer(name, torch.full(shape, value, dtype=self.dtype))
         self.register_buffer("going_on", torch.ones((), dtype=self.dtype))
+        self.register_buffer("reward_sizes", torch.zeros(2, dtype=self.dtype))  # means of |r| and r^2
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("pending", torch.zeros(3, *shape, dtype=self.dtype), persistent=False)
         self.register_buffer("_discounts", torch.tensor(discounts)[:, None], persistent=False)
-        # least and largest reward after which an episode goes on; how many of these; of all
-        self.register_buffer("_rewards", torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]), persistent=False)
+        # least and largest reward after which an episode goes on; how many of these; of all; sums of |r|, r^2
+        none = torch.tensor([torch.inf, -torch.inf, 0.0, 0.0, 0.0, 0.0])
+        self.register_buffer("_rewards", none, persistent=False)
 
     @property
     def sigma(self) -> Tensor:
@@ -286,13 +290,19 @@ class PopArt(RunningStatistics):
         deviation = (self.nu - self.mu.square()).clamp(min=0.0).sqrt()
         return deviation.maximum(self.floor * self.nu.sqrt()).clamp(min=_LEAST_SIGMA)
 
-    def per_timestep(self, going_on: Tensor | float) -> Tensor:
-        """What makes a mean reward of a return of each discount g, (G, 1): 1 - g p, at least 0.001.
+    @property
+    def per_reward(self) -> Tensor:
+        """What makes one reward of a return of each discount g, (G, 1): (1 - g) / p, from 0.001 to 1.
 
-        With p = going_on the share of timesteps that another one follows: 1, or self.going_on, the share of
-        those after which the episode goes on, a moving average like mu. Truncation ends no return.
+        A return adds up 1 / (1 - g) timesteps, of which a share of E[|r|]^2 / E[r^2] pays (all if rewards are
+        equal, p of them if others are 0). p is ten times that, at most 1: a horizon that holds a tenth of
+        a reward in the mean has none besides the one it sees in nine of ten cases, and is not divided.
         """
-        return (1.0 - self._discounts * going_on).clamp(min=1e-3)
+        size, square = self.reward_sizes.unbind()
+        share = (size.square() / square).where(square > 0.0, 1.0)
+        share = (_RARE * share).clamp(max=1.0)
+        per_timestep = (1.0 - self._discounts).clamp(min=1e-3)
+        return (per_timestep / share).clamp(max=1.0)
 
     @property
     def scale(self) -> Tensor:
@@ -318,11 +328,14 @@ class PopArt(RunningStatistics):
     def gather_rewards(self, rewards: Tensor, ends: Tensor, mask: Tensor) -> None:
         """Add rewards, and whether episodes end after them, where mask is True; all of one shape."""
         goes_on = mask & ~ends
-        least, most, num_going_on, num_all = self._rewards.unbind()
+        least, most, num_going_on, num_all, sizes, squares = self._rewards.unbind()
         least.copy_(torch.minimum(least, rewards.where(goes_on, torch.inf).amin()))
         most.copy_(torch.maximum(most, rewards.where(goes_on, -torch.inf).amax()))
         num_going_on += goes_on.sum()
         num_all += mask.sum()
+        kept = rewards.where(mask, 0.0)
+        sizes += kept.abs().sum()
+        squares += kept.square().sum()
 
     @torch.no_grad()
     def gather(self, targets: Tensor, mask: Tensor) -> None:
@@ -346,11 +359,11 @@ class PopArt(RunningStatistics):
         return torch.cat([self.pending.double().flatten(), of_rewards.double()])
 
     def set_pending_sums(self, sums: Tensor) -> None:
-        targets, (constant, num_with, num_processes, *counts) = sums[:-5], sums[-5:]
+        targets, (constant, num_with, num_processes, *others) = sums[:-7], sums[-7:]
         self.pending.copy_(targets.view_as(self.pending))
         # a mean of what processes have found, if all have found one
         constant = (constant / num_processes).where(num_with == num_processes, 0.0)
-        self._rewards.copy_(torch.stack([constant, constant, *counts]))
+        self._rewards.copy_(torch.stack([constant, constant, *others]))
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -365,9 +378,11 @@ class PopArt(RunningStatistics):
         n = n.clamp(min=1.0)
         self.mu.lerp_(total / n, rate)
         self.nu.lerp_(squares / n, rate)
-        share = (self._rewards[2] / self._rewards[3].clamp(min=1.0)).to(self.dtype)
-        self.going_on.lerp_(share, rate[0, 0])
-        begin = self._constant * self.going_on / self.per_timestep(self.going_on)
+        num_going_on, num_all, *sizes = self._rewards[2:].to(self.dtype)
+        num_all = num_all.clamp(min=1.0)
+        self.going_on.lerp_(num_going_on / num_all, rate[0, 0])
+        self.reward_sizes.lerp_(torch.stack(sizes) / num_all, rate[0, 0])
+        begin = self._constant * self.going_on / (1.0 - self._discounts * self.going_on).clamp(min=1e-3)
         is_first = moves & (self.updates == 1)
         does_begin = is_first & (begin != 0.0)
         variance = (self.nu - self.mu.square()).clamp(min=0.0)

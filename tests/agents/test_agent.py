@@ -143,17 +143,6 @@ def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> No
     assert make_agent(space, popart=False).discount_weights is None
 
 
-def test_horizons_of_discounts_can_be_those_of_episodes(space: Space) -> None:
-    agent = make_agent(space, training_discounts=(0.0, 0.9), gamma=1.0, weigh_discounts="episodes")
-    batch = make_batch(space)
-    share = 1.0 - (batch.dones & batch.mask).sum() / batch.mask.sum()
-    assert 0.0 < share < 1.0
-    agent(batch)
-    agent.after_update()
-    weights = ((1.0 - torch.tensor([[0.0], [0.9], [1.0]]) * share) * agent.popart.scale).square()
-    torch.testing.assert_close(agent.discount_weights, weights / weights.max())
-
-
 def test_gradients_go_where_they_should_and_nowhere_else(space: Space) -> None:
     agent, batch = make_agent(space), make_batch(space)
     agent(batch).actor.mean().backward()
@@ -407,7 +396,6 @@ def test_impossible_settings_are_explained() -> None:
     for wrong, words in (
         ({"returns": "td"}, r"returns is 'td' .*'lambda'.*Fix: bind Agent.returns"),
         ({"critic_subset": "x"}, r"critic_subset 'x'.*Fix"),
-        ({"weigh_discounts": "horizon"}, r"weigh_discounts is 'horizon'.*'episodes'.*Fix"),
         ({"burn_in": -1}, r"burn_in is -1.*Fix"),
         ({"trace_decay": 2.0}, r"trace_decay is 2.0.*Fix"),
         (

@@ -105,7 +105,26 @@ def test_popart_remembers_how_often_episodes_end() -> None:
         popart.commit()
     # shares of 1/2 and 1, the newer one at a rate of 2/3
     assert popart.going_on.item() == pytest.approx(5 / 6)
-    torch.testing.assert_close(popart.per_timestep(popart.going_on), torch.tensor([[1.0], [1 / 6]]))
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_popart_divides_returns_by_the_rewards_they_hold(unit: float) -> None:
+    def per_reward(rewards: torch.Tensor) -> list[float]:
+        popart, mask = PopArt([0.5, 0.99, 0.9999], beta=0.5), torch.ones(1, 1_000, 1, dtype=torch.bool)
+        for _ in range(2):
+            popart.gather_rewards(unit * rewards.view(1, -1, 1), torch.zeros_like(mask), mask)
+            popart.gather(torch.ones(1, 1_000, 3, 1), mask)
+            popart.commit()
+        return popart.per_reward[:, 0].tolist()
+
+    alone = torch.zeros(1_000)
+    alone[7] = -1.0
+    assert per_reward(torch.ones(1_000)) == pytest.approx(
+        [0.5, 0.01, 0.001], rel=1e-5
+    )  # 1,000 timesteps at most
+    two = alone.roll(3) + alone  # times ten: p is 0.02
+    assert per_reward(two) == pytest.approx([1.0, 0.5, 0.05], rel=1e-5)
+    assert per_reward(torch.zeros(1_000)) == pytest.approx([0.5, 0.01, 0.001], rel=1e-5)
 
 
 def test_popart_takes_its_units_from_the_first_targets_that_vary() -> None:
