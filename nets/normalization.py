@@ -294,9 +294,9 @@ class PopArt(RunningStatistics):
     def per_reward(self) -> Tensor:
         """What makes one reward of a return of each discount g, (G, 1): (1 - g) / p, from 0.001 to 1.
 
-        A return adds up 1 / (1 - g) timesteps, of which a share of E[|r|]^2 / E[r^2] pays (all if rewards are
-        equal, p of them if others are 0). p is ten times that, at most 1: a horizon that holds a tenth of
-        a reward in the mean has none besides the one it sees in nine of ten cases, and is not divided.
+        A return adds up 1 / (1 - g) timesteps, of which a share of E[|r|]^2 / E[r^2] pays: those with rewards
+        other than 0, if these are equal. p is ten times that, at most 1: a horizon that holds a tenth of a
+        reward in the mean has none besides the one it sees in nine of ten cases, and is not divided.
         """
         size, square = self.reward_sizes.unbind()
         share = (size.square() / square).where(square > 0.0, 1.0)
