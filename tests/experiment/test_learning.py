@@ -138,7 +138,7 @@ def test_hindsight_learns_where_rewards_are_too_rare(tmp_path: Path) -> None:
     settings = {
         "Experiment.ckpt_base_dir": str(tmp_path),
         "Experiment.seed": 0,
-        "Experiment.epochs": 3,  # of 100 updates and 12 x 120 env steps; the first one only collects
+        "Experiment.epochs": 4,  # of 100 updates and 12 x 120 env steps; the first one only collects
         "Experiment.val_interval": None,  # only at the end
         "Experiment.val_timesteps_per_epoch": 300,
         "Experiment.ckpt_interval": None,
