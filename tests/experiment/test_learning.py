@@ -134,7 +134,7 @@ def _leave_no_trace() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.learning
 def test_hindsight_learns_where_rewards_are_too_rare(tmp_path: Path) -> None:
-    """With strategy "none" the share of goals reached stays below 0.1, as the preset says, also with more."""
+    """With strategy "none" it is a tenth of the goals, in place of half of them."""
     settings = {
         "Experiment.ckpt_base_dir": str(tmp_path),
         "Experiment.seed": 0,
