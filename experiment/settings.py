@@ -72,7 +72,7 @@ class Settings:
             4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
         critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
-            Values of rare rewards stay far below their targets where it is often exceeded (docs/choices.md).
+            Where it is often exceeded, values of rare rewards stay far below their targets (docs/choices.md).
         mixed_precision: of the updates: "no", "fp16", "bf16".
     Extras:
         mode: "both", "learn" (never collects) or "collect" (never learns).
@@ -147,7 +147,7 @@ class Settings:
     learning_rate: float = 1e-3
     critic_loss_weight: float = 10.0
     lr_warmup_steps: int = 100
-    grad_clip: float = 1.0
+    grad_clip: float = 40.0
     l2_coeff: float = 1e-3
     mixed_precision: str = "no"
 

@@ -63,7 +63,7 @@ DEFAULTS = {
     "learning_rate": 1e-3,
     "critic_loss_weight": 10.0,
     "lr_warmup_steps": 100,
-    "grad_clip": 1.0,
+    "grad_clip": 40.0,
     "l2_coeff": 1e-3,
     "mixed_precision": "no",
 }
