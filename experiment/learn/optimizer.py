@@ -130,19 +130,18 @@ def make_optimizer(
     for name, value in {"eps": eps, **(lr_multipliers or {})}.items():
         setting = "AdamW.eps" if name == "eps" else f"AdamW.lr_multipliers[{name!r}]"
         check_number(setting, value, above=0)
-    if not (isinstance(betas, tuple | list) and len(betas) == 2 and all(_is_share(beta) for beta in betas)):
-        raise ValueError(
-            f"AdamW.betas is {betas!r}, but must be two numbers of at least 0 and below 1. Fix: set it to "
-            "(0.9, 0.99)."
-        )
+    match betas:
+        case (int() | float() as first, int() | float() as second) if 0 <= first < 1 and 0 <= second < 1:
+            pass
+        case _:
+            raise ValueError(
+                f"AdamW.betas is {betas!r}, but must be two numbers of at least 0 and below 1. Fix: set it "
+                "to (0.9, 0.99)."
+            )
     groups = param_groups(agent, params, learning_rate=learning_rate, lr_multipliers=lr_multipliers)
     return torch.optim.AdamW(
         groups, lr=learning_rate, weight_decay=l2_coeff, fused=fused, betas=betas, eps=eps
     )
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1
 
 
 def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
