@@ -29,7 +29,7 @@ from .optimizer import check_same_groups, warmup_factor
 AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
-_SETTINGS = ("initial_lr", "weight_decay", "betas", "eps", "prefix")  # of a group of parameters
+_SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
 BeforeStep = Callable[[Sequence[Mapping[str, Any]]], bool]
 _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}

@@ -99,7 +99,7 @@ def _shown(groups: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{prefix or '(all others)'}: {count}" for prefix, count in groups)
 
 
-@gin.configurable("AdamW", allowlist=["betas", "eps", "lr_multipliers"])
+@gin.configurable("AdamW", allowlist=["eps", "lr_multipliers"])
 def make_optimizer(
     agent: nn.Module,
     params: Sequence[nn.Parameter],
@@ -107,7 +107,6 @@ def make_optimizer(
     learning_rate: float,
     l2_coeff: float,
     fused: bool,
-    betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     lr_multipliers: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
@@ -119,9 +118,6 @@ def make_optimizer(
         learning_rate: before factors.
         l2_coeff: weight decay.
         fused: one kernel for all parameters; hides whether a loss scaler skipped the step.
-        betas: what the moving averages of gradients and of their squares keep in an update. Values and their
-            gradients grow as returns do: 0.99 follows within 100 updates where 0.999 makes steps that are too
-            long for a thousand (docs/choices.md). Both at least 0 and below 1.
         eps: added to the root of the second moment.
         lr_multipliers: factor of the learning rate by name of a module of the agent, such as "actor" or
             "traj_encoder"; the longest name that fits a parameter wins.
@@ -130,18 +126,8 @@ def make_optimizer(
     for name, value in {"eps": eps, **(lr_multipliers or {})}.items():
         setting = "AdamW.eps" if name == "eps" else f"AdamW.lr_multipliers[{name!r}]"
         check_number(setting, value, above=0)
-    match betas:
-        case (int() | float() as first, int() | float() as second) if 0 <= first < 1 and 0 <= second < 1:
-            pass
-        case _:
-            raise ValueError(
-                f"AdamW.betas is {betas!r}, but must be two numbers of at least 0 and below 1. Fix: set it "
-                "to (0.9, 0.99)."
-            )
     groups = param_groups(agent, params, learning_rate=learning_rate, lr_multipliers=lr_multipliers)
-    return torch.optim.AdamW(
-        groups, lr=learning_rate, weight_decay=l2_coeff, fused=fused, betas=betas, eps=eps
-    )
+    return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=l2_coeff, fused=fused, eps=eps)
 
 
 def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:
