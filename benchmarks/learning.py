@@ -31,11 +31,12 @@ from provenance import git_commit, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTING_S = 60.0  # imports, and a margin for evaluations that began in time
+POLL_S = 5.0  # between looks at a run that ends at its target
 TIME_KEYS = ("time/collect_s", "time/learn_s", "time/val_s")
 
 
-def run_once(task: Task, seed: int, folder: Path, threads: int) -> dict[str, Any]:
-    """Train one preset with one seed; returns the figures of the run."""
+def run_once(task: Task, seed: int, folder: Path, threads: int, until_target: bool = False) -> dict[str, Any]:
+    """Train one preset with one seed, or until an evaluation is at the target if asked to; its figures."""
     command = [
         sys.executable,
         str(ROOT / "examples" / "run.py"),
@@ -60,23 +61,32 @@ def run_once(task: Task, seed: int, folder: Path, threads: int) -> dict[str, Any
         env={**os.environ, "WANDB_MODE": "disabled"},
     )
     was_ended = False
+    metrics = folder / f"seed{seed}" / "logs" / "metrics.jsonl"
     try:
-        _, errors = process.communicate(timeout=task.max_seconds and STARTING_S + task.max_seconds)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        was_ended, (_, errors) = True, process.communicate()
+        while True:
+            try:
+                _, errors = process.communicate(timeout=POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                seconds = time.perf_counter() - start_s
+                is_late = task.max_seconds is not None and seconds > STARTING_S + task.max_seconds
+                is_there = until_target and metrics.exists() and summarize(task, metrics)["reached"]
+                if not was_ended and (is_late or is_there):
+                    process.terminate()
+                    was_ended = True
     finally:
         process.kill()
     wall_s = time.perf_counter() - start_s
     if process.returncode and not was_ended:
         raise RuntimeError(f"{' '.join(command)} failed:\n{errors[-3000:]}\nFix: run that command by hand.")
-    records = [json.loads(line) for line in (folder / f"seed{seed}" / "logs" / "metrics.jsonl").open()]
-    return {"seed": seed, **summarize(task, records), "wall_s": round(wall_s, 1), "commit": git_commit()}
+    return {"seed": seed, **summarize(task, metrics), "wall_s": round(wall_s, 1), "commit": git_commit()}
 
 
-def summarize(task: Task, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Final figure, and when the target was first reached in an evaluation."""
-    seconds, reached, final, last = 0.0, None, float("nan"), records[-1]
+def summarize(task: Task, metrics: Path) -> dict[str, Any]:
+    """Final figure, and when the target was first reached in an evaluation (by whole lines of the file)."""
+    text = metrics.read_text(encoding="utf-8")
+    records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    seconds, reached, final, last = 0.0, None, float("nan"), records[-1] if records else {}
     curve: list[tuple[int, int, float, float]] = []
     for record in records:
         seconds += sum(record.get(key) or 0.0 for key in TIME_KEYS)
@@ -104,8 +114,8 @@ def summarize(task: Task, records: list[dict[str, Any]]) -> dict[str, Any]:
         "reached": reached,
         "total": {
             "seconds": round(seconds, 1),
-            "env_steps": last["env_steps"],
-            "updates": last["gradient_steps"],
+            "env_steps": last.get("env_steps"),
+            "updates": last.get("gradient_steps"),
         },
         "passed": final < task.target if task.is_control else within and final >= task.target,
         "curve": curve,  # env steps, updates, seconds, figure
@@ -159,6 +169,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--set", nargs="+", default=[], help="gin settings on top of every task's")
     parser.add_argument("--again", action="store_true", help="repeat runs that the output holds")
+    parser.add_argument(
+        "--until-target", action="store_true", help="end a run with the evaluation that is at the target"
+    )
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/learning_SUITE.json")
     args = parser.parse_args()
     suite = SUITES[args.suite]
@@ -173,7 +186,7 @@ def main() -> None:
         if results.has(name, seed) and not args.again:
             return
         with tempfile.TemporaryDirectory() as folder:
-            found = run_once(tasks[name], seed, Path(folder), args.threads)
+            found = run_once(tasks[name], seed, Path(folder), args.threads, args.until_target)
         print(f"{name} {json.dumps(found)}", file=sys.stderr, flush=True)
         results.add(name, found)
 

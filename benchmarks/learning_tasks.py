@@ -111,6 +111,10 @@ def _encoders() -> dict[str, Task]:
     return tasks
 
 
+# Its own previous action would be a memory of a kind: with it alone RepeatFirstMedium is at 0.99.
+_MEMORYLESS = ("Experiment.traj_encoder_type=@FFTrajEncoder", "FFTstepEncoder.hide_rl2s=True")
+
+
 def _general(make_env: str, max_seq_len: int, *overrides: str) -> tuple[str, ...]:
     """What a user says to the general preset: an environment, and its length."""
     return (
@@ -144,8 +148,6 @@ def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) 
     tasks: figure, target, what the control must stay below, and the settings of the task, by its name.
     """
     general = ("base_offpolicy",)
-    # Its own previous action would be a memory of a kind: with it alone RepeatFirstMedium is at 0.99.
-    memoryless = ("Experiment.traj_encoder_type=@FFTrajEncoder", "FFTstepEncoder.hide_rl2s=True")
     found = {}
     for name, (metric, target, chance, settings) in tasks.items():
         found[name] = _within(100_000, 600.0, general, metric, target, *settings)
@@ -154,7 +156,7 @@ def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) 
             metric,
             chance,
             is_control=True,
-            overrides=(*settings, *memoryless, "Experiment.epochs=40"),
+            overrides=(*settings, *_MEMORYLESS, "Experiment.epochs=40"),
         )
         found[f"{name}/without_memory"] = control
     return found
@@ -235,11 +237,13 @@ POPGYM_PPO = {
 }
 
 META = {
-    "frozen_lake": Task(
+    "frozen_lake": Task(("meta_frozen_lake",), "val/success_attempt_14", 0.6, 1_000_000),
+    "frozen_lake/without_memory": Task(
         ("meta_frozen_lake",),
         "val/success_attempt_14",
-        0.6,
-        1_000_000,
+        0.5,
+        is_control=True,
+        overrides=(*_MEMORYLESS, "Experiment.epochs=100"),
     ),
     "frozen_lake_10": Task(
         ("meta_frozen_lake",),
@@ -250,6 +254,13 @@ META = {
     ),
     "dark_room": Task(("dark_room",), _RETURN, 100.0, overrides=("Experiment.epochs=84",)),
     "dark_key_to_door": Task(("dark_key_to_door",), _RETURN, 10.0, overrides=("Experiment.epochs=200",)),
+    "dark_key_to_door/without_memory": Task(
+        ("dark_key_to_door",),
+        _RETURN,
+        5.0,
+        is_control=True,
+        overrides=(*_MEMORYLESS, "Experiment.epochs=60"),
+    ),
 }
 LONG = {
     "tmaze_1000": Task(("tmaze_long",), _SUCCESS, 1.0, max_seconds=360.0),
