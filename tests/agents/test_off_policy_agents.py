@@ -518,8 +518,8 @@ def test_actions_are_remembered_where_heads_can_use_it(
 
 @pytest.mark.learning
 def test_what_came_of_an_action_is_known_of_each() -> None:
-    """Which of 32 actions were taken before, from few timesteps: no action is a case of its own."""
-    num, length = 32, 24
+    """Which of 16 actions were taken before, from few timesteps: no action is a case of its own."""
+    num, length, rows = 16, 12, 16
     space = spaces.Discrete(num)
     agent = make(
         DQNAgent,
@@ -533,23 +533,23 @@ def test_what_came_of_an_action_is_known_of_each() -> None:
     )
 
     def draw() -> Batch:
-        taken = torch.randint(0, num, (32, length))
+        taken = torch.randint(0, num, (rows, length))
         was_taken = (taken[:, None] == taken[:, :, None]).tril(-1).any(-1)
         actions = one_hot(taken, num).float()
-        rl2s = torch.zeros(32, length + 1, 1 + num)
+        rl2s = torch.zeros(rows, length + 1, 1 + num)
         rl2s[:, 1:, 1:] = actions
         return Batch(
-            obs={"observation": torch.zeros(32, length + 1, 3)},
+            obs={"observation": torch.zeros(rows, length + 1, 3)},
             rl2s=rl2s,
-            time_idxs=torch.arange(length + 1).expand(32, -1)[..., None],
+            time_idxs=torch.arange(length + 1).expand(rows, -1)[..., None],
             actions=actions,
             rews=was_taken[..., None].float(),
-            dones=torch.zeros(32, length, 1, dtype=torch.bool),
-            mask=torch.ones(32, length, 1, dtype=torch.bool),
+            dones=torch.zeros(rows, length, 1, dtype=torch.bool),
+            mask=torch.ones(rows, length, 1, dtype=torch.bool),
         )
 
     optimizer = torch.optim.Adam(agent.trainable_params(), lr=3e-3)
-    for _ in range(200):
+    for _ in range(150):
         loss = agent(draw()).critic.mean()
         optimizer.zero_grad()
         loss.backward()

@@ -58,7 +58,7 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[Any] | None
     while not condition():
         assert process is None or process.poll() is None, finish(process)
         assert time.monotonic() < deadline_s, "timed out"
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def is_anybody_left(group: int) -> bool:

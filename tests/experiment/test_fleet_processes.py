@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from loxodon.data import check_file
 from loxodon.experiment import status
 from loxodon.experiment.checkpoint.store import CheckpointManager
 from loxodon.experiment.cli import main
@@ -38,8 +40,38 @@ def last_beat(run_dir: Path, role: str) -> Beat | None:
     return found[-1] if found else None
 
 
+def stands_still(run_dir: Path, role: str) -> bool:
+    """Whether it waits; what the other one told or brought last allows some steps yet."""
+    before = last_beat(run_dir, role)
+    time.sleep(1.0)
+    now = last_beat(run_dir, role)
+    assert before is not None
+    assert now is not None
+    done = [(at.env_steps, at.gradient_steps) for at in (before, now)]
+    return now.state == "waiting" and done[0] == done[1]
+
+
 def newest_epoch(run_dir: Path) -> int:
     return max(CheckpointManager(run_dir, "tiny").complete_epochs(), default=-1)
+
+
+def finished_trajectories(run_dir: Path) -> dict[str, str]:
+    """Digests of the files, by name."""
+    files = (run_dir / "buffer" / "fifo").glob("*.npz")
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def assert_it_ends_well(process: subprocess.Popen[str]) -> str:
+    text: str = finish(process)
+    assert process.returncode == 0, text
+    return text
+
+
+def assert_they_are_there(finished: dict[str, str], run_dir: Path) -> None:
+    assert len(finished) > 100
+    assert finished.items() <= finished_trajectories(run_dir).items()
+    for path in (run_dir / "buffer" / "fifo").glob("*.npz"):
+        check_file(path)
 
 
 def assert_it_is_seen_and_refuses_a_second_learner(
@@ -76,9 +108,10 @@ def assert_the_records_tell_of_it(run_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
+def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_and_all_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One death of each; benchmarks/chaos.py has fifty, at times that chance chooses."""
     run_dir = tmp_path / "tiny"
 
     def start(*words: str, **changes: Any) -> subprocess.Popen[str]:
@@ -89,13 +122,6 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
         assert found is not None
         return found
 
-    def stands_still(role: str) -> bool:  # what the other one told or brought last allows some steps yet
-        before = beat(role)
-        time.sleep(1.0)
-        now = beat(role)
-        done = [(at.env_steps, at.gradient_steps) for at in (before, now)]
-        return now.state == "waiting" and done[0] == done[1]
-
     # An actor may be first, and works ahead.
     actor = start(mode="collect", seed=1)
     wait_for(lambda: (seen := last_beat(run_dir, "actor")) is not None and seen.env_steps > 500, actor)
@@ -105,9 +131,10 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
     assert_it_is_seen_and_refuses_a_second_learner(run_dir, learner.pid, capsys)
 
     # Without an actor the learner waits, and a new actor sets it going again.
+    finished = finished_trajectories(run_dir)
     actor.kill()
     finish(actor)
-    wait_for(lambda: stands_still("learner"), learner)
+    wait_for(lambda: stands_still(run_dir, "learner"), learner)
     waiting = beat("learner").gradient_steps
     assert beat("actor").life == "dead"
     actor = start(mode="collect", seed=3)
@@ -115,23 +142,23 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_whoever_dies_and_all_end(
     wait_for(lambda: beat("learner").gradient_steps > waiting + 4, learner)
 
     # Without a learner the actor stands still; the lock is free, and a resumed one goes on.
+    finished |= finished_trajectories(run_dir)
     learner.kill()
     finish(learner)
-    wait_for(lambda: stands_still("actor"), actor)
+    wait_for(lambda: stands_still(run_dir, "actor"), actor)
     standing = beat("actor").env_steps
     assert status.main([str(run_dir)]) == 0, actor.poll()
     assert " dead " in capsys.readouterr().out
     learner = start("--resume", mode="learn", epochs=newest_epoch(run_dir) + 4)
-    text = finish(learner)
-    assert learner.returncode == 0, text
-    text = finish(actor)  # notices that the learner has finished, wherever it waits
-    assert actor.returncode == 0, text
+    assert_it_ends_well(learner)
+    assert_it_ends_well(actor)  # notices that the learner has finished, wherever it waits
     assert beat("actor").env_steps > standing + 500
     assert (beat("learner").state, beat("actor").state) == ("finished", "finished")
     assert not (run_dir / "learner.json").exists()
     assert status.main([str(run_dir)]) == status.NOBODY
 
     assert_the_records_tell_of_it(run_dir)
+    assert_they_are_there(finished, run_dir)
 
 
 @pytest.mark.slow
@@ -150,9 +177,7 @@ def test_a_signal_to_all_processes_of_the_machine_is_no_failure_and_nobody_stays
     wait_for((tmp_path / "tiny" / "ckpts" / "latest" / "policy.safetensors").exists, process)
     time.sleep(0.2)
     os.killpg(process.pid, signal.SIGTERM)
-    text = finish(process)
-    assert process.returncode == 0, text
-    assert "Stopped by SIGTERM" in text
+    assert "Stopped by SIGTERM" in assert_it_ends_well(process)
     deadline_s = time.monotonic() + 25.0
     while is_anybody_left(process.pid):  # such as a worker that lives on for its grace, 30 s
         assert time.monotonic() < deadline_s

@@ -134,13 +134,18 @@ def _leave_no_trace() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.learning
 def test_hindsight_learns_where_rewards_are_too_rare(tmp_path: Path) -> None:
-    """With strategy "none" it is a tenth of the goals, in place of half of them."""
+    """With strategy "none" it is a fifth of the goals, in place of half of them (seeds 0 and 1)."""
     settings = {
         "Experiment.ckpt_base_dir": str(tmp_path),
         "Experiment.seed": 0,
-        "Experiment.epochs": 4,  # of 100 updates and 12 x 120 env steps; the first one only collects
+        "MazeRunner.size": 9,
+        "MazeRunner.time_limit": 30,
+        "Experiment.max_seq_len": 30,
+        "Experiment.epochs": 4,  # the first one only collects
+        "Experiment.train_timesteps_per_epoch": 90,
+        "Experiment.train_batches_per_epoch": 60,
         "Experiment.val_interval": None,  # only at the end
-        "Experiment.val_timesteps_per_epoch": 300,
+        "Experiment.val_timesteps_per_epoch": 150,
         "Experiment.ckpt_interval": None,
         "Experiment.torch_threads": 1,
         "Experiment.verbose": False,
@@ -151,4 +156,4 @@ def test_hindsight_learns_where_rewards_are_too_rare(tmp_path: Path) -> None:
     experiment.start()
     metrics = experiment.learn()
     experiment.close()
-    assert metrics["val/success"] > 0.25
+    assert metrics["val/success"] > 0.35
