@@ -9,7 +9,7 @@ METADATA := setup.py pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run install test test-fast test-all lint types format check bench docs
+.PHONY: help run install test test-fast test-all without-gpu lint types format check bench docs
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,7 +27,10 @@ test-fast: .venv/installed-dev  ## the tests of a few seconds only
 test-all: lint types  ## every test, those that need a GPU included
 	$(PYTEST) -m ""
 
-check: lint types  ## what continuous integration runs
+check: lint  ## what continuous integration runs
+	@$(MAKE) --no-print-directory --jobs 2 types without-gpu
+
+without-gpu: .venv/installed-dev
 	$(PYTEST)
 
 lint: .venv/installed-dev  ## ruff
