@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,17 @@ def last_beat(run_dir: Path, role: str) -> Beat | None:
     return found[-1] if found else None
 
 
+def known_beat(run_dir: Path, role: str) -> Beat:
+    found = last_beat(run_dir, role)
+    assert found is not None
+    return found
+
+
 def stands_still(run_dir: Path, role: str) -> bool:
     """Whether it waits; what the other one told or brought last allows some steps yet."""
-    before = last_beat(run_dir, role)
+    before = known_beat(run_dir, role)
     time.sleep(1.0)
-    now = last_beat(run_dir, role)
-    assert before is not None
-    assert now is not None
+    now = known_beat(run_dir, role)
     done = [(at.env_steps, at.gradient_steps) for at in (before, now)]
     return now.state == "waiting" and done[0] == done[1]
 
@@ -113,14 +118,10 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_an
 ) -> None:
     """One death of each; benchmarks/chaos.py has fifty, at times that chance chooses."""
     run_dir = tmp_path / "tiny"
+    beat = partial(known_beat, run_dir)
 
     def start(*words: str, **changes: Any) -> subprocess.Popen[str]:
         return launch(tmp_path, *words, **{**PACED, "epochs": 10_000, **changes})
-
-    def beat(role: str) -> Beat:
-        found = last_beat(run_dir, role)
-        assert found is not None
-        return found
 
     # An actor may be first, and works ahead.
     actor = start(mode="collect", seed=1)
