@@ -173,7 +173,6 @@ def _tmaze(horizon: int) -> tuple[str, ...]:
         "@TMazePassive",
         horizon + 1,
         f"TMazePassive.horizon={horizon}",
-        f"Experiment.train_timesteps_per_epoch={horizon + 1}",
         # Noise on the way would end most episodes before the fork.
         "Experiment.exploration_wrapper_type=@BilevelEpsilonGreedy",
         *(f"BilevelEpsilonGreedy.{key}={value!r}" for key, value in {**walk, **turn}.items()),
