@@ -235,6 +235,7 @@ POPGYM_PPO = {
     }.items()
 }
 
+_TEN_ATTEMPTS = ("KShotWrapper.num_attempts=10", "Experiment.max_seq_len=250")
 META = {
     "frozen_lake": Task(("meta_frozen_lake",), "val/success_attempt_14", 0.6, 1_000_000),
     "frozen_lake/without_memory": Task(
@@ -249,7 +250,14 @@ META = {
         "val/success_attempt_9",
         0.6,
         1_000_000,
-        overrides=("KShotWrapper.num_attempts=10", "Experiment.max_seq_len=250", "Experiment.epochs=170"),
+        overrides=(*_TEN_ATTEMPTS, "Experiment.epochs=170"),
+    ),
+    "frozen_lake_10/without_memory": Task(
+        ("meta_frozen_lake",),
+        "val/success_attempt_9",
+        0.5,
+        is_control=True,
+        overrides=(*_TEN_ATTEMPTS, *_MEMORYLESS, "Experiment.epochs=100"),
     ),
     "dark_room": Task(("dark_room",), _RETURN, 100.0, overrides=("Experiment.epochs=84",)),
     "dark_key_to_door": Task(("dark_key_to_door",), _RETURN, 10.0, overrides=("Experiment.epochs=200",)),
@@ -261,25 +269,18 @@ META = {
         overrides=(*_MEMORYLESS, "Experiment.epochs=60"),
     ),
 }
+_TEN_THOUSAND = (
+    "HORIZON=10_000",
+    "Experiment.max_seq_len=10_001",
+    "Experiment.val_timesteps_per_epoch=10_001",
+)
+_BLIND = ("Experiment.traj_encoder_type=@FFTrajEncoder", "Experiment.epochs=40")
 LONG = {
     "tmaze_1000": Task(("tmaze_long",), _SUCCESS, 1.0, max_seconds=360.0),
-    "tmaze_1000/without_memory": Task(
-        ("tmaze_long",),
-        _SUCCESS,
-        0.65,
-        is_control=True,
-        overrides=("Experiment.traj_encoder_type=@FFTrajEncoder", "Experiment.epochs=40"),
-    ),
-    "tmaze_10000": Task(
-        ("tmaze_long",),
-        _SUCCESS,
-        1.0,
-        max_seconds=600.0,
-        overrides=(
-            "HORIZON=10_000",
-            "Experiment.max_seq_len=10_001",
-            "Experiment.val_timesteps_per_epoch=10_001",
-        ),
+    "tmaze_1000/without_memory": Task(("tmaze_long",), _SUCCESS, 0.65, is_control=True, overrides=_BLIND),
+    "tmaze_10000": Task(("tmaze_long",), _SUCCESS, 1.0, max_seconds=600.0, overrides=_TEN_THOUSAND),
+    "tmaze_10000/without_memory": Task(
+        ("tmaze_long",), _SUCCESS, 0.75, is_control=True, overrides=(*_TEN_THOUSAND, *_BLIND)
     ),
 }
 CLASSIC = {
