@@ -274,13 +274,15 @@ _TEN_THOUSAND = (
     "Experiment.max_seq_len=10_001",
     "Experiment.val_timesteps_per_epoch=10_001",
 )
-_BLIND = ("Experiment.traj_encoder_type=@FFTrajEncoder", "Experiment.epochs=40")
+_LONG_CONTROL = ("Experiment.traj_encoder_type=@FFTrajEncoder", "Experiment.epochs=40")
 LONG = {
     "tmaze_1000": Task(("tmaze_long",), _SUCCESS, 1.0, max_seconds=360.0),
-    "tmaze_1000/without_memory": Task(("tmaze_long",), _SUCCESS, 0.65, is_control=True, overrides=_BLIND),
+    "tmaze_1000/without_memory": Task(
+        ("tmaze_long",), _SUCCESS, 0.65, is_control=True, overrides=_LONG_CONTROL
+    ),
     "tmaze_10000": Task(("tmaze_long",), _SUCCESS, 1.0, max_seconds=600.0, overrides=_TEN_THOUSAND),
     "tmaze_10000/without_memory": Task(
-        ("tmaze_long",), _SUCCESS, 0.75, is_control=True, overrides=(*_TEN_THOUSAND, *_BLIND)
+        ("tmaze_long",), _SUCCESS, 0.75, is_control=True, overrides=(*_TEN_THOUSAND, *_LONG_CONTROL)
     ),
 }
 CLASSIC = {
