@@ -4,9 +4,10 @@
     python benchmarks/recall_probe.py reverse --positions rope+fixed --first-episodes 24 120
 
 A Transformer of the general preset's size sees symbols, draws answers at random and regresses their values to
-1 (right) or -1, as a critic does: at a distance of 32, in reverse, or by key. Episodes come in one by one, as
-many per update as an actor would add at the preset's replay ratio, and batches are drawn from all of them.
-Figures are updates until the best answers are right in 95 % of new episodes, or none.
+1 (right) or -1, as a critic does: at a distance of 32, in reverse, by key, or of one symbol after a delay of
+100. Episodes come in one by one, as many per update as an actor would add at the preset's replay ratio, and
+batches are drawn from all of them. Figures are updates until the best answers are right in 95 % of new
+episodes, or none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 from loxodon.nets import TransformerTrajEncoder
 
 SYMBOLS, KEYS, WIDTH, BATCH, WARM_UP = 4, 32, 128, 24, 100
-DISTANCE, LIST = 32, 52
+DISTANCE, LIST, DELAY = 32, 52, 100
 NO_ANSWER = -1
 ENOUGH, LOOK_EVERY = 0.95, 5
 
@@ -36,6 +37,11 @@ def episodes(task: str, number: int, rng: torch.Generator) -> tuple[Tensor, Tens
         shown = torch.randint(SYMBOLS, (number, 2 * LIST), generator=rng)
         answers = F.pad(shown[:, :-DISTANCE], (DISTANCE, 0), value=NO_ANSWER)
         return F.one_hot(shown, SYMBOLS).float(), answers
+    if task == "delay":
+        shown = torch.randint(SYMBOLS, (number, 1), generator=rng)
+        seen = F.pad(F.one_hot(shown, SYMBOLS).float(), (0, 1, 0, DELAY))
+        seen[:, -1, SYMBOLS] = 1.0  # asked for
+        return seen, F.pad(shown, (DELAY, 0), value=NO_ANSWER)
     length = KEYS if task == "by_key" else LIST
     shown = torch.randint(SYMBOLS, (number, length), generator=rng)
     seen = F.pad(F.one_hot(shown, SYMBOLS).float(), (0, 1, 0, length))
@@ -105,8 +111,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tasks", nargs="*", default=["distance", "reverse", "by_key"])
-    parser.add_argument("--positions", nargs="+", default=["rope", "rope+fixed", "fixed"])
+    parser.add_argument("tasks", nargs="*", default=["distance", "reverse", "by_key", "delay"])
+    parser.add_argument("--positions", nargs="+", default=["rope", "rope+fixed", "fixed", "learned"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--first-episodes", type=int, nargs="+", default=[96])
     parser.add_argument("--episodes-per-update", type=float, nargs="+", default=[0.5])
