@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gin
@@ -109,20 +110,12 @@ class Group:
         return int(self.envs.num_envs)
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method of all sinks, even if one raises, so that none misses a step; then raise that."""
-        first_error: Exception | None = None
-        for sink in self.sinks:
-            try:
-                getattr(sink, method)(*args)
-            except Exception as error:  # raised below, when no sink has been left out
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
+        """Call a method of all sinks, so that none misses a step."""
+        _call_all(partial(getattr(sink, method), *args) for sink in self.sinks)
 
     def flush(self) -> None:
         """Close every running piece, and return when all pieces are on disk."""
-        self.tell("flush_partial")
-        self.tell("wait")
+        _call_all((partial(self.tell, "flush_partial"), partial(self.tell, "wait")))
 
     def begin(self, rows: np.ndarray) -> None:
         """Tell the sinks that trajectories start in the envs `rows` (k,) int with the present timestep."""
@@ -245,19 +238,17 @@ class Collector:
 
     def flush(self) -> None:
         """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
-        for group in self.groups:
-            group.flush()
+        _call_all(group.flush for group in self.groups)
 
     def wait(self) -> None:
-        """Return when every finished piece is on disk."""
-        for group in self.groups:
-            group.tell("wait")
+        """Return when every finished piece is on disk, or could not be written."""
+        _call_all(partial(group.tell, "wait") for group in self.groups)
 
     def close(self) -> None:
         """Store what is running and end the sinks; the envs are left alone."""
+        self.flush()
+        _call_all(partial(group.tell, "close") for group in self.groups)
         for group in self.groups:
-            group.flush()
-            group.tell("close")
             group.sinks = ()
 
     # ---- the rollout ----
@@ -548,6 +539,18 @@ class Collector:
             "Training begins new episodes instead of going on in those of the checkpoint: %s", error
         )
         return False
+
+
+def _call_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Make all calls, even if one raises, so that nothing is left out; then raise the first error."""
+    first_error: Exception | None = None
+    for call in calls:
+        try:
+            call()
+        except Exception as error:  # raised below
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
 
 
 def _is_short(quotas: Sequence[np.ndarray | None]) -> bool:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +210,9 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch, num_files: int) -> None:
             if len(packed) >= num_files:
                 raise OSError(28, "No space left on device")
             packed.append(args)
+            is_last = len(packed) == num_files
+        if is_last:
+            time.sleep(0.5)  # one half is told of the full disk while the other still writes
         return pack(*args)
 
     monkeypatch.setattr(files, "pack_npz", full)
