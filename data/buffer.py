@@ -244,11 +244,11 @@ class Buffer:
         except OSError as error:
             if not isinstance(error, FileNotFoundError) and error.errno != errno.ESTALE:  # of a file server
                 raise
-            # Whoever deleted it has mostly deleted others, too.
             if self._is_listed(file):
-                self.refresh()
-            if self._is_listed(file):  # a dangling link, for example
-                self._ignore(file)
+                if os.path.lexists(file.path):  # a dangling link, for example
+                    self._ignore(file)
+                else:  # whoever deleted it has mostly deleted others, too
+                    self.refresh()
             return None
         return traj
 

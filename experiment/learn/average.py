@@ -11,6 +11,15 @@ from ...agents import BaseAgent, OnPolicyAgent
 from ..numbers import check_number
 
 _FIRST, _YOUNG = 200, 10  # updates before weights are averaged; then the average grows with a tenth of them
+_USUAL_RATE = 0.01
+
+
+def weight_average(agent: BaseAgent, rate: float | None) -> WeightAverage | None:
+    """What `Learner.average_rate` asks for: None takes what suits the agent, 0 has none."""
+    if rate is None:
+        rate = 0.0 if isinstance(agent, OnPolicyAgent) else _USUAL_RATE
+    check_number("Learner.average_rate", rate, lowest=0, optional=True)
+    return WeightAverage(agent, rate) if rate > 0 else None
 
 
 class WeightAverage:
@@ -20,16 +29,15 @@ class WeightAverage:
         agent: on its device, before the first update.
         rate: share of an update's weights, above 0 and at most 1. It is 1 in the first 200 updates, in which
             most changes, and about a tenth at 300.
-    Raises: TypeError or ValueError for another rate; ValueError for an agent that learns only from what its
+    Raises: ValueError for a rate above 1, and for an agent that learns only from what its
         own weights have done.
     Source: Polyak & Juditsky 1992, here with exponential weights.
     """
 
     def __init__(self, agent: BaseAgent, rate: float) -> None:
-        check_number("Learner.average_rate", rate, above=0, optional=True)
         if rate > 1:
             raise ValueError(
-                f"Learner.average_rate is {rate}, but a share is at most 1. Fix: set it to 0.01."
+                f"Learner.average_rate is {rate}, but a share is at most 1. Fix: set it to {_USUAL_RATE}."
             )
         if isinstance(agent, OnPolicyAgent):
             raise ValueError(

@@ -23,7 +23,7 @@ from ..collect import StageTimer
 from ..contracts import Progress
 from ..distributed import merge_metrics
 from ..rng import isolated_rng
-from .average import WeightAverage
+from .average import weight_average
 from .optimizer import check_same_groups, warmup_factor
 
 AnyBatch = Batch | RolloutBatch
@@ -136,7 +136,8 @@ class Learner:
             with the name of the parameter, None lets it be.
         average_rate: share that an update has in a moving average of weights, which acts, is evaluated and
             published, since what the newest weights do comes and goes. All of it in the first 200 updates, in
-            which most changes, and a tenth at 300. Above 0 and at most 1; None: the newest weights act.
+            which most changes, and a tenth at 300. At most 1; 0: the newest weights act. None: 0.01 for
+            agents that learn off-policy, 0 for others.
         timer: told how long updates take.
         edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
         progress: counts the optimizer steps; None for a count of its own.
@@ -172,7 +173,7 @@ class Learner:
                 f"Learner.bad_grad is {bad_grad!r}; allowed are None, 'skip' and 'raise'. Fix: set "
                 "Learner.bad_grad = 'skip'."
             )
-        self.average = None if average_rate is None else WeightAverage(agent, average_rate)
+        self.average = weight_average(agent, average_rate)
         # A loss scaler overflows as a matter of course and skips such steps itself.
         self._on_bad_grad = None if accelerator.scaler is not None else bad_grad
         self.timer = timer or StageTimer()

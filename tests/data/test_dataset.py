@@ -160,7 +160,7 @@ def test_temporary_and_foreign_files_are_ignored(
 def test_vanished_file_is_replaced_by_another_draw(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, is_opened: bool
 ) -> None:
-    dataset, rng = make_dataset(), np.random.default_rng(0)
+    dataset, rng = make_dataset(sample_by="trajectory"), np.random.default_rng(0)  # opens none before
     paths = fill(fifo, [2, 2])
     dataset.refresh()
     if is_opened:

@@ -141,7 +141,7 @@ def test_more_than_a_twentieth_of_broken_files_stops_the_run(
     make_dataset: MakeDataset, fill: Fill, buffer: Path, num_broken: int
 ) -> None:
     fill(buffer / "fifo", [5] * 39)
-    dataset, rng = make_dataset(), np.random.default_rng(0)
+    dataset, rng = make_dataset(sample_by="trajectory"), np.random.default_rng(0)
     for i in range(num_broken):
         (buffer / "protected" / f"env_{i:08x}_1800000000.0.npz").write_bytes(b"not a trajectory")
     dataset.refresh()

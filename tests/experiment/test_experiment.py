@@ -364,7 +364,7 @@ def test_the_switch_for_compiled_acting_reaches_the_agent_before_it_acts(
     exp.start()
     exp.collect_new_training_data()
     exp.close()
-    assert calls[:2] == ["compile", "hidden state"]
+    assert calls[:3] == ["compile", "compile", "hidden state"]  # the agent, and the average of its weights
 
 
 @pytest.mark.parametrize(
