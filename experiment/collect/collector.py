@@ -241,7 +241,7 @@ class Collector:
         _call_all(group.flush for group in self.groups)
 
     def wait(self) -> None:
-        """Return when every finished piece is on disk, or could not be written."""
+        """Return when every finished piece is on disk; raises when all have been tried."""
         _call_all(partial(group.tell, "wait") for group in self.groups)
 
     def close(self) -> None:

@@ -15,7 +15,10 @@ _USUAL_RATE = 0.01
 
 
 def weight_average(agent: BaseAgent, rate: float | None) -> WeightAverage | None:
-    """What `Learner.average_rate` asks for: None takes what suits the agent, 0 has none."""
+    """What `Learner.average_rate` asks for: None takes what suits the agent, 0 has none.
+
+    Raises: TypeError or ValueError for a rate that is none; see `WeightAverage`.
+    """
     if rate is None:
         rate = 0.0 if isinstance(agent, OnPolicyAgent) else _USUAL_RATE
     check_number("Learner.average_rate", rate, lowest=0, optional=True)
@@ -29,8 +32,8 @@ class WeightAverage:
         agent: on its device, before the first update.
         rate: share of an update's weights, above 0 and at most 1. It is 1 in the first 200 updates, in which
             most changes, and about a tenth at 300.
-    Raises: ValueError for a rate above 1, and for an agent that learns only from what its
-        own weights have done.
+    Raises: ValueError for a rate above 1, and for an agent that learns only from what its own weights have
+        done.
     Source: Polyak & Juditsky 1992, here with exponential weights.
     """
 

@@ -18,6 +18,7 @@ from loxodon.experiment.learn import average
 
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import learning, make_experiment, metrics, run
+from .ppo.whole_runs import ppo_experiment
 
 NUM_OPS = 8 * 2 * 17  # width, updates, timesteps
 
@@ -139,6 +140,32 @@ def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(
     exp.load_checkpoint_from_path(ckpts / "latest" / "policy.safetensors")
     assert exp.acting is exp.policy  # until there are updates of these weights
     exp.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "rate"),
+    [
+        (make_experiment, {}, 0.01),
+        (make_experiment, {"Learner.average_rate": 0}, None),
+        (ppo_experiment, {}, None),
+    ],
+)
+def test_weights_are_averaged_where_agents_learn_off_policy_unless_people_say_otherwise(
+    tmp_path: Path, make: Any, settings: dict[str, Any], rate: float | None
+) -> None:
+    exp = make(tmp_path, **settings)
+    exp.start()
+    average = exp.learner.average
+    assert (average.rate if average else None) == rate
+    exp.close()
+
+
+@pytest.mark.parametrize(("rate", "words"), [(1.5, "at most 1"), (-0.1, "at least 0"), ("all", "a number")])
+def test_shares_of_an_average_that_cannot_be(tmp_path: Path, rate: Any, words: str) -> None:
+    exp = make_experiment(tmp_path, **{"Learner.average_rate": rate})
+    with pytest.raises((ValueError, TypeError), match=rf"Learner.average_rate is .*{words}.*Fix:"):
+        exp.start()
+    exp.train_envs.close()
 
 
 def test_targets_follow_after_every_optimizer_step(tmp_path: Path) -> None:
