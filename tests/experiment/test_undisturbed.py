@@ -19,7 +19,7 @@ from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 
 from .fakes import CountingEnv, die_in, make_experiment, metrics, run, stored
 
-EPOCHS, STEPS = 10, 8
+EPOCHS, STEPS = 8, 8
 
 
 class LongEnv(CountingEnv):
