@@ -17,11 +17,22 @@ _USUAL_RATE = 0.01
 def weight_average(agent: BaseAgent, rate: float | None) -> WeightAverage | None:
     """What `Learner.average_rate` asks for: None takes what suits the agent, 0 has none.
 
-    Raises: TypeError or ValueError for a rate that is none; see `WeightAverage`.
+    Raises: TypeError or ValueError for a rate that is no share; ValueError for one above 0 and an agent that
+        learns only from what its own weights have done.
     """
+    is_on_policy = isinstance(agent, OnPolicyAgent)
     if rate is None:
-        rate = 0.0 if isinstance(agent, OnPolicyAgent) else _USUAL_RATE
+        rate = 0.0 if is_on_policy else _USUAL_RATE
     check_number("Learner.average_rate", rate, lowest=0, optional=True)
+    if rate > 1:
+        raise ValueError(
+            f"Learner.average_rate is {rate}, but a share is at most 1. Fix: set it to {_USUAL_RATE}."
+        )
+    if rate > 0 and is_on_policy:
+        raise ValueError(
+            f"Learner.average_rate is {rate}, but {type(agent).__name__} learns from what its own weights "
+            "have done. Fix: set Learner.average_rate = 0."
+        )
     return WeightAverage(agent, rate) if rate > 0 else None
 
 
@@ -32,21 +43,10 @@ class WeightAverage:
         agent: on its device, before the first update.
         rate: share of an update's weights, above 0 and at most 1. It is 1 in the first 200 updates, in which
             most changes, and about a tenth at 300.
-    Raises: ValueError for a rate above 1, and for an agent that learns only from what its own weights have
-        done.
     Source: Polyak & Juditsky 1992, here with exponential weights.
     """
 
     def __init__(self, agent: BaseAgent, rate: float) -> None:
-        if rate > 1:
-            raise ValueError(
-                f"Learner.average_rate is {rate}, but a share is at most 1. Fix: set it to {_USUAL_RATE}."
-            )
-        if isinstance(agent, OnPolicyAgent):
-            raise ValueError(
-                f"Learner.average_rate is {rate}, but {type(agent).__name__} learns from what its own "
-                "weights have done. Fix: set Learner.average_rate = None."
-            )
         self.agent, self.rate, self.num_updates = agent, rate, 0
         self.averaged = copy.deepcopy(agent).requires_grad_(False).eval()
 

@@ -136,20 +136,22 @@ def test_a_folder_of_nothing_else_says_what_was_wrong(make_dataset: MakeDataset,
         dataset.sample_windows(1, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])  # opened when drawn, or when listed
 @pytest.mark.parametrize("num_broken", [2, 3])
 def test_more_than_a_twentieth_of_broken_files_stops_the_run(
-    make_dataset: MakeDataset, fill: Fill, buffer: Path, num_broken: int
+    make_dataset: MakeDataset, fill: Fill, buffer: Path, num_broken: int, sample_by: str
 ) -> None:
     fill(buffer / "fifo", [5] * 39)
-    dataset, rng = make_dataset(sample_by="trajectory"), np.random.default_rng(0)
+    dataset, rng = make_dataset(sample_by=sample_by), np.random.default_rng(0)
     for i in range(num_broken):
         (buffer / "protected" / f"env_{i:08x}_1800000000.0.npz").write_bytes(b"not a trajectory")
-    dataset.refresh()
     if num_broken == 2:
+        dataset.refresh()
         dataset.sample_windows(1000, rng)
     else:
         text = r"3 of 42 trajectory files in .*set/buffer are broken.*not a readable.*Fix: read"
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=text):  # noqa: PT012 - by the one or the other
+            dataset.refresh()
             dataset.sample_windows(1000, rng)
     assert dataset.metrics()["broken_files"] == num_broken
     assert len(list((buffer / "quarantine").iterdir())) == 2 * num_broken  # moved, not deleted
@@ -200,9 +202,15 @@ def test_processes_that_move_the_same_files_lose_none_and_overwrite_none(tmp_pat
     assert quarantine.num_broken == 102
 
 
+@pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])
 @pytest.mark.parametrize("how", ["cannot be moved", "dangling link"])
 def test_what_cannot_be_moved_is_skipped(
-    make_dataset: MakeDataset, fill: Fill, buffer: Path, caplog: pytest.LogCaptureFixture, how: str
+    make_dataset: MakeDataset,
+    fill: Fill,
+    buffer: Path,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+    sample_by: str,
 ) -> None:
     fill(buffer / "fifo", [5] * 4)
     if how == "dangling link":
@@ -210,7 +218,7 @@ def test_what_cannot_be_moved_is_skipped(
     else:
         (buffer / "fifo" / NAME).touch()
         (buffer / "quarantine").touch()  # where the folder should be
-    dataset = make_dataset()
+    dataset = make_dataset(sample_by=sample_by)
     dataset.sample_windows(100, np.random.default_rng(0))
     assert ("cannot be moved" in caplog.text) == (how == "cannot be moved")
     assert dataset.metrics()["broken_files"] == (how == "cannot be moved")
