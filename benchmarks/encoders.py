@@ -5,9 +5,10 @@
 
 Width 128, 3 layers, one torch thread, float32; all times are CPU time, of the fastest of several runs.
 
-train: forward and backward pass over 4,096 timesteps in sequences of each length; timesteps per second, the
-time that the counted operations of matrix products (attention included) would take at the speed of one large
-product, and the share of that in the whole. Attention reaches over the whole sequence.
+train: forward and backward pass over 4,096 timesteps in sequences of each length, or over one sequence if
+that is longer; timesteps per second, the time that the counted operations of matrix products (attention
+included) would take at the speed of one large product, and the share of that in the whole. Attention reaches
+over the whole sequence.
 act: one step of 12 environments after each number of timesteps, in milliseconds, in inference mode as actors
 are.
 state_bytes: what is remembered of one environment then.
@@ -115,7 +116,7 @@ def build(name: str, max_seq_len: int) -> TrajEncoder:
 
 def train(name: str, length: int, seconds: float, speed: float) -> dict[str, float]:
     """What forward and backward passes cost, see above."""
-    encoder, rows = build(name, length), TIMESTEPS // length
+    encoder, rows = build(name, length), max(1, TIMESTEPS // length)
     seq, times = torch.randn(rows, length, WIDTH), torch.arange(length).expand(rows, -1)[..., None]
 
     def update() -> None:
