@@ -52,6 +52,7 @@ class ReturnHistory:
         ended: np.ndarray,
         env_names: Sequence[str],
         ignored: np.ndarray | None = None,
+        counted: np.ndarray | None = None,
     ) -> None:
         """Account for one vector step.
 
@@ -61,6 +62,7 @@ class ReturnHistory:
             env_names: N names as they were *before* the step (afterwards an ended row has the next
             episode's).
             ignored: (N,) bool, True in rows that took no env step (`infos["_ignore"]`); None for none.
+            counted: (N,) bool, True where an episode that ends is kept; None for everywhere.
         """
         if ignored is None:
             self._running_returns += rewards
@@ -70,7 +72,7 @@ class ReturnHistory:
             self._running_lengths[~ignored] += 1
         if not np.count_nonzero(ended):
             return
-        for row in np.flatnonzero(ended).tolist():
+        for row in np.flatnonzero(ended if counted is None else ended & counted).tolist():
             self.returns[env_names[row]].append(float(self._running_returns[row]))
             self.lengths[env_names[row]].append(int(self._running_lengths[row]))
         self._running_returns[ended] = 0.0

@@ -40,6 +40,7 @@ from .rng import isolated_rng
 FORMAT = 1  # of the JSON files
 EVALUATIONS, VIDEOS = "evaluations", "videos"  # folders of a run
 _PARALLEL = 8  # environments of --env
+_MOST_STEPS = 1_000_000  # of each environment, which may have no end
 _VIDEO_EPISODES = 3
 _PLAIN_WIDTH = 300  # of the table where it goes to no terminal
 _ATTEMPT = re.compile(r"(.+)_attempt_(\d+)")  # of metrics, see KShotWrapper
@@ -258,7 +259,7 @@ def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories
             [Group(envs)], policy.agent, policy.device, policy.sample, save_env_state=False
         )
         collector.restart(seed)
-        collector.collect(sys.maxsize, episodes=episodes)
+        collector.collect(_MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)
     return collector.histories
 
 

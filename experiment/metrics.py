@@ -37,10 +37,18 @@ _EPISODES = {
 
 METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "collect": (
-        "Episodes that ended while collecting, with exploration; there are none until one has ended.",
+        "Episodes that ended in this epoch while collecting, with exploration; there are none until one has "
+        "ended. Short episodes end first: until the longest have had time to end since all environments were "
+        "last reset (the start of a run, `Experiment.force_reset_train_envs_every`, "
+        "`CheckpointManager.exact_resume`), they are over-represented, and means are too low where long "
+        "episodes are the good ones. `val/` does not have this bias.",
         _EPISODES,
     ),
-    "val": ("Episodes of an evaluation (`Experiment.val_interval`).", _EPISODES),
+    "val": (
+        "Episodes of an evaluation (`Experiment.val_interval`): all that began within "
+        "`Experiment.val_timesteps_per_epoch` steps of their environment, each played to its end.",
+        _EPISODES,
+    ),
     "train": (
         "Means over the updates of an epoch, off-policy.",
         {
