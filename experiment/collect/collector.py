@@ -298,12 +298,9 @@ class Collector:
         """
         if not self.has_begun:
             self.restart(seed=None)
-        quotas: list[Quota | None] = [None] * len(self.groups)
-        if episodes is not None:
-            quotas = list(self._quotas(episodes, timesteps))
-            limit = longest(timesteps) if limit is None else limit
-        last = timesteps if limit is None else limit
-        taken, step, goes_on, is_stopped = 0, 0, timesteps > 0 and _is_short(quotas), False
+        quotas = self._quotas(episodes, timesteps)
+        last = timesteps if episodes is None else limit or longest(timesteps)
+        taken, step, goes_on = 0, 0, timesteps > 0 and _is_short(quotas)
         self.share_done = 0.0
         with torch.inference_mode(), self.cast():
             if goes_on:
@@ -317,11 +314,10 @@ class Collector:
                     if render:
                         group.envs.render()
                     if group is self.groups[0]:  # decides for all, so that they take as many steps
-                        is_stopped = self.should_stop()
-                        goes_on = step < last and _is_short(quotas) and not is_stopped
+                        goes_on = step < last and _is_short(quotas) and not self.should_stop()
                     if goes_on:
                         self._begin(group)
-        if episodes is not None and step and not is_stopped:
+        if step == last:
             self._warn_of_unfinished(quotas, step)
         return taken
 
@@ -434,13 +430,14 @@ class Collector:
             yield group, None if seed is None else seed + offset
             offset += group.num_envs
 
-    def _quotas(self, episodes: int, deadline: int) -> Iterator[Quota]:
-        """For each group, its share of so many episodes, as equal as can be."""
+    def _quotas(self, episodes: int | None, deadline: int) -> list[Quota | None]:
+        """For each group, its share of so many episodes, as equal as can be; None counts all."""
+        if episodes is None:
+            return [None] * len(self.groups)
         shares = np.full(self.num_envs, episodes // self.num_envs, dtype=np.int64)
         shares[: episodes % self.num_envs] += 1
         borders = np.cumsum([group.num_envs for group in self.groups])[:-1]
-        for share in np.split(shares, borders):
-            yield Quota(share.copy(), deadline)
+        return [Quota(share.copy(), deadline) for share in np.split(shares, borders)]
 
     def _warn_of_unfinished(self, quotas: Sequence[Quota | None], num_steps: int) -> None:
         """Say how many episodes that should count have not ended."""

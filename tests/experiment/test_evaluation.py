@@ -122,7 +122,9 @@ def test_episodes_without_end_are_left_out_with_one_warning(
         found = exp.evaluate_val()
     exp.close()
     (warning,) = caplog.messages
-    assert warning.startswith("1 episode(s) of this evaluation had not ended after 1120 steps and do not count")
+    assert warning.startswith(
+        "1 episode(s) of this evaluation had not ended after 1120 steps and do not count"
+    )
     assert "Fix: end episodes with gymnasium's TimeLimit" in warning
     assert found["val/episodes"] == 3 + 0 + 1
     assert found["val/episode_length"] == (3 * 5 + 1_020) / 4
