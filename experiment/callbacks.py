@@ -22,7 +22,13 @@ class Callback:
     """Derive from this and override what is needed; every hook gets the Experiment as `Run`.
 
     Where several processes train together, each has its own callbacks and calls them at the same points.
+
+    Attributes:
+        collect_figures: names of figures that it logs under `collect/`; metrics of environments that have
+            the same name are logged under another one.
     """
+
+    collect_figures: tuple[str, ...] = ()
 
     def on_model_init_start(self, run: Run) -> None:
         """Spaces, environments and data are there; the agent is built next."""

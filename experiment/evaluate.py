@@ -300,8 +300,9 @@ def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
 def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]]:
     """JSON values of each task, one number per episode; `attempts` has those of each attempt of a trial."""
     results = []
+    named = histories.specials.named()
     for task, returns in histories.returns.returns.items():
-        metrics = dict(histories.specials.data.get(task, {}))
+        metrics = {name: values[task] for name, values in named.items() if task in values}
         attempts: list[list[float]] = []
         while (name := f"return_attempt_{len(attempts)}") in metrics:
             attempts.append(metrics.pop(name))
@@ -329,7 +330,9 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     by_attempt: dict[str, list[float]] = defaultdict(list)
     if one["attempts"]:
         by_attempt["return"] = [float(np.mean(values)) for values in one["attempts"]]
-    for name, values in {"return": one["returns"], "length": one["lengths"], **one["metrics"]}.items():
+    own = {"return": one["returns"], "length": one["lengths"]}
+    others = {f"metric/{name}" if name in own else name: values for name, values in one["metrics"].items()}
+    for name, values in (own | others).items():
         if attempt := _ATTEMPT.fullmatch(name):
             by_attempt[attempt[1]].append(float(np.mean(values)))
         elif values:

@@ -636,7 +636,8 @@ class Experiment(Settings):
         stages = self.timer.step_figures(taken / self.parallel_actors)
         taken = sum(gather(taken, self.accelerator))  # all processes; a stopped one took fewer
         progress.env_steps += taken
-        metrics = merge_episodes(collector.histories, self.accelerator).summary("collect")
+        others = [name for one in self.hooks.callbacks for name in one.collect_figures]
+        metrics = merge_episodes(collector.histories, self.accelerator).summary("collect", others)
         collector.histories.clear()
         if self.ctx.role.is_actor:
             metrics |= self._policy_age() | self.pace.figures()

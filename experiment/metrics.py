@@ -28,11 +28,14 @@ _EPISODES = {
     "return_p20": "their 20th percentile",
     "episode_length": "mean number of steps",
     "episodes": "how many ended",
-    "<figure>/<environment>": "the same of one environment (its `metric/env_name`, or its class or id)",
+    "env_steps": "their steps, all together",
+    "<figure>/<environment>": "the same of one environment (its `env_name`, or its class or id)",
     "success": "share of episodes that succeeded, where environments tell",
     "return_attempt_<i>": "mean return of the attempt i of a trial, from 0 (`KShotWrapper`)",
     "success_attempt_<i>": "share of trials whose attempt i succeeded",
     "<metric>": "mean of what environments report as `info['metric/<metric>']` when an episode ends",
+    "metric/<metric>": "the same, where another figure of this list has the name `<metric>`: "
+    "`info['metric/return']` is `metric/return`",
 }
 
 METRICS: dict[str, tuple[str, dict[str, str]]] = {

@@ -48,7 +48,8 @@ class FirstBit(gym.Env[Any, Any]):
         self.t += 1
         over = self.t == LENGTH
         reward = float(over and int(action) == self.bit)
-        return np.zeros(1, np.float32), reward, over, False, {"metric/success": reward} if over else {}
+        own = {"metric/success": reward, "metric/return": 7.0, "metric/length": 8.0}
+        return np.zeros(1, np.float32), reward, over, False, own if over else {}
 
     def render(self) -> Any:
         return np.full((32, 32, 3), 10 * self.t, np.uint8)
@@ -134,9 +135,21 @@ def test_a_policy_that_needs_its_memory_fails_without(capsys: pytest.CaptureFixt
     assert full["returns"] == all_of_it["returns"] == [1.0] * 40
     assert full["lengths"] == [LENGTH] * 40
     assert 0.2 < np.mean(too_short["returns"]) < 0.8  # the bit is out of sight when it is asked for
-    assert too_short["metrics"] == {"success": too_short["returns"]}
+    assert too_short["metrics"] == {
+        "success": too_short["returns"],
+        "metric/return": [7.0] * 40,
+        "length": [8.0] * 40,
+    }
     assert too_short["task"] == "FirstBit"
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("last 4 "))
+    lines = capsys.readouterr().out.splitlines()
+    figures = [line.split() for line in lines if line.startswith(" ")][-4:]
+    assert [row[:2] for row in figures] == [
+        ["length", str(LENGTH)],
+        ["metric/length", "8"],
+        ["metric/return", "7"],
+        ["success", f"{np.mean(too_short['returns']):.4g}"],
+    ]
+    (row,) = (line for line in lines if line.startswith("last 4 "))
     low, _, high = row.split()[5:8]
     assert row.split()[4] == f"{np.mean(too_short['returns']):.4g}"
     assert float(low) < np.mean(too_short["returns"]) < float(high)

@@ -97,7 +97,7 @@ def test_the_same_holds_for_tests_and_on_policy_agents(tmp_path: Path, kind: str
         exp = make_experiment(tmp_path, **settings)
     exp.start()
     episodes = 7 * NUM_ENVS if kind == "test by episodes" else None
-    found = exp.evaluate_test(EnvSpec(ShortOrLong), 200, episodes=episodes)
+    found = exp.evaluate_test(EnvSpec(ShortOrLong), 60, episodes=episodes)
     exp.close()
     assert found["test/return"] == pytest.approx(25.0, abs=3.0)
     assert found["test/is_long"] == pytest.approx(found["test/return"] / LONG)
@@ -140,3 +140,43 @@ def test_what_follows_counted_episodes_begins_anew(tmp_path: Path) -> None:
     _, (history, _) = exp.interact(exp.val_envs, 1, hidden_state=state)  # the fifth episode of the first env
     exp.close()
     assert history.lengths["CountingEnv"] == [2]
+
+
+class Boasting(CountingEnv):
+    """Pays at most 5, and reports figures of its own under the names of ours."""
+
+    def step(self, action: int) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        names = (
+            "return",
+            "episodes",
+            "return_p20",
+            "return/Boasting",
+            "episode_length",
+            "env_steps/Boasting",
+        )
+        return (
+            obs,
+            reward,
+            terminated,
+            truncated,
+            {f"metric/{name}": 1000.0 for name in names} if info else {},
+        )
+
+
+@pytest.mark.parametrize("kind", ["off-policy", "ppo"])
+def test_what_environments_report_replaces_no_figure_of_ours(tmp_path: Path, kind: str) -> None:
+    make = make_experiment if kind == "off-policy" else ppo_experiment
+    env = EnvSpec(Boasting)
+    changes = {"make_val_env": env, "make_train_env": env, "val_timesteps_per_epoch": 12, "epochs": 1}
+    exp = run(make(tmp_path, **changes, stop_at_val_return=100.0))
+    assert exp.best_score is not None
+    assert exp.best_score <= 5.0
+    records = metrics(exp.run_dir)
+    for group, episodes in {"val": 9, "collect": 6 if kind == "off-policy" else 3}.items():
+        (one, *_) = (record for record in records if f"{group}/return" in record)
+        assert one[f"{group}/return"] <= 5.0
+        assert one[f"{group}/return/Boasting"] == one[f"{group}/return"]
+        assert one[f"{group}/episodes"] == episodes
+        assert one[f"{group}/env_steps/Boasting"] == 5 * episodes
+        assert one[f"{group}/metric/return"] == one[f"{group}/metric/env_steps/Boasting"] == 1000.0
