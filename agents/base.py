@@ -176,8 +176,12 @@ class BaseAgent(nn.Module, ABC):
         state = self._state(self.traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0], embedded)
         if self.action_memory is None:
             return state
-        memory = self.action_memory(embedded, batch.rl2s[..., 1:], batch.resets)
+        memory = self.action_memory(embedded, self._previous_actions(batch.rl2s), batch.resets)
         return torch.cat([state, memory.to(state.dtype)], dim=-1)
+
+    def _previous_actions(self, rl2s: Tensor) -> Tensor:
+        """(..., A) of rl2s (..., 1+A); zeros if the timestep encoder hides them."""
+        return self.tstep_encoder.shown(rl2s)[..., 1:]
 
     def _state(self, encoded: Tensor, embedded: Tensor) -> Tensor:
         """What heads read: the trajectory encoder's output (..., E), and its input if they are to."""
@@ -268,7 +272,8 @@ class BaseAgent(nn.Module, ABC):
         encoded, after = self.traj_encoder(embedded, time_idxs, of_encoder)
         state = self._state(encoded, embedded)
         if memory is not None:
-            remembered, sums = memory.step(hidden_state.actions, embedded[:, 0], rl2s[:, 0, 1:])
+            previous = self._previous_actions(rl2s[:, 0])
+            remembered, sums = memory.step(hidden_state.actions, embedded[:, 0], previous)
             state = torch.cat([state, remembered[:, None].to(state.dtype)], dim=-1)
             after = WithActionMemory(after, sums)
         policy = self.restrict(self.policy(self.actor_input(state[:, 0], obs)), obs)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from .sequence_env import METRIC_PREFIX
+
+logger = logging.getLogger("loxodon")
+_OWN = ("return", "return_p20", "episode_length", "episodes", "env_steps")  # each alone and as <figure>/<env>
 
 
 def _join(prefix: str, name: str) -> str:
@@ -16,6 +22,12 @@ def _join(prefix: str, name: str) -> str:
 
 def _mean_of_means(groups: Mapping[str, Sequence[float]]) -> float:
     return float(np.mean([np.mean(values) for values in groups.values()]))
+
+
+def _figures(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
+    """Those of `_OWN`, of some episodes."""
+    values = (np.mean(returns), np.percentile(returns, 20), np.mean(lengths), len(returns), np.sum(lengths))
+    return {name: float(value) for name, value in zip(_OWN, values, strict=True)}
 
 
 class ReturnHistory:
@@ -52,6 +64,7 @@ class ReturnHistory:
         ended: np.ndarray,
         env_names: Sequence[str],
         ignored: np.ndarray | None = None,
+        counted: np.ndarray | None = None,
     ) -> None:
         """Account for one vector step.
 
@@ -61,6 +74,7 @@ class ReturnHistory:
             env_names: N names as they were *before* the step (afterwards an ended row has the next
             episode's).
             ignored: (N,) bool, True in rows that took no env step (`infos["_ignore"]`); None for none.
+            counted: (N,) bool, True where an episode that ends is kept; None for everywhere.
         """
         if ignored is None:
             self._running_returns += rewards
@@ -70,7 +84,7 @@ class ReturnHistory:
             self._running_lengths[~ignored] += 1
         if not np.count_nonzero(ended):
             return
-        for row in np.flatnonzero(ended).tolist():
+        for row in np.flatnonzero(ended if counted is None else ended & counted).tolist():
             self.returns[env_names[row]].append(float(self._running_returns[row]))
             self.lengths[env_names[row]].append(int(self._running_lengths[row]))
         self._running_returns[ended] = 0.0
@@ -80,22 +94,18 @@ class ReturnHistory:
         """Metrics under `prefix`; empty when no episode ended.
 
         `return`, `episode_length`: mean over the environment names of their means; `return_p20`: 20th
-        percentile over all episodes; `episodes`: their number; `return/<env>`, `episode_length/<env>`: one
-        name's mean.
+        percentile over all episodes; `episodes`: their number; `env_steps`: their steps. Each of these is
+        there as `<figure>/<env>`, too, of the episodes of one environment name.
         """
         if not self.num_episodes:
             return {}
         every_return = [value for values in self.returns.values() for value in values]
-        metrics = {
-            _join(prefix, "return"): _mean_of_means(self.returns),
-            _join(prefix, "return_p20"): float(np.percentile(every_return, 20)),
-            _join(prefix, "episodes"): float(len(every_return)),
-            _join(prefix, "episode_length"): _mean_of_means(self.lengths),
-        }
-        for name, values in self.returns.items():
-            metrics[_join(prefix, f"return/{name}")] = float(np.mean(values))
-            metrics[_join(prefix, f"episode_length/{name}")] = float(np.mean(self.lengths[name]))
-        return metrics
+        every_length = [value for values in self.lengths.values() for value in values]
+        figures = _figures(every_return, every_length)
+        figures |= {"return": _mean_of_means(self.returns), "episode_length": _mean_of_means(self.lengths)}
+        for env, values in self.returns.items():
+            figures |= {f"{name}/{env}": x for name, x in _figures(values, self.lengths[env]).items()}
+        return {_join(prefix, name): x for name, x in figures.items()}
 
     def clear(self) -> None:
         """Forget the finished episodes; the running ones go on."""
@@ -115,6 +125,23 @@ class ReturnHistory:
         self.clear()
         self._running_returns[:] = 0.0
         self._running_lengths[:] = 0
+
+
+def _names(name: str, envs: Iterable[str]) -> set[str]:
+    """Names of all figures of a metric."""
+    return {name, *(f"{name}/{env}" for env in envs)}
+
+
+@cache
+def _warn_of_name(metric: str, name: str) -> None:
+    """Say once that a metric is logged under another name than its own."""
+    logger.warning(
+        "Environments report info['%s%s'], but other figures are called so; it is logged as val/%s (and "
+        "collect/, test/). Fix: give the metric another name.",
+        METRIC_PREFIX,
+        metric,
+        name,
+    )
 
 
 class SpecialMetricHistory:
@@ -144,16 +171,40 @@ class SpecialMetricHistory:
         for row, metric, value in metrics:
             self.add(env_names[row], metric, value)
 
-    def summary(self, prefix: str) -> dict[str, float]:
-        """`<metric>`: mean over names of their means; `<metric>/<env>`: one name's mean. May be empty."""
+    def named(self, taken: Collection[str] = ()) -> dict[str, dict[str, list[float]]]:
+        """Numbers by the name they are logged under and environment name, without empty ones.
+
+        The name is `<metric>`. Where that, or `<metric>/<env>`, is the name of another figure, it is
+        `metric/<metric>`, and a warning says so once.
+
+        taken: names of other figures, besides those of `ReturnHistory.summary`.
+        """
+        found: dict[str, dict[str, list[float]]] = {}
+        used = set(taken)
+        for metric in sorted(self.values):
+            groups = {env: values for env, values in self.values[metric].items() if values}
+            name = metric
+            if name.partition("/")[0] in (*_OWN, "metric"):
+                name = f"metric/{name}"
+            while used & _names(name, groups):
+                name = f"metric/{name}"
+            if groups:
+                if name != metric:
+                    _warn_of_name(metric, name)
+                used |= _names(name, groups)
+                found[name] = groups
+        return found
+
+    def summary(self, prefix: str, taken: Collection[str] = ()) -> dict[str, float]:
+        """`<name>`: mean over environment names of their means; `<name>/<env>`: of one. May be empty.
+
+        The names are those of `named`.
+        """
         summary = {}
-        for metric, groups in self.values.items():
-            filled = {name: values for name, values in groups.items() if values}
-            if not filled:
-                continue
-            summary[_join(prefix, metric)] = _mean_of_means(filled)
-            for name, values in filled.items():
-                summary[_join(prefix, f"{metric}/{name}")] = float(np.mean(values))
+        for name, groups in self.named(taken).items():
+            summary[_join(prefix, name)] = _mean_of_means(groups)
+            for env, values in groups.items():
+                summary[_join(prefix, f"{name}/{env}")] = float(np.mean(values))
         return summary
 
     def clear(self) -> None:
@@ -178,9 +229,12 @@ class Histories(NamedTuple):
         part.returns, part.lengths = self.returns.returns, self.returns.lengths
         return Histories(part, self.specials)
 
-    def summary(self, prefix: str) -> dict[str, float]:
-        """Figures of the finished episodes; empty when none has finished."""
-        return {**self.returns.summary(prefix), **self.specials.summary(prefix)}
+    def summary(self, prefix: str, taken: Collection[str] = ()) -> dict[str, float]:
+        """Figures of the finished episodes; empty when none has finished.
+
+        taken: names of others under `prefix`, which no metric of an environment gets.
+        """
+        return {**self.returns.summary(prefix), **self.specials.summary(prefix, taken)}
 
     def clear(self) -> None:
         """Forget the finished episodes; running ones go on."""

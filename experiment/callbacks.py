@@ -22,7 +22,13 @@ class Callback:
     """Derive from this and override what is needed; every hook gets the Experiment as `Run`.
 
     Where several processes train together, each has its own callbacks and calls them at the same points.
+
+    Attributes:
+        collect_figures: names of figures that it logs under `collect/`; metrics of environments that have
+            the same name are logged under another one.
     """
+
+    collect_figures: tuple[str, ...] = ()
 
     def on_model_init_start(self, run: Run) -> None:
         """Spaces, environments and data are there; the agent is built next."""
@@ -135,7 +141,7 @@ class FinalTest(Callback):
     Every run has one; `FinalTest.timesteps = 1000` is all that it takes.
 
     Args:
-        timesteps: per environment; 0 for no test.
+        timesteps: per environment, as `Experiment.val_timesteps_per_epoch`; 0 for no test.
         make_env: what makes them; None for those of validation.
     """
 
@@ -169,10 +175,7 @@ class FinalTest(Callback):
         if not self.timesteps:
             return
         make_env = run.make_val_env if self.make_env is None else self.make_env
-        if run.test_run:  # one episode per environment
-            run.evaluate_test(make_env, run.val_timesteps_per_epoch, episodes=run.parallel_actors)
-        else:
-            run.evaluate_test(make_env, self.timesteps)
+        run.evaluate_test(make_env, 1 if run.test_run else self.timesteps)  # 1: one episode per environment
 
 
 @gin.configurable

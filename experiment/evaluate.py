@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from ..agents import BaseAgent, PPOAgent
 from ..data import DiskTrajDataset
 from ..envs import EnvSpec, Histories, resolve_env
-from ..nets import TrajEncoder
+from ..nets import ActionMemory, TrajEncoder
 from .checkpoint.load_policy import LoadedPolicy, load_policy
 from .checkpoint.spaces import EnvSpaces, check_spaces
 from .checkpoint.store import CheckpointManager
@@ -40,6 +41,7 @@ from .rng import isolated_rng
 FORMAT = 1  # of the JSON files
 EVALUATIONS, VIDEOS = "evaluations", "videos"  # folders of a run
 _PARALLEL = 8  # environments of --env
+_MOST_STEPS = 1_000_000  # of each environment, which may have no end
 _VIDEO_EPISODES = 3
 _PLAIN_WIDTH = 300  # of the table where it goes to no terminal
 _ATTEMPT = re.compile(r"(.+)_attempt_(\d+)")  # of metrics, see KShotWrapper
@@ -140,7 +142,7 @@ def _evaluate(args: argparse.Namespace) -> int:
                 mend="evaluate it in an environment with the observations and actions it was trained with.",
             )
             if size is not None:
-                cut_memory(policy.agent.traj_encoder, size)
+                cut_memory(policy.agent, size)
             with Console(stderr=True).status(f"{args.episodes} episodes, memory: {size or 'full'}"):
                 results += results_of(play(policy, envs, args.episodes, args.seed), size)
     report = {
@@ -226,12 +228,26 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     return Recipe(exp.make_val_env, exp.parallel_actors, exp.env_mode, exp.async_env_mp_context)
 
 
-def cut_memory(encoder: TrajEncoder, size: int) -> None:
-    """Let an encoder act on its last `size` timesteps alone, the newest included.
+def cut_memory(agent: BaseAgent, size: int) -> None:
+    """Let an agent act on its last `size` timesteps alone, the newest included.
 
-    It encodes them anew at each timestep, as a sequence without history. That is right for every encoder that
-    keeps the contract, since training does the same.
+    At each timestep, all that it remembers is what it would remember if it had begun with the first of these.
+
+    Raises: ValueError for an agent whose hidden state is of its own making.
     """
+    if type(agent).init_hidden_state not in (BaseAgent.init_hidden_state, PPOAgent.init_hidden_state):
+        raise ValueError(
+            f"{type(agent).__name__} has a hidden state of its own (init_hidden_state), which --context "
+            "cannot cut. Allowed are agents whose memory is that of BaseAgent or PPOAgent. Fix: leave out "
+            "--context."
+        )
+    _cut_encoder(agent.traj_encoder, size)
+    if agent.action_memory is not None:
+        _cut_action_memory(agent.action_memory, size)
+
+
+def _cut_encoder(encoder: TrajEncoder, size: int) -> None:
+    """Encode the last timesteps anew each time, as a sequence without history, as in training."""
     whole = copy.copy(encoder)  # of the same weights, and with its own methods
 
     def forward(
@@ -251,6 +267,25 @@ def cut_memory(encoder: TrajEncoder, size: int) -> None:
     )
 
 
+def _cut_action_memory(memory: ActionMemory, size: int) -> None:
+    """Add up the last timesteps anew each time.
+
+    What is kept between steps is (N, T, E + A), embedded timesteps and previous actions: zeros, which an
+    ended episode leaves, add nothing.
+    """
+    whole = copy.copy(memory)
+
+    def step(window: Tensor, embedded: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        newest = torch.cat([embedded, previous], -1)[:, None]
+        window = torch.cat([window, newest], 1)[:, -size:] if window.numel() else newest
+        read, sums = embedded, whole.begin(len(embedded), embedded.device)
+        for timestep in window.unbind(1):
+            read, sums = whole.step(sums, *timestep.split([embedded.shape[-1], previous.shape[-1]], -1))
+        return read, window
+
+    vars(memory).update(step=step, begin=lambda num_envs, device: torch.zeros(num_envs, 0, 0, device=device))
+
+
 def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories:
     """Statistics of so many new episodes, shared equally by `envs`; the same ones for the same seed."""
     with isolated_rng(seed):
@@ -258,7 +293,7 @@ def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories
             [Group(envs)], policy.agent, policy.device, policy.sample, save_env_state=False
         )
         collector.restart(seed)
-        collector.collect(sys.maxsize, episodes=episodes)
+        collector.collect(_MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)
     return collector.histories
 
 
@@ -299,8 +334,9 @@ def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
 def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]]:
     """JSON values of each task, one number per episode; `attempts` has those of each attempt of a trial."""
     results = []
+    named = histories.specials.named()
     for task, returns in histories.returns.returns.items():
-        metrics = dict(histories.specials.data.get(task, {}))
+        metrics = {name: values[task] for name, values in named.items() if task in values}
         attempts: list[list[float]] = []
         while (name := f"return_attempt_{len(attempts)}") in metrics:
             attempts.append(metrics.pop(name))
@@ -328,7 +364,9 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     by_attempt: dict[str, list[float]] = defaultdict(list)
     if one["attempts"]:
         by_attempt["return"] = [float(np.mean(values)) for values in one["attempts"]]
-    for name, values in {"return": one["returns"], "length": one["lengths"], **one["metrics"]}.items():
+    own = {"return": one["returns"], "length": one["lengths"]}
+    others = {f"metric/{name}" if name in own else name: values for name, values in one["metrics"].items()}
+    for name, values in (own | others).items():
         if attempt := _ATTEMPT.fullmatch(name):
             by_attempt[attempt[1]].append(float(np.mean(values)))
         elif values:

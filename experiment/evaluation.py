@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from ..envs import Histories, ReturnHistory, SpecialMetricHistory
 from .rng import isolated_rng
-
-logger = logging.getLogger("loxodon")
 
 
 class Evaluator:
@@ -37,21 +35,19 @@ class Evaluator:
         save_trajs_to: Any = None,
         episodes: int | None = None,
     ) -> dict[str, float]:
-        """Figures of at most `timesteps` steps per env (or `episodes` episodes); empty when no episode ended.
+        """Figures of every episode that begins within the first `timesteps` steps of its env.
+
+        Each is played to its end, so that short ones are not preferred. episodes: at most so many of them,
+        shared equally by the envs. Empty when no episode ended; see `Collector.collect`, which warns then.
 
         All global random generators are as before afterwards.
         """
         with isolated_rng(seed):
             _, (returns, specials) = self.interact(
-                envs, timesteps, render=render, save_on_done=save_trajs_to or False, episodes=episodes
-            )
-        metrics = self.policy_metrics(returns, specials)
-        if not metrics:
-            logger.warning(
-                "Evaluation took %d steps in each of %d envs and no episode ended, so there is nothing to "
-                "report. Fix: raise the number of evaluation timesteps (Experiment.val_timesteps_per_epoch) "
-                "above the length of an episode.",
+                envs,
                 timesteps,
-                envs.num_envs,
+                render=render,
+                save_on_done=save_trajs_to or False,
+                episodes=sys.maxsize if episodes is None else episodes,
             )
-        return metrics
+        return self.policy_metrics(returns, specials)

@@ -636,7 +636,8 @@ class Experiment(Settings):
         stages = self.timer.step_figures(taken / self.parallel_actors)
         taken = sum(gather(taken, self.accelerator))  # all processes; a stopped one took fewer
         progress.env_steps += taken
-        metrics = merge_episodes(collector.histories, self.accelerator).summary("collect")
+        others = [name for one in self.hooks.callbacks for name in one.collect_figures]
+        metrics = merge_episodes(collector.histories, self.accelerator).summary("collect", others)
         collector.histories.clear()
         if self.ctx.role.is_actor:
             metrics |= self._policy_age() | self.pace.figures()
@@ -696,10 +697,7 @@ class Experiment(Settings):
         start_s = time.perf_counter()
         self.hooks("on_eval_start")
         metrics = self.evaluator.evaluate(
-            self.val_envs,
-            self.val_timesteps_per_epoch,
-            seed=self.ctx.seed_of("val", epoch),
-            episodes=self.parallel_actors if self.test_run else None,
+            self.val_envs, self.val_timesteps_per_epoch, seed=self.ctx.seed_of("val", epoch)
         )
         # Cut short, the figures would favour short episodes.
         if self.ctx.stop_agreed():
@@ -719,9 +717,10 @@ class Experiment(Settings):
         save_trajs_to: str | None = None,
         episodes: int | None = None,
     ) -> dict[str, float]:
-        """Evaluate in new environments for `timesteps` steps per env or until `episodes` have ended.
+        """Evaluate in new environments; logs and returns figures named `test/...`.
 
-        Logs and returns figures named `test/...`. save_trajs_to: folder for the trajectories.
+        timesteps: every episode that begins within so many steps of its env counts, and is played to its end.
+        episodes: at most so many of them, shared equally by the envs. save_trajs_to: folder for trajectories.
         """
         envs = self.make_envs(make_test_env)
         self.fleet.state("evaluating")
@@ -757,8 +756,11 @@ class Experiment(Settings):
     ) -> tuple[Any, Histories]:
         """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
+        timesteps: how many to take in each env.
         hidden_state: what the previous call returned, to go on in the same `envs` where that one stopped;
             otherwise all are reset.
+        episodes: count so many, shared equally by `envs`, of those that begin within `timesteps`. Each is
+            played to its end, see `Collector.collect`.
         save_on_done: a folder, or True for that of the dataset, to store trajectories in.
         """
         folder = self.dataset.save_new_trajs_to if save_on_done is True else (save_on_done or None)

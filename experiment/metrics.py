@@ -28,19 +28,30 @@ _EPISODES = {
     "return_p20": "their 20th percentile",
     "episode_length": "mean number of steps",
     "episodes": "how many ended",
-    "<figure>/<environment>": "the same of one environment (its `metric/env_name`, or its class or id)",
+    "env_steps": "their steps, all together",
+    "<figure>/<environment>": "the same of one environment (its `env_name`, or its class or id)",
     "success": "share of episodes that succeeded, where environments tell",
     "return_attempt_<i>": "mean return of the attempt i of a trial, from 0 (`KShotWrapper`)",
     "success_attempt_<i>": "share of trials whose attempt i succeeded",
     "<metric>": "mean of what environments report as `info['metric/<metric>']` when an episode ends",
+    "metric/<metric>": "the same, where another figure of this list has the name `<metric>`: "
+    "`info['metric/return']` is `metric/return`",
 }
 
 METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "collect": (
-        "Episodes that ended while collecting, with exploration; there are none until one has ended.",
+        "Episodes that ended in this epoch while collecting, with exploration; there are none until one has "
+        "ended. Short episodes end first: until the longest have had time to end since all environments were "
+        "last reset (the start of a run, `Experiment.force_reset_train_envs_every`, "
+        "`CheckpointManager.exact_resume`), they are over-represented, and means are too low where long "
+        "episodes are the good ones. `val/` does not have this bias.",
         _EPISODES,
     ),
-    "val": ("Episodes of an evaluation (`Experiment.val_interval`).", _EPISODES),
+    "val": (
+        "Episodes of an evaluation (`Experiment.val_interval`): all that began within "
+        "`Experiment.val_timesteps_per_epoch` steps of their environment, each played to its end.",
+        _EPISODES,
+    ),
     "train": (
         "Means over the updates of an epoch, off-policy.",
         {

@@ -36,7 +36,9 @@ class Settings:
         tstep_encoder_type: a type; its keywords are set in gin. None, or no line in gin, takes FFTstepEncoder
             for numbers, else DictTstepEncoder.
         traj_encoder_type, agent_type: likewise, but always to be named.
-        val_timesteps_per_epoch: env steps per actor and evaluation; 0 never evaluates.
+        val_timesteps_per_epoch: an evaluation counts every episode that begins within so many env steps of
+            its actor, and plays each to its end (but for ten times as many steps, and 1,000 more, at most);
+            0 never evaluates.
         make_train_env, make_val_env: an EnvSpec, an id, a callable, or a list with one of these per actor.
     Environments:
         parallel_actors: number of environments. async_env_mp_context: start method of their processes.
@@ -265,7 +267,6 @@ def check_settings(settings: Settings) -> None:
 # ---- a test run: one of everything in seconds, away from the real run's folder and data ----
 
 FEW_STEPS = 8  # env steps per actor
-LONGEST_EPISODE = 1_000  # env steps; evaluations play one episode per actor, cut there
 TINY: dict[str, Any] = {
     "mode": "both",
     "log_to_wandb": False,
@@ -288,7 +289,7 @@ _OF_A_RUN: dict[str, Any] = {
 }
 _AT_MOST = {
     "train_timesteps_per_epoch": FEW_STEPS,
-    "val_timesteps_per_epoch": LONGEST_EPISODE,
+    "val_timesteps_per_epoch": FEW_STEPS,
     "dloader_workers": 1,
 }
 _FEW_SEQUENCES = 4

@@ -41,7 +41,7 @@ class TstepEncoder(nn.Module, ABC):
         obs_space: the observations, one entry per name.
         rl2_dim: width 1 + A of the previous reward and action.
         specify_obs_keys: names of the observations to use; all of them when None.
-        hide_rl2s: zeros instead of previous reward and action.
+        hide_rl2s: zeros instead of previous reward and action, for heads that read them as well.
         hide_rewards: zeros instead of the previous reward only.
         time_scale: the index of the timestep in its episode, divided by this, is one more number behind the
             previous reward and action; None: not seen.
@@ -105,12 +105,17 @@ class TstepEncoder(nn.Module, ABC):
         without statistics leave it as it is.
         """
 
+    def shown(self, rl2s: Tensor) -> Tensor:
+        """Previous rewards and actions (..., 1+A), for everything that reads them: zeros where hidden."""
+        if self.hide_rl2s:
+            return torch.zeros_like(rl2s)
+        if self.hide_rewards:
+            return torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
+        return rl2s
+
     def _shown(self, rl2s: Tensor, time_idxs: Tensor) -> Tensor:
         """(B, L, rl2_dim) what is seen of rl2s (B, L, 1+A) and the time (B, L, 1)."""
-        if self.hide_rl2s:
-            rl2s = torch.zeros_like(rl2s)
-        elif self.hide_rewards:
-            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
+        rl2s = self.shown(rl2s)
         return rl2s if self.time_scale is None else torch.cat([rl2s, time_idxs / self.time_scale], dim=-1)
 
 

@@ -20,6 +20,7 @@ from ...envs import ActionCode, ExplorationWrapper, Histories, is_text
 
 logger = logging.getLogger("loxodon")
 _STEP_STAGES = ("policy", "env", "store")
+_LONGEST_FACTOR, _LONGEST_ROOM = 10, 1_000  # see `longest`
 _LEAST = 1e-30  # probability; of greedy actions that noise has replaced none would be left
 _OFFER = (
     "define both there or in a wrapper around it (loxodon.envs.ClassicControlState does so for gymnasium's "
@@ -122,6 +123,38 @@ class Group:
         assert self.state is not None
         state = self.state
         self.tell("begin", rows, state.obs, state.rl2s, state.time_idxs, state.env_names)
+
+
+@dataclass
+class Quota:
+    """Which episodes of a group count when episodes are counted.
+
+    Attributes:
+        left: (N,) int64, episodes of each env that still count.
+        deadline: env steps of an env after which none that counts may begin.
+        steps: (N,) int64, env steps taken by each env.
+    """
+
+    left: np.ndarray
+    deadline: int
+    steps: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin at step 0."""
+        self.steps = np.zeros_like(self.left)
+
+    def take(self, ended: np.ndarray, ignored: np.ndarray | None) -> np.ndarray:
+        """Account for a vector step; returns where its episodes count, (N,) bool. See `ReturnHistory`."""
+        counted: np.ndarray = self.left > 0
+        self.steps += 1 if ignored is None else ~ignored
+        self.left -= ended & counted
+        self.left[ended & (self.steps >= self.deadline)] = 0
+        return counted
+
+
+def longest(timesteps: int) -> int:
+    """Steps of an env after which an episode that began within its first `timesteps` is given up."""
+    return _LONGEST_FACTOR * timesteps + _LONGEST_ROOM if timesteps else 0
 
 
 @gin.configurable(allowlist=["save_env_state"])
@@ -253,32 +286,39 @@ class Collector:
 
     # ---- the rollout ----
 
-    def collect(self, timesteps: int, *, episodes: int | None = None, render: bool = False) -> int:
-        """Take up to `timesteps` steps in every env; returns the env steps taken, all envs together.
+    def collect(
+        self, timesteps: int, *, episodes: int | None = None, limit: int | None = None, render: bool = False
+    ) -> int:
+        """Take `timesteps` steps in every env; returns the env steps taken, all envs together.
 
-        With `episodes`, each env plays its equal share of them and further episodes do not count, so that
-        short episodes are not preferred; the call ends when all shares are done. No step is left under way.
+        With `episodes`, each env has an equal share of them. Those that begin within its first `timesteps`
+        steps count, each is played to its end, and the call ends when all have ended: which episodes count
+        must not depend on how long they are. What has not ended after `limit` steps (None: `longest`) is left
+        out, with a warning. No step is left under way.
         """
         if not self.has_begun:
             self.restart(seed=None)
-        quotas, taken, goes_on = self._quotas(episodes), 0, timesteps > 0
+        quotas = self._quotas(episodes, timesteps)
+        last = timesteps if episodes is None else limit or longest(timesteps)
+        taken, step, goes_on = 0, 0, timesteps > 0 and _is_short(quotas)
         self.share_done = 0.0
         with torch.inference_mode(), self.cast():
             if goes_on:
                 for group in self.groups:
                     self._begin(group)
-            for left in reversed(range(timesteps)):
-                self.share_done = 1.0 - left / timesteps
+            while goes_on:
+                step += 1
+                self.share_done = min(1.0, step / timesteps)
                 for group, quota in zip(self.groups, quotas, strict=True):
                     taken += self._finish(group, quota)
                     if render:
                         group.envs.render()
                     if group is self.groups[0]:  # decides for all, so that they take as many steps
-                        goes_on = left > 0 and _is_short(quotas) and not self.should_stop()
+                        goes_on = step < last and _is_short(quotas) and not self.should_stop()
                     if goes_on:
                         self._begin(group)
-                if not goes_on:
-                    break
+        if step == last:
+            self._warn_of_unfinished(quotas, step)
         return taken
 
     def _begin(self, group: Group) -> None:
@@ -324,11 +364,8 @@ class Collector:
             state.hidden_state = sink.before_act(self.agent, state.hidden_state)
         return state.hidden_state
 
-    def _finish(self, group: Group, quota: np.ndarray | None) -> int:
-        """Wait for the step and take in its results; returns the env steps taken.
-
-        quota: (N,) int64, episodes of each env that still count, lowered here; None counts all.
-        """
+    def _finish(self, group: Group, quota: Quota | None) -> int:
+        """Wait for the step and take in its results; returns the env steps taken. quota: None counts all."""
         state = group.state
         assert state is not None
         assert state.actions is not None
@@ -393,14 +430,37 @@ class Collector:
             yield group, None if seed is None else seed + offset
             offset += group.num_envs
 
-    def _quotas(self, episodes: int | None) -> list[np.ndarray | None]:
-        """For each group, the episodes that each env has to play, (N,) int64; None for no limit."""
+    def _quotas(self, episodes: int | None, deadline: int) -> list[Quota | None]:
+        """For each group, its share of so many episodes, as equal as can be; None counts all."""
         if episodes is None:
             return [None] * len(self.groups)
         shares = np.full(self.num_envs, episodes // self.num_envs, dtype=np.int64)
         shares[: episodes % self.num_envs] += 1
         borders = np.cumsum([group.num_envs for group in self.groups])[:-1]
-        return list(np.split(shares, borders))
+        return [Quota(share.copy(), deadline) for share in np.split(shares, borders)]
+
+    def _warn_of_unfinished(self, quotas: Sequence[Quota | None], num_steps: int) -> None:
+        """Say how many episodes that should count have not ended."""
+        num_running = sum(int(np.count_nonzero(quota.left)) for quota in quotas if quota is not None)
+        if not num_running:
+            return
+        if self.histories.returns.num_episodes:
+            found = (
+                f"{num_running} episode(s) of this evaluation had not ended after {num_steps} steps and do "
+                "not count, so long episodes are missing from its means."
+            )
+        else:
+            found = (
+                f"Evaluation took {num_steps} steps in each of {self.num_envs} envs and no episode ended, so "
+                "there is nothing to report."
+            )
+        logger.warning(
+            "%s Fix: end episodes with gymnasium's TimeLimit, or raise the number of evaluation timesteps "
+            "(Experiment.val_timesteps_per_epoch); an episode may take %d times as many steps, and %d more.",
+            found,
+            _LONGEST_FACTOR,
+            _LONGEST_ROOM,
+        )
 
     # ---- in checkpoints ----
 
@@ -553,9 +613,9 @@ def _call_all(calls: Iterable[Callable[[], object]]) -> None:
         raise first_error
 
 
-def _is_short(quotas: Sequence[np.ndarray | None]) -> bool:
-    """True while some env has episodes left to play, or where there is no limit."""
-    return any(quota is None or bool(quota.any()) for quota in quotas)
+def _is_short(quotas: Sequence[Quota | None]) -> bool:
+    """True while some env has episodes left to play, or where there is no quota."""
+    return any(quota is None or bool(quota.left.any()) for quota in quotas)
 
 
 def _log_probs(
@@ -576,15 +636,14 @@ def _count(
     ignored: np.ndarray | None,
     names: list[str],
     infos: dict[str, Any],
-    quota: np.ndarray | None,
+    quota: Quota | None,
 ) -> None:
     """Add one env step to the statistics; envs whose share of episodes is used up are left out."""
-    metrics = infos.get("metrics", ())
+    metrics, counted = infos.get("metrics", ()), None
     if quota is not None:
-        metrics = [entry for entry in metrics if quota[entry[0]] > 0]
-        ended = ended & (quota > 0)
-        quota -= ended
-    histories.returns.add_step(rewards, ended, names, ignored)
+        counted = quota.take(ended, ignored)
+        metrics = [entry for entry in metrics if counted[entry[0]]]
+    histories.returns.add_step(rewards, ended, names, ignored, counted)
     if metrics:
         histories.specials.add_step(metrics, names)
 

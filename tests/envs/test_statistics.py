@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
-from loxodon.envs import ReturnHistory, SpecialMetricHistory
+from loxodon.envs import Histories, ReturnHistory, SpecialMetricHistory
+from loxodon.envs.statistics import _warn_of_name
 
 
 def test_nothing_finished_means_no_keys() -> None:
@@ -27,7 +30,10 @@ def test_returns_lengths_and_means_of_means() -> None:
     assert summary["val/return/b"] == 6.0
     assert summary["val/return"] == pytest.approx((8 / 3 + 6) / 2)
     assert summary["val/return_p20"] == pytest.approx(np.percentile([2, 2, 4, 6], 20))
-    assert summary["val/episodes"] == 4
+    assert summary["val/return_p20/a"] == pytest.approx(np.percentile([2, 2, 4], 20))
+    assert summary["val/return_p20/b"] == 6.0
+    assert [summary[f"val/episodes{of}"] for of in ("", "/a", "/b")] == [4, 3, 1]
+    assert [summary[f"val/env_steps{of}"] for of in ("", "/a", "/b")] == [6, 4, 2]
     assert summary["val/episode_length"] == pytest.approx((4 / 3 + 2) / 2)
 
 
@@ -62,3 +68,29 @@ def test_rows_that_took_no_step_count_for_nothing() -> None:
     history.add_step(np.array([1.0, 1.0]), both, ["a", "b"], neither)
     assert dict(history.returns) == {"a": [2.0], "b": [3.0]}
     assert dict(history.lengths) == {"a": [2], "b": [3]}
+
+
+def test_metrics_of_environments_never_take_the_names_of_other_figures(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    histories = Histories.create(2)
+    histories.returns.add_step(np.array([1.0, 3.0]), np.ones(2, bool), ["a", "b/c"])
+    own = histories.returns.summary("val")
+    metrics = [name.removeprefix("val/") for name in own]
+    metrics += ["level", "metric/return", "goal", "goal/a", "goal/b", "goal/b/c"]
+    _warn_of_name.cache_clear()
+    with caplog.at_level(logging.WARNING, "loxodon"):
+        for _ in range(2):
+            histories.specials.add_step(
+                [(row, name, float(i)) for i, name in enumerate(metrics) for row in (0, 1)], ["a", "b/c"]
+            )
+            found = histories.summary("val", ["level"])
+    assert {name: found[name] for name in own} == own
+    assert len(found) == len(own) + 3 * len(metrics)  # so none has replaced another
+    assert found["val/metric/return"] == metrics.index("return")
+    assert found["val/metric/level"] == metrics.index("level")
+    assert found["val/goal"] == metrics.index("goal")
+    assert found["val/goal/a"] == metrics.index("goal")  # of the environment a
+    assert found["val/metric/goal/a"] == metrics.index("goal/a")
+    assert len([text for text in caplog.messages if "info['metric/return']" in text]) == 1
+    assert "it is logged as val/metric/return (and collect/, test/). Fix:" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from loxodon.agents import BaseAgent
+from loxodon.agents import Agent, BaseAgent, PPOAgent
+from loxodon.data import Batch
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import PolicyInfo, policy_header, write_policy
 from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
-from loxodon.experiment.evaluate import main
-from loxodon.nets import Categorical, TrajEncoder, TstepEncoder
+from loxodon.experiment.evaluate import cut_memory, main
+from loxodon.nets import Categorical, FFTstepEncoder, TrajEncoder, TstepEncoder
 
+from ..nets.encoders import DIM, ENCODERS, MEMORYLESS
 from .fakes import TINY, run
 
 LENGTH = 5
@@ -48,7 +51,8 @@ class FirstBit(gym.Env[Any, Any]):
         self.t += 1
         over = self.t == LENGTH
         reward = float(over and int(action) == self.bit)
-        return np.zeros(1, np.float32), reward, over, False, {"metric/success": reward} if over else {}
+        own = {"metric/success": reward, "metric/return": 7.0, "metric/length": 8.0}
+        return np.zeros(1, np.float32), reward, over, False, own if over else {}
 
     def render(self) -> Any:
         return np.full((32, 32, 3), 10 * self.t, np.uint8)
@@ -134,12 +138,120 @@ def test_a_policy_that_needs_its_memory_fails_without(capsys: pytest.CaptureFixt
     assert full["returns"] == all_of_it["returns"] == [1.0] * 40
     assert full["lengths"] == [LENGTH] * 40
     assert 0.2 < np.mean(too_short["returns"]) < 0.8  # the bit is out of sight when it is asked for
-    assert too_short["metrics"] == {"success": too_short["returns"]}
+    assert too_short["metrics"] == {
+        "success": too_short["returns"],
+        "metric/return": [7.0] * 40,
+        "length": [8.0] * 40,
+    }
     assert too_short["task"] == "FirstBit"
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("last 4 "))
+    lines = capsys.readouterr().out.splitlines()
+    figures = [line.split() for line in lines if line.startswith(" ")][-4:]
+    assert [row[:2] for row in figures] == [
+        ["length", str(LENGTH)],
+        ["metric/length", "8"],
+        ["metric/return", "7"],
+        ["success", f"{np.mean(too_short['returns']):.4g}"],
+    ]
+    (row,) = (line for line in lines if line.startswith("last 4 "))
     low, _, high = row.split()[5:8]
     assert row.split()[4] == f"{np.mean(too_short['returns']):.4g}"
     assert float(low) < np.mean(too_short["returns"]) < float(high)
+
+
+def driven(agent: BaseAgent, start: int, stop: int, state: Any) -> tuple[Any, Tensor]:
+    """Act at the timesteps start..stop-1 of two envs; returns hidden state and the last policy's parameters.
+
+    The second env begins a new episode at timestep 4.
+    """
+    found: list[Tensor] = []
+    policy = agent.policy
+
+    def noted(x: Tensor) -> Any:
+        found.append((distribution := policy(x)).params)
+        return distribution
+
+    vars(agent)["policy"] = noted
+    for t in range(start, stop):
+        g = torch.Generator().manual_seed(t)
+        times = torch.tensor([[t], [t if t < 4 else t - 4]])
+        state = agent.reset_hidden_state(state, times[:, 0] == 0)
+        actions = torch.nn.functional.one_hot(torch.randint(8, (2,), generator=g), 8).float()
+        rl2s = torch.cat([torch.randn(2, 1, generator=g), actions], 1) * (times > 0)
+        obs = {"observation": torch.randn(2, 3, generator=g)}
+        _, state = agent.get_actions(obs, rl2s, times, state, False)
+    del vars(agent)["policy"]
+    return state, found[-1]
+
+
+def make_agent(kind: Any, encoder: str, **tstep: Any) -> Any:
+    torch.manual_seed(0)
+    obs_space = spaces.Dict(observation=spaces.Box(-np.inf, np.inf, (3,), np.float32))
+    tstep_type = partial(FFTstepEncoder, d_hidden=8, d_output=DIM, **tstep)
+    agent = kind(obs_space, spaces.Discrete(8), tstep_type, lambda *_: ENCODERS[encoder](), 8).eval()
+    if getattr(agent, "action_memory", None) is not None:  # heads begin without it
+        torch.nn.init.normal_(agent.actor.reader.out.weight)
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoder"),
+    [
+        *((Agent, encoder) for encoder in ENCODERS),
+        *(
+            (partial(PPOAgent, share_encoder=False), encoder)
+            for encoder in ("gru", "mamba", "transformer_rope")
+        ),
+    ],
+)
+def test_an_agent_with_its_memory_cut_acts_as_one_that_has_just_begun(kind: Any, encoder: str) -> None:
+    cpu, agent = torch.device("cpu"), make_agent(kind, encoder)
+    assert (agent.action_memory is not None) == (kind is Agent and encoder not in MEMORYLESS)
+    for size in (1, 3):
+        cut = make_agent(kind, encoder)
+        cut_memory(cut, size)
+        with torch.inference_mode():
+            state = cut.init_hidden_state(2, cpu)
+            for t in range(7):
+                state, found = driven(cut, t, t + 1, state)
+                _, expected = driven(agent, max(0, t + 1 - size), t + 1, agent.init_hidden_state(2, cpu))
+                torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [{"hide_rl2s": True}, {"hide_rewards": True}])
+def test_what_a_timestep_encoder_hides_is_hidden_from_all(hidden: dict[str, Any]) -> None:
+    agent = make_agent(Agent, "gru", **hidden)
+    assert agent.action_memory is not None
+    params = []
+    for rl2s in (torch.zeros(2, 9), torch.cat([torch.ones(2, 1), torch.zeros(2, 8)], 1), torch.eye(9)[4:6]):
+        obs, times = {"observation": torch.ones(2, 3)}, torch.ones(2, 1, dtype=torch.int64)
+        state = agent.init_hidden_state(2, torch.device("cpu"))
+        with torch.inference_mode():
+            _, state = agent.get_actions(obs, rl2s, times, state, False)
+            batch = Batch(
+                obs={"observation": torch.ones(2, 1, 3)},
+                rl2s=rl2s[:, None],
+                time_idxs=times[:, None],
+                actions=torch.zeros(2, 0, 8),
+                rews=torch.zeros(2, 0, 1),
+                dones=torch.zeros(2, 0, 1, dtype=torch.bool),
+                mask=torch.ones(2, 0, 1, dtype=torch.bool),
+            )
+            params.append(agent.policy(agent.encode(batch)).params)
+        sums = state.actions
+        assert bool(sums.any()) == (not hidden.get("hide_rl2s") and bool(rl2s[:, 1:].any()))
+    torch.testing.assert_close(params[0], params[1], rtol=0, atol=0)  # rewards
+    assert torch.equal(params[0], params[2]) == ("hide_rl2s" in hidden)  # actions
+
+
+def test_a_hidden_state_of_its_own_cannot_be_cut() -> None:
+    class Own(SignAgent):
+        def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
+            return torch.zeros(num_envs)
+
+    space = spaces.Dict(observation=FirstBit.observation_space)
+    agent = Own(space, FirstBit.action_space, AsItIs, Sum, LENGTH)
+    with pytest.raises(ValueError, match=r"Own has a hidden state of its own.*Fix: leave out --context"):
+        cut_memory(agent, 1)
 
 
 def a_run(*changes: str) -> Path:

@@ -202,7 +202,16 @@ def test_no_finished_episode_means_a_warning_and_no_nan(
 ) -> None:
     never = EnvSpec(CountingEnv, {"length": 10_000})
     with caplog.at_level(logging.WARNING, "loxodon"):
-        exp = run(make_experiment(tmp_path, make_val_env=never, make_train_env=never, traj_save_len=8))
+        exp = run(
+            make_experiment(
+                tmp_path,
+                make_val_env=never,
+                make_train_env=never,
+                traj_save_len=8,
+                epochs=1,
+                evaluate_at_end=False,
+            )
+        )
     assert "no episode ended" in caplog.text
     assert exp.last_val_metrics == {}
     for record in metrics(exp.run_dir):
