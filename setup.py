@@ -31,6 +31,7 @@ DEV = [
     "hypothesis>=6.100",
     "mypy>=1.10",
     "pytest>=8",
+    "pytest-timeout>=2.4",
     "pytest-xdist>=3.6",
     "ruff>=0.6",
     "setuptools>=77",

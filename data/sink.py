@@ -81,3 +81,9 @@ class Sink:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; after `begin` with all rows if running pieces go on."""
+
+    def take_over(self, state: dict[str, Any], *, stores_pieces: bool) -> None:
+        """Continue after a rollout in other environments, whose sink returned `state`.
+
+        stores_pieces: store the pieces that were running; True for only one sink per state.
+        """

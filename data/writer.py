@@ -339,8 +339,20 @@ class TrajectoryWriter(Sink):
         if self._is_running.all() and len(pieces) == self.num_envs:
             self._go_on(pieces)
         else:
-            unwritten = [piece for piece in pieces if len(piece["arrays"]["rews"])]
-            self._left_over = [self._piece(piece["arrays"], piece["env_name"]) for piece in unwritten]
+            self._keep(pieces)
+
+    def take_over(self, state: dict[str, Any], *, stores_pieces: bool) -> None:
+        """See Sink. The next `flush_partial` writes the pieces; numbers go on, so that ids stay unique."""
+        self._num_pieces = max(self._num_pieces, int(state["num_pieces"]))
+        self._clock.last_time_us = max(self._clock.last_time_us, int(state["last_time_us"]))
+        self.policy_version = state["policy_version"]
+        if stores_pieces:
+            self._keep(state["pieces"])
+
+    def _keep(self, pieces: Sequence[dict[str, Any]]) -> None:
+        """Write these saved pieces with the next flush, those without a transition left out."""
+        unwritten = [piece for piece in pieces if len(piece["arrays"]["rews"])]
+        self._left_over += [self._piece(piece["arrays"], piece["env_name"]) for piece in unwritten]
 
     def _go_on(self, pieces: Sequence[dict[str, Any]]) -> None:
         """Make these the running pieces, one per environment; all of them end with the newest timestep."""

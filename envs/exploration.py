@@ -175,15 +175,23 @@ class ExplorationWrapper(ABC):
             "repeats": self._repeats.tolist(),
         }
 
+    def load_schedule(self, state: dict[str, Any]) -> None:
+        """Restore the part of `state_dict` that is the same for any number of environments.
+
+        Override it along with `state_dict` where a schedule goes by more than `num_calls`.
+        """
+        self.num_calls = int(state["num_calls"])
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned. Raises: ValueError for another number of environments."""
         multipliers = np.array(state["multipliers"], np.float64)
         if multipliers.shape != (self.num_envs,):
             raise ValueError(
                 f"The saved exploration state is for {len(multipliers)} environments, this run has "
                 f"{self.num_envs}. Fix: resume with the same Experiment.parallel_actors."
             )
-        self.num_calls, self._multipliers = int(state["num_calls"]), multipliers
+        self.load_schedule(state)
+        self._multipliers = multipliers
         self._rng.bit_generator.state = state["rng"]
         self._draw_block()
         self._block_step = int(state["block_step"])

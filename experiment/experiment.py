@@ -34,7 +34,7 @@ from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_
 from .checkpoint.record import RunRecord, check_checkpoint, check_policy, known_bindings, record_run
 from .checkpoint.spaces import EnvSpaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
-from .checkpoint.store import CheckpointManager
+from .checkpoint.store import CheckpointManager, TrainingState
 from .collect import Collector, Group, StageTimer, build
 from .collect.build import MakeEnv
 from .collect.rewards import RewardShaping
@@ -978,9 +978,7 @@ class Experiment(Settings):
             self.ctx.progress.best_score = None
         is_cut = False  # episodes that were running are not
         if self.collector is not None and "collector" in parts:
-            seed = self.ctx.seed_of("train_envs", self.epoch)
-            goes_on = self.collector.load_state_dict(states["collector"], seed=seed)
-            is_cut = states["collector"]["has_begun"] and not goes_on
+            is_cut = states["collector"]["has_begun"] and not self._restore_rollout(self.collector, state)
         # All fits: only now files are touched.
         self.checkpoints.go_on_with(state.metadata["run_id"])
         if "dataset" in parts:
@@ -988,9 +986,29 @@ class Experiment(Settings):
                 self.dataset.set_aside_newer(states["dataset"])
             self.accelerator.wait_for_everyone()
             self.dataset.load_state_dict(states["dataset"])
-        parts["rng"].load_state_dict(states["rng"])
+        self._restore_generators(parts["rng"], state)
         if is_cut:
             self.restart_train_envs(self.epoch)
+
+    def _restore_rollout(self, collector: Collector, state: TrainingState) -> bool:
+        """Put the rollout back; False where it has to begin new episodes."""
+        now, before = self.accelerator.num_processes, state.num_ranks
+        if before == now:
+            seed = self.ctx.seed_of("train_envs", self.epoch)
+            return collector.load_state_dict(state.own["collector"], seed=seed)
+        return collector.take_over(
+            [own["collector"] for own in state.inherited or [state.own]],
+            f"it was saved by {before} process(es), this run has {now}",
+            "number of processes",
+            stores_pieces=bool(state.inherited),
+        )
+
+    def _restore_generators(self, generators: Stateful, state: TrainingState) -> None:
+        """Put the global generators back; seed them where another number of processes would share a state."""
+        if state.num_ranks == self.accelerator.num_processes:
+            generators.load_state_dict(state.own["rng"])
+        else:
+            seed_global_generators(self.ctx.seed_of("process", self.epoch))
 
     def _restore_if_asked(self) -> None:
         """Begin from what `restore_from` names; an actor follows its learner instead.

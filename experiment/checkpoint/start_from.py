@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gin
 
@@ -105,10 +106,16 @@ def as_branch(state: TrainingState) -> TrainingState:
     """
     shared = {name: part for name, part in state.shared.items() if name not in ("dataset", "logs")}
     shared["progress"] = {**shared["progress"], "best_score": None, "is_finished": False}
-    own = dict(state.own)
-    if (collector := own.get("collector")) is not None:
-        own["collector"] = {**collector, "rollout": None, "sinks": [[] for _ in collector["sinks"]]}
-    return dataclasses.replace(state, shared=shared, own=own, metadata={**state.metadata, "run_id": None})
+    own, inherited = _without_rollout(state.own), list(map(_without_rollout, state.inherited))
+    metadata = {**state.metadata, "run_id": None}
+    return dataclasses.replace(state, shared=shared, own=own, inherited=inherited, metadata=metadata)
+
+
+def _without_rollout(own: dict[str, Any]) -> dict[str, Any]:
+    """The own states of a process; of its collector only exploration stays."""
+    if (collector := own.get("collector")) is None:
+        return own
+    return {**own, "collector": {**collector, "rollout": None, "sinks": [[] for _ in collector["sinks"]]}}
 
 
 @gin.configurable

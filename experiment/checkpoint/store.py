@@ -54,12 +54,17 @@ class TrainingState:
     """Everything a run needs to go on, beside the model.
 
     shared: the states of parts by their names, equal for all processes. own: those that each process has for
-    itself. metadata: JSON values that say what the run was made with; see record.py.
+    itself. metadata: JSON values that say what the run was made with; see record.py. num_ranks: how many
+    processes saved it. With another number of them now, process r of n inherits from processes r, r + n, ...
+    of then: own is of the first one, and inherited holds the states of all of them. Where there is none,
+    own is that of process 0.
     """
 
     shared: dict[str, Any]
     own: dict[str, Any]
     metadata: dict[str, Any]
+    num_ranks: int
+    inherited: list[dict[str, Any]]
 
 
 @gin.configurable(denylist=["run_dir", "run_name", "rank", "num_ranks", "facts"])
@@ -291,8 +296,8 @@ class CheckpointManager:
     def read(self, folder: Path) -> TrainingState:
         """All of a complete checkpoint except the weights, which are in its `model.safetensors`.
 
-        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged, of
-            another format, or the number of processes differs.
+        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged or of
+            another format.
         """
         complete = f"Complete ones are of epochs {self.complete_epochs()}"
         if not (folder / MARKER).is_file():
@@ -310,14 +315,12 @@ class CheckpointManager:
                 "Fix: use the version of Loxodon that wrote it, or load the weights only "
                 "(resume_training_state=False)."
             )
-        own = folder / f"rank_{self.rank}.pt"
-        if not own.exists() or (folder / f"rank_{self.num_ranks}.pt").exists():
-            saved = len(list(folder.glob("rank_*.pt")))
-            raise ValueError(
-                f"The checkpoint {folder} was saved by {saved} process(es), this run has {self.num_ranks}. "
-                f"Fix: launch {saved} process(es), or load the weights only (resume_training_state=False)."
-            )
-        return TrainingState(read_values(folder / _SHARED), read_values(own), metadata)
+        num_ranks = len(list(folder.glob("rank_*.pt")))
+        inherited = [
+            read_values(folder / f"rank_{rank}.pt") for rank in range(num_ranks)[self.rank :: self.num_ranks]
+        ]
+        own = inherited[0] if inherited else read_values(folder / "rank_0.pt")
+        return TrainingState(read_values(folder / _SHARED), own, metadata, num_ranks, inherited)
 
     @contextlib.contextmanager
     def _saving(self, epoch: int) -> Iterator[Path]:

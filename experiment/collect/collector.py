@@ -477,6 +477,7 @@ class Collector:
         """What `load_state_dict` goes on from: the rollout, exploration and sinks, one entry per group."""
         return {
             "has_begun": self.has_begun,
+            "num_envs": [group.num_envs for group in self.groups],
             "rollout": [self._rollout_of(group) for group in self.groups] if self.is_storable else None,
             "exploration": [
                 None if group.exploration is None else group.exploration.state_dict() for group in self.groups
@@ -491,36 +492,61 @@ class Collector:
         first, with `seed`, and the sinks are told that pieces begin.
 
         Returns: whether the rollout goes on in the middle of its episodes: not where none was stored or,
-        unless save_env_state requires it, where it does not fit; `restart` is left to the caller then.
+        unless save_env_state requires it, where it does not fit; `restart` is left to the caller then. With
+        other numbers of environments, see `take_over`.
 
-        Raises: ValueError if exploration or sinks are not those of this run, or if save_env_state is True and
-        the environments are others.
+        Raises: ValueError if the sinks are not those of this run, or if save_env_state is True and the
+        environments are others.
         """
-        num_before, num_now = len(state["exploration"]), len(self.groups)
-        if num_before != num_now:
-            before, now = ("with", "does without") if num_before > num_now else ("without", "uses")
-            raise ValueError(
-                f"The checkpoint was written {before} overlapping sampling, which this run {now}. Fix: "
-                "resume with the TrainingEnvs.overlap and Experiment.env_mode of the earlier run."
+        now = [group.num_envs for group in self.groups]
+        if (before := state.get("num_envs", now)) != now:
+            return self.take_over(
+                [state],
+                f"it holds the states of {sum(before)} environments (in {len(before)} part(s)), this run has "
+                f"{sum(now)} (in {len(now)})",
+                "TrainingEnvs.overlap, Experiment.parallel_actors and env_mode",
             )
         goes_on = self._has_gone_on(state["rollout"], seed)
         for group, saved in zip(self.groups, state["sinks"], strict=True):
-            if not saved or not group.sinks:  # nothing was stored, or nothing is
-                continue
-            if len(saved) != len(group.sinks):
-                raise ValueError(
-                    f"The saved state is that of {len(saved)} sinks, but there are {len(group.sinks)} now. "
-                    "Fix: resume with the settings of collecting (what is stored, and where) that the "
-                    "checkpoint was made with."
-                )
+            pairs = _pairs(group.sinks, saved)
             try:
-                for sink, one in zip(group.sinks, saved, strict=True):
+                for sink, one in pairs:
                     sink.load_state_dict(one)
             except ValueError as error:
                 goes_on = self._begin_new_episodes(error)
         for group, saved in zip(self.groups, state["exploration"], strict=True):
             if group.exploration is not None and saved is not None:
                 group.exploration.load_state_dict(saved)
+        return goes_on
+
+    def take_over(
+        self, states: Sequence[dict[str, Any]], difference: str, settings: str, *, stores_pieces: bool = True
+    ) -> bool:
+        """Continue after rollouts in other environments, of which nothing per environment fits.
+
+        Schedules of exploration go on. What exploration draws for each environment stays as it was drawn in
+        this process. Pieces of trajectories that were running are stored with the next flush.
+
+        Args:
+            states: what the collectors of these rollouts returned as `state_dict`. The first one decides the
+                schedules.
+            difference: how the checkpoint differs from this run, for the warning.
+            settings: what to restore to continue those episodes instead.
+            stores_pieces: False where another process stores the pieces.
+
+        Returns: False, see `load_state_dict`; `restart` is left to the caller.
+
+        Raises: ValueError if save_env_state is True, or if the sinks are not those of this run.
+        """
+        fix = f"Fix: resume with the {settings} of the earlier run, or set Collector.save_env_state = False"
+        goes_on = self._begin_new_episodes(ValueError(f"{difference}. {fix}."))
+        for i, group in enumerate(self.groups):
+            schedule = next((one for one in states[0]["exploration"] if one is not None), None)
+            if group.exploration is not None and schedule is not None:
+                group.exploration.load_schedule(schedule)
+            for saved in [saved for state in states for saved in state["sinks"]]:
+                for sink, one in _pairs(group.sinks, saved):
+                    sink.take_over(one, stores_pieces=stores_pieces and i == 0)
         return goes_on
 
     def warn_of_cut_episodes(self, num_steps: int) -> None:
@@ -573,14 +599,6 @@ class Collector:
         return True
 
     def _put_back(self, saved: Sequence[dict[str, Any]], seed: int | None) -> None:
-        before, now = [len(one["time_idxs"]) for one in saved], [group.num_envs for group in self.groups]
-        if before != now:
-            raise ValueError(
-                f"The checkpoint holds the states of {sum(before)} environments (in {len(before)} part(s)), "
-                f"this run has {sum(now)} (in {len(now)}). Fix: resume with the TrainingEnvs.overlap, "
-                "Experiment.parallel_actors and env_mode of the earlier run, or set "
-                "Collector.save_env_state = False."
-            )
         states = []
         for (group, own_seed), one in zip(self._seeded(seed), saved, strict=True):
             group.envs.reset(seed=own_seed)
@@ -599,6 +617,16 @@ class Collector:
             "Training begins new episodes instead of going on in those of the checkpoint: %s", error
         )
         return False
+
+
+def _pairs(sinks: Sequence[Sink], saved: Sequence[dict[str, Any]]) -> list[tuple[Sink, dict[str, Any]]]:
+    """Each sink with its saved state; none where nothing was stored, or nothing is."""
+    if saved and sinks and len(saved) != len(sinks):
+        raise ValueError(
+            f"The saved state is that of {len(saved)} sinks, but there are {len(sinks)} now. Fix: resume "
+            "with the settings of collecting (what is stored, and where) that the checkpoint was made with."
+        )
+    return list(zip(sinks, saved, strict=False))
 
 
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:

@@ -37,22 +37,27 @@ def run_scenarios(folder: Path) -> None:
     code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), folder=str(folder))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **ON_CPU}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    processes, logs = [], [folder / f"out_{rank}.txt" for rank in range(2)]
+    for rank, log in enumerate(logs):
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        processes.append(process)
+    deadline_s = time.monotonic() + 200
     try:
-        texts = [process.communicate(timeout=400)[0] for process in processes]
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline_s:
+            if any(process.poll() for process in processes):  # the others would wait for it
+                deadline_s = min(deadline_s, time.monotonic() + 5)
+            time.sleep(0.1)
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(texts)
+    texts = [log.read_text() for log in logs]
+    assert [process.wait() for process in processes] == [0, 0], "\n".join(texts)
 
 
 class Run:
@@ -100,8 +105,8 @@ class Run:
         return (self.folder / f"out_{self._started.index(process)}.txt").read_text()
 
     def wait_for(self, condition: Callable[[], object], *alive: subprocess.Popen[str]) -> None:
-        """Return once the condition holds; fails after five minutes or when one of `alive` has ended."""
-        deadline = time.monotonic() + 300
+        """Return once the condition holds; fails after a minute or when one of `alive` has ended."""
+        deadline = time.monotonic() + 60
         while not condition():
             for process in alive:
                 assert process.poll() is None, self.text(process)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -343,7 +344,7 @@ def pretraining(folder: Path) -> dict[str, Any]:
 
 def main(folder: str) -> None:
     """Run all scenarios in this process and keep what they return."""
-    PartialState(cpu=True)
+    PartialState(cpu=True, timeout=timedelta(seconds=45))  # for which a rank waits for one that hangs
     rank, path = int(os.environ["RANK"]), Path(folder)
     scenarios = {
         "updates": lambda: updates(path),

@@ -10,7 +10,7 @@ import torch
 
 from .scenarios import LENGTHS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

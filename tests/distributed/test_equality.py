@@ -11,7 +11,7 @@ import torch
 from ..rounding import assert_equal_but_for_rounding
 from .scenarios import FORMS, NUM_UPDATES, updates
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 DEAD = ("dead_units/actor", "dead_units/critics")
 NUM_OPS = 256 * 6 * 12  # width and layers of the agent, timesteps
 

@@ -10,7 +10,7 @@ import torch
 from ..rounding import assert_equal_but_for_rounding
 from .ppo_scenarios import CASES, NUM_ROLLOUTS, equality
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NUM_OPS = 256 * 4 * 8 * 9  # width and layers of the agents, timesteps, updates
 
 

@@ -49,12 +49,12 @@ def start(code: str, *words: str, cwd: Path | None = None) -> subprocess.Popen[s
 
 def finish(process: subprocess.Popen[Any]) -> Any:
     """What it prints to its pipe, if it has one, up to its end."""
-    return process.communicate(timeout=300)[0]
+    return process.communicate(timeout=100)[0]
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[Any] | None = None) -> None:
-    """Until the condition holds; fails after five minutes, or when the process ends before."""
-    deadline_s = time.monotonic() + 300
+    """Until the condition holds; fails after a minute, or when the process ends before."""
+    deadline_s = time.monotonic() + 60
     while not condition():
         assert process is None or process.poll() is None, finish(process)
         assert time.monotonic() < deadline_s, "timed out"

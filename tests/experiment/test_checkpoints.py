@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from loxodon.data import DiskTrajDataset, load_trajectory
+from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint import policy_file, store
 from loxodon.experiment.checkpoint.store import MARKER, read_values, write_values
 
-from .fakes import TinyAgent, make_experiment, run
+from .fakes import CountingEnv, TinyAgent, make_experiment, run
 
 
 def started(folder: Path, **changes: Any) -> Experiment:
@@ -149,11 +150,42 @@ def test_what_is_incomplete_missing_or_of_another_shape_is_a_clear_error(
         started(tmp_path, agent_type=Wider).load_checkpoint()
 
 
-def test_another_format_or_number_of_processes_is_refused(four_epochs: Experiment) -> None:
+def test_each_process_of_another_number_inherits_its_share(four_epochs: Experiment) -> None:
+    folder = four_epochs.checkpoints.state_dir(3)
+    for rank in range(3):
+        write_values(folder / f"rank_{rank}.pt", {"number": rank})
+    for num_ranks, expected in ((2, [[0, 2], [1]]), (4, [[0], [1], [2], []])):
+        for rank, numbers in enumerate(expected):
+            checkpoints = store.CheckpointManager(four_epochs.run_dir, "tiny", rank=rank, num_ranks=num_ranks)
+            (folder / MARKER).write_text(json.dumps({"files": {}}))
+            state = checkpoints.read(folder)
+            assert state.num_ranks == 3
+            assert [own["number"] for own in state.inherited] == numbers
+            assert state.own["number"] == (numbers or [0])[0]
+
+
+def test_a_run_of_two_processes_goes_on_in_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = started(tmp_path, traj_save_len=1000, make_train_env=EnvSpec(CountingEnv, {"length": 99}))
+    first.collect_new_training_data()
+    folder = first.save_checkpoint()
+    assert folder is not None
+    shutil.copy(folder / "rank_0.pt", folder / "rank_1.pt")
+    second = started(tmp_path, traj_save_len=1000)
+    second.load_checkpoint()
+    assert caplog.text.count("saved by 2 process(es), this run has 1. Fix: resume with the number") == 1
+    assert second.collector is not None
+    exploration = second.collector.groups[0].exploration
+    assert exploration is not None
+    assert exploration.num_calls == 12
+    stored = list(Path(second.dataset.save_new_trajs_to).glob("*.npz"))
+    assert sum(len(load_trajectory(path)) for path in stored) == 2 * 36  # of both
+    assert not second.collector.groups[0].state.time_idxs.any()  # type: ignore[union-attr]
+    for exp in (first, second):
+        exp.train_envs.close()
+
+
+def test_another_format_is_refused(four_epochs: Experiment) -> None:
     exp, folder = four_epochs, four_epochs.checkpoints.state_dir(3)
-    (folder / "rank_1.pt").write_text("{}")
-    with pytest.raises(ValueError, match=r"saved by 2 process\(es\), this run has 1.*Fix:"):
-        exp.load_checkpoint()
     path = folder / "metadata.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
     (folder / MARKER).write_text(json.dumps({"files": {}}))

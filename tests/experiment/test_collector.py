@@ -281,6 +281,29 @@ def test_states_come_back_and_foreign_ones_are_refused(tmp_path: Path, lengths: 
     assert sorted(map(len, trajectories(tmp_path))) == [3, 3, 3]
     with pytest.raises(ValueError, match=r"state is that of 3 sinks, but there are 2 now.*Fix: resume with"):
         make(*lengths, num_sinks=1).load_state_dict(state)
-    words = "without overlapping sampling" if len(lengths) == 1 else "with overlapping sampling"
-    with pytest.raises(ValueError, match=rf"written {words}.*Fix: resume"):
-        make(*([[3, 5], [4]] if len(lengths) == 1 else [[3, 5, 4]])).load_state_dict(state)
+
+
+@pytest.mark.parametrize("now", [[[5], [3, 4]], [[3, 5, 4, 6]], [[3], [5]], [[4]]], ids=str)
+@GROUPS
+def test_with_other_envs_schedules_go_on_and_what_was_running_is_stored_once(
+    tmp_path: Path, lengths: list[list[int]], now: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = make_collector(*lengths, folder=tmp_path)
+    before.collect(4)
+    before.wait()
+    after = make_collector(*now, folder=tmp_path)
+    drawn = [group.exploration.state_dict() for group in after.groups]  # type: ignore[union-attr]
+    assert not after.load_state_dict(before.state_dict())
+    for group, own in zip(after.groups, drawn, strict=True):
+        assert group.exploration.state_dict() == {**own, "num_calls": 4}  # type: ignore[union-attr]
+    after.restart(seed=0)
+    after.collect(4)
+    after.close()
+    assert caplog.text.count("Training begins new episodes") == 1
+    assert sum(map(len, trajectories(tmp_path))) == 4 * 3 + 4 * after.num_envs
+    ids = [path.name.split("_")[1] for path in tmp_path.glob("*.npz")]
+    assert len(set(ids)) == len(ids)
+    required = make_collector(*now)
+    required.save_env_state = True
+    with pytest.raises(ValueError, match=r"3 environments.*Fix: resume with the TrainingEnvs.overlap"):
+        required.load_state_dict(before.state_dict())
