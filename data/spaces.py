@@ -188,7 +188,7 @@ class ObsLeaf:
         if isinstance(self.space, Tokens):
             value = self._encoded(value)
         array = self._array(value, (*lead, *self.shape))
-        if array.dtype == self.direct_dtype:
+        if array.dtype == self.dtype and self.direct_dtype is not None:  # NumPy takes None for float64
             return array
         if self.dtype.kind == "f":
             self._check_overflow(array)

@@ -22,10 +22,12 @@ from .returned import (
     as_flag,
     as_reward,
     collect_metrics,
+    is_unpacking,
     merged,
     reset_result,
     step_result,
     taken_out,
+    wrong_result,
 )
 from .sequence_env import SequenceEnv
 
@@ -162,10 +164,8 @@ class EnvGroup:
                 env.obs_layout.write(raw, self._obs_columns, row)
                 if info:
                     collect_metrics(info, row, metrics)
-        except WrongValueError as error:
-            raise self._located(error, row) from None
-        except BaseException:
-            self.failed_row = row
+        except BaseException as error:
+            self._explain(error, row, "reset")
             raise
         self.env_names = [env.env_name for env in self.envs]
         self._check(self._obs_checks)
@@ -203,10 +203,8 @@ class EnvGroup:
                         write(raw, self._final_columns, row)
                         raw = self._begin_episode(row, metrics)
                 write(raw, columns, row)
-        except WrongValueError as error:
-            raise self._located(error, row) from None
-        except BaseException:
-            self.failed_row = row
+        except BaseException as error:
+            self._explain(error, row, "step")
             raise
         self._store(rewards, ended)
         return bool(ended), metrics
@@ -277,6 +275,14 @@ class EnvGroup:
             except WrongValueError as error:
                 row = error.row or 0
                 raise self._located(error, row if rows is None else rows[row]) from None
+
+    def _explain(self, error: BaseException, row: int, call: str) -> None:
+        """Note which environment failed, and raise an error that says more if it returned something wrong."""
+        self.failed_row = row
+        if isinstance(error, WrongValueError):
+            raise self._located(error, row) from None
+        if is_unpacking(error):
+            raise TypeError(wrong_result(self.envs[row], call, f"something else ({error})")) from None
 
     def _located(self, error: WrongValueError, row: int) -> ValueError:
         """The error with the name of the environment, and when it happened."""

@@ -27,23 +27,35 @@ Metrics = list[tuple[int, str, Any]]
 def reset_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Mapping[str, Any]]:
     """`(observation, info)` that `env.reset` returned. Raises: TypeError if it is something else."""
     if not isinstance(found, tuple) or len(found) != 2:  # noqa: PLR2004 - a pair
-        raise TypeError(
-            f"{type(env.unwrapped).__name__}.reset returned {_kind_of(found)}, but gymnasium expects the "
-            "pair (observation, info). Fix: return observation, {} from it."
-        )
+        raise TypeError(wrong_result(env, "reset", _kind_of(found)))
     return found[0], as_info(found[1])
 
 
 def step_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
     """The five values that `env.step` returned. Raises: TypeError if it is something else."""
     if not isinstance(found, tuple | list) or len(found) != NUM_STEP_PARTS:
-        raise TypeError(
-            f"{type(env.unwrapped).__name__}.step returned {_kind_of(found)}, but gymnasium expects "
-            "observation, reward, terminated, truncated, info. Fix: return these five; `done` of old gym was "
-            "terminated or truncated."
-        )
+        raise TypeError(wrong_result(env, "step", _kind_of(found)))
     raw, reward, terminated, truncated, info = found
     return raw, reward, terminated, truncated, as_info(info)
+
+
+def wrong_result(env: gym.Env[Any, Any], call: str, found: str) -> str:
+    """What to say of a `step` or `reset` that returned something else than its parts."""
+    expected = {
+        "reset": "the pair (observation, info). Fix: return observation, {} from it.",
+        "step": "observation, reward, terminated, truncated, info. Fix: return these five; `done` of old gym "
+        "was terminated or truncated.",
+    }
+    return f"{type(env.unwrapped).__name__}.{call} returned {found}, but gymnasium expects {expected[call]}"
+
+
+def is_unpacking(error: BaseException) -> bool:
+    """Whether a wrapper of gymnasium could not unpack what `step` or `reset` of the next one returned."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_inside = trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("gymnasium.")
+    return is_inside and isinstance(error, TypeError | ValueError) and "unpack" in str(error)
 
 
 def _kind_of(found: Any) -> str:
@@ -133,7 +145,7 @@ def _one_number(value: Any) -> float | None:
     try:
         return float(value)
     except OverflowError:  # an int of several hundred digits
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def merged(metrics: Metrics, others: Metrics) -> Metrics:
@@ -168,15 +180,25 @@ def as_metric(value: Any, key: str, row: int) -> float | list[float]:
     return numbers
 
 
-def taken_out(value: Any) -> Any:
-    """A copy of nested dicts, lists, tuples and arrays; other objects are left as they are."""
+def taken_out(value: Any, copies: dict[int, Any] | None = None) -> Any:
+    """A copy of nested dicts, lists, tuples and arrays; other objects are left as they are.
+
+    copies: those made so far, by the id of what they are of, since values may contain themselves.
+    """
+    copies = {} if copies is None else copies
+    if id(value) in copies:
+        return copies[id(value)]
     if isinstance(value, np.ndarray):
         return value.copy()
     if type(value) is dict:
-        return {key: taken_out(part) for key, part in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return type(value)(taken_out(part) for part in value)
-    return value
+        found = copies[id(value)] = dict[Any, Any]()
+        found.update((key, taken_out(part, copies)) for key, part in value.items())
+        return found
+    if type(value) is list:
+        parts = copies[id(value)] = list[Any]()
+        parts.extend(taken_out(part, copies) for part in value)
+        return parts
+    return tuple(taken_out(part, copies) for part in value) if type(value) is tuple else value
 
 
 def check_env(env: gym.Env[Any, Any]) -> None:

@@ -187,7 +187,9 @@ def test_env_like_envpool() -> None:
 def test_rows_that_come_in_parts_are_refused() -> None:
     env = adapted(PooledEnv, num_envs=3, batch_size=2)
     env.reset()
-    with pytest.raises(ValueError, match=r"rewards with shape \(2,\), but .* say \(3, ...\).*Fix.*batch_size"):
+    with pytest.raises(
+        ValueError, match=r"rewards with shape \(2,\), but .* say \(3, ...\).*Fix.*batch_size"
+    ):
         env.step([0, 0, 0])
 
 
