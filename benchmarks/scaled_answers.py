@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from loxodon.envs.builtin.task import StepResult, Task
-from loxodon.envs.sequence_env import METRIC_PREFIX
+from loxodon.envs.returned import METRIC_PREFIX
 
 NUM_TASKS, NUM_SYMBOLS = 6, 3
 

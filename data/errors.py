@@ -31,6 +31,26 @@ class BrokenTrajectoryError(ValueError):
         super().__init__(visible(text))
 
 
+class WrongValueError(ValueError):
+    """A value from an environment that its spaces, or gymnasium's interface, do not allow.
+
+    Args:
+        found: what the environment returned, such as "the reward 'much'".
+        allowed: sentences that say what is allowed, and the fix.
+        row: index among the values that were checked together; None for all of them, or a single one.
+    """
+
+    def __init__(self, found: str, allowed: str, row: int | None = None) -> None:
+        super().__init__(f"The environment returned {found}. {allowed}")
+        self.found, self.allowed, self.row = found, allowed, row
+
+    def located(self, env_name: str, place: str = "") -> ValueError:
+        """The error to raise where it is known which environment returned the value, and when."""
+        return ValueError(
+            f"The environment {env_name} returned {self.found}{place and f' ({place})'}. {self.allowed}"
+        )
+
+
 class FormatError(Exception):
     """What a format's own reader found wrong; the caller, who knows the file, makes the error above of it."""
 

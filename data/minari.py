@@ -26,7 +26,7 @@ import numpy as np
 
 from .disk_dataset import DiskTrajDataset
 from .episodes import Track, concatenate, join_pieces
-from .errors import check_choice
+from .errors import WrongValueError, check_choice
 from .files import load_trajectory, parse_name, save_trajectory
 from .foreign import episode
 from .sampling import SAMPLE_BY
@@ -102,7 +102,8 @@ class EpisodeCodec:
         from .spaces import ActionCode, ActionMap, ObsLayout, is_text
 
         self._space = observation_space
-        self.leaves = ObsLayout(observation_space).leaves
+        self._layout = ObsLayout(observation_space)
+        self.leaves = self._layout.leaves
         if texts := [leaf.key for leaf in self.leaves if is_text(leaf.space)]:
             raise TypeError(
                 f"Observations {texts} are texts, which trajectories cannot hold. Fix: make a Minari dataset "
@@ -117,21 +118,21 @@ class EpisodeCodec:
         Truncation is not stored: a trajectory that ends without `dones` was cut off.
 
         Raises:
-            ValueError: If the lengths or shapes contradict each other or the spaces.
+            ValueError: If lengths, shapes or values contradict each other or the spaces.
         """
         rews = np.asarray(source.rewards, np.float32).reshape(-1, 1)
-        obs = {
-            leaf.key: np.asarray(leaf.read(source.observations)).astype(leaf.space.dtype, copy=False)
-            for leaf in self.leaves
-        }
-        for leaf in self.leaves:
-            expected = (len(rews) + 1, *(leaf.space.shape or ()))
-            if obs[leaf.key].shape != expected:
-                raise ValueError(
-                    f"Observation {leaf.key!r} of episode {source.id} has the shape {obs[leaf.key].shape}, "
-                    f"but {len(rews)} rewards and the space {leaf.space} ask for {expected}. Fix: repair or "
-                    "leave out this episode."
-                )
+        try:
+            obs = {
+                leaf.key: np.asarray(leaf.convert(value, len(rews) + 1)).astype(leaf.dtype, copy=False)
+                for leaf, value in zip(self.leaves, self._layout.values(source.observations), strict=True)
+            }
+            for leaf in self.leaves:
+                if leaf.has_checks:
+                    leaf.check(obs[leaf.key])
+        except WrongValueError as error:
+            raise ValueError(
+                f"Episode {source.id} has {error.found}. {error.allowed} Or leave out this episode."
+            ) from None
         nvec = self._code.nvec
         actions = action_rows(self._map.from_env(source.actions), self._code.width, nvec)
         dones = np.asarray(source.terminations, np.bool_).reshape(-1, 1)

@@ -7,16 +7,21 @@ spaces and numpy only.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
+from .errors import WrongValueError
+
 SINGLE_KEY = "observation"
+_LONGEST_SHOWN = 100  # characters of a value in an error
 _WORD = re.compile(r"\w+|[^\w\s]")
 logger = logging.getLogger("loxodon")
 
@@ -52,12 +57,17 @@ class Tokens(spaces.MultiDiscrete):
         super().__init__(np.full(max_tokens, 2 + len(self.words)), dtype=dtype)
 
     def encode(self, texts: Any) -> np.ndarray:
-        """A string -> (max_tokens,) int16; N of them -> (N, max_tokens). Numbers are returned as they are."""
+        """A string -> (max_tokens,) int16; N of them -> (N, max_tokens). Numbers are returned as they are.
+
+        Raises: TypeError for anything else.
+        """
         if isinstance(texts, str):
             return self._encode(texts)
         rows = np.asarray(texts)
         if rows.dtype.kind not in "OUT":
             return rows
+        if not _are_texts(rows):
+            raise TypeError(f"{shown(texts)} is neither text nor numbers. Fix: give str values.")
         return np.stack([self._encode(str(text)) for text in rows.reshape(-1)]).reshape(*rows.shape, -1)
 
     def _encode(self, text: str) -> np.ndarray:
@@ -128,18 +138,217 @@ class ObsLeaf:
     space: Space[Any]
     offset: Any
 
-    def read(self, raw: Any) -> Any:
-        """The leaf's raw value inside a raw observation, or inside arrays of several ones."""
-        for part in self.path:
-            raw = raw[part]
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of one value."""
+        return tuple(self.space.shape or ())
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """Of columns that hold the values."""
+        return np.dtype(storage_dtype(self.space).str)  # NumPy's own object, which a copied space lacks
+
+    @cached_property
+    def direct_dtype(self) -> np.dtype[Any] | None:
+        """The dtype that raw values may be stored in as they are; None where all need `convert`."""
+        is_direct = self.offset is None and not isinstance(self.space, Tokens) and not is_text(self.space)
+        return self.dtype if is_direct else None
+
+    @cached_property
+    def num_choices(self) -> Any:
+        """Number of allowed values, which start at zero, or an array with one per element; None for a Box."""
+        if isinstance(self.space, spaces.Discrete):
+            return int(self.space.n)
+        if isinstance(self.space, spaces.MultiDiscrete):
+            return self.space.nvec.astype(f"u{self.dtype.itemsize}")
+        return 2 if isinstance(self.space, spaces.MultiBinary) else None
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether `check` can find anything."""
+        return self.num_choices is not None or self.dtype.kind == "f"
+
+    def convert(self, value: Any, num_rows: int | None = None) -> Any:
+        """A raw value, or those of `num_rows` environments, in a form that can be stored in a column.
+
+        Returns: an array of `shape`, with `num_rows` in front, starting at zero, whose dtype may differ from
+            that of the column, but whose values are the same in both apart from rounding of floats; a string
+            or an object array for text; an int is possible for Discrete.
+
+        Raises: WrongValueError for a wrong shape, for what is not numbers, and for numbers that the dtype of
+            the column cannot hold.
+        """
+        if type(value) is int and self.num_choices is not None and self.shape == () and num_rows is None:
+            index = value - (self.offset or 0)
+            if 0 <= index < self.num_choices:  # a fraction of what the way over arrays takes
+                return index
+        lead = () if num_rows is None else (num_rows,)
+        if is_text(self.space):
+            return self._texts(value, lead)
         if isinstance(self.space, Tokens):
-            return self.space.encode(raw)
-        return raw if self.offset is None else np.asarray(raw) - self.offset
+            value = self._encoded(value)
+        array = self._array(value, (*lead, *self.shape))
+        if array.dtype == self.dtype and self.direct_dtype is not None:  # NumPy takes None for float64
+            return array
+        if self.dtype.kind == "f":
+            self._check_overflow(array)
+            return array
+        if self.offset is None:
+            return self._exact(array, self.dtype)
+        return self._exact(array, np.dtype(np.int64)) - self.offset
+
+    def check(self, values: np.ndarray) -> None:
+        """Raise WrongValueError if values, (N, *shape) of a column, have NaN, infinity or no such choice."""
+        if self.num_choices is None:
+            self._check_finite(values)
+            return
+        # A view as unsigned integers has negative ones above all others.
+        is_wrong = values.view(f"u{values.itemsize}") >= self.num_choices
+        if np.count_nonzero(is_wrong):
+            row, _ = _first(is_wrong)
+            value = values[row] if self.offset is None else values[row] + self.offset
+            raise WrongValueError(
+                f"{_shortened(str(value))} as observation {self.key!r}",
+                f"Its space {self._raw_space} does not contain that. Fix: correct the environment, or the "
+                "bounds of its observation_space.",
+                row,
+            )
 
     def restore(self, values: np.ndarray) -> np.ndarray:
-        """Undo `read` for the arrays of several observations: what the environment itself would return."""
+        """Undo `convert` for the arrays of several observations: what the environment itself would return."""
         whole: np.ndarray = values if self.offset is None else values + self.offset
         return whole.astype(self.space.dtype, copy=False)
+
+    @property
+    def _raw_space(self) -> Space[Any]:
+        """The leaf's space as the environment has it, not starting at zero."""
+        if self.offset is None:
+            return self.space
+        if isinstance(self.space, spaces.Discrete):
+            return spaces.Discrete(int(self.space.n), start=self.offset)
+        return spaces.MultiDiscrete(self.space.nvec, start=self.offset)  # type: ignore[attr-defined]
+
+    def _texts(self, value: Any, lead: tuple[int, ...]) -> Any:
+        if isinstance(value, str) and not lead:
+            return value
+        texts = np.asarray(value, object)
+        if texts.shape != lead or not _are_texts(texts):
+            raise self._not_texts(value)
+        return texts if lead else texts.item()
+
+    def _encoded(self, value: Any) -> np.ndarray:
+        assert isinstance(self.space, Tokens)
+        try:
+            return self.space.encode(value)
+        except TypeError:
+            raise self._not_texts(value) from None
+
+    def _not_texts(self, value: Any) -> WrongValueError:
+        return WrongValueError(
+            f"{shown(value)} as observation {self.key!r}",
+            f"Its space {self.space} asks for text. Fix: return a str.",
+        )
+
+    def _array(self, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """The value as an array of real numbers with this shape."""
+        try:
+            array = as_numpy(value)
+        except ValueError:  # lists of different lengths
+            raise self._not_numbers(value) from None
+        if array.dtype.kind not in "biuf" and not np.can_cast(array.dtype, np.float64):
+            raise self._not_numbers(value)
+        if array.shape != shape:
+            raise WrongValueError(
+                f"observation {self.key!r} with shape {array.shape}",
+                f"Its space {self._raw_space} says {shape}. Fix: make the environment's observation_space "
+                "and its observations agree.",
+            )
+        return array
+
+    def _not_numbers(self, value: Any) -> WrongValueError:
+        return WrongValueError(
+            f"{shown(value)} as observation {self.key!r}",
+            f"Its space {self._raw_space} asks for real numbers of shape {self.shape}. Fix: return a NumPy "
+            f"array of {self.space.dtype}.",
+        )
+
+    def _exact(self, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+        """The array as integers or booleans of `dtype`, which must not change any value."""
+        if np.can_cast(array.dtype, dtype):
+            return array.astype(dtype, copy=False)
+        with np.errstate(invalid="ignore"):
+            cast: np.ndarray = array.astype(dtype)
+        is_wrong = np.asarray(cast != array)
+        if is_wrong.any():
+            row, place = _first(is_wrong)
+            raise WrongValueError(
+                f"{array[place]} ({array.dtype}) as observation {self.key!r}",
+                f"Its space {self._raw_space} has the dtype {dtype}, in which that is {cast[place]}. Fix: "
+                "declare the dtype of the observations in the observation_space (a float one for floats), "
+                "or convert them in the environment.",
+                row,
+            )
+        return cast
+
+    def _check_overflow(self, array: np.ndarray) -> None:
+        """Raise WrongValueError if a finite number of the array is infinite in the dtype of the column."""
+        if array.dtype.kind != "f" or array.dtype.itemsize <= self.dtype.itemsize:
+            return
+        limit = float(np.finfo(self.dtype).max)
+        if np.vdot(array, array) < limit * limit:  # a fraction of what it takes to compare all numbers
+            return
+        is_wrong = np.asarray((np.abs(array) > limit) & np.isfinite(array))
+        if is_wrong.any():
+            row, place = _first(is_wrong)
+            raise WrongValueError(
+                f"{array[place]} ({array.dtype}) as observation {self.key!r}",
+                f"Its space {self.space} has the dtype {self.dtype}, in which that is infinite. Fix: scale "
+                "the observation in the environment.",
+                row,
+            )
+
+    def _check_finite(self, values: np.ndarray) -> None:
+        if math.isfinite(np.vdot(values, values)):  # NaN and infinity spread; a fraction of what all() takes
+            return
+        is_wrong = ~np.isfinite(values)
+        if is_wrong.any():  # else only the squares are too large
+            row, place = _first(is_wrong)
+            raise not_finite(f"observation {self.key!r}", float(values[place]), row)
+
+
+def _first(is_wrong: np.ndarray) -> tuple[int, tuple[int, ...]]:
+    """The row of the first True, and its whole index."""
+    place = tuple(int(i) for i in np.argwhere(is_wrong)[0])
+    return (place[0] if place else 0), place
+
+
+def not_finite(what: str, value: float, row: int | None = None) -> WrongValueError:
+    """The error for NaN or infinity, which would ruin every weight it reaches."""
+    return WrongValueError(
+        f"{'NaN' if math.isnan(value) else value} as {what}",
+        "Allowed are finite numbers. Fix: correct the environment, or replace such values in a wrapper "
+        "(gymnasium.wrappers.TransformObservation, TransformReward).",
+        row,
+    )
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """As an array; a torch tensor may lie on a GPU. Raises: ValueError for lists of different lengths."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def shown(value: Any) -> str:
+    """A value for an error: shortened, with its type where the text does not show that."""
+    shows_type = value is None or isinstance(value, str | np.ndarray)
+    return _shortened(repr(value)) + ("" if shows_type else f" ({type(value).__name__})")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _are_texts(texts: np.ndarray) -> bool:
+    return all(isinstance(text, str) for text in texts.reshape(-1).tolist())
 
 
 def is_text(space: Space[Any]) -> bool:
@@ -197,35 +406,66 @@ class ObsLayout:
     def __init__(self, space: Space[Any]) -> None:
         self.leaves = tuple(sorted(_leaves(space, ()), key=lambda leaf: leaf.key))  # spaces.Dict sorts too
         self.space = spaces.Dict({leaf.key: leaf.space for leaf in self.leaves})
+        if not self.leaves:
+            raise ValueError(
+                f"The observation space {space} is empty. Fix: give it at least one observation, for example "
+                "a constant."
+            )
         if len(self.space.spaces) != len(self.leaves):
             keys = [leaf.key for leaf in self.leaves]
             raise ValueError(
                 f"Two observations share a key after nested names are joined with '/': {keys}. "
                 "Fix: rename one of them in the environment."
             )
-        self._shapes = tuple(tuple(leaf.space.shape or ()) for leaf in self.leaves)
-        first = self.leaves[0]
-        has_own_form = first.offset is None and not isinstance(first.space, Tokens)
-        self._is_plain = len(self.leaves) == 1 and not first.path and has_own_form
+        self._space = space
+        self._sizes = tuple(_sizes(space, ()))
+        self._is_lone = not self.leaves[0].path
 
     def write(self, raw: Any, columns: Sequence[np.ndarray], row: int) -> None:
-        """Copy a raw observation into row `row` of every column ([N, ...] arrays, one per leaf)."""
-        if self._is_plain:
-            shape = self._shapes[0]
-            if shape and getattr(raw, "shape", None) != shape:
-                self._check_shape(0, raw)
-            columns[0][row] = raw
+        """Copy a raw observation into row `row` of every column ([N, ...] arrays, one per leaf).
+
+        Raises: WrongValueError unless the observation has the structure, shapes and kinds of numbers of the
+            space. Finding what `ObsLeaf.check` finds is left to the caller, who can look at all rows at once.
+        """
+        if self._is_lone:
+            leaf = self.leaves[0]
+            is_direct = getattr(raw, "dtype", False) is leaf.direct_dtype and raw.shape == leaf.shape
+            columns[0][row] = raw if is_direct else leaf.convert(raw)
             return
-        for index, leaf in enumerate(self.leaves):
-            value = leaf.read(raw)
-            if getattr(value, "shape", None) != self._shapes[index]:
-                self._check_shape(index, value)
-            columns[index][row] = value
+        for leaf, value, column in zip(self.leaves, self.values(raw), columns, strict=True):
+            is_direct = getattr(value, "dtype", False) is leaf.direct_dtype and value.shape == leaf.shape
+            column[row] = value if is_direct else leaf.convert(value)
+
+    def values(self, raw: Any) -> list[Any]:
+        """The raw values of all leaves in an observation, or in arrays of several ones.
+
+        Raises: WrongValueError if parts are missing, or if there are parts that the space does not have.
+        """
+        values = []
+        try:
+            for path, size in self._sizes:
+                part = raw
+                for name in path:
+                    part = part[name]
+                if len(part) != size:
+                    raise LookupError
+            for leaf in self.leaves:
+                value = raw
+                for name in leaf.path:
+                    value = value[name]
+                values.append(value)
+        except (LookupError, TypeError):
+            _refuse_structure(self._space, raw, "observation")
+            raise
+        return values
 
     def flatten(self, raw: Any) -> dict[str, np.ndarray]:
         """One raw observation as a new flat dict: arrays in their space's dtype, and strings."""
         flat = self.empty(1)
         self.write(raw, list(flat.values()), 0)
+        for leaf in self.leaves:
+            if leaf.has_checks:
+                leaf.check(flat[leaf.key])
         return {
             key: column[0] if column.ndim > 1 or column.dtype == object else column.reshape(())
             for key, column in flat.items()
@@ -233,19 +473,43 @@ class ObsLayout:
 
     def empty(self, num_envs: int) -> dict[str, np.ndarray]:
         """Uninitialised columns: one [num_envs, ...] array per leaf, in leaf order."""
-        return {
-            leaf.key: np.empty((num_envs, *shape), storage_dtype(leaf.space))
-            for leaf, shape in zip(self.leaves, self._shapes, strict=True)
-        }
+        return {leaf.key: np.empty((num_envs, *leaf.shape), leaf.dtype) for leaf in self.leaves}
 
-    def _check_shape(self, index: int, value: Any) -> None:
-        if np.shape(value) != self._shapes[index]:
-            leaf = self.leaves[index]
-            raise ValueError(
-                f"The environment returned observation {leaf.key!r} with shape {np.shape(value)}, but its "
-                f"space {leaf.space} says {self._shapes[index]}. Fix: make the environment's "
-                "observation_space and its observations agree."
-            )
+
+def _sizes(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], int]]:
+    """Path and number of parts of every Dict and Tuple in a space."""
+    parts = _parts(space)
+    if parts is not None:
+        yield path, len(parts)
+        for key, child in parts.items():
+            yield from _sizes(child, (*path, key))
+
+
+def _parts(space: Space[Any]) -> dict[Any, Space[Any]] | None:
+    """The spaces in a Dict or Tuple; None for another space."""
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    return dict(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else None
+
+
+def _refuse_structure(space: Space[Any], raw: Any, name: str) -> None:
+    """Raise WrongValueError unless the raw observation has the parts of every Dict and Tuple in the space."""
+    parts = _parts(space)
+    if parts is None:
+        return
+    kind = Mapping if isinstance(space, spaces.Dict) else tuple | list | np.ndarray
+    keys = None
+    if isinstance(raw, kind):
+        keys = list(raw) if isinstance(raw, Mapping) else list(range(len(raw)))
+    if keys is None or set(keys) != set(parts):
+        found = f"{shown(raw)} as {name}" if keys is None else f"{name} with the parts {keys}"
+        raise WrongValueError(
+            found,
+            f"Its space is a {type(space).__name__} of the parts {list(parts)}. Fix: return exactly these "
+            "from every reset and step, or correct the observation_space.",
+        )
+    for key, child in parts.items():
+        _refuse_structure(child, raw[key], f"{name} {key!r}")
 
 
 # ---- actions ----

@@ -34,7 +34,8 @@ from .halves import EnvHalves
 from .joint_actions import JointActions
 from .kshot import KShotWrapper
 from .partial import PartialObs, partial_env
-from .sequence_env import METRIC_PREFIX, SequenceEnv
+from .returned import METRIC_PREFIX
+from .sequence_env import SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
 from .statistics import Histories, ReturnHistory, SpecialMetricHistory
 from .vector import SyncVectorEnv, make_vector_env

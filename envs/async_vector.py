@@ -24,7 +24,8 @@ import numpy as np
 
 from .errors import EnvError
 from .gin_values import shippable_config
-from .group import Metrics, StepBuffers
+from .group import StepBuffers
+from .returned import Metrics
 from .spec import EnvSpec
 from .vector_base import SequenceVectorEnv, StepResult
 from .worker import CLOSE, STEP, WorkerFailure, WorkerJob, run_worker

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from .returned import step_result
 from .sequence_env import SequenceEnv
 
 EPISODE_LENGTH = "max_episode_length"
@@ -51,13 +52,14 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
         self.num_steps = 0
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         """One env step; truncated is True in the last one allowed."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        found = self.env.step(action)
         self.num_steps += 1
-        if self._limit is not None and self.num_steps >= self._limit:
-            truncated = True
-        return obs, reward, terminated, truncated, info
+        if self._limit is None or self.num_steps < self._limit:
+            return found
+        obs, reward, terminated, _, info = step_result(found, self.env)
+        return obs, reward, terminated, True, info
 
 
 def has_attr(env: SequenceEnv, name: str) -> bool:

@@ -73,7 +73,7 @@ def chain_state(env: Any, bottom: Callable[[Any], dict[str, Any]] | None = None)
     for layer in layers(env):
         name = type(layer).__name__
         if offers_state(layer):
-            return [*entries, {"layer": name, "state": layer.get_state()}]
+            return [*entries, {"layer": name, "state": copy.deepcopy(layer.get_state())}]
         if bottom is not None and not isinstance(layer, gym.Wrapper):
             return [*entries, {"layer": name, "state": bottom(layer)}]
         entries.append({"layer": name, "state": {key: getattr(layer, key) for key in _counters(layer)}})
@@ -97,7 +97,7 @@ def set_chain_state(
         )
     for layer, entry in zip(found, entries, strict=True):
         if offers_state(layer):
-            layer.set_state(entry["state"])
+            layer.set_state(copy.deepcopy(entry["state"]))
         elif bottom is not None and not isinstance(layer, gym.Wrapper):
             bottom(layer, entry["state"])
         else:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from ..data.spaces import is_text, storage_dtype
+from ..data.errors import WrongValueError
+from ..data.spaces import ObsLayout, is_text, storage_dtype
 from .attributes import ASKED
 from .env_state import get_state, set_state, state_problem
 from .errors import EnvError
-from .sequence_env import (
-    METRIC_PREFIX,
+from .returned import (
+    MAX_REWARD,
     NUM_STEP_PARTS,
-    SequenceEnv,
-    check_reset_result,
-    wrong_step_result,
+    Metrics,
+    as_flag,
+    as_reward,
+    collect_metrics,
+    is_unpacking,
+    merged,
+    reset_result,
+    step_result,
+    taken_out,
+    wrong_result,
 )
+from .sequence_env import SequenceEnv
 
 ALIGN_BYTES = 64
 _QUESTIONS: dict[str, Callable[..., Any]] = {
@@ -29,7 +38,7 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "get_state": get_state,
     "set_state": set_state,
 }
-Metrics = list[tuple[int, str, Any]]
+ColumnCheck = tuple[Callable[[np.ndarray], None], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,6 @@ class StepBuffers:
     def text_columns(self) -> list[np.ndarray]:
         """The (N,) arrays of text, first those of `obs`, then those of `final_obs`."""
         return [c for c in (*self.obs.values(), *self.final_obs.values()) if c.dtype == object]
-
-    def floats(self, obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The arrays that may hold NaN or infinity: rewards and floats of `obs`, named as errors say."""
-        found = {f"observation {key!r}": column for key, column in obs.items() if column.dtype.kind == "f"}
-        return {"reward": self.rewards, **found}
 
     def rows(self, start: int, stop: int) -> StepBuffers:
         """Views of the rows start..stop of every array."""
@@ -137,10 +141,8 @@ class EnvGroup:
         self.failed_row = self.num_steps = 0
         self._buffers = buffers
         self._obs_columns, self._final_columns = list(buffers.obs.values()), list(buffers.final_obs.values())
-        self._checked_obs, self._checked_final = (
-            buffers.floats(buffers.obs),
-            buffers.floats(buffers.final_obs),
-        )
+        self._obs_checks = column_checks(self.envs[0].obs_layout, buffers.obs)
+        self._final_checks = column_checks(self.envs[0].obs_layout, buffers.final_obs)
         self._steps = self._step_methods()
         self._writes = [env.obs_layout.write for env in self.envs]
         self._maps = [env.action_map.to_env for env in self.envs]
@@ -154,26 +156,30 @@ class EnvGroup:
         self._buffers.rewards.fill(0.0)
         self._buffers.terminated.fill(False)
         self._buffers.truncated.fill(False)
-        for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
-            self.failed_row = row
-            raw, info = check_reset_result(env.env.reset(seed=seed, options=options), env)
-            env.obs_layout.write(raw, self._obs_columns, row)
-            if info:
-                _collect_metrics(info, row, metrics)
+        row = 0
+        try:
+            for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+                own = None if options is None else dict(options)  # an environment may take entries out
+                raw, info = reset_result(env.env.reset(seed=seed, options=own), env)
+                env.obs_layout.write(raw, self._obs_columns, row)
+                if info:
+                    collect_metrics(info, row, metrics)
+        except BaseException as error:
+            self._explain(error, row, "reset")
+            raise
         self.env_names = [env.env_name for env in self.envs]
-        self._refuse_non_finite(self._checked_obs, slice(None))
+        self._check(self._obs_checks)
         return metrics
 
     def step(self) -> tuple[bool, Metrics]:
         """One step of every environment with the buffers' actions.
 
         Returns: whether any episode ended (its last observation is in `final_obs`, its next first one in
-            `obs`), and
-        the special metrics as (row, name, value).
+            `obs`), and the special metrics.
         """
-        buffers, columns = self._buffers, self._obs_columns
+        columns = self._obs_columns
         metrics: Metrics = []
-        rewards: list[Any] = []
+        rewards: list[float] = []
         ended: list[tuple[int, bool, bool]] = []
         row = 0
         self.num_steps += 1
@@ -182,32 +188,53 @@ class EnvGroup:
                 zip(self._steps, self._writes, self._env_actions(), strict=True)
             ):
                 found = env_step(action)
-                if len(found) != NUM_STEP_PARTS:
-                    raise wrong_step_result(found, self.envs[row])
+                if type(found) is not tuple or len(found) != NUM_STEP_PARTS or type(found[-1]) is not dict:
+                    found = step_result(found, self.envs[row])
                 raw, reward, terminated, truncated, info = found
+                if type(reward) is not float or not -MAX_REWARD <= reward <= MAX_REWARD:
+                    reward = as_reward(reward)
                 rewards.append(reward)
-                if terminated or truncated:
-                    ended.append((row, terminated, truncated))
-                    write(raw, self._final_columns, row)
-                    raw, reset_info = check_reset_result(self.envs[row].env.reset(), self.envs[row])
-                    if reset_info:
-                        info = {**reset_info, **info}
-                write(raw, columns, row)
                 if info:
-                    _collect_metrics(info, row, metrics)
-        except BaseException:
-            self.failed_row = row
+                    collect_metrics(info, row, metrics)
+                if terminated is not False or truncated is not False:
+                    flags = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+                    if True in flags:
+                        ended.append((row, *flags))
+                        write(raw, self._final_columns, row)
+                        raw = self._begin_episode(row, metrics)
+                write(raw, columns, row)
+        except BaseException as error:
+            self._explain(error, row, "step")
             raise
-        self._store_rewards(rewards)
+        self._store(rewards, ended)
+        return bool(ended), metrics
+
+    def _store(self, rewards: list[float], ended: list[tuple[int, bool, bool]]) -> None:
+        """Put the rewards and flags of a step into the buffers, and check the observations there."""
+        buffers = self._buffers
+        buffers.rewards[:] = rewards
         buffers.terminated.fill(False)
         buffers.truncated.fill(False)
         for row, terminated, truncated in ended:
             buffers.terminated[row], buffers.truncated[row] = terminated, truncated
         if ended:
-            self._refresh_names(row for row, _, _ in ended)
-            self._refuse_non_finite(self._checked_final, [row for row, _, _ in ended])
-        self._refuse_non_finite(self._checked_obs, slice(None))
-        return bool(ended), metrics
+            rows = [row for row, _, _ in ended]
+            self._check(self._final_checks, rows)
+            self._refresh_names(rows)
+        self._check(self._obs_checks)
+
+    def _begin_episode(self, row: int, metrics: Metrics) -> Any:
+        """Reset one environment; returns the raw observation.
+
+        metrics: those of the reset are added, except for names that the step before it has reported.
+        """
+        env = self.envs[row]
+        raw, info = reset_result(env.env.reset(), env)
+        if info:
+            of_reset: Metrics = []
+            collect_metrics(info, row, of_reset)
+            metrics[:] = merged(metrics, of_reset)
+        return raw
 
     @property
     def text_columns(self) -> list[np.ndarray]:
@@ -233,7 +260,7 @@ class EnvGroup:
         frames = []
         for row, env in enumerate(self.envs):
             self.failed_row = row
-            frames.append(env.render())
+            frames.append(taken_out(env.render()))
         return frames
 
     def close(self) -> None:
@@ -241,28 +268,26 @@ class EnvGroup:
         for env in self.envs:
             env.close()
 
-    def _store_rewards(self, rewards: list[Any]) -> None:
-        try:
-            self._buffers.rewards[:] = rewards
-        except (TypeError, ValueError):
-            for row, reward in enumerate(rewards):
-                self._store_reward(row, reward)
+    def _check(self, checks: Sequence[ColumnCheck], rows: list[int] | None = None) -> None:
+        for check, column in checks:
+            try:
+                check(column if rows is None else column[rows])
+            except WrongValueError as error:
+                row = error.row or 0
+                raise self._located(error, row if rows is None else rows[row]) from None
 
-    def _store_reward(self, row: int, reward: Any) -> None:
-        try:
-            self._buffers.rewards[row] = reward
-        except (TypeError, ValueError) as error:
-            self.failed_row = row
-            raise ValueError(
-                f"The environment {self.env_names[row]} returned the reward {reward!r}, but it must be one "
-                "number. Fix: return float(reward) from its step."
-            ) from error
+    def _explain(self, error: BaseException, row: int, call: str) -> None:
+        """Note which environment failed, and raise an error that says more if it returned something wrong."""
+        self.failed_row = row
+        if isinstance(error, WrongValueError):
+            raise self._located(error, row) from None
+        if is_unpacking(error):
+            raise TypeError(wrong_result(self.envs[row], call, f"something else ({error})")) from None
 
-    def _refuse_non_finite(self, columns: dict[str, np.ndarray], rows: Any) -> None:
-        found = find_non_finite(columns, rows, self.env_names, self.num_steps, self.first_row)
-        if found is not None:
-            self.failed_row, error = found
-            raise error
+    def _located(self, error: WrongValueError, row: int) -> ValueError:
+        """The error with the name of the environment, and when it happened."""
+        self.failed_row = row
+        return error.located(self.env_names[row], place_of(self.first_row + row, self.num_steps))
 
     def _env_actions(self) -> Iterable[Any]:
         actions = self._buffers.actions
@@ -279,45 +304,14 @@ class EnvGroup:
             self.env_names = names
 
 
-def find_non_finite(
-    columns: Mapping[str, np.ndarray],
-    rows: Any,
-    env_names: Sequence[str],
-    num_steps: int,
-    first_row: int = 0,
-) -> tuple[int, ValueError] | None:
-    """The first NaN or infinity, which would ruin every weight it reaches: its row, and the error to raise.
-
-    Args:
-        columns: see StepBuffers.floats.
-        rows: index of the rows to look at.
-        env_names: N names.
-        num_steps: since the last reset of all, and
-        first_row: number of the first row among all environments, for the error.
-    """
-    for what, column in columns.items():
-        values = column[rows]
-        if math.isfinite(np.vdot(values, values)):  # NaN and infinity spread; a fraction of what all() takes
-            continue
-        is_finite = np.isfinite(values)
-        if is_finite.all():  # only the squares are too large
-            continue
-        bad = int(np.flatnonzero(~is_finite.reshape(len(is_finite), -1).all(axis=1))[0])
-        value = float(values[bad][~is_finite[bad]].flat[0])
-        row = int(np.arange(len(column))[rows][bad])
-        return row, ValueError(
-            f"The environment {env_names[row]} returned {'NaN' if math.isnan(value) else value} as {what} "
-            f"(environment {first_row + row}, step {num_steps} since all were reset). Allowed are finite "
-            "numbers. Fix: correct the environment, or replace such values in a wrapper "
-            "(gymnasium.wrappers.TransformObservation, TransformReward)."
-        )
-    return None
+def column_checks(layout: ObsLayout, columns: dict[str, np.ndarray]) -> list[ColumnCheck]:
+    """What to check of columns, once per vector step: `ObsLeaf.check` where it can find something."""
+    return [(leaf.check, columns[leaf.key]) for leaf in layout.leaves if leaf.has_checks]
 
 
-def _collect_metrics(info: dict[str, Any], row: int, metrics: Metrics) -> None:
-    for key, value in info.items():
-        if isinstance(key, str) and key.startswith(METRIC_PREFIX):
-            metrics.append((row, key[len(METRIC_PREFIX) :], value))
+def place_of(row: int | None, num_steps: int) -> str:
+    """Where and when an environment returned something, for errors; `row` counts all, None leaves it out."""
+    return f"{'' if row is None else f'environment {row}, '}step {num_steps} since all were reset"
 
 
 def check_same_spaces(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
@@ -10,9 +10,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from ..data.spaces import SINGLE_KEY
+from ..data.errors import WrongValueError
+from ..data.spaces import SINGLE_KEY, shown
 from .env_state import chain_state, missing_layer, set_chain_state
-from .sequence_env import METRIC_PREFIX
+from .returned import METRIC_PREFIX, as_flag, as_reward, check_env, reset_result, step_result, taken_out
 from .spec import EnvSpec, resolve_env
 
 FIRST_KEY = "is_first_timestep"
@@ -74,6 +75,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
                     f"Fix: bind it in gin, e.g. KShotWrapper.{name} = 3."
                 )
         super().__init__(env if isinstance(env, gym.Env) else resolve_env(env).build_raw())
+        check_env(self.env)
         self.num_attempts, self.task_seed, self.max_trial_len = num_attempts, task_seed, max_trial_len
         self._keeps_task = self.env.has_wrapper_attr("can_keep_task") and bool(
             self.env.get_wrapper_attr("can_keep_task")
@@ -94,18 +96,20 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             seed = int(self._trial_seeds.integers(2**31))
         self._seed, self._options = seed if self.task_seed else None, options
         self._attempt, self._trial_len, self._return = 0, 0, 0.0
-        raw, info = self.env.reset(seed=seed, options=options)
+        raw, info = self._begin(seed)
         return self._extended(raw, is_first=True), info
 
-    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """One env step, and the next attempt's reset if an attempt ends inside the trial."""
-        raw, reward, terminated, truncated, info = self.env.step(action)
+        raw, reward, terminated, truncated, info = step_result(self.env.step(action), self.env)
+        reward = as_reward(reward)
+        terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
         self._trial_len += 1
-        self._return += float(reward)
+        self._return += reward
         is_first, num_ended = False, self._attempt
         if terminated or truncated:
             num_ended += 1
-            info = {**info, f"{METRIC_PREFIX}return_attempt_{self._attempt}": self._return}
+            info = {**taken_out(info), f"{METRIC_PREFIX}return_attempt_{self._attempt}": self._return}
             if _SUCCESS in info:
                 info[f"{_SUCCESS}_attempt_{self._attempt}"] = info[_SUCCESS]
             if num_ended < self.num_attempts:
@@ -115,7 +119,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             truncated = True
         if terminated or truncated:
             info = {**info, f"{METRIC_PREFIX}attempts": num_ended}
-        return self._extended(raw, is_first), reward, bool(terminated), bool(truncated), info
+        return self._extended(raw, is_first), reward, terminated, truncated, info
 
     def get_state(self) -> dict[str, Any]:
         """Where the trial stands, its task's seed, and the state of the environment inside."""
@@ -137,11 +141,16 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         """Reset the environment, keeping its task: first observation, info of the ended attempt and of it."""
         self._attempt += 1
         self._return = 0.0
-        seed, options = self._seed, self._options
-        if self._keeps_task:
-            seed, options = None, {**(options or {}), KEEP_TASK: True}
-        raw, reset_info = self.env.reset(seed=seed, options=options)
+        raw, reset_info = self._begin(None if self._keeps_task else self._seed, self._keeps_task)
         return raw, {**reset_info, **info}
+
+    def _begin(self, seed: int | None, keeps_task: bool = False) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment with a copy of the trial's options, from which it may take entries out."""
+        options = None if self._options is None else dict(self._options)
+        if keeps_task:
+            options = {**(options or {}), KEEP_TASK: True}
+        raw, info = reset_result(self.env.reset(seed=seed, options=options), self.env)
+        return raw, dict(info)
 
     def _extended_space(self, space: gym.Space[Any]) -> spaces.Dict:
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {SINGLE_KEY: space}
@@ -156,7 +165,14 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         return spaces.Dict(parts)
 
     def _extended(self, raw: Any, is_first: bool) -> dict[str, Any]:
-        obs = dict(raw) if isinstance(self.env.observation_space, spaces.Dict) else {SINGLE_KEY: raw}
+        obs = {SINGLE_KEY: raw}
+        if isinstance(self.env.observation_space, spaces.Dict):
+            if not isinstance(raw, Mapping):
+                raise WrongValueError(
+                    f"{shown(raw)} as observation",
+                    "Its space is a Dict. Fix: return a dict, or correct the observation_space.",
+                )
+            obs = dict(raw)
         obs[FIRST_KEY] = np.array([is_first], np.float32)
         obs[ATTEMPT_KEY] = np.int64(self._attempt)
         return obs

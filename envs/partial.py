@@ -9,6 +9,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from ..data.errors import WrongValueError
 from .spec import EnvSpec
 
 
@@ -65,7 +66,14 @@ class PartialObs(gym.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: Any) -> np.ndarray:
         """The kept entries, (K,)."""
-        kept: np.ndarray = np.asarray(observation)[self._keep]
+        values = np.asarray(observation)
+        if values.shape != self.env.observation_space.shape:
+            raise WrongValueError(
+                f"an observation with shape {values.shape}",
+                f"Its space {self.env.observation_space} says {self.env.observation_space.shape}. Fix: make "
+                "the environment's observation_space and its observations agree.",
+            )
+        kept: np.ndarray = values[self._keep]
         return kept
 
 

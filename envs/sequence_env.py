@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from ..data.errors import WrongValueError
 from ..data.spaces import ActionMap, ObsLayout
-
-NUM_STEP_PARTS = 5
-METRIC_PREFIX = "metric/"
-"""Keys of `info` that begin so are special metrics: numbers reported under the rest of the key."""
+from .returned import as_flag, as_reward, check_env, reset_result, step_result, taken_out
 
 
 class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
     """A single environment with dict observations and a normalised action space.
 
     observation_space: Dict of arrays (see `ObsLayout`); action_space: see `ActionMap`, such as Box(-1, 1,
-    (A,)). Rewards, flags and infos pass through unchanged.
+    (A,)). Everything returned is the caller's own: later calls of the environment leave it alone.
 
     Args:
         env: the environment to wrap.
@@ -33,10 +30,15 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
                 f"SequenceEnv got {type(env).__name__}, but wraps a gymnasium.Env. "
                 "Fix: derive the environment from gymnasium.Env (for old gym environments, install shimmy)."
             )
-        _check_reset(env.unwrapped)
+        check_env(env)
         super().__init__(env)
-        self.obs_layout = ObsLayout(env.observation_space)
-        self.action_map = ActionMap(env.action_space)
+        try:
+            self.obs_layout = ObsLayout(env.observation_space)
+            self.action_map = ActionMap(env.action_space)
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"The environment {type(env.unwrapped).__name__} does not fit: {error}"
+            ) from None
         self.observation_space = self.obs_layout.space
         self.action_space = self.action_map.policy_space
         self._fixed_name = env_name
@@ -59,46 +61,18 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin an episode; the observation is a new flat dict."""
-        raw, info = check_reset_result(self.env.reset(seed=seed, options=options), self.env)
-        return self.obs_layout.flatten(raw), info
+        try:
+            raw, info = reset_result(self.env.reset(seed=seed, options=options), self.env)
+            return self.obs_layout.flatten(raw), taken_out(info)
+        except WrongValueError as error:
+            raise error.located(self.env_name) from None
 
-    def step(self, action: Any) -> tuple[dict[str, np.ndarray], Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """One env step with an action of this wrapper's `action_space`."""
         env_action = self.action_map.to_env(np.asarray(action)[None])[0]
-        raw, reward, terminated, truncated, info = self.env.step(env_action)
-        return self.obs_layout.flatten(raw), reward, terminated, truncated, info
-
-
-def _check_reset(env: Any) -> None:
-    """Raise TypeError for an environment of old gym, whose reset takes no seed."""
-    parameters = inspect.signature(env.reset).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if not takes_all and not {"seed", "options"} <= parameters.keys():
-        raise TypeError(
-            f"{type(env).__name__}.reset takes ({', '.join(parameters)}), but gymnasium gives it seed and "
-            "options. Fix: def reset(self, *, seed=None, options=None), returning (observation, info); for "
-            "old gym environments install shimmy."
-        )
-
-
-def check_reset_result(found: Any, env: gym.Env[Any, Any]) -> Any:
-    """`(observation, info)` as it came from `reset`; TypeError if it is something else."""
-    if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - a pair
-        return found
-    raise TypeError(
-        f"{type(env.unwrapped).__name__}.reset returned {_kind_of(found)}, but gymnasium expects the pair "
-        "(observation, info). Fix: return observation, {} from it."
-    )
-
-
-def wrong_step_result(found: Any, env: gym.Env[Any, Any]) -> TypeError:
-    """The error for a `step` that returned another number of values than NUM_STEP_PARTS."""
-    return TypeError(
-        f"{type(env.unwrapped).__name__}.step returned {_kind_of(found)}, but gymnasium expects observation, "
-        "reward, terminated, truncated, info. Fix: return these five; `done` of old gym was terminated or "
-        "truncated."
-    )
-
-
-def _kind_of(found: Any) -> str:
-    return f"{len(found)} values" if isinstance(found, tuple) else f"one {type(found).__name__}"
+        try:
+            raw, reward, terminated, truncated, info = step_result(self.env.step(env_action), self.env)
+            flags = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+            return self.obs_layout.flatten(raw), as_reward(reward), *flags, taken_out(info)
+        except WrongValueError as error:
+            raise error.located(self.env_name) from None

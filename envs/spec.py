@@ -15,6 +15,7 @@ import gymnasium as gym
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
 from .gin_values import portable
 from .joint_actions import JointActions, num_combinations
+from .returned import check_env
 from .sequence_env import SequenceEnv
 
 _PACKAGES = {
@@ -68,6 +69,7 @@ class EnvSpec:
             made = made.build_raw()
         if not isinstance(made, gym.Env):
             return made
+        check_env(made)
         if self.joint_actions and 0 < num_combinations(made.action_space) <= self.joint_actions:
             made = JointActions(made)
         if self.vocabulary is None:

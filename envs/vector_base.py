@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from ..data.spaces import is_text
-from .group import Metrics, StepBuffers
+from .group import StepBuffers
+from .returned import METRIC_PREFIX, Metrics
 
 try:
     from gymnasium.vector import AutoresetMode
@@ -22,26 +24,45 @@ except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
 logger = logging.getLogger("loxodon")
 SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
 _ROOM = 1e-3  # share of a bound by which rounding may pass it
-_FIRST_LOOKS = 100  # calls at which bounds are compared; later, since it takes time,
-_LATER_LOOKS = 10  # only every so many
 _OWN_METHODS = ("reset", "step", "close", "render")
 StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-def _bounds_of(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """What values of a Box may be, with some room for rounding; None if its dtype can hold nothing else."""
+class _Bounds(NamedTuple):
+    """Limits of a Box, with some room for rounding, and (2, N, ...) bool to compare with them in."""
+
+    low: np.ndarray
+    high: np.ndarray
+    is_outside: np.ndarray
+
+    def place_outside(self, values: np.ndarray) -> tuple[int, ...] | None:
+        """Index of the first value (N, ...) outside; None if all are inside."""
+        is_outside = self.is_outside[:, : len(values)]
+        np.less(values, self.low, out=is_outside[0])
+        np.greater(values, self.high, out=is_outside[1])
+        if not np.count_nonzero(is_outside):
+            return None
+        return tuple(int(i) for i in np.argwhere(is_outside)[0][1:])
+
+
+def _bounds_of(space: spaces.Space[Any], num_envs: int) -> _Bounds | None:
+    """The bounds of a Box; None for other spaces, and if its dtype can hold nothing outside."""
     if not isinstance(space, spaces.Box):
         return None
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     if space.dtype.kind in "iu":
-        limits = np.iinfo(space.dtype)
-        is_free = (low <= limits.min).all() and (high >= limits.max).all()
+        widest = np.iinfo(space.dtype)
+        is_free = (low <= widest.min).all() and (high >= widest.max).all()
     else:
         is_free = np.isinf(low).all() and np.isinf(high).all()
     if is_free:
         return None
     room = [_ROOM * np.maximum(1.0, np.abs(bound)) for bound in (low, high)]
-    return (low - room[0]).astype(np.float32), (high + room[1]).astype(np.float32)
+    with np.errstate(over="ignore"):  # infinity is as good a bound as the largest number
+        limits = [x.astype(np.float32) for x in (low - room[0], high + room[1])]
+    if all((x == x.flat[0]).all() for x in limits):
+        limits = [x.flat[0] for x in limits]
+    return _Bounds(*limits, np.empty((2, num_envs, *space.shape), np.bool_))
 
 
 class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
@@ -88,8 +109,10 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_observation_space: spaces.Space[Any] = obs_space
         self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
-        self._obs_spaces, self._num_calls = obs_space.spaces, 0
-        self._obs_bounds = {key: b for key, s in obs_space.spaces.items() if (b := _bounds_of(s)) is not None}
+        self._obs_spaces = obs_space.spaces
+        bounds = ((key, _bounds_of(space, self.num_envs)) for key, space in obs_space.spaces.items())
+        self._obs_bounds = {key: found for key, found in bounds if found is not None}
+        self._odd_metrics: set[str] = set()
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -184,31 +207,56 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             )
 
     def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
-        """The infos dict of one call."""
-        self._num_calls += 1
-        if self._obs_bounds and (self._num_calls <= _FIRST_LOOKS or self._num_calls % _LATER_LOOKS == 0):
-            self._warn_if_outside()
+        """The infos dict of one call, whose observations are in the buffers."""
+        if self._obs_bounds:
+            self._warn_if_outside(self.buffers.obs, None)
         infos: dict[str, Any] = {}
         if has_ended:
-            infos["final_obs"] = self.buffers.final_obs
-            infos["_final_obs"] = self.buffers.terminated | self.buffers.truncated
+            ended = self.buffers.terminated | self.buffers.truncated
+            infos["final_obs"], infos["_final_obs"] = self.buffers.final_obs, ended
+            if self._obs_bounds:
+                self._warn_if_outside(self.buffers.final_obs, np.flatnonzero(ended))
         if metrics:
-            infos["metrics"] = metrics
+            infos["metrics"] = self._finite(metrics)
         return infos
 
-    def _warn_if_outside(self) -> None:
-        """Warn, once per key, of observations that the observation space does not allow."""
-        for key, (low, high) in list(self._obs_bounds.items()):
-            values = self.buffers.obs[key]
-            is_inside = (low <= values) & (values <= high)
-            if is_inside.all():
+    def _finite(self, metrics: Metrics) -> Metrics:
+        """The metrics without NaN and infinity, which would spoil every mean; warns once of each."""
+        found: Metrics = []
+        for row, name, value in metrics:
+            numbers = value if isinstance(value, list) else [value]
+            finite = [number for number in numbers if math.isfinite(number)]
+            if len(finite) == len(numbers):
+                found.append((row, name, value))
+                continue
+            found.append((row, name, finite))
+            if name not in self._odd_metrics:
+                self._odd_metrics.add(name)
+                logger.warning(
+                    "The environment %s returned %s as info['%s%s']. Values that are not finite are left out "
+                    "of the mean. Fix: leave the key out where there is no value.",
+                    self.env_names[row],
+                    next(number for number in numbers if not math.isfinite(number)),
+                    METRIC_PREFIX,
+                    name,
+                )
+        return found
+
+    def _warn_if_outside(self, obs: dict[str, np.ndarray], rows: np.ndarray | None) -> None:
+        """Warn, once per key, of observations that the observation space does not allow.
+
+        rows: those to look at; None for all.
+        """
+        for key, bounds in list(self._obs_bounds.items()):
+            values = obs[key] if rows is None else obs[key][rows]
+            place = bounds.place_outside(values)
+            if place is None:
                 continue
             del self._obs_bounds[key]
-            place = tuple(np.argwhere(~is_inside)[0])
             logger.warning(
                 "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
                 "Nothing is clipped. Fix: correct the environment or the bounds of its observation_space.",
-                self.env_names[place[0]],
+                self.env_names[place[0] if rows is None else rows[place[0]]],
                 values[place],
                 key,
                 self._obs_spaces[key],

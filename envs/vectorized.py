@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from ..data.spaces import ActionMap, ObsLayout, with_tokens
+from ..data.errors import WrongValueError
+from ..data.spaces import ActionMap, ObsLayout, as_numpy, with_tokens
 from .attributes import layers, owns
 from .env_state import offers_state
-from .group import Metrics, StepBuffers, find_non_finite
-from .sequence_env import METRIC_PREFIX
+from .group import ColumnCheck, StepBuffers, column_checks, place_of
+from .returned import (
+    METRIC_PREFIX,
+    Metrics,
+    as_flags,
+    as_info,
+    as_metric,
+    as_rewards,
+    check_space,
+    collect_metrics,
+    merged,
+    reset_result,
+    step_result,
+)
 from .spec import EnvSpec
 from .vector_base import SequenceVectorEnv, StepResult
 
@@ -51,6 +65,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             )
         env = specs[0].build_vector(len(specs))
         _check_kind(env, len(specs))
+        for name in ("single_observation_space", "single_action_space"):
+            check_space(env, name)
         self.env, self._mode = env, _autoreset_mode(env)
         raw_obs, vocabulary = env.single_observation_space, specs[0].vocabulary
         self.env_observation_space = raw_obs if vocabulary is None else with_tokens(raw_obs, vocabulary)
@@ -61,9 +77,10 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, env.num_envs)
         )
         self.env_action_space = env.single_action_space
-        self._checked_obs = self.buffers.floats(self.buffers.obs)
-        self._checked_final = self.buffers.floats(self.buffers.final_obs)
+        self._obs_checks = column_checks(self._layout, self.buffers.obs)
+        self._final_checks = column_checks(self._layout, self.buffers.final_obs)
         self.closed, self._num_steps = False, 0
+        self._all_rows = np.ones(env.num_envs, np.bool_)
         self._resets_next = np.zeros(env.num_envs, np.bool_)  # rows that the coming step only resets
         self.env_names = [specs[0].env_name or _name_of(env)] * env.num_envs
 
@@ -71,38 +88,31 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin new episodes everywhere; the environment turns the seed into one per row."""
-        raw, infos = self.env.reset(seed=seed, options=options)
         self._num_steps = 0
-        self._write(raw, self.buffers.obs)
+        raw, infos = reset_result(self.env.reset(seed=seed, options=options), self.env)
         self.buffers.rewards.fill(0.0)
-        self._refuse_non_finite(self._checked_obs, slice(None))
         self._resets_next = np.zeros(self.num_envs, np.bool_)
-        return self.buffers.obs, self.infos(False, self._metrics(infos))
+        try:
+            metrics = self._columns_of(infos, self._all_rows, self._all_rows)
+            self._write(raw, self.buffers.obs)
+            self._check(self._obs_checks)
+        except WrongValueError as error:
+            raise self._located(error) from None
+        return self.buffers.obs, self.infos(False, metrics)
 
     def step(self, actions: Any) -> StepResult:
         """One env step everywhere, except in the rows that `infos["_ignore"]` marks."""
         buffers, ignored = self.buffers, self._resets_next
         buffers.actions[:] = actions
         self._num_steps += 1
-        raw, rewards, terminated, truncated, infos = self.env.step(
-            np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype)
-        )
-        self._write(raw, buffers.obs)
-        self._fill(buffers.rewards, rewards, "rewards")
-        self._fill(buffers.terminated, terminated, "terminated")
-        self._fill(buffers.truncated, truncated, "truncated")
-        has_ignored, metrics = bool(ignored.any()), self._metrics(infos)
-        if has_ignored:
-            buffers.rewards[ignored] = 0.0
-            buffers.terminated[ignored] = buffers.truncated[ignored] = False
-            self._resets_next = np.zeros(self.num_envs, np.bool_)
-        ended = buffers.terminated | buffers.truncated
-        if ended.any():
-            metrics += self._finish(ended, infos)
-            self._refuse_non_finite(self._checked_final, ended)
-        self._refuse_non_finite(self._checked_obs, slice(None))
-        result = self.step_result(bool(ended.any()), metrics)
-        if has_ignored:
+        env_actions = np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype)
+        try:
+            has_ended, metrics = self._take(step_result(self.env.step(env_actions), self.env), ignored)
+            self._check(self._obs_checks)
+        except WrongValueError as error:
+            raise self._located(error) from None
+        result = self.step_result(has_ended, metrics)
+        if ignored.any():
             result[-1]["_ignore"] = ignored
         return result
 
@@ -161,12 +171,13 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def get_states(self) -> list[dict[str, Any]]:
         """As of its base, one state for all rows."""
-        return [{"env": self.env.get_state(), "resets_next": self._resets_next.copy(), "mode": self._mode}]
+        state = copy.deepcopy(self.env.get_state())
+        return [{"env": state, "resets_next": self._resets_next.copy(), "mode": self._mode}]
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
         """As of its base."""
         (state,) = states
-        self.env.set_state(state["env"])
+        self.env.set_state(copy.deepcopy(state["env"]))
         self._resets_next, self._mode = state["resets_next"].copy(), state["mode"]
 
     def _rows_have(self, name: str) -> bool:
@@ -174,7 +185,27 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         call = getattr(self.env.unwrapped, "call", None)
         return call is not None and all(call("has_wrapper_attr", name))
 
-    def _finish(self, ended: np.ndarray, infos: dict[str, Any]) -> Metrics:
+    def _take(self, found: tuple[Any, ...], ignored: np.ndarray) -> tuple[bool, Metrics]:
+        """Put the results of a step into the buffers, and begin episodes; whether any ended, and metrics."""
+        raw, rewards, terminated, truncated, infos = found
+        buffers, taken = self.buffers, None
+        if ignored.any():
+            taken, self._resets_next = ~ignored, np.zeros(self.num_envs, np.bool_)
+        buffers.rewards[:] = as_rewards(self._batch(rewards, "rewards"), taken)
+        buffers.terminated[:] = as_flags(self._batch(terminated, "terminated"), "terminated", taken)
+        buffers.truncated[:] = as_flags(self._batch(truncated, "truncated"), "truncated", taken)
+        ended = buffers.terminated | buffers.truncated
+        has_ended = bool(ended.any())
+        metrics = self._columns_of(infos, self._all_rows if taken is None else taken, self._all_rows)
+        if has_ended:
+            metrics = merged(self._final_metrics(infos.get("final_info"), ended), metrics)
+        self._write(raw, buffers.obs)
+        if has_ended:
+            metrics = merged(metrics, self._finish(ended, infos))
+            self._check(self._final_checks, ended)
+        return has_ended, metrics
+
+    def _finish(self, ended: np.ndarray, infos: Mapping[str, Any]) -> Metrics:
         """Fill `final_obs` and, where possible, `obs` of the rows that ended; metrics of their reset."""
         if self._mode is None:
             self._mode = SAME if _final_obs(infos) is not None else NEXT
@@ -192,31 +223,34 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         if self._mode == NEXT:
             self._resets_next = ended
             return []
-        raw, reset_infos = self.env.reset(options={"reset_mask": ended.copy()})
+        found = self.env.reset(options={"reset_mask": ended.copy()})
+        raw, reset_infos = reset_result(found, self.env)
         self._write(raw, self.buffers.obs, ended)
-        return self._metrics(reset_infos)
+        return self._columns_of(reset_infos, ended, ended)
 
     def _write(self, raw: Any, columns: dict[str, np.ndarray], rows: np.ndarray | None = None) -> None:
         """Copy a batch of raw observations, or only its rows where `rows` ((N,) bool) is True."""
-        for leaf in self._layout.leaves:
-            value = leaf.read(raw)
-            self._fill(columns[leaf.key], value, f"observation {leaf.key!r}", rows)
+        for leaf, batch in zip(self._layout.leaves, self._layout.values(raw), strict=True):
+            value = self._batch(batch, f"observation {leaf.key!r}")
+            try:
+                if rows is None:
+                    columns[leaf.key][...] = leaf.convert(value, self.num_envs)
+                else:
+                    columns[leaf.key][rows] = leaf.convert(as_numpy(value)[rows], np.count_nonzero(rows))
+            except WrongValueError as error:
+                raise _of_row(error, rows) from None
 
-    def _fill(self, column: np.ndarray, value: Any, what: str, rows: np.ndarray | None = None) -> None:
-        if hasattr(value, "detach"):  # a torch tensor, which may lie on a GPU
-            value = value.detach().cpu().numpy()
-        if np.shape(value) != column.shape:
+    def _batch(self, value: Any, what: str) -> Any:
+        """The value, which has one entry per environment. Raises: ValueError if it has not."""
+        if np.shape(value)[:1] != (self.num_envs,):
             raise ValueError(
                 f"{type(self.env).__name__} returned {what} with shape {np.shape(value)}, but its spaces and "
-                f"num_envs say {column.shape}. Fix: make the environment return every row in every step (for "
-                "EnvPool: batch_size equal to num_envs), in the shape of its spaces."
+                f"num_envs say ({self.num_envs}, ...). Fix: make the environment return every row in every "
+                "step (for EnvPool: batch_size equal to num_envs), in the shape of its spaces."
             )
-        if rows is None:
-            column[...] = value
-        else:
-            column[rows] = np.asarray(value)[rows]
+        return value
 
-    def _write_final(self, infos: dict[str, Any], ended: np.ndarray) -> None:
+    def _write_final(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
         final = _final_obs(infos)
         if final is None:
             raise ValueError(
@@ -224,30 +258,72 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 f"{sorted(infos)}), so the last observation is lost. Fix: make the vector environment "
                 "report final_obs on same-step autoreset."
             )
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            columns = list(self.buffers.final_obs.values())
-            for row in np.flatnonzero(ended).tolist():
-                self._layout.write(final[row], columns, row)
-        else:
-            self._write(final, self.buffers.final_obs)
+        has_one_per_row = isinstance(final, list) or (
+            isinstance(final, np.ndarray) and final.dtype.kind == "O"
+        )
+        if not has_one_per_row:
+            self._write(final, self.buffers.final_obs, ended)
+            return
+        columns = list(self.buffers.final_obs.values())
+        for row in np.flatnonzero(ended).tolist():
+            try:
+                self._layout.write(self._batch(final, "final_obs")[row], columns, row)
+            except WrongValueError as error:
+                raise WrongValueError(error.found, error.allowed, row) from None
 
-    def _refuse_non_finite(self, columns: dict[str, np.ndarray], rows: Any) -> None:
-        found = find_non_finite(columns, rows, self.env_names, self._num_steps)
-        if found is not None:
-            raise found[1]
+    def _check(self, checks: Sequence[ColumnCheck], rows: np.ndarray | None = None) -> None:
+        for check, column in checks:
+            try:
+                check(column if rows is None else column[rows])
+            except WrongValueError as error:
+                raise _of_row(error, rows) from None
 
-    def _metrics(self, infos: dict[str, Any]) -> Metrics:
+    def _located(self, error: WrongValueError) -> ValueError:
+        return error.located(self.env_names[error.row or 0], place_of(error.row, self._num_steps))
+
+    def _final_metrics(self, final: Any, ended: np.ndarray) -> Metrics:
+        """Metrics of `final_info`, the infos of the last step of rows that ended.
+
+        final: a dict of arrays with masks, as gymnasium has it; one dict or None per row, as it had it until
+            0.29; or None.
+        """
+        if final is None or isinstance(final, Mapping):
+            return self._columns_of(final or {}, ended, ended)
         metrics: Metrics = []
-        for source in (infos, infos.get("final_info", {})):
-            for key in source if isinstance(source, dict) else ():
-                if isinstance(key, str) and key.startswith(METRIC_PREFIX):
-                    has_value = source.get(f"_{key}", np.ones(self.num_envs, np.bool_))
-                    name = key[len(METRIC_PREFIX) :]
-                    metrics += [(int(row), name, source[key][row]) for row in np.flatnonzero(has_value)]
+        for row in np.flatnonzero(ended).tolist():
+            if (info := self._batch(final, "final_info")[row]) is not None:
+                collect_metrics(as_info(info), row, metrics)
+        return metrics
+
+    def _columns_of(self, infos: Mapping[str, Any], unmasked: np.ndarray, allowed: np.ndarray) -> Metrics:
+        """Metrics of infos that have one entry per environment, with the mask "_<key>" of those that count.
+
+        Args:
+            infos: may have no mask for a key.
+            unmasked: (N,) bool, the rows that count then.
+            allowed: (N,) bool, those that may count at all.
+        """
+        metrics: Metrics = []
+        for key, values in infos.items():
+            if isinstance(key, str) and key.startswith(METRIC_PREFIX):
+                mask = infos.get(f"_{key}")
+                counts = (
+                    unmasked if mask is None else allowed & np.asarray(self._batch(mask, f"_{key}"), bool)
+                )
+                for row in np.flatnonzero(counts).tolist():
+                    value = as_metric(self._batch(values, f"infos[{key!r}]")[row], key, row)
+                    metrics.append((row, key[len(METRIC_PREFIX) :], value))
         return metrics
 
 
-def _final_obs(infos: dict[str, Any]) -> Any:
+def _of_row(error: WrongValueError, rows: np.ndarray | None) -> WrongValueError:
+    """The error, found in the rows (N,) bool of a batch, with its row in the batch itself."""
+    if rows is None or error.row is None:
+        return error
+    return WrongValueError(error.found, error.allowed, int(np.flatnonzero(rows)[error.row]))
+
+
+def _final_obs(infos: Mapping[str, Any]) -> Any:
     return infos.get("final_obs", infos.get("final_observation"))
 
 

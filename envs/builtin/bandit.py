@@ -8,7 +8,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 
-from ..sequence_env import METRIC_PREFIX
+from ..returned import METRIC_PREFIX
 from .task import StepResult, Task, check_choice, check_counts
 
 

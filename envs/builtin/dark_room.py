@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from ..kshot import KEEP_TASK
-from ..sequence_env import METRIC_PREFIX
+from ..returned import METRIC_PREFIX
 from .task import GRID_MOVES, StepResult, Task, check_counts
 
 Cell = tuple[int, int]  # column, row

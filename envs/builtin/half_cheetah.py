@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from ..kshot import KEEP_TASK
-from ..sequence_env import METRIC_PREFIX
+from ..returned import METRIC_PREFIX
 
 _NUM_LAST = 50  # timesteps that the error is told of
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Env, spaces
 
 from ..env_state import generator_state, set_generator_state
-from ..sequence_env import METRIC_PREFIX
+from ..returned import METRIC_PREFIX
 
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1), (0, 0))
 """Row and column step of the moves 0 up, 1 right, 2 down, 3 left, 4 stay."""

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from ..kshot import KEEP_TASK
-from ..sequence_env import METRIC_PREFIX
+from ..returned import METRIC_PREFIX
 from ..spec import import_package
 
 _BENCHMARKS = ("ML1", "ML10", "ML25", "ML45")

@@ -20,6 +20,7 @@ from gin.config_parser import ImportStatement
 from torch import nn
 
 from ...agents import BaseAgent
+from ...data.errors import WrongValueError
 from ...envs import ActionCode, ActionMap, ObsLayout, is_text
 from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
@@ -153,25 +154,21 @@ class LoadedPolicy:
     def _flatten(self, obs: Any) -> dict[str, np.ndarray]:
         """The observations as the agent has them, each (N, ...); texts are left out."""
         flat = {}
-        for leaf in self._layout.leaves:
-            if is_text(leaf.space):
-                continue
-            try:
-                value = np.asarray(leaf.read(obs), leaf.space.dtype)
-            except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"The observation has no usable {leaf.key!r} ({error!r}); the policy was trained with "
-                    f"{self.observation_space}. Fix: give observations of that space, batched if N > 1."
-                ) from error
-            value = value[None] if self._is_single else value
-            shape = (self._num_envs, *(leaf.space.shape or ()))
-            if value.shape != shape:
-                raise ValueError(
-                    f"Observation {leaf.key!r} has shape {value.shape}, but must have {shape} (environments "
-                    "first). Fix: call reset(num_envs=N) with the right number, or reset() for a single "
-                    "environment without that axis."
-                )
-            flat[leaf.key] = _finite(np.ascontiguousarray(value), f"Observation {leaf.key!r}").reshape(shape)
+        num_rows = None if self._is_single else self._num_envs
+        try:
+            for leaf, raw in zip(self._layout.leaves, self._layout.values(obs), strict=True):
+                if is_text(leaf.space):
+                    continue
+                value = np.array(leaf.convert(raw, num_rows), leaf.dtype, order="C", ndmin=1)
+                flat[leaf.key] = value.reshape(self._num_envs, *leaf.shape)
+                if leaf.has_checks:
+                    leaf.check(flat[leaf.key])
+        except WrongValueError as error:
+            raise ValueError(
+                f"act() got {error.found}{'' if error.row is None else f' (environment {error.row})'}. "
+                f"{error.allowed} With N environments at once call reset(num_envs=N) first, and give arrays "
+                "of N rows."
+            ) from None
         return flat
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

@@ -360,7 +360,7 @@ def test_texts_and_episodes_that_contradict_their_spaces_are_refused() -> None:
         EpisodeCodec(spaces.Text(5), spaces.Discrete(2))
     codec = EpisodeCodec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
     episode: dict[str, Any] = {"id": 7, "rewards": [0.0, 1.0], "terminations": [False, True]}
-    with pytest.raises(ValueError, match=r"of episode 7 has the shape \(2, 2\).*\(3, 2\)"):
+    with pytest.raises(ValueError, match=r"Episode 7 has .* with shape \(2, 2\).*\(3, 2\)"):
         codec.to_trajectory(SimpleNamespace(observations=np.zeros((2, 2)), actions=[0, 1], **episode), "env")
     with pytest.raises(ValueError, match="Actions range from 0 to 2"):
         codec.to_trajectory(SimpleNamespace(observations=np.zeros((3, 2)), actions=[0, 2], **episode), "env")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import string
@@ -13,6 +14,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 
 @gin.configurable
@@ -195,3 +197,128 @@ def make_scripted(gain: float = 1.0) -> ScriptedEnv:
 def make_scripted_inside() -> ScriptedEnv:
     """Takes no arguments; gin acts on what it builds."""
     return ScriptedEnv()
+
+
+class ReusingEnv(ScriptedEnv):
+    """Returns the same objects from every call, in all environments of a process, and first clears them.
+
+    Reports metrics at the end of an episode (an array among them) and at each reset. `is_tidy`: new objects.
+    """
+
+    obs, reward, flags = np.zeros(3, np.float32), np.zeros(()), np.zeros(2, bool)
+    figures, info = np.zeros(2), dict[str, Any]()
+
+    def __init__(self, is_tidy: bool = False, nests: bool = False) -> None:
+        super().__init__(num_names=2)
+        self.is_tidy, self.nests = is_tidy, nests
+        if nests:
+            self.observation_space = spaces.Dict({"a": spaces.Tuple([self.observation_space])})
+        self.raw = {"a": [self.obs]} if nests else self.obs
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._clear()
+        self.obs[:] = super().reset(seed=seed)[0]
+        self.info["metric/begun"] = self.figures[:1]
+        self.figures[:] = 3 + self.episode
+        if self.nests:
+            self.raw["a"].append(self.obs)
+        return self._given((self.raw, self.info))
+
+    def step(self, action: Any) -> Any:
+        self._clear()
+        self.obs[:], self.reward[...], *self.flags[:], _ = super().step(action)
+        if self.flags.any():
+            self.figures[:] = self.time, 10 + self.time
+            self.info |= {
+                "metric/time": self.figures,
+                "metric/success": self.figures[1:],
+                "other": [self.info],
+            }
+        if self.nests:
+            self.raw["a"].append(self.obs)
+        return self._given((self.raw, self.reward, self.flags[:1], self.flags[1:], self.info))
+
+    def _given(self, parts: Any) -> Any:
+        return copy.deepcopy(parts) if self.is_tidy else parts
+
+    def _clear(self) -> None:
+        self.info.clear()
+        if self.nests:
+            self.raw["a"].clear()
+        self.obs[:], self.reward[...], self.flags[:], self.figures[:] = -7, -7, False, -7
+
+
+class ReusingBatch(gym.vector.VectorEnv):
+    """ReusingEnv as a batch, in any autoreset mode; row i has episodes of 2 + i steps."""
+
+    def __init__(self, mode: str, is_tidy: bool = False, num_envs: int = 3) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode(mode)}
+        self.num_envs, self.mode, self.is_tidy = num_envs, mode, is_tidy
+        self.single_observation_space = spaces.Box(-9, 99, (1,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.obs, self.final, self.time = (np.zeros((num_envs, 1), np.float32) for _ in range(3))
+        self.rewards, self.flags = np.zeros(num_envs), np.zeros((2, num_envs), bool)
+        self.figures, self.infos = np.zeros(num_envs), dict[str, Any]()
+        self.over = np.zeros(num_envs, bool)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._clear()
+        self.time[(options or {}).get("reset_mask", slice(None))] = 0
+        self.over[:] = False
+        self.obs[:] = self.time
+        return self._given((self.obs, self.infos))
+
+    def step(self, actions: Any) -> Any:
+        self._clear()
+        resets = self.over.copy() if self.mode == "NextStep" else np.zeros(self.num_envs, bool)
+        self.time += 1
+        self.time[resets] = 0
+        self.over[:] = self.time[:, 0] == 2 + np.arange(self.num_envs)
+        self.rewards[:], self.flags[0] = self.time[:, 0] + actions, self.over
+        if self.over.any():
+            self.figures[:] = self.time[:, 0]
+            metrics = {"metric/time": self.figures, "_metric/time": self.over}
+            self.infos |= {"final_info": metrics} if self.mode == "SameStep" else metrics
+        if self.mode == "SameStep":
+            self.final[:] = self.time
+            self.infos |= {"final_obs": self.final} if self.over.any() else {}
+            self.time[self.over] = 0
+        self.obs[:] = self.time
+        return self._given((self.obs, self.rewards, *self.flags, self.infos))
+
+    def _given(self, parts: Any) -> Any:
+        return copy.deepcopy(parts) if self.is_tidy else parts
+
+    def _clear(self) -> None:
+        self.infos.clear()
+        for array in (self.obs, self.final, self.rewards, self.figures, self.flags):
+            array[:] = -7 if array is not self.flags else False
+
+
+class OddEnv(ScriptedEnv):
+    """Returns `odd` as the part `what` of its step number `time`, or as that of the reset (`time` 0)."""
+
+    def __init__(
+        self, what: str = "obs", odd: Any = None, time: int = 2, space: Any = None, good: Any = None
+    ) -> None:
+        super().__init__()
+        self.what, self.odd, self.when, self.good = what, odd, time, good
+        self.observation_space = space or self.observation_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = super().reset(seed=seed)
+        return self._with_odd({"obs": obs, "info": info}, "reset")
+
+    def step(self, action: Any) -> Any:
+        names = ("obs", "reward", "terminated", "truncated", "info")
+        self.episode = 1  # episodes of at least three steps
+        return self._with_odd(dict(zip(names, super().step(action), strict=True)), "step")
+
+    def _with_odd(self, parts: dict[str, Any], call: str) -> Any:
+        if self.good is not None:
+            parts["obs"] = self.good
+        if self.time == self.when:
+            if self.what in (call, "call"):
+                return self.odd
+            parts[self.what] = self.odd
+        return tuple(parts.values())

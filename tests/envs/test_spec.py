@@ -193,7 +193,7 @@ def test_subclass_and_external_configurables() -> None:
     )  # as where nothing but the environment's module is imported
     gin.config._INVERSE_REGISTRY.pop(scripted_envs.SpacesEnv)
     arrived = pickle.loads(sent)
-    assert arrived.build_raw().action_space == 5
+    assert arrived.target().action_space == 5
 
 
 def test_what_bindings_lead_to_is_imported_in_workers_and_nothing_else(

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from loxodon.envs import KShotWrapper, gym_env
 from loxodon.envs.builtin import HalfCheetahVelocity, MetaWorld, atari_env
-from loxodon.envs.sequence_env import METRIC_PREFIX
+from loxodon.envs.returned import METRIC_PREFIX
 from loxodon.envs.vectorized import AlreadyVectorizedEnv
 
 

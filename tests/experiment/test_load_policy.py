@@ -254,17 +254,17 @@ def test_sampling_draws_from_the_policy(policy_file: Path) -> None:
 
 GOOD = np.zeros((2, 4), np.float32)
 MISTAKES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "shape": ((np.zeros((3, 4)), [0, 0]), r"shape \(3, 4\), but must have \(2, 4\).*Fix: call reset"),
-    "key": (({"wrong": 1}, [0, 0]), r"no usable 'observation'.*Fix:"),
+    "shape": ((np.zeros((3, 4)), [0, 0]), r"shape \(3, 4\).* says \(2, 4\).*Fix:.*reset\(num_envs=N\)"),
+    "key": (({"wrong": 1}, [0, 0]), r"got \{'wrong': 1\}.* asks for real numbers.*Fix:"),
     "no rewards": ((GOOD,), r"got no rewards.*Fix:"),
     "rewards": ((GOOD, np.zeros(3)), r"rewards has shape \(3,\).*Fix:"),
     "nan": (
         (np.array([[0] * 4, [0, 0, 0, np.nan]]), [0, 0]),
-        "'observation' of environment 1 is NaN or inf.*Fix:",
+        r"got NaN as observation 'observation' \(environment 1\).*Fix:",
     ),
     "infinite": (
         (np.array([[np.inf, 0, 0, 0], [0] * 4]), [0, 0]),
-        "of environment 0 is NaN or infinite. Fix:",
+        r"got inf as observation 'observation' \(environment 0\).*Fix:",
     ),
     "nan reward": ((GOOD, [np.nan, 0.0]), r"The reward of environment 0 is NaN or infinite. Fix:"),
 }

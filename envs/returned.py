@@ -1,0 +1,227 @@
+"""Values that environments return, checked and taken out, since an environment may reuse its objects later.
+
+Errors are `WrongValueError`, which a caller that knows the environment's name and row completes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from ..data.errors import WrongValueError
+from ..data.spaces import as_numpy, not_finite, shown
+
+NUM_STEP_PARTS = 5
+METRIC_PREFIX = "metric/"
+"""Keys of `info` that begin so are special metrics: numbers reported under the rest of the key."""
+MAX_REWARD = float(np.finfo(np.float32).max)
+Metrics = list[tuple[int, str, Any]]
+"""Row of the environment, name, and a float or a list of floats."""
+
+
+def reset_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """`(observation, info)` that `env.reset` returned. Raises: TypeError if it is something else."""
+    if not isinstance(found, tuple) or len(found) != 2:  # noqa: PLR2004 - a pair
+        raise TypeError(wrong_result(env, "reset", _kind_of(found)))
+    return found[0], as_info(found[1])
+
+
+def step_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+    """The five values that `env.step` returned. Raises: TypeError if it is something else."""
+    if not isinstance(found, tuple | list) or len(found) != NUM_STEP_PARTS:
+        raise TypeError(wrong_result(env, "step", _kind_of(found)))
+    raw, reward, terminated, truncated, info = found
+    return raw, reward, terminated, truncated, as_info(info)
+
+
+def wrong_result(env: gym.Env[Any, Any], call: str, found: str) -> str:
+    """What to say of a `step` or `reset` that returned something else than its parts."""
+    expected = {
+        "reset": "the pair (observation, info). Fix: return observation, {} from it.",
+        "step": "observation, reward, terminated, truncated, info. Fix: return these five; `done` of old gym "
+        "was terminated or truncated.",
+    }
+    return f"{type(env.unwrapped).__name__}.{call} returned {found}, but gymnasium expects {expected[call]}"
+
+
+def is_unpacking(error: BaseException) -> bool:
+    """Whether a wrapper of gymnasium could not unpack what `step` or `reset` of the next one returned."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_inside = trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("gymnasium.")
+    return is_inside and isinstance(error, TypeError | ValueError) and "unpack" in str(error)
+
+
+def _kind_of(found: Any) -> str:
+    return f"{len(found)} values" if isinstance(found, tuple | list) else f"one {type(found).__name__}"
+
+
+def as_info(info: Any) -> Mapping[str, Any]:
+    """The info of a step or reset, which is a dict."""
+    if isinstance(info, Mapping):
+        return info
+    raise WrongValueError(
+        f"the info {shown(info)}", "An info is a dict. Fix: return {} if there is nothing to report."
+    )
+
+
+def as_reward(reward: Any, row: int | None = None) -> float:
+    """A reward as a float that float32 can hold, from a number or an array or tensor of a single one."""
+    value = _one_number(reward)
+    if value is None:
+        raise WrongValueError(
+            f"the reward {shown(reward)}",
+            "A reward is one real number. Fix: return float(reward) from its step.",
+            row,
+        )
+    if not math.isfinite(value):
+        raise not_finite("reward", value, row)
+    if abs(value) > MAX_REWARD:
+        raise WrongValueError(
+            f"{value} as reward",
+            f"Rewards are stored as float32, which holds numbers up to {MAX_REWARD:.3g}. Fix: scale the "
+            "rewards (gymnasium.wrappers.TransformReward).",
+            row,
+        )
+    return value
+
+
+def as_flag(flag: Any, name: str) -> bool:
+    """`terminated` or `truncated` as a bool, from a bool, 0 or 1, or an array or tensor of a single one."""
+    if type(flag) is bool or type(flag) is np.bool_:
+        return bool(flag)
+    value = _one_number(flag)
+    if value not in {0.0, 1.0}:
+        raise WrongValueError(
+            f"{shown(flag)} as {name}", f"It is one truth value. Fix: return bool({name}) from its step."
+        )
+    return bool(value)
+
+
+def as_rewards(rewards: Any, rows: np.ndarray | None) -> np.ndarray:
+    """Rewards of N environments, (N,) float64; 0 where `rows`, (N,) bool or None for all, is False."""
+    array = as_numpy(rewards)
+    if array.dtype.kind not in "biuf" or array.ndim != 1:
+        raise WrongValueError(
+            f"the rewards {shown(rewards)}",
+            f"Rewards are one real number per environment, ({len(array)},). Fix: return an array of float32.",
+        )
+    found = array.astype(np.float64)
+    if rows is not None:
+        found[~rows] = 0.0
+    if not np.abs(found).max() <= MAX_REWARD:  # NaN is not, either
+        row = int(np.argmin(np.abs(found) <= MAX_REWARD))
+        as_reward(found[row], row)
+    return found
+
+
+def as_flags(flags: Any, name: str, rows: np.ndarray | None) -> np.ndarray:
+    """`terminated` or `truncated` of N environments, (N,) bool; False where `rows` is False."""
+    array = as_numpy(flags)
+    if array.ndim != 1 or (array.dtype != bool and not np.isin(array, (0, 1)).all()):
+        raise WrongValueError(
+            f"{shown(flags)} as {name}",
+            f"It is one truth value per environment, ({len(array)},). Fix: return an array of bool.",
+        )
+    return array.astype(np.bool_) if rows is None else array.astype(np.bool_) & rows
+
+
+def _one_number(value: Any) -> float | None:
+    """The only number in a value; None if it is none, or has several."""
+    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        try:
+            array = as_numpy(value)
+        except ValueError:  # lists of different lengths
+            return None
+        if array.size != 1 or array.dtype.kind not in "biuf":
+            return None
+        value = array.item()
+    try:
+        return float(value)
+    except OverflowError:  # an int of several hundred digits
+        return math.inf if value > 0 else -math.inf
+
+
+def merged(metrics: Metrics, others: Metrics) -> Metrics:
+    """Metrics of a step, and those others that it has not reported itself: an episode's end counts first."""
+    reported = {(row, name) for row, name, _ in metrics}
+    return metrics + [metric for metric in others if metric[:2] not in reported]
+
+
+def collect_metrics(info: Mapping[str, Any], row: int, metrics: Metrics) -> None:
+    """Add the special metrics of one environment's info."""
+    for key, value in info.items():
+        if isinstance(key, str) and key.startswith(METRIC_PREFIX):
+            metrics.append((row, key[len(METRIC_PREFIX) :], as_metric(value, key, row)))
+
+
+def as_metric(value: Any, key: str, row: int) -> float | list[float]:
+    """A special metric as a float, or as a list for an array of numbers."""
+    if type(value) is float:
+        return value
+    try:
+        array = as_numpy(value)
+    except ValueError:  # lists of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise WrongValueError(
+            f"{shown(value)} as info[{key!r}]",
+            f"Keys that begin with {METRIC_PREFIX!r} are figures: numbers or arrays of them. Fix: return a "
+            "number, leave the key out where there is none, or give it another name.",
+            row,
+        )
+    numbers: float | list[float] = array.astype(np.float64).ravel().tolist() if array.ndim else float(array)
+    return numbers
+
+
+def taken_out(value: Any, copies: dict[int, Any] | None = None) -> Any:
+    """A copy of nested dicts, lists, tuples and arrays; other objects are left as they are.
+
+    copies: those made so far, by the id of what they are of, since values may contain themselves.
+    """
+    copies = {} if copies is None else copies
+    if id(value) in copies:
+        return copies[id(value)]
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        found = copies[id(value)] = dict[Any, Any]()
+        found.update((key, taken_out(part, copies)) for key, part in value.items())
+        return found
+    if type(value) is list:
+        parts = copies[id(value)] = list[Any]()
+        parts.extend(taken_out(part, copies) for part in value)
+        return parts
+    return tuple(taken_out(part, copies) for part in value) if type(value) is tuple else value
+
+
+def check_env(env: gym.Env[Any, Any]) -> None:
+    """Raise TypeError for an environment without spaces, or of old gym, whose reset takes no seed."""
+    for name in ("observation_space", "action_space"):
+        check_space(env, name)
+    parameters = inspect.signature(env.unwrapped.reset).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not takes_all and not {"seed", "options"} <= parameters.keys():
+        raise TypeError(
+            f"{type(env.unwrapped).__name__}.reset takes ({', '.join(parameters)}), but gymnasium gives it "
+            "seed and options. Fix: def reset(self, *, seed=None, options=None), returning (observation, "
+            "info); for old gym environments install shimmy."
+        )
+
+
+def check_space(env: Any, name: str) -> None:
+    """Raise TypeError unless the attribute `name` of an environment is a space of gymnasium."""
+    space = getattr(env, name, None)
+    if not isinstance(space, gym.Space):
+        found = "has no" if space is None else f"has {shown(space)} as"
+        raise TypeError(
+            f"The environment {type(env.unwrapped).__name__} {found} {name}, but every environment declares "
+            f"its spaces. Fix: set self.{name} to a space of gymnasium.spaces in its __init__, for example "
+            "Box or Discrete."
+        )
