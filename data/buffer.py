@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import BrokenTrajectoryError, visible
+from .errors import READ_ONLY, BrokenTrajectoryError, visible
 from .files import TEMPORARY_SUFFIX, TrajectoryReader, parse_name
 from .trajectory import Layout, Trajectory
 
@@ -89,11 +89,8 @@ class Quarantine:
         _logger.warning("A broken trajectory file was %s: %s", done, reason)
 
     def move(self, path: Path, reason: str) -> Path:
-        """Move a file here, under a name that is free, and write the reason beside it. Returns where to."""
-        self.folder.mkdir(exist_ok=True)
-        names = itertools.chain([path.name], (f"{path.name}.{number}" for number in itertools.count(2)))
-        target = next(place for name in names if not (place := self.folder / name).exists())
-        path.rename(target)
+        """Move a file here, with a text file that gives the reason. Returns its new place."""
+        target = move_into(self.folder, path)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         note = target.with_name(target.name + _REASON_SUFFIX)
         note.write_text(
@@ -131,11 +128,39 @@ class Quarantine:
         return self._last_reason or next((found[0] for found in lines if found), "unknown.")
 
 
+def move_into(folder: Path, path: Path) -> Path:
+    """Move a file into a folder, which is made if needed, under a name that is free there."""
+    folder.mkdir(exist_ok=True)
+    names = itertools.chain([path.name], (f"{path.name}.{number}" for number in itertools.count(2)))
+    target = next(place for name in names if not os.path.lexists(place := folder / name))
+    path.rename(target)
+    return target
+
+
 def _names_in(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)  # noqa: PTH208 (only names are needed)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def make_folders(buffer: Path) -> None:
+    """Make `fifo` and `protected`. One that is missing in a buffer that may not be written to stays missing.
+
+    Raises:
+        OSError: If they cannot be made.
+    """
+    for folder in (buffer / "fifo", buffer / "protected"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno in READ_ONLY and buffer.is_dir():
+                continue
+            raise OSError(
+                f"The dataset folder {folder} cannot be made: {error}. Fix: set DiskTrajDataset.dset_root to "
+                "a folder that this process may write to, or DiskTrajDataset.takes_new_trajs = False to only "
+                "read what is there."
+            ) from error
 
 
 class Buffer:
@@ -149,14 +174,13 @@ class Buffer:
         with_lengths: True to open each file once, when it is first listed, for its length.
         on_change: called with the files that are gone whenever `files` has changed.
 
+    The folders need not exist.
+
     Attributes:
         files: of both, the oldest first, as of the last refresh. A new list after every change, so that old
             positions stay valid in the list they came from.
         sizes: bytes of the files by path, as of the last measure_sizes.
         lengths: transitions of the files by path; empty without `with_lengths`.
-
-    Raises:
-        OSError: If the folders cannot be made.
     """
 
     def __init__(
@@ -169,14 +193,6 @@ class Buffer:
     ) -> None:
         self.path, self.fifo = path, path / "fifo"
         self._folders = {False: self.fifo, True: path / "protected"}  # by is_protected
-        for folder in self._folders.values():
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise OSError(
-                    f"The dataset folder {folder} cannot be made: {error}. "
-                    "Fix: set DiskTrajDataset.dset_root to a folder that this process may write to."
-                ) from error
         self.quarantine = Quarantine(path, may_move=may_move)
         self.files: list[TrajectoryFile] = []
         self.sizes: dict[str, int] = {}
@@ -282,7 +298,7 @@ class Buffer:
         """Note a name that is new in a folder; returns the file if it is a finished trajectory."""
         folder = self._folders[is_protected]
         if name.endswith(TEMPORARY_SUFFIX):
-            if not is_protected:
+            if not is_protected and parse_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None:
                 self._temporaries.append(folder / name)
             return None
         file, parsed = None, parse_name(name)

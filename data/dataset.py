@@ -136,6 +136,13 @@ class RLDataset(ABC):
         """Return `count` random windows; override it where drawing many at once is cheaper."""
         return [self.sample_random_trajectory(rng) for _ in range(count)]
 
+    def on_run_start(self) -> None:  # noqa: B027 (optional hook)
+        """Check what is there. Called once before the first epoch, after a checkpoint was loaded, if any.
+
+        Raises:
+            ValueError: If training would destroy data that the run has not collected.
+        """
+
     def on_new_epoch(self, epoch: int) -> None:
         """Take notice of an epoch's number. Called before refresh in every process that samples."""
         if self.relabeler is not None:

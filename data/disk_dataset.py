@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ import gin
 import numpy as np
 import numpy.typing as npt
 
-from .buffer import Buffer, TrajectoryFile
+from .buffer import Buffer, TrajectoryFile, make_folders, move_into
 from .dataset import RLDataset, window_at
-from .errors import check_choice
+from .errors import READ_ONLY, check_choice
 from .lock import MANAGER, FolderLock
 from .relabeling import Relabeler
 from .sampling import SAMPLE_BY, FileSampler, PriorityTable, priority_slot
 from .trajectory import Layout, Trajectory
 
+_BEFORE_ALL = [-1.0, ""]  # time and id
 _logger = logging.getLogger("loxodon")
 
 
@@ -31,7 +32,10 @@ class DiskTrajDataset(RLDataset):
     Any number of processes may add files and sample; one of them, the one with edit rights, deletes the
     oldest of `fifo`. Files in `protected` (demonstrations, for example) are sampled alike and never deleted.
     Files are ordered by the time in their names, then by id. One that cannot be used is moved to
-    `buffer/quarantine/`, with the reason in a text file beside it.
+    `buffer/quarantine/`, together with a text file that gives the reason.
+
+    A run may not begin in a folder that was named (dset_root or dset_name) and already holds more than the
+    limits allow: the first epoch would delete files that somebody else may need.
 
     Args:
         dset_root: folder of datasets; None takes the run's folder.
@@ -47,7 +51,8 @@ class DiskTrajDataset(RLDataset):
         priority_exponent: draw files in proportion to their priority to the power of this (see
             update_priorities); None for no priorities. Combines with sample_by and recent_fraction.
         relabeler: changes every drawn trajectory, as a whole, before a window is taken from it.
-        takes_new_trajs: False for data that is only read; runs then collect nothing into this folder.
+        takes_new_trajs: False for data that is only read: runs collect nothing into this folder, and nothing
+            in it is created, moved or deleted, with edit rights either.
 
     Raises:
         ValueError: If a number is out of range, or the sizes contradict each other.
@@ -95,9 +100,11 @@ class DiskTrajDataset(RLDataset):
         self.priorities = None if priority_exponent is None else PriorityTable(priority_exponent)
         self._opened: Buffer | None = None
         self._lock: FolderLock | None = None
+        self._newest_found: list[Any] | None = None  # time and id
+        self._is_read_only = self._is_too_full = self._is_resumed = False
 
     def configure(self, **settings: Any) -> None:
-        """Make the folders and list them.
+        """Make the folders, unless this dataset is only read, and list them.
 
         Raises:
             ValueError: If a setting is not allowed, or another process manages this folder.
@@ -105,19 +112,27 @@ class DiskTrajDataset(RLDataset):
         """
         super().configure(**settings)
         self.close()
+        path = self.folder(settings["default_root"], settings["default_name"]) / "buffer"
+        self._run_name = settings["default_name"]
+        if self.takes_new_trajs:
+            make_folders(path)
+        self._is_read_only = not self.takes_new_trajs
+        self.has_edit_rights = self.has_edit_rights and not self._is_read_only
+        if self.has_edit_rights:
+            self._take_lock(path)
         self._sampler = FileSampler(recent_fraction=self.recent_fraction, priorities=self.priorities)
         self._opened = Buffer(
-            self.folder(settings["default_root"], settings["default_name"]) / "buffer",
+            path,
             may_move=self.has_edit_rights,
             with_lengths=self.sample_by == "timestep" or self.dset_max_timesteps is not None,
             on_change=self._take_notice,
         )
-        self._run_name = settings["default_name"]
         if self.layout is not None:
             self._opened.expect(self.layout)
-        if self.has_edit_rights:
-            self._take_lock()
         self.refresh()
+        self._is_resumed = False
+        self._newest_found = self._newest() if self._is_named else None
+        self._is_too_full = self.has_edit_rights and self._is_named and bool(self._beyond_limits())
 
     def folder(self, default_root: str, default_name: str) -> Path:
         """Where this dataset lies, given the run's folder and name."""
@@ -193,18 +208,38 @@ class DiskTrajDataset(RLDataset):
             )
         self.priorities.update(slots, priorities)
 
+    def on_run_start(self) -> None:
+        """Refuse a named folder that held more than the limits allow before this run had anything in it.
+
+        Raises:
+            ValueError: If it did, and this process would delete the oldest files.
+        """
+        self._check_room()
+        if self._newest_found is not None and self.has_edit_rights and not self._is_resumed:
+            _logger.warning(
+                "%s already holds %d trajectories. They are the oldest there, so they are deleted first when "
+                "the limits are reached (DiskTrajDataset.dset_max_size is %d). Fix: move those that must "
+                "stay to %s.",
+                self._buffer.fifo,
+                len(self._buffer.fifo_files),
+                self.dset_max_size,
+                self._buffer.path / "protected",
+            )
+
     def on_end_of_collection(self) -> dict[str, float]:
         """Refresh, and with edit rights delete the oldest files beyond the limits.
 
         Raises:
-            ValueError: If more than 5 % of the files are broken.
+            ValueError: If more than 5 % of the files are broken; or as on_run_start.
         """
+        self._check_room()
         self.refresh()
         buffer = self._buffer
         buffer.measure_sizes()
         doomed: list[TrajectoryFile] = []
         if self.has_edit_rights:
-            self._take_lock()
+            self._take_lock(buffer.path)
+        if self.has_edit_rights:
             doomed = self._beyond_limits()
             buffer.delete(doomed)
             buffer.remove_stale_temporaries()
@@ -228,7 +263,10 @@ class DiskTrajDataset(RLDataset):
         }
 
     def delete(self) -> None:
-        """Delete all files of `fifo`, unless they are only read; those in `protected` and `quarantine` stay.
+        """Delete what was collected into `fifo`.
+
+        Files stay if they are only read, in `protected` or `quarantine`, or were in a named folder before
+        this run began.
 
         Raises:
             ValueError: Without edit rights.
@@ -237,44 +275,54 @@ class DiskTrajDataset(RLDataset):
             return
         self._require_edit_rights("deleting the collected trajectories")
         self.refresh()
-        self._buffer.delete(self._buffer.fifo_files)
+        self._buffer.delete(self._newer_than(self._newest_found))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return time and id of the newest file in `fifo`, how many there are, and priorities if kept."""
-        fifo = self._buffer.fifo_files
+        """Return what set_aside_newer and the limits need to know of `fifo`, and priorities if kept.
+
+        These are time and id of the newest file and the number of files; the folder as it was named; and, if
+        this process keeps the limits, these and the newest file that was there before the run began.
+        """
         state: dict[str, Any] = {
-            "newest": [fifo[-1].unix_time, fifo[-1].traj_id] if fifo else None,
-            "num_fifo_files": len(fifo),
+            "newest": self._newest(),
+            "num_fifo_files": len(self._buffer.fifo_files),
+            "named": self._named,
+            "limits": self._limits if self.has_edit_rights else None,
+            "newest_found": self._newest_found,
         }
         if self.priorities is not None:
             state["priorities"] = self.priorities.state_dict([file.traj_id for file in self._buffer.files])
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the priorities; the files themselves are the rest of the state."""
+        """Restore the priorities, and whose the files are; the files themselves are the rest of the state."""
         self.refresh()
+        if self._is_of_this_folder(state) and _allow_as_much(self._limits, state.get("limits")):
+            num_older = len(self._buffer.fifo_files) - len(self._newer_than(state["newest"]))
+            self._newest_found, self._is_resumed = state["newest_found"], True
+            # The run's own files may exceed the limits; others may have been put there since.
+            self._is_too_full &= num_older - state["num_fifo_files"] > self.dset_max_size
         if self.priorities is not None and "priorities" in state:
             self.priorities.load_state_dict(state["priorities"])
 
     def set_aside_newer(self, state: dict[str, Any]) -> int:
         """Move the files of `fifo` that are newer than `state` to `buffer/superseded/`. Returns their number.
 
-        Files that are only read stay. Warns if older ones are gone: then a resumed run samples from less than
-        the original one did.
+        Files stay if they are only read, or if the state is that of another folder. Warns if older ones are
+        gone: then a resumed run samples from less than the original one did.
 
         Raises:
             ValueError: Without edit rights.
         """
-        if not self.takes_new_trajs:
+        if self._is_read_only or not self._is_of_this_folder(state):
             return 0
         self._require_edit_rights("setting newer trajectories aside")
         self.refresh()
-        newest = (-1.0, "") if state["newest"] is None else tuple(state["newest"])
-        newer = [file for file in self._buffer.fifo_files if file[:2] > newest]
+        newer = self._newer_than(state["newest"])
         superseded = self._buffer.path / "superseded"
-        superseded.mkdir(exist_ok=True)
         for file in newer:
-            os.replace(file.path, superseded / file.name)  # noqa: PTH105 (as in files.py)
+            with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                move_into(superseded, Path(file.path))
         self.refresh()
         num_lost = int(state["num_fifo_files"]) - len(self._buffer.fifo_files)
         if num_lost > 0:
@@ -289,8 +337,8 @@ class DiskTrajDataset(RLDataset):
         return len(newer)
 
     def begin_new_run(self) -> int:
-        """As set_aside_newer, but a folder that was chosen (dset_root or dset_name) is left as it is."""
-        if self.dset_root is not None or self.dset_name is not None:
+        """Move all files of `fifo` to `buffer/superseded/`, but leave a named folder as it is."""
+        if self._is_named:
             return 0
         return self.set_aside_newer({"newest": None, "num_fifo_files": 0})
 
@@ -330,10 +378,55 @@ class DiskTrajDataset(RLDataset):
         if gone and self.priorities is not None:
             self.priorities.reset(np.array([priority_slot(file.traj_id) for file in gone]))
 
+    @property
+    def _named(self) -> list[str | None]:
+        return [self.dset_root, self.dset_name]
+
+    @property
+    def _is_named(self) -> bool:
+        """True if the user chose the folder, so that others may have files in it."""
+        return self._named != [None, None]
+
+    @property
+    def _limits(self) -> list[int | None]:
+        return [self.dset_max_size, self.dset_max_timesteps, self.dset_max_bytes]
+
+    def _newest(self) -> list[Any] | None:
+        """Time and id of the newest file in `fifo`."""
+        fifo = self._buffer.fifo_files
+        return list(fifo[-1][:2]) if fifo else None
+
+    def _newer_than(self, newest: list[Any] | None) -> list[TrajectoryFile]:
+        """The files of `fifo` that are newer than one with this time and id; all for None."""
+        return [file for file in self._buffer.fifo_files if list(file[:2]) > (newest or _BEFORE_ALL)]
+
+    def _is_of_this_folder(self, state: dict[str, Any]) -> bool:
+        return bool(state.get("named", self._named) == self._named)
+
+    def _check_room(self) -> None:
+        """Raise ValueError if the limits would delete files that were in a named folder before the run."""
+        if not self._is_too_full:
+            return
+        buffer, doomed = self._buffer, len(self._beyond_limits())
+        raise ValueError(
+            f"{buffer.fifo} already holds {len(buffer.fifo_files):,} trajectories of other runs, more than "
+            f"the limits of DiskTrajDataset allow ({self._describe_limits()}), so the first epoch would "
+            f"delete the oldest {doomed:,}. Fix: set DiskTrajDataset.takes_new_trajs = False to only read "
+            f"them (nothing is deleted then), raise the limit, or move the files to "
+            f"{buffer.path / 'protected'}, where they are sampled and never deleted."
+        )
+
+    def _describe_limits(self) -> str:
+        names = ("dset_max_size", "dset_max_timesteps", "dset_max_bytes")
+        named = zip(names, self._limits, strict=True)
+        return ", ".join(f"{name} = {limit:,}" for name, limit in named if limit is not None)
+
     def _beyond_limits(self) -> list[TrajectoryFile]:
         """The oldest files of `fifo` that have to go so that all limits hold."""
         buffer, fifo = self._buffer, self._buffer.fifo_files
         num_kept = min(len(fifo), self.dset_max_size)
+        if self.dset_max_bytes is not None:
+            buffer.measure_sizes()
         for used, limit in ((buffer.sizes, self.dset_max_bytes), (buffer.lengths, self.dset_max_timesteps)):
             if limit is not None:
                 totals = np.cumsum([used[file.path] for file in reversed(fifo)])
@@ -354,10 +447,33 @@ class DiskTrajDataset(RLDataset):
         if not self.has_edit_rights:
             raise ValueError(
                 f"This process has no edit rights on {self._buffer.path}, and {what} needs them. "
-                "Fix: set Experiment.has_dset_edit_rights = True in one process per dataset."
+                "Fix: set Experiment.has_dset_edit_rights = True in one process per dataset, and let that "
+                "process write to the folder."
             )
-        self._take_lock()
+        self._take_lock(self._buffer.path)
 
-    def _take_lock(self) -> None:
-        if self._lock is None:
-            self._lock = FolderLock(self._buffer.path, self._run_name, MANAGER)
+    def _take_lock(self, path: Path) -> None:
+        """Become the manager of the folder; if it cannot be written to, give up the edit rights instead."""
+        if self._lock is not None:
+            return
+        try:
+            self._lock = FolderLock(path, self._run_name, MANAGER)
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            self.has_edit_rights, self._is_read_only = False, True
+            _logger.warning(
+                "%s cannot be written to (%s), so trajectories there are only read: none is deleted or moved "
+                "to quarantine. Fix: if that is intended, set DiskTrajDataset.takes_new_trajs = False; "
+                "otherwise correct the permissions of the folder.",
+                path,
+                error.strerror,
+            )
+
+
+def _allow_as_much(limits: list[int | None], before: list[int | None] | None) -> bool:
+    """Whether these limits keep all that earlier ones kept; False if nothing was kept to any limits."""
+    if before is None:
+        return False
+    pairs = zip(limits, before, strict=True)
+    return all(now is None or (then is not None and now >= then) for now, then in pairs)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Sequence
+
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # writing to a folder fails with these without rights
 
 
 def visible(text: str) -> str:

@@ -103,7 +103,8 @@ def _acquire(path: Path, run_name: str, office: Office) -> int | None:
         return None
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
     note = {"pid": os.getpid(), "host": socket.gethostname(), "run_name": run_name, "since": since}
-    path.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+    with contextlib.suppress(OSError):  # the lock holds without the note, which only names the holder
+        path.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     return descriptor
 
 

@@ -39,6 +39,7 @@ ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of th
 CACHE_FOLDER = "loxodon-cache"
 _CONVERSION = 3  # raise it when the same episode would become another file
 _CACHE_FORMAT = "traj"
+_CONVERTING = ".loxodon-converting-"  # prefix of unfinished conversions; nobody else's folders have it
 _STALE_S = 86_400.0
 _EPISODES_AT_ONCE = 32  # in memory during an export
 _logger = logging.getLogger("loxodon")
@@ -360,10 +361,10 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for path in root.glob("converting-*"):  # which a killed conversion left behind
+        for path in root.glob(f"{_CONVERTING}*"):  # which a killed conversion left behind
             if time.time() - path.stat().st_mtime > _STALE_S:
                 shutil.rmtree(path, ignore_errors=True)
-        temporary = Path(tempfile.mkdtemp(prefix="converting-", dir=root))
+        temporary = Path(tempfile.mkdtemp(prefix=_CONVERTING, dir=root))
     except OSError as error:
         raise OSError(
             f"The episodes of {dataset.id!r} are converted once into {root}, but that folder cannot be "

@@ -120,6 +120,10 @@ class MixtureOfDatasets(RLDataset):
         total: float = weights.sum()
         return weights / total if total > 0 else weights
 
+    def on_run_start(self) -> None:
+        for dataset in self.datasets:
+            dataset.on_run_start()
+
     def on_new_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         for dataset in self.datasets:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .errors import check_choice
+from .errors import READ_ONLY, check_choice
 from .files import FILE_FORMATS, parse_name, save_trajectory
 from .sink import Sink
 from .trajectory import Array, Trajectory
@@ -175,7 +175,7 @@ class TrajectoryWriter(Sink):
 
     Raises:
         ValueError: If save_every or save_as is not allowed.
-        OSError: If the folder cannot be made.
+        OSError: If the folder cannot be made or written to.
     """
 
     def __init__(
@@ -200,7 +200,19 @@ class TrajectoryWriter(Sink):
         self.folder, self.num_envs = Path(folder), num_envs
         self.policy_version: int | None = None
         self.nvec = nvec
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            is_writable = os.access(self.folder, os.W_OK | os.X_OK)
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            is_writable = False
+        if not is_writable:
+            raise PermissionError(
+                f"New trajectories cannot be written to {self.folder}: it is read-only for this process. "
+                "Fix: set DiskTrajDataset.takes_new_trajs = False to only read what is there, or "
+                "DiskTrajDataset.dset_root to a folder that this process may write to."
+            )
         self._save_every = (int(save_every[0]), int(save_every[1])) if save_every else None
         self._save_as, self._seed, self._actor_id = save_as, seed, actor_id
         self._rng = np.random.default_rng([seed, actor_id])

@@ -1134,6 +1134,7 @@ class Experiment(Settings):
                     num_files,
                     self.run_name,
                 )
+        self.dataset.on_run_start()
         self.accelerator.wait_for_everyone()
 
     def begin_run(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -13,11 +14,12 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from loxodon.data import DiskTrajDataset, DoNothingDataset
+from loxodon.data import DiskTrajDataset, DoNothingDataset, MixtureOfDatasets, TrajectoryWriter
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]
@@ -132,6 +134,155 @@ def test_without_edit_rights_nothing_is_touched(make_dataset: MakeDataset, fill:
         dataset.delete()
     with pytest.raises(ValueError, match=r"no edit rights.*aside.*Fix:"):
         dataset.set_aside_newer(dataset.state_dict())
+
+
+@pytest.mark.parametrize(
+    "limits", [{"dset_max_size": 3}, {"dset_max_timesteps": 9}, {"dset_max_bytes": 5_000}]
+)
+def test_a_named_folder_that_is_fuller_than_the_limits_is_refused_and_not_emptied(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, limits: dict[str, int]
+) -> None:
+    paths = fill(fifo, [2] * 6)
+    dataset = make_dataset(dset_name="set", **limits)
+    fill(fifo, [2] * 7)  # one more is collected
+    text = (
+        r"set/buffer/fifo already holds \d trajectories.*dset_max_.*= \d.*Fix: set .*takes_new_trajs = False"
+    )
+    for call in (dataset.on_run_start, dataset.on_end_of_collection):
+        with pytest.raises(ValueError, match=text):
+            call()
+    dataset.close()
+    make_dataset(MixtureOfDatasets([DiskTrajDataset(dset_name="set", takes_new_trajs=False)], [1.0])).close()
+    with pytest.raises(ValueError, match=text):
+        make_dataset(MixtureOfDatasets([DiskTrajDataset(dset_name="set", **limits)], [1.0])).on_run_start()
+    assert set(paths) <= set(listed(fifo))
+
+
+@pytest.mark.parametrize("edit", [True, False])
+def test_data_that_are_only_read_are_neither_deleted_nor_moved(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, edit: bool
+) -> None:
+    fill(fifo, [2] * 30)
+    (fifo / "env_0123abcd_1700000000.0.npz").write_bytes(b"not a trajectory")
+    stale = fifo / "env_0123abce_1700000000.0.npz.tmp"
+    stale.touch()
+    os.utime(stale, (0, 0))
+    before = sorted(fifo.parent.rglob("*"))
+    dataset = make_dataset(dset_max_size=2, takes_new_trajs=False, edit=edit)
+    empty = {"newest": None, "num_fifo_files": 0}
+    dataset.sample_windows(100, np.random.default_rng(0))
+    dataset.on_run_start()
+    metrics = dataset.on_end_of_collection()
+    assert (metrics["deleted_files"], metrics["broken_files"]) == (0, 1)
+    assert dataset.set_aside_newer(empty) == dataset.begin_new_run() == 0
+    dataset.delete()
+    dataset.close()
+    assert sorted(fifo.parent.rglob("*")) == before
+
+
+def test_only_what_the_run_collected_is_deleted_from_a_named_folder(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = fill(fifo, [2] * 2)
+    dataset = make_dataset(dset_name="set")
+    dataset.on_run_start()
+    assert "already holds 2 trajectories" in caplog.text
+    fill(fifo, [2] * 4)
+    dataset.refresh()
+    state = json.loads(json.dumps(dataset.state_dict()))
+    dataset.close()
+    resumed = make_dataset(dset_name="set")
+    resumed.load_state_dict(state)
+    resumed.delete()
+    assert listed(fifo) == paths
+
+
+@pytest.mark.parametrize("change", ["none", "limit", "folder", "only read before", "many files put there"])
+def test_a_resumed_run_may_trim_its_own_files_and_no_others(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, change: str
+) -> None:
+    """A run is killed after collecting, so that its own named folder is fuller than the limit."""
+    dataset = make_dataset(dset_name="set", dset_max_size=4, takes_new_trajs=change != "only read before")
+    fill(fifo, [2] * 9)
+    dataset.refresh()
+    state = json.loads(json.dumps(dataset.state_dict()))
+    dataset.close()
+    if change == "many files put there":
+        for path in fill(fifo.with_name("more"), [2] * 5):
+            path.rename(fifo / path.name.replace("_0000", "_ffff").replace("_1", "_0"))
+    name = "set"
+    if change == "folder":
+        name = "other"
+        fifo.parent.parent.rename(fifo.parent.parent.with_name(name))
+    resumed = make_dataset(dset_name=name, dset_max_size=3 if change == "limit" else 4)
+    if change == "folder":  # nothing in it is newer or older than what the state is about
+        assert resumed.set_aside_newer({**state, "newest": None}) == 0
+    resumed.load_state_dict(state)
+    if change == "none":
+        resumed.on_run_start()
+        assert resumed.on_end_of_collection()["fifo_files"] == 4
+    else:
+        with pytest.raises(ValueError, match=r"already holds"):
+            resumed.on_run_start()
+
+
+@pytest.fixture
+def read_only(fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A buffer of 30 good files and a broken one, below which nothing can be created or written."""
+    buffer, open_file, make, may = tmp_path / "set/buffer", os.open, Path.mkdir, os.access
+
+    def refuse(path: Any, is_writing: object) -> None:
+        if is_writing and str(path).startswith(str(buffer)):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def open_to_read(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        refuse(path, flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT))
+        return open_file(path, flags, *args, **kwargs)
+
+    def make_elsewhere(path: Path, *args: Any, **kwargs: Any) -> None:
+        refuse(path, not path.is_dir())
+        make(path, *args, **kwargs)
+
+    def may_read(path: Any, mode: int) -> bool:
+        return may(path, mode) and not (mode & os.W_OK and str(path).startswith(str(buffer)))
+
+    fill(buffer / "protected", [2] * 30)
+    (buffer / "protected/env_0123abcd_1700000000.0.npz").touch()
+    monkeypatch.setattr(os, "open", open_to_read)
+    monkeypatch.setattr(Path, "mkdir", make_elsewhere)
+    monkeypatch.setattr(os, "access", may_read)
+    return buffer
+
+
+@pytest.mark.parametrize("takes_new_trajs", [True, False])
+@pytest.mark.parametrize("edit", [True, False])
+def test_a_read_only_file_system_is_read_from(
+    make_dataset: MakeDataset,
+    read_only: Path,
+    caplog: pytest.LogCaptureFixture,
+    takes_new_trajs: bool,
+    edit: bool,
+) -> None:
+    dataset = make_dataset(takes_new_trajs=takes_new_trajs, edit=edit, dset_max_size=2)
+    dataset.on_run_start()
+    assert len(dataset.sample_windows(100, np.random.default_rng(0))) == 100
+    for _ in range(2):
+        assert dataset.on_end_of_collection()["total_files"] == 30
+    if edit or not takes_new_trajs:  # as on resume
+        assert dataset.set_aside_newer({"newest": None, "num_fifo_files": 0}) == 0
+    assert caplog.text.count("cannot be written to") == (edit and takes_new_trajs)
+    assert [path.name for path in read_only.iterdir()] == ["protected"]
+    if takes_new_trajs:
+        with pytest.raises(PermissionError, match=r"cannot be written to .*set/buffer/fifo.*Fix:"):
+            TrajectoryWriter(read_only / "fifo", 1)
+
+
+def test_a_temporary_file_of_somebody_else_stays(make_dataset: MakeDataset, fifo: Path) -> None:
+    dataset = make_dataset()
+    (fifo / "notes.tmp").touch()
+    os.utime(fifo / "notes.tmp", (0, 0))
+    dataset.on_end_of_collection()
+    assert (fifo / "notes.tmp").exists()
 
 
 def test_temporary_and_foreign_files_are_ignored(
