@@ -261,7 +261,7 @@ def test_nothing_is_carried_from_one_episode_to_the_next(name: str) -> None:
 
 @pytest.mark.parametrize("static_shapes", [False, True])
 def test_a_window_of_one_timestep_has_no_history(static_shapes: bool) -> None:
-    encoder = TransformerTrajEncoder(DIM, 1, d_model=16, n_heads=2, d_ff=32).eval()
+    encoder = TransformerTrajEncoder(DIM, 4, windows=[1, 1], d_model=16, n_heads=2, d_ff=32).eval()
     if static_shapes:
         encoder.use_static_shapes()
     assert encoder.context_len == 0
@@ -402,10 +402,10 @@ def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
             state = encoder.reset_hidden_state(state, ended)
         ages = torch.where(ended, 0, ages) + 1
         bias, entry = state.advance(), torch.zeros(3, 8, 4)
-        length = state.store(0, entry, entry, WINDOW)[1].shape[1]
-        assert length == min(int(ages.max()), WINDOW)
+        length = state.store(0, entry, entry, WINDOW + 1)[1].shape[1]
+        assert length == min(int(ages.max()), WINDOW + 1)
         visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
-        assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW).tolist()
+        assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW + 1).tolist()
         assert (bias is None) == (int(ages.min()) >= length)
 
 
