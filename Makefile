@@ -9,7 +9,7 @@ METADATA := setup.py pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run install test test-fast test-all without-gpu lint types format check bench docs
+.PHONY: help run install test test-fast test-all without-gpu on-older-cpu lint types format check bench docs
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,9 +29,13 @@ test-all: lint types  ## every test, those that need a GPU included
 
 check: lint  ## what continuous integration runs
 	@$(MAKE) --no-print-directory --jobs 2 types without-gpu
+	@$(MAKE) --no-print-directory on-older-cpu
 
 without-gpu: .venv/installed-dev
 	$(PYTEST)
+
+on-older-cpu: .venv/installed-dev  ## the fast tests of networks and agents, with the kernels of a CPU without AVX-512
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m "not slow and not learning and not gpu" tests/nets tests/agents
 
 lint: .venv/installed-dev  ## ruff
 	$(BIN)/ruff check .

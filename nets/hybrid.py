@@ -100,7 +100,7 @@ class HybridTrajEncoder(TrunkTrajEncoder):
             if kind == "attention":
                 require_even_heads("HybridTrajEncoder", d_model, n_heads)
                 attention: dict[str, Any] = {
-                    "window": max_seq_len,
+                    "window": max_seq_len + 1,  # timesteps of the longest training sequence
                     "qk_gain": 3.0,
                     "rotary": True,
                     "content_heads": n_heads // 4,

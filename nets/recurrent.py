@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .gru_on_cpu import is_faster_for, run_gru
 from .mlp import norm_layer, require_positive
+from .recurrence import in_full_precision
 from .timescales import GATE_GAIN, keeping_odds
 from .traj_encoders import TrajEncoder
 
@@ -212,5 +213,26 @@ class LSTMTrajEncoder(RecurrentTrajEncoder):
     def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.LSTM:
         return nn.LSTM(d_in, d_hidden, n_layers, batch_first=True)
 
+    def _run(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
+        under_autocast = seq.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        if under_autocast and not _cpu_has_lstm(torch.get_autocast_dtype("cpu")):
+            return self._run_in_full_precision(seq, *state)
+        return super()._run(seq, state)
+
+    @in_full_precision
+    def _run_in_full_precision(self, seq: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, State]:
+        return super()._run(seq, (h, c))
+
     def _cell(self, x: Tensor, parts: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return torch.lstm_cell(x, parts, *weights)
+
+
+def _cpu_has_lstm(dtype: torch.dtype) -> bool:
+    """Whether torch can train an LSTM under autocast to `dtype` on this processor.
+
+    oneDNN has no bfloat16 LSTM for processors without AVX-512, nor a float16 one for training on most others,
+    and raises an error where torch could use another kernel.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return True
+    return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -309,10 +309,11 @@ def _rolled(x: Tensor, shift: Tensor) -> Tensor:
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
 class TransformerTrajEncoder(TrunkTrajEncoder):
-    """Causal Transformer in which every timestep attends to itself and the `max_seq_len - 1` before it.
+    """Causal Transformer in which every timestep attends to itself and the `max_seq_len` before it.
 
-    The same sliding window holds in training and acting, so the key/value cache gives what the full
-    forward gives at any length of history. A training slice that starts in mid-episode lacks the
+    These are all timesteps of the longest training sequence, the one after its last transition included, so
+    attention in training is plainly causal. The same sliding window holds in training and acting, so the
+    key/value cache gives what the full forward gives at any length of history. A training slice that starts in mid-episode lacks the
     timesteps before it, so its first outputs see less context than the actor had; `encode_from` gives
     them to it, as the cached keys and values of every layer.
 
@@ -340,7 +341,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             would dilute such a timestep's gradient by the length of the sequence.
         dropout_attn: on attention weights, but for heads that count.
         dropout_qkv: on queries, keys and values.
-        windows: timesteps that each layer attends to, max_seq_len at most; None takes max_seq_len for all.
+        windows: timesteps that each layer attends to, its own included, max_seq_len + 1 at most; None takes
+            that for all.
         attention_sink: a learned key of no value beside the timesteps, for heads that look for nothing.
         head_scaling: a learned factor of each head's result.
         normformer_norms: normalise behind attention and inside the feed-forward part, too.
@@ -392,10 +394,11 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
                 f"attention_type is {attention_type!r}, allowed are {sorted(ATTENTIONS)} and functions. "
                 "Fix: bind one of these."
             )
-        reach = [max_seq_len] * n_layers if windows is None else list(windows)
-        if len(reach) != n_layers or not all(1 <= window <= max_seq_len for window in reach):
+        longest = max_seq_len + 1  # timesteps of a training sequence, which then needs no mask
+        reach = [longest] * n_layers if windows is None else list(windows)
+        if len(reach) != n_layers or not all(1 <= window <= longest for window in reach):
             raise ValueError(
-                f"windows is {reach}, but must be {n_layers} numbers from 1 to {max_seq_len}, one per layer. "
+                f"windows is {reach}, but must be {n_layers} numbers from 1 to {longest}, one per layer. "
                 "Fix: bind TransformerTrajEncoder.windows so."
             )
         settings = BlockSettings(
@@ -434,7 +437,11 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         self.places = None
         if pos_emb in ("rope", "rope+fixed"):
             self.places = HeadPositions(
-                d_model, n_heads, self.window, fixed_heads=fixed_heads, content_heads=content_heads
+                d_model,
+                n_heads,
+                min(self.window, max_seq_len),
+                fixed_heads=fixed_heads,
+                content_heads=content_heads,
             )
         self._cache_type: type[Cache] = KeyValueCache
         self._plain_step: PlainStep | None = None

@@ -30,10 +30,12 @@ from loxodon.nets import (
     GatedDeltaNetTrajEncoder,
     GLATrajEncoder,
     GRUTrajEncoder,
+    HybridTrajEncoder,
     LSTMTrajEncoder,
     Mamba2TrajEncoder,
     TransformerTrajEncoder,
 )
+from loxodon.nets.attention import sdpa
 
 MAX_SEQ_LEN = 12
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)
@@ -163,3 +165,28 @@ def test_a_packed_batch_holds_every_window_once_and_says_where() -> None:
         Batch(**{**vars(batch), "resets": batch.resets[:, 1:]})
     with pytest.raises(ValueError, match="at least one"):
         pack_batch([], MAX_SEQ_LEN)
+
+
+HYBRID = {"mixers": ["attention", "min_gru", "attention"], "d_model": 16, "n_heads": 8, "d_ff": 16}
+
+
+@pytest.mark.parametrize("collate", [pad_batch, partial(pack_batch, max_seq_len=MAX_SEQ_LEN)])
+@pytest.mark.parametrize("kind", ["transformer", "hybrid"])
+def test_full_windows_need_no_mask_in_any_layer(kind: str, collate: Any) -> None:
+    """A causal mask, which kernels know without being given one, is all that a whole window asks for."""
+    masks: list[Tensor | None] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+        masks.append(mask)
+        return sdpa(q, k, v, mask, dropout)
+
+    encoder = {
+        "transformer": partial(transformer, n_layers=3, attention_type=attend),
+        "hybrid": partial(HybridTrajEncoder, **HYBRID, mixer_settings={"attention": {"attention": attend}}),
+    }[kind]
+    agent = Agent(OBS, DISCRETE, tstep, encoder, MAX_SEQ_LEN)
+    agent.encode(collate([window(MAX_SEQ_LEN, i) for i in range(3)]))
+    assert len(masks) >= 2
+    assert masks == [None] * len(masks)
+    agent.encode(collate([window(3, 0), window(MAX_SEQ_LEN, 1), window(5, 2)]))
+    assert any(mask is not None for mask in masks) == (collate is not pad_batch)  # only what shares a row

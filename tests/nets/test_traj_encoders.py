@@ -11,7 +11,7 @@ from typing import Any
 import gin
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loxodon import nets
 from loxodon.nets import (
@@ -26,6 +26,7 @@ from loxodon.nets import (
     S5TrajEncoder,
     TrajEncoder,
     TransformerTrajEncoder,
+    recurrent,
 )
 from loxodon.nets.attention import sdpa
 from loxodon.nets.sigma_reparam import SigmaReparamLinear
@@ -205,8 +206,32 @@ def test_autocast_follows_the_exact_result(encoder: TrajEncoder) -> None:
     torch.testing.assert_close(steps.float(), found[0].float(), rtol=0, atol=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_encoder_trains_under_autocast_on_any_processor(
+    encoder: TrajEncoder, dtype: torch.dtype
+) -> None:
+    seq, times, resets = make_history(12)
+    with torch.autocast("cpu", dtype):
+        outputs, _ = encoder.train()(seq.requires_grad_(), times, resets=resets)
+    outputs.float().square().sum().backward()
+    for name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_an_lstm_stays_in_float32_where_the_processor_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, (seq, times, resets) = make_encoder("lstm"), make_history(12)
+    assert isinstance(encoder, LSTMTrajEncoder)
+    encoder.out = encoder.out_norm = nn.Identity()  # type: ignore[assignment]
+    monkeypatch.setattr(recurrent, "_cpu_has_lstm", lambda dtype: False)
+    exact, _ = encoder(seq, times, resets=resets)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = encoder(seq, times, resets=resets)
+    assert torch.equal(found, exact)
+
+
 def test_attention_on_a_cpu_stays_in_float32_under_autocast() -> None:
-    """Whose gradient in bfloat16 is slow there."""
+    """Its gradient in bfloat16 is slow there."""
     q, k, v = torch.randn(3, 2, 4, 6, 8).bfloat16().unbind()
     with torch.autocast("cpu", torch.bfloat16):
         found = sdpa(q, k, v, None, 0.0)
@@ -236,7 +261,7 @@ def test_nothing_is_carried_from_one_episode_to_the_next(name: str) -> None:
 
 @pytest.mark.parametrize("static_shapes", [False, True])
 def test_a_window_of_one_timestep_has_no_history(static_shapes: bool) -> None:
-    encoder = TransformerTrajEncoder(DIM, 1, d_model=16, n_heads=2, d_ff=32).eval()
+    encoder = TransformerTrajEncoder(DIM, 4, windows=[1, 1], d_model=16, n_heads=2, d_ff=32).eval()
     if static_shapes:
         encoder.use_static_shapes()
     assert encoder.context_len == 0
@@ -377,10 +402,10 @@ def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
             state = encoder.reset_hidden_state(state, ended)
         ages = torch.where(ended, 0, ages) + 1
         bias, entry = state.advance(), torch.zeros(3, 8, 4)
-        length = state.store(0, entry, entry, WINDOW)[1].shape[1]
-        assert length == min(int(ages.max()), WINDOW)
+        length = state.store(0, entry, entry, WINDOW + 1)[1].shape[1]
+        assert length == min(int(ages.max()), WINDOW + 1)
         visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
-        assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW).tolist()
+        assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW + 1).tolist()
         assert (bias is None) == (int(ages.min()) >= length)
 
 
