@@ -36,10 +36,10 @@ from .config import explained, load_config
 from .experiment import Experiment
 from .files import write_text
 from .report.estimates import mean, with_interval
+from .report.runs import EVALUATION_FORMAT, EVALUATIONS
 from .rng import isolated_rng
 
-FORMAT = 1  # of the JSON files
-EVALUATIONS, VIDEOS = "evaluations", "videos"  # folders of a run
+VIDEOS = "videos"  # folder of a run
 _PARALLEL = 8  # environments of --env
 _MOST_STEPS = 1_000_000  # of each environment, which may have no end
 _VIDEO_EPISODES = 3
@@ -128,7 +128,7 @@ def _sizes(text: str) -> list[int | None]:
 
 def _evaluate(args: argparse.Namespace) -> int:
     if args.video is not None and importlib.util.find_spec("moviepy") is None:
-        raise ImportError("Videos need moviepy, which is not installed. Fix: pip install -e '.[video]'.")
+        raise ImportError("Videos need moviepy, which is not installed. Fix: pip install 'loxodon[video]'.")
     found = find_policy(args.run, args.policy)
     recipe = _recipe(args, found.run_dir)
     results: list[dict[str, Any]] = []
@@ -146,7 +146,7 @@ def _evaluate(args: argparse.Namespace) -> int:
             with Console(stderr=True).status(f"{args.episodes} episodes, memory: {size or 'full'}"):
                 results += results_of(play(policy, envs, args.episodes, args.seed), size)
     report = {
-        "format": FORMAT,
+        "format": EVALUATION_FORMAT,
         "run": (found.run_dir or found.file).resolve().name,
         "env": args.env or ", ".join(["val", *args.set]),  # a changed one is another one
         "policy": found.name,

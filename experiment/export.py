@@ -15,10 +15,11 @@ from ..data.errors import visible
 from .checkpoint.policy_file import PolicyInfo, read_info, read_json
 from .checkpoint.store import CheckpointManager
 from .cli import exit_status, say
-from .evaluate import EVALUATIONS, FORMAT, VIDEOS, Policy, find_policy
-from .files import write_text
-from .plots import Curves, read_curves
+from .evaluate import VIDEOS, Policy, find_policy
+from .files import atomic_write, check_inside, check_tree, write_text
+from .plots import ENV_STEPS, Curves, curves_if_readable, metrics_of
 from .report.estimates import mean, with_interval
+from .report.runs import EVALUATIONS, Result, read_evaluations, read_versions
 
 _FILE, _CONFIG, _FILM = "policy.safetensors", "config.gin", "replay.mp4"  # the hub shows the last one
 
@@ -52,17 +53,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export(args: argparse.Namespace) -> int:
     hub = None if args.push is None else _hub()
     found = find_policy(args.run, args.policy)
-    if found.run_dir is None:
+    run_dir = found.run_dir
+    if run_dir is None:
         raise ValueError(f"{args.run} is in no run folder. Fix: give the folder of the run that it is from.")
-    args.output.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(found.file, args.output / _FILE)
-    shutil.copyfile(CheckpointManager(found.run_dir, "").config_path, args.output / _CONFIG)
-    films = sorted((found.run_dir / VIDEOS).glob("*.mp4"), key=lambda path: path.stat().st_mtime)
-    if films:
-        shutil.copyfile(films[-1], args.output / _FILM)
-    write_text(args.output / "README.md", _card(found.run_dir, found, args, bool(films)))
+    record = CheckpointManager(run_dir, "")
+    films, played = ((run_dir / name) for name in (VIDEOS, EVALUATIONS))
+    for path in (found.file, record.config_path, record.versions_path, metrics_of(run_dir), films, played):
+        check_inside(path, run_dir)
+    for path in (*films.glob("*"), *played.glob("*")):
+        check_inside(path, run_dir)
+    sources = {_FILE: found.file, _CONFIG: record.config_path}
+    if shown := [path for path in films.glob("*.mp4") if path.is_file()]:
+        sources[_FILM] = max(shown, key=lambda path: path.stat().st_mtime)
+    if missing := [path for path in sources.values() if not path.is_file()]:
+        raise FileNotFoundError(f"There is no file {missing[0]}. Fix: export a run whose folder is complete.")
+    if args.output.exists() and not args.output.is_dir():
+        raise ValueError(f"{args.output} is not a folder. Fix: choose another one with -o.")
+    card = _card(run_dir, found, args, _FILM in sources)
+    for name, source in sources.items():
+        with atomic_write(args.output / name) as temp:  # replaces a link that is there
+            shutil.copyfile(source, temp)
+    write_text(args.output / "README.md", card)
     say(f"exported  {args.output}")
     if hub is not None:
+        check_tree(args.output)  # all of it is uploaded, earlier files of the user's included
         try:
             hub.create_repo(args.push, exist_ok=True)
             say(f"uploaded  {hub.upload_folder(repo_id=args.push, folder_path=args.output)}")
@@ -90,24 +104,30 @@ def _hub() -> Any:
 
 def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: bool) -> str:
     info = read_info(policy.file)
-    versions = json.loads(CheckpointManager(run_dir, "").versions_path.read_text(encoding="utf-8"))
-    metrics = run_dir / "logs" / "metrics.jsonl"
-    curves = read_curves(metrics) if metrics.is_file() else {}
-    tasks = sorted(name.split("/", 2)[2] for name in curves if name.startswith("val/return/"))
-    files = sorted((run_dir / EVALUATIONS).glob("*.json"))
-    played = [one for file in files if (one := json.loads(file.read_text())).get("format") == FORMAT]
-    name, packages = run_dir.resolve().name, versions["packages"]
-    types = {key: kind or "" for key, kind in (read_json(info.types or "") or {}).items()}
-    modules = {kind.partition(":")[0] for kind in types.values()}
+    run = curves_if_readable(run_dir)
+    tasks = sorted(name.split("/", 2)[2] for name in run if name.startswith("val/return/"))
+    # A checkpoint's policy is evaluated when the next epoch begins, others in the epoch that saves them.
+    curves = _of_epoch(run, info.epoch + policy.name.startswith(("epoch:", "policy_epoch_")))
+    # Other policies of the run, earlier ones of the same name included, say nothing about this one.
+    played = [
+        one
+        for results in read_evaluations(run_dir, [])
+        for one in results
+        if (one.policy, one.epoch) == (policy.name, info.epoch)
+    ]
+    name = run_dir.resolve().name
+    types = read_json(info.types or "")
+    kinds = [str(kind or "") for kind in types.values()] if isinstance(types, dict) else []
+    modules = sorted({kind.partition(":")[0] for kind in kinds})
     imports = [
         f"import {module}  # defines its classes" for module in modules if module.split(".")[0] != "loxodon"
     ]
-    parts = ", ".join(kind.rpartition(":")[2] for kind in types.values())
+    parts = ", ".join(kind.rpartition(":")[2] for kind in kinds)
     file = f'hf_hub_download("{args.push}", "{_FILE}")' if args.push else f'"{_FILE}"'
     return "\n".join(
         [
             "---",
-            *_front_matter(name, tasks, args.license, curves, [one for one in played if _is_of(one, policy)]),
+            *_front_matter(name, tasks, args.license, curves, [one for one in played if one.env == "val"]),
             "---",
             f"# {name}",
             "",
@@ -128,27 +148,36 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
             "```",
             f"\nObservations and actions:\n\n{_spaces(info)}",
             "\n## Training\n",
-            f"`loxodon run --config {_CONFIG} --seed {versions['seed']}`; it is a program: read it first.",
-            f"\nPython {versions['python']}, "
-            + ", ".join(f"{key} {value}" for key, value in packages.items())
-            + ".",
+            *_training(run_dir),
             f"\nLicence of this policy: {args.license}. Loxodon itself has the MIT licence.\n",
         ]
     )
 
 
-def _is_of(report: dict[str, Any], policy: Policy) -> bool:
-    """Whether an evaluation is of this policy as it was trained, where it was trained."""
-    return bool(report["policy"] == policy.name and report["env"] == "val")
+def _training(run_dir: Path) -> Iterator[str]:
+    versions = read_versions(run_dir, [])
+    seed = f" --seed {versions['seed']}" if "seed" in versions else ""
+    yield f"`loxodon run --config {_CONFIG}{seed}`; it is a program: read it first."
+    if versions:
+        packages = (f"{name} {version}" for name, version in versions["packages"].items())
+        yield "\n" + visible(f"Python {versions.get('python')}, {', '.join(packages)}.")
+
+
+def _of_epoch(curves: Curves, epoch: int) -> Curves:
+    """Points of one epoch alone, which are those of the policy that was saved in it."""
+    steps = {point[ENV_STEPS] for point in curves.get("epoch", ()) if point["value"] == epoch}
+    kept = {name: [one for one in points if one[ENV_STEPS] in steps] for name, points in curves.items()}
+    return {name: points for name, points in kept.items() if points}
 
 
 def _front_matter(
-    name: str, tasks: Sequence[str], licence: str, curves: Curves, played: Sequence[dict[str, Any]]
+    name: str, tasks: Sequence[str], licence: str, curves: Curves, played: Sequence[Result]
 ) -> Iterator[str]:
     """What the Hub reads; JSON is YAML, too."""
-    rewards = {task: f"{curves[f'val/return/{task}'][-1]['value']:.2f}" for task in tasks}
-    for one in (one for report in played for one in report["results"] if one["context"] is None):
-        rewards[one["task"]] = f"{np.mean(one['returns']):.2f} +/- {np.std(one['returns']):.2f}"
+    last = {task: points[-1]["value"] for task in tasks if (points := curves.get(f"val/return/{task}"))}
+    rewards = {task: f"{value:.2f}" for task, value in last.items()}
+    for one in (one for one in played if one.context is None):
+        rewards[one.task] = f"{np.mean(one.returns):.2f} +/- {np.std(one.returns):.2f}"
     results = [
         {
             "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
@@ -166,26 +195,18 @@ def _front_matter(
     return (f"{key}: {json.dumps(value)}" for key, value in values.items())
 
 
-def _results(curves: Curves, played: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield "| policy | environment | actions | memory | task | return | 95 % interval | episodes |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for report in played:
-        actions = "sampled" if report["sampled"] else "greedy"
-        for one in report["results"]:
-            memory = "full" if one["context"] is None else f"last {one['context']}"
-            _, low, high = with_interval(mean, np.array(one["returns"]))
-            cells = [
-                report["policy"],
-                report["env"],
-                actions,
-                memory,
-                one["task"],
-                f"{np.mean(one['returns']):.4g}",
-            ]
-            interval = f"{low:.4g} to {high:.4g}" if len(one["returns"]) > 1 else ""
-            yield visible(f"| {' | '.join(cells)} | {interval} | {len(one['returns'])} |")
+def _results(curves: Curves, played: Sequence[Result]) -> Iterator[str]:
+    yield "| environment | actions | memory | task | return | 95 % interval | episodes |"
+    yield "|---|---|---|---|---|---|---|"
+    for one in played:
+        actions = "sampled" if one.sampled else "greedy"
+        memory = "full" if one.context is None else f"last {one.context}"
+        value, low, high = with_interval(mean, one.returns)
+        interval = f"{low:.4g} to {high:.4g}" if len(one.returns) > 1 else ""
+        cells = [one.env, actions, memory, one.task, f"{value:.4g}", interval, str(len(one.returns))]
+        yield f"| {' | '.join(visible(cell).replace('|', '/') for cell in cells)} |"
     yield (
-        "\nThe last evaluation while it was trained: "
+        "\nThe evaluation of its epoch, while it was trained: "
         + (
             ", ".join(
                 f"{name.removeprefix('val/')} {points[-1]['value']:.4g}"

@@ -1,15 +1,17 @@
-"""Files that others may be reading: complete or absent."""
+"""Files that others may be reading (complete or absent), and files of any content that others wrote."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Content = TypeVar("Content")
+_MOST_BYTES = 1 << 28  # of a text that is read at once
 
 
 @contextlib.contextmanager
@@ -68,6 +70,61 @@ def fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# ---- files by others ----
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Raise ValueError if `path` leads out of `folder` by a symbolic link; links within it are allowed.
+
+    This guards what is shared or stored elsewhere: the author of a folder cannot make it take files along
+    that only its reader can open.
+    """
+    target = os.path.realpath(path)  # unlike Path.resolve, it does not raise for a link to itself
+    if not Path(target).is_relative_to(os.path.realpath(folder)):
+        raise ValueError(
+            f"{path} is a link out of {folder}, to {target}, and is not followed: that file may not be meant "
+            "to be shared. Fix: replace the link by a copy of the file, or remove it."
+        )
+
+
+def check_tree(source: Path, limit: Path | None = None) -> None:
+    """Raise ValueError unless a file, or everything in a folder, is a plain file or folder within `limit`.
+
+    limit: None for `source` itself, or for the folder that a file is in. Pipes and devices are refused:
+    copying one may never end.
+    """
+    is_folder = source.is_dir()
+    limit = limit or (source if is_folder else source.parent)
+    for path in (source, *(source.rglob("*") if is_folder else ())):
+        check_inside(path, limit)
+        if not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path} is not a plain file. Fix: remove it.")
+
+
+def read_text(path: Path, within: Path) -> str:
+    """The text of a file of the folder `within`, such as that of a run.
+
+    Raises: OSError if it cannot be read; ValueError if it is not text, not a plain file, larger than 256 MiB
+    or outside the folder.
+    """
+    check_inside(path, within)
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        raise ValueError(f"{path} is not a plain file. Fix: remove it.")
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"{path} is larger than {_MOST_BYTES:,} bytes. Fix: remove it.")
+    return content.decode("utf-8")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that a JSON text stands for. Raises: ValueError if it is not JSON, or nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its brackets are nested too deep") from error
 
 
 class WatchedFile(Generic[Content]):

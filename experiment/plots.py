@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..data.errors import visible
+from .files import parse_json
 
 logger = logging.getLogger("loxodon")
 ENV_STEPS, UPDATES, WALL = "env_steps", "gradient_steps", "wall_s"
@@ -31,37 +32,86 @@ PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 # Okabe and Ito's colours without yellow, which is too light for a line; every line has a dash of its own too.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))
+_LONGEST_LINE = 1 << 20  # bytes of a record
+_LARGEST = 1e100  # of a figure: sums and squares of larger ones would overflow
+_LONGEST_NAME = 80  # letters
 _FEW = 15  # points of a line, up to which each gets a marker
 Curves = dict[str, list[dict[str, float]]]
+
+
+def metrics_of(run_dir: Path) -> Path:
+    """Where the figures of a run are logged."""
+    return run_dir / "logs" / "metrics.jsonl"
 
 
 def read_curves(metrics_file: Path) -> Curves:
     """For every figure of a metrics.jsonl, its points: `value`, `env_steps`, `gradient_steps`, `wall_s`.
 
     wall_s: seconds of collecting, learning and evaluating up to there. Records in which a figure is no number
-    are skipped, and so are lines that are no record, such as one that is being written.
+    are skipped, and so is a last line that is still being written. A warning says how many other lines are no
+    record, or have numbers that cannot be drawn.
+
+    Raises: OSError if the file cannot be read.
     """
     curves: Curves = {}
-    wall_s = 0.0
-    for line in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+    wall_s, num_bad = 0.0, 0
+    for line in _lines(metrics_file):
         try:
-            record: Any = json.loads(line)
+            record = parse_json(line)
         except ValueError:
+            num_bad += line.endswith(b"\n")
             continue
-        figures = _numbers(record) if isinstance(record, dict) else {}
+        figures, is_odd = _numbers(record)
+        num_bad += is_odd
         wall_s += sum(figures.get(stage, 0.0) for stage in STAGES)
         place = {axis: figures.get(axis, 0.0) for axis in (ENV_STEPS, UPDATES)} | {WALL: wall_s}
         for name, value in figures.items():
             curves.setdefault(name, []).append({"value": value, **place})
+    if num_bad:
+        logger.warning(
+            "%d lines of %s are left out, wholly or in part: they are not records of figures.",
+            num_bad,
+            metrics_file,
+        )
     return curves
 
 
-def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+def curves_if_readable(run_dir: Path) -> Curves:
+    """Curves of a run; none, and a warning unless there is no file, where its metrics cannot be read."""
+    path = metrics_of(run_dir)
+    try:
+        return read_curves(path)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        logger.warning("The figures in %s cannot be read and are left out: %s.", path, error)
+        return {}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file; one that is too long for a record comes as an empty one and is never held in memory."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        raise OSError(f"{path} is not a plain file")
+    with path.open("rb") as file:
+        is_whole = True
+        while line := file.readline(_LONGEST_LINE):
+            was_whole, is_whole = is_whole, line.endswith(b"\n") or len(line) < _LONGEST_LINE
+            if is_whole:
+                yield line if was_whole else b"\n"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number that can be drawn: no text or boolean, finite, not absurdly large."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _numbers(record: Any) -> tuple[dict[str, float], bool]:
+    """Figures of a record, and whether there is anything else than figures, texts, booleans and None."""
+    if not isinstance(record, dict):
+        return {}, True
+    figures = {name: float(value) for name, value in record.items() if is_number(value)}
+    others = (value for name, value in record.items() if name not in figures)
+    return figures, not all(value is None or isinstance(value, bool | str) for value in others)
 
 
 @dataclass(frozen=True)
@@ -112,7 +162,7 @@ def draw(panels: Sequence[Panel], target: Any, *, title: str = "", dpi: int = 11
         _draw_panel(axis, panel)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    figure.suptitle(title)
+    figure.suptitle(_words(title), parse_math=False)
     figure.savefig(target, dpi=dpi, format="png")
 
 
@@ -125,17 +175,27 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
             axis.fill_between(line.points[:, 0], *line.band.T, color=color, alpha=0.18, linewidth=0)
         marker = "." if len(line.points) <= _FEW else None
         style = (0, dashes) if dashes else "-"
-        axis.plot(*line.points.T, color=color, linestyle=style, marker=marker, linewidth=1.6, label=name)
+        axis.plot(
+            *line.points.T, color=color, linestyle=style, marker=marker, linewidth=1.6, label=_words(name)
+        )
     if panel.ticks:
         axis.set_xticks(range(len(panel.ticks)), panel.ticks)
     else:
         axis.xaxis.get_major_locator().set_params(integer=panel.x_label != AXES[WALL])
-    axis.set_title(panel.title, fontsize=10)
-    axis.set_xlabel(panel.x_label, fontsize=9)
-    axis.set_ylabel(panel.y_label, fontsize=9)
+    axis.set_title(_words(panel.title), fontsize=10, parse_math=False)  # names may have dollar signs
+    axis.set_xlabel(_words(panel.x_label), fontsize=9, parse_math=False)
+    axis.set_ylabel(_words(panel.y_label), fontsize=9, parse_math=False)
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    legend = axis.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _words(name: str) -> str:
+    """A name for a figure, which has no place for long ones; `_` in front would hide it from the legend."""
+    text = visible(f" {name}" if name.startswith("_") else name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
 def curves_of(run_dir: Path) -> Path:
@@ -148,7 +208,7 @@ def plot_run(run_dir: Path) -> None:
 
     Raises: OSError without such a file, ImportError without matplotlib.
     """
-    curves = read_curves(run_dir / "logs" / "metrics.jsonl")
+    curves = read_curves(metrics_of(run_dir))
     panels = []
     for title, axis, names in PANELS:
         found = [name for name in names if name in curves]

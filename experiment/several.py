@@ -173,7 +173,7 @@ def _is_finished(run_dir: Path, ends: Mapping[str, Any]) -> bool:
     learner, config = newest_learner(read_heartbeats(run_dir)), run_dir / "ckpts" / "config.txt"
     if learner is None or learner.state != "finished" or not config.is_file():
         return False
-    before = bindings_of(config.read_text(encoding="utf-8"))
+    before = bindings_of(config.read_text(encoding="utf-8", errors="replace"))
     return all(before.get(name) == repr(value) for name, value in ends.items())
 
 

@@ -25,7 +25,7 @@ from .experiment import Experiment
 from .files import WatchedFile, write_text
 from .fleet.actors import library_program, without
 from .fleet.launchers import require
-from .plots import points_of, read_curves
+from .plots import curves_if_readable, metrics_of, points_of
 from .report.main import write_report
 from .several import Job, work_off
 
@@ -118,7 +118,7 @@ class Sweep:
 
     def _follow(self, trial: Any, run_dir: Path) -> Callable[[], bool]:
         """Asks whether a trial is worse than the others were, by what it has logged since training began."""
-        curves = WatchedFile(run_dir / "logs" / "metrics.jsonl", read_curves)
+        curves = WatchedFile(metrics_of(run_dir), lambda _: curves_if_readable(run_dir))
         seen: set[int] = set(self.study.trials[trial.number].intermediate_values)
 
         def is_behind() -> bool:
@@ -135,9 +135,8 @@ class Sweep:
 
     def _note(self, trial: Any, job: Job, status: int) -> None:
         """Tell the study how a trial has ended; one that was interrupted stays open."""
-        metrics, log = job.run_dir / "logs" / "metrics.jsonl", job.run_dir / "logs" / "console.log"
-        curves = read_curves(metrics) if metrics.is_file() else {}
-        points = points_of(curves, self.metric, "env_steps")
+        log = job.run_dir / "logs" / "console.log"
+        points = points_of(curves_if_readable(job.run_dir), self.metric, "env_steps")
         if (steps := self.pruned.get(trial.number)) is not None:
             self.study.tell(trial, state=_state("PRUNED"))
             text = f"is ended after {steps:,} env steps, worse than the median of others"
@@ -174,7 +173,7 @@ class Sweep:
                 is_less_better=not self.is_max,
             )
             cli.say(f"report              {page}")
-        except ImportError as error:
+        except (ImportError, OSError, ValueError) as error:
             cli.say(f"no report: {error}")
         return True
 

@@ -13,6 +13,7 @@ import fcntl
 import glob
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -25,9 +26,10 @@ from typing import Any
 
 import gin
 
-from ..files import atomic_folder, fsync, remove_left_over, write_text
+from ..files import atomic_folder, check_tree, fsync, parse_json, remove_left_over, write_text
 from ..logs import wandb_files_in
 
+logger = logging.getLogger("loxodon")
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
 CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact
 METADATA, ALIASES = "metadata.json", "aliases.json"  # of a FolderStore
@@ -223,12 +225,14 @@ class FolderStore(ArtifactStore):
         """Copy the files of a version, and compare them with what was stored."""
         name, _ = split_reference(reference)
         source = self.root / name / find_artifact(self, reference, own_run="").version
-        stored = json.loads((source / METADATA).read_text(encoding="utf-8"))["files"]
+        check_tree(source, self.root)
+        stored = _facts(source).get("files", {})
         with atomic_folder(folder) as temp:
             shutil.copytree(source, temp, dirs_exist_ok=True)
             (temp / METADATA).unlink()
             copied = _digests(temp)
-            if changed := sorted({name for name, _ in stored.items() ^ copied.items()}):
+            names = sorted(stored.keys() | copied.keys())
+            if changed := [name for name in names if stored.get(name) != copied.get(name)]:
                 raise ValueError(
                     f"{source} is damaged: {', '.join(changed)} differ(s) from what was stored. "
                     f"Fix: delete that folder and use another version of {name}."
@@ -243,9 +247,8 @@ class FolderStore(ArtifactStore):
             numbers = (version_number(path.parent.name) for path in home.glob(f"v*/{METADATA}"))
             for version in (f"v{number}" for number in sorted(n for n in numbers if n is not None)):
                 own = tuple(sorted(alias for alias, target in aliases.items() if target == version))
-                facts = json.loads((home / version / METADATA).read_text(encoding="utf-8"))
                 name = f"{home.parent.name}/{home.name}"
-                infos.append(ArtifactInfo(name, version, own, facts["metadata"]))
+                infos.append(ArtifactInfo(name, version, own, _facts(home / version).get("metadata", {})))
         return infos
 
 
@@ -264,6 +267,7 @@ def _locked(home: Path) -> Iterator[None]:
 
 def _fill(folder: Path, name: str, files: Path, metadata: Mapping[str, Any]) -> None:
     """Make a version: a copy of the files and what is known of them, all of it on the disk."""
+    check_tree(files)
     if files.is_dir():
         shutil.copytree(files, folder, dirs_exist_ok=True)
     else:
@@ -284,12 +288,27 @@ def _fill(folder: Path, name: str, files: Path, metadata: Mapping[str, Any]) -> 
         fsync(path)
 
 
+def _facts(version: Path) -> dict[str, dict[str, Any]]:
+    """What is known of a version, as `_fill` wrote it; of a damaged one what there is."""
+    return {name: value for name, value in _json_of(version / METADATA).items() if isinstance(value, dict)}
+
+
 def _read_aliases(home: Path) -> dict[str, str]:
+    return {name: value for name, value in _json_of(home / ALIASES).items() if isinstance(value, str)}
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none, or it is damaged, which a warning says."""
     try:
-        aliases: dict[str, str] = json.loads((home / ALIASES).read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    return aliases
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read and counts as empty: %s.", path, error)
+        return {}
+    return found
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -345,6 +364,7 @@ class WandbStore(ArtifactStore):
 
         what = name.partition("/")[2]
         facts = {**metadata, _WANDB_NAME: name}
+        check_tree(files)
         artifact = wandb.Artifact(_collection(name), type=_WANDB_TYPES.get(what, what), metadata=facts)
         with wandb_files_in(self._folder):
             if files.is_dir():

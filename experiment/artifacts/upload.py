@@ -14,7 +14,7 @@ from typing import Any
 
 import gin
 
-from ..files import atomic_folder, remove_left_over
+from ..files import atomic_folder, check_tree, remove_left_over
 from .stores import CONTENT, POLICY, STATE, ArtifactStore, RunAccess
 
 logger = logging.getLogger("loxodon")
@@ -104,6 +104,7 @@ class Uploads:
 
     def _pack(self, what: str, source: Path, note: Mapping[str, Any]) -> None:
         """Link the files into a parcel: a folder `<time>_<what>`, which appears when it is complete."""
+        check_tree(source)
         with atomic_folder(self._folder / f"{time.time_ns():020d}_{what}") as temp:
             files = temp / _FILES
             files.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...data.errors import visible
-from ..files import atomic_write
+from ..files import atomic_write, parse_json
 from .spaces import EnvSpaces
 
 POLICY_FORMAT = 3  # raised when weights would not fit any more, or mean something else
@@ -58,8 +57,8 @@ class PolicyInfo:
 def read_json(text: str) -> Any:
     """What an entry of a header says; None if it is no JSON."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 

@@ -16,6 +16,7 @@ from ..artifacts.stores import CONTENT, POLICY, STATE, ArtifactStore, find_artif
 from ..callbacks import Callback
 from ..contracts import Run, RunContext
 from ..distributed import from_main
+from ..files import check_tree
 from .policy_file import load_what_fits, read_policy, warn_of_format
 from .spaces import check_spaces
 from .store import MARKER, TrainingState
@@ -75,7 +76,9 @@ def _fetch(
     info = find_artifact(store, reference, ctx.run_name)
     shutil.rmtree(folder, ignore_errors=True)
     ctx.console.say(f"Fetching {info.reference} from {store!r}.")
-    return find_files(store.get(info.reference, folder), name), info.name.partition("/")[0]
+    stored = store.get(info.reference, folder)
+    check_tree(stored)  # its author is whoever can write to the store
+    return find_files(stored, name), info.name.partition("/")[0]
 
 
 def find_files(path: Path, name: str) -> Path:

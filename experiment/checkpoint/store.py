@@ -37,7 +37,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...data.errors import FormatError, check_choice, visible
-from ..files import fsync, remove_left_over, write_text
+from ..files import fsync, parse_json, remove_left_over, write_text
 from ..numbers import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
@@ -448,7 +448,7 @@ def about(folder: Path) -> dict[str, Any]:
 
 def _json_of(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -457,7 +457,7 @@ def _json_of(path: Path) -> dict[str, Any]:
 def damage(folder: Path) -> str | None:
     """What is wrong with the files of a complete checkpoint; None if they are as they were written."""
     try:
-        files = json.loads((folder / MARKER).read_text())["files"].items()
+        files = parse_json((folder / MARKER).read_bytes())["files"].items()
         for name, (num_bytes, checksum) in files:
             path = folder / name
             if not path.is_file():

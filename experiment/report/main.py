@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...data.errors import visible
 from ..files import write_text
 from ..metrics import describe
 from ..plots import AXES, ENV_STEPS, PANELS, STAGES, UPDATES, WALL, Line, Panel
@@ -176,7 +177,8 @@ class Report:
         for group in groups:
             for one in (one for run in group.runs for results in run.evaluations for one in results):
                 context = "full" if one.context is None else one.context
-                found.setdefault((group.name, one.env, one.task, one.policy, context), []).append(one.returns)
+                policy = one.policy + ", sampled" * one.sampled
+                found.setdefault((group.name, one.env, one.task, policy, context), []).append(one.returns)
         rows = [
             (*place, len(returns), sum(map(len, returns)), _interval(with_interval(mean, _means(returns))))
             for place, returns in found.items()
@@ -248,8 +250,9 @@ class Report:
         for run in (run for group in self.groups for run in group.runs):
             facts = {"python": run.versions.get("python"), **run.versions.get("packages", {})}
             facts |= run.versions.get("hardware") or {"hardware": "not recorded"}
-            texts = tuple((str(name), str(value)) for name, value in facts.items() if value not in (None, []))
-            found.setdefault(texts, []).append(run.name)
+            found.setdefault(tuple((name, value) for name, value in facts.items() if value), []).append(
+                run.name
+            )
         return "".join(
             page.table(f"{len(names)} runs: {', '.join(names)}", ("what", "value"), facts)
             for facts, names in found.items()
@@ -365,6 +368,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     for folder, reason in without.items():
-        sys.stderr.write(f"not in the report: {shlex.quote(folder)}: {reason}\n")
+        sys.stderr.write(visible(f"not in the report: {shlex.quote(folder)}: {reason}") + "\n")
     sys.stdout.write(f"{path}\n")
     return 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,20 +15,32 @@ import numpy as np
 
 from ..checkpoint.record import bindings_of
 from ..config.hash import is_setting
+from ..files import check_inside, parse_json, read_text
 from ..fleet.heartbeat import newest_learner, read_heartbeats
-from ..plots import Curves, points_of, read_curves
+from ..plots import Curves, is_number, metrics_of, points_of, read_curves
 
+logger = logging.getLogger("loxodon")
+EVALUATIONS, EVALUATION_FORMAT = "evaluations", 1  # folder of a run; format of its JSON files
 _FOLDERS = ("ckpts", "logs", "status")
+_SHOWN = 60  # letters of a value in a warning
+# Errors of a file with other content than expected.
+_BROKEN = (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _ATTEMPT = re.compile(r"val/return_attempt_(\d+)")
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
 class Result:
-    """Episodes of an evaluation. context: timesteps that the policy could look back on, None for all."""
+    """Episodes of an evaluation.
+
+    policy: "best", "latest" or "epoch:N"; epoch: when its weights were saved. sampled: whether actions were
+    drawn. context: timesteps that the policy could look back on, None for all. returns: (n,), n > 0.
+    """
 
     env: str
     policy: str
+    epoch: int
+    sampled: bool
     task: str
     context: int | None
     returns: np.ndarray
@@ -39,7 +51,8 @@ class Run:
     """One run.
 
     curves: see read_curves. state: of its learner, in words. settings: hyper-parameters, as written in gin.
-    versions: versions.json. evaluations: of evaluations/*.json, oldest first. notes: what could not be read.
+    versions: texts of versions.json. evaluations: of evaluations/*.json, oldest first. notes: what could not
+    be read.
     """
 
     folder: Path
@@ -115,10 +128,14 @@ class Group:
 def read_runs(folders: Sequence[Path]) -> tuple[list[Run], dict[str, str]]:
     """Runs that have figures, and why others have not, by folder. A folder of runs stands for these."""
     runs, without = [], {}
-    for folder in {one.resolve(): one for given in folders for one in _runs_in(given)}.values():
+    seen: set[str] = set()
+    for folder in (one for given in folders for one in _runs_in(given)):
+        if (real := os.path.realpath(folder)) in seen:
+            continue
+        seen.add(real)
         try:
             found = _read_run(folder)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             found = str(error)
         if isinstance(found, Run):
             runs.append(found)
@@ -127,29 +144,38 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], dict[str, str]]:
     return runs, without
 
 
-def _runs_in(folder: Path) -> Iterator[Path]:
+def _runs_in(folder: Path) -> list[Path]:
     """The run of a folder, or those inside."""
-    inside = sorted(folder.glob("*/")) if folder.is_dir() else []
-    found = [one for one in inside if any((one / name).is_dir() for name in _FOLDERS)]
+    try:
+        inside = sorted(folder.glob("*/")) if folder.is_dir() else []
+    except OSError:  # not ours to read, which _read_run reports
+        inside = []
     is_run = any(one.name in _FOLDERS for one in inside)
-    yield from [folder] if is_run or not found else found
+    return [folder] if is_run else [one for one in inside if _is_run(one)] or [folder]
+
+
+def _is_run(folder: Path) -> bool:
+    return any(os.path.isdir(folder / name) for name in _FOLDERS)  # noqa: PTH112 - False without permission
 
 
 def _read_run(folder: Path) -> Run | str:
-    """The run, or why there is nothing to show."""
-    if not any((folder / name).is_dir() for name in _FOLDERS):
-        return "holds no run" if folder.is_dir() else "does not exist"
+    """The run, or why there is nothing to show.
+
+    Raises: OSError or ValueError if its figures cannot be read.
+    """
+    if not _is_run(folder):
+        if folder.is_dir():
+            return "holds no run"
+        return "is a file, not the folder of a run" if folder.exists() else "does not exist"
     state = _state(folder)
-    metrics = folder / "logs" / "metrics.jsonl"
-    curves = read_curves(metrics) if metrics.is_file() else {}
+    metrics = metrics_of(folder)
+    check_inside(metrics, folder)
+    curves = read_curves(metrics) if metrics.exists() else {}
     if not curves:
         return f"{state}; no figures in logs/metrics.jsonl"
     notes: list[str] = []
-    config = _tried(lambda path: path.read_text(encoding="utf-8"), folder / "ckpts" / "config.txt", notes)
-    settings = {name: value for name, value in bindings_of(config or "").items() if not is_setting(name)}
-    versions = _tried(_versions, folder / "ckpts" / "versions.json", notes) or {}
-    paths = sorted((folder / "evaluations").glob("*.json"), key=lambda path: path.stat().st_mtime)
-    evaluations = [_tried(_results, path, notes) or [] for path in paths]
+    settings = _tried(_settings, folder, folder / "ckpts" / "config.txt", notes) or {}
+    versions, evaluations = read_versions(folder, notes), read_evaluations(folder, notes)
     return Run(folder, curves, state, settings, versions, evaluations, notes)
 
 
@@ -161,35 +187,86 @@ def _state(folder: Path) -> str:
     return f"{state}: {learner.note}" if learner.note else state
 
 
-def _versions(path: Path) -> dict[str, Any]:
-    """Raises: as _results."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return {**found, "packages": dict(found["packages"]), "hardware": dict(found.get("hardware", {}))}
+def _settings(text: str) -> dict[str, str]:
+    return {name: value for name, value in bindings_of(text).items() if not is_setting(name)}
 
 
-def _results(path: Path) -> list[Result]:
-    """Raises: OSError, or ValueError, KeyError, TypeError or AttributeError for something else."""
-    found = json.loads(path.read_text(encoding="utf-8"))
+def read_versions(folder: Path, notes: list[str]) -> dict[str, Any]:
+    """What a run was made with, as texts: seed, config_hash, python; dicts of packages and hardware.
+
+    Empty, with a line in `notes`, if that cannot be read.
+    """
+    return _tried(_versions, folder, folder / "ckpts" / "versions.json", notes) or {}
+
+
+def _versions(text: str) -> dict[str, Any]:
+    found = parse_json(text)
+    plain = {name: str(found[name]) for name in ("seed", "config_hash", "python") if name in found}
+    parts = {name: dict(found.get(name) or {}) for name in ("packages", "hardware")}
+    shown = {
+        name: {str(key): str(value) for key, value in part.items() if value not in (None, [])}
+        for name, part in parts.items()
+    }
+    return {**plain, **shown}
+
+
+# ---- evaluations ----
+
+
+def read_evaluations(folder: Path, notes: list[str]) -> list[list[Result]]:
+    """Results of every evaluation of a run, oldest first; `notes` gets a line for each that is unreadable."""
+    paths = sorted((folder / EVALUATIONS).glob("*.json"), key=_age)
+    return [_tried(_results, folder, path, notes) or [] for path in paths]
+
+
+def _age(path: Path) -> tuple[float, str]:
+    try:
+        return path.stat().st_mtime, path.name
+    except OSError:  # such as a link to nothing
+        return 0.0, path.name
+
+
+def _results(text: str) -> list[Result]:
+    """Raises: ValueError, or LookupError, TypeError or AttributeError for something else."""
+    found = parse_json(text)
+    if found.get("format") != EVALUATION_FORMAT:
+        raise ValueError(f"its format is {found.get('format')!r} and not {EVALUATION_FORMAT}")
     return [
         Result(
-            found["env"],
-            f"{found['policy']}{', sampled' if found['sampled'] else ''}",
-            str(one["task"]),
-            None if one["context"] is None else int(one["context"]),
-            np.array(one["returns"], dtype=float).reshape(-1),
+            env=_typed(found["env"], str),
+            policy=_typed(found["policy"], str),
+            epoch=_typed(found["epoch"], int),
+            sampled=_typed(found["sampled"], bool),
+            task=_typed(one["task"], str),
+            context=_typed(one["context"], int | None),
+            returns=_returns(one["returns"]),
         )
-        for one in found["results"]
+        for one in _typed(found["results"], list)
         if one["returns"]
     ]
 
 
-def _tried(read: Callable[[Path], Found], path: Path, notes: list[str]) -> Found | None:
-    """What a file holds; None and a note if it is missing or broken."""
+def _typed(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"it has {str(value)[:_SHOWN]!r} where {kind} is expected")
+    return value
+
+
+def _returns(values: Any) -> np.ndarray:
+    if not all(map(is_number, _typed(values, list))):
+        raise ValueError("its returns are not a list of finite numbers")
+    return np.array(values, dtype=float)
+
+
+def _tried(read: Callable[[str], Found], folder: Path, path: Path, notes: list[str]) -> Found | None:
+    """The content of a file of the run in `folder`; None and a note if it is missing or broken."""
     try:
-        return read(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return read(read_text(path, folder))
+    except _BROKEN as error:
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"is unreadable ({error})"
         notes.append(f"{path.parent.name}/{path.name} {reason}")
+        if not isinstance(error, FileNotFoundError):
+            logger.warning("%s %s and is left out.", path, reason)
         return None
 
 

@@ -171,3 +171,56 @@ def test_two_processes_get_versions_of_their_own_and_kill_9_leaves_whole_ones(
     (home / "aliases.json.1.tmp").write_text("{")
     assert store.put("run/state", files / "weights", metadata={}) == f"v{len(infos)}"
     assert not list(home.glob("*.tmp"))
+
+
+# ---- links and damage ----
+
+
+@pytest.mark.parametrize("name", ["weights", "sub", "sub/note.txt"])
+def test_a_link_out_of_what_is_stored_is_refused(
+    store: FolderStore, files: Path, tmp_path: Path, name: str
+) -> None:
+    path = (files / name).rename(tmp_path / "secret")
+    (files / name).symlink_to(path)
+    with pytest.raises(ValueError, match=rf"{name} is a link out of .*files, to .*secret.*Fix:"):
+        store.put("run/state", files, metadata={})
+    assert store.list() == []
+    (files / name).unlink()
+    path.rename(files / name)
+    (files / "inner").symlink_to(name)
+    store.put("run/state", files, metadata={})
+    assert not (store.get("run/state:v0", tmp_path / "got") / "inner").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["v0/weights", "v0/sub", "v0", "."])
+def test_a_link_out_of_the_store_is_refused(
+    store: FolderStore, files: Path, tmp_path: Path, name: str
+) -> None:
+    store.put("run/state", files, metadata={})
+    place = store.root / "run" / "state" / name
+    path = place.rename(tmp_path / "secret")
+    place.symlink_to(path)
+    with pytest.raises(ValueError, match=r"is a link out of .*store, to .*secret.*Fix:"):
+        store.get("run/state:v0", tmp_path / "got")
+    assert not (tmp_path / "got").exists()
+
+
+def test_a_pipe_is_not_copied(store: FolderStore, files: Path) -> None:
+    os.mkfifo(files / "pipe")
+    with pytest.raises(ValueError, match=r"pipe is not a plain file. Fix:"):
+        store.put("run/state", files, metadata={})
+
+
+@pytest.mark.parametrize("name", ["aliases.json", "v0/metadata.json"])
+@pytest.mark.parametrize("content", [b"[]", b"[" * 100_000, b"\xff", b'{"files": 1, "metadata": 2, "a": 3}'])
+def test_damaged_facts_hide_no_other_version(
+    store: FolderStore, files: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    for _ in range(2):
+        store.put("run/state", files, metadata={})
+    (store.root / "run" / "state" / name).write_bytes(content)
+    assert [info.version for info in store.list("run")] == ["v0", "v1"]
+    assert (store.get("run/state:v1", tmp_path / "got") / "weights").exists()
+    if name.startswith("v0"):
+        with pytest.raises(ValueError, match=r"v0 is damaged: .*weights.*Fix:"):
+            store.get("run/state:v0", tmp_path / "broken")

@@ -278,3 +278,15 @@ def test_a_collecting_process_has_no_store_and_restores_nothing(tmp_path: Path) 
     exp.close()
     assert exp.artifacts.store is None
     assert not (tmp_path / "store").exists()
+
+
+def test_a_link_out_of_a_checkpoint_is_not_uploaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state, store = tmp_path / "state", FolderStore(str(tmp_path / "store"))
+    state.mkdir()
+    (tmp_path / "secret").touch()
+    (state / "model.safetensors").symlink_to(tmp_path / "secret")
+    uploads = Uploads(RunAccess(tmp_path / "run", "run", None, None, lambda: None), store=lambda: store)
+    uploads.store_state(state, 0)
+    uploads.close()
+    assert "model.safetensors is a link out of" in caplog.text
+    assert store.list() == []

@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 
 from loxodon.experiment.fleet.heartbeat import machine_id
-from loxodon.experiment.plots import plot_run, read_curves
+from loxodon.experiment.plots import Line, Panel, plot_run, read_curves
 from loxodon.experiment.report.estimates import improvement, iqm, mean, mean_curve, with_interval
-from loxodon.experiment.report.main import main
+from loxodon.experiment.report.main import Report, main
+from loxodon.experiment.report.page import Gallery
+from loxodon.experiment.report.runs import grouped, read_runs
+
+from .broken_files import BROKEN
 
 VOID = {"img", "meta"}
 
@@ -200,3 +204,128 @@ def test_the_curves_of_one_run_are_a_picture(tmp_path: Path) -> None:
     assert points[1] == {"value": 5.0, "env_steps": 100.0, "gradient_steps": 10.0, "wall_s": 8.0}
     plot_run(tmp_path)
     assert (tmp_path / "logs" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_newest_ablation_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
+    folder = tmp_path / "run" / "evaluations"
+    older = json.loads((folder / "a.json").read_text())
+    older["results"][0]["returns"] = [-5.0]
+    (folder / "z.json").write_text(json.dumps(older))
+    os.utime(folder / "z.json", (1.0, 1.0))
+    ((run,), _) = read_runs([tmp_path])
+    assert run.ablation("Walk") == {1: 4.0, None: 4.0}
+    os.utime(folder / "a.json", (0.5, 0.5))
+    ((run,), _) = read_runs([tmp_path])
+    assert run.ablation("Walk") == {1: -5.0, None: 4.0}
+
+
+# ---- files that are not what they seem ----
+
+
+def test_broken_files_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
+    folder = tmp_path / "run" / "evaluations"
+    for name, content in BROKEN.items():
+        (folder / f"{name}.json").write_bytes(content)
+    (folder / "folder.json").mkdir()
+    (folder / "nowhere.json").symlink_to("nothing")
+    (folder / "loop.json").symlink_to("loop.json")
+    os.mkfifo(folder / "pipe.json")
+    ((run,), _) = read_runs([tmp_path])
+    assert [one.env for found in run.evaluations for one in found] == ["Walk", "Walk"]
+    for name in (*BROKEN, "folder", "loop", "pipe"):
+        assert f"{name}.json is unreadable" in caplog.text
+        assert any(name in note for note in run.notes)
+
+
+ODD_TEXTS = [
+    *BROKEN.values(),
+    *(b"A.b = " + b"[" * n for n in (90, 150, 5000)),
+    b"A.b = " + b"[" * 150 + b"]" * 150,
+    *(b"A.b = " + b"9" * n for n in (400, 5000)),
+    b'{"packages": 1}',
+    b'{"packages": {"torch": [[]]}, "hardware": null, "seed": {"a": NaN}}',
+]
+
+
+@pytest.mark.parametrize("name", ["ckpts/config.txt", "ckpts/versions.json", "status/both.json"])
+def test_odd_settings_versions_and_heartbeats_of_a_run_leave_the_page_whole(
+    tmp_path: Path, name: str
+) -> None:
+    write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
+    for content in ODD_TEXTS:
+        (tmp_path / "run" / name).write_bytes(content)
+        ((run,), without) = read_runs([tmp_path])
+        assert without == {}
+        report = Report(grouped([run], []), Gallery(tmp_path), "val/return")
+        assert all([report._versions(), report._runs(), report._scores(report.groups)])
+
+
+def test_odd_records_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_run(tmp_path, [4.0, 5.0], rate=0.5, seed=0)
+    path = tmp_path / "logs" / "metrics.jsonl"
+    expected = read_curves(path)
+    assert caplog.text == ""  # the last line is being written
+    odd = [
+        *("[" * 100_000, '{"a": ' * 2000 + "1" + "}" * 2000, "null", "[]", '"text"', "\0"),
+        *('{"val/return": 1' + "0" * 400 + "}", '{"val/return": [1]}', '{"val/return": 1' + "0" * 5000 + "}"),
+        *('{"val/return": NaN}', '{"val/return": 1e300}', '{"val/return": "' + "x" * 3_000_000 + '"}'),
+    ]
+    good = path.read_text().splitlines()
+    path.write_text("\n".join([*odd, *good[:3], *odd, *good[3:]]))
+    assert read_curves(path) == expected
+    assert f"{2 * len(odd)} lines of {path} are left out" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "link", "unreadable"])
+def test_a_run_whose_figures_cannot_be_read_is_left_out_by_itself(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "bad", [4.0], rate=0.5, seed=0)
+    write_run(tmp_path / "good", [5.0], rate=0.5, seed=0)
+    path = tmp_path / "bad" / "logs" / "metrics.jsonl"
+    if what == "unreadable":  # the tests may run as root, who can read everything
+        is_bad = path.__eq__
+        opened = Path.open
+
+        def refused(self: Path, *args: Any, **kwargs: Any) -> Any:
+            if is_bad(self):
+                raise PermissionError(13, "Permission denied", str(self))
+            return opened(self, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "open", refused)
+    else:
+        path.unlink()
+    if what == "folder":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "link":
+        path.symlink_to(tmp_path / "good" / "logs" / "metrics.jsonl")
+    runs, without = read_runs([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert str(path) in without[str(tmp_path / "bad")]
+
+
+@pytest.mark.parametrize("name", ["ckpts/config.txt", "ckpts/versions.json", "evaluations/a.json"])
+def test_links_out_of_a_run_folder_are_not_read(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
+    path = (tmp_path / "run" / name).rename(tmp_path / "secret")
+    (tmp_path / "run" / name).symlink_to(path)
+    ((run,), _) = read_runs([tmp_path / "run"])
+    assert any(f"{name} is unreadable" in note and "is a link out of" in note for note in run.notes)
+
+
+def test_odd_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures are an extra")
+    name = r"_$\frac$ _" + "x" * 300 + "\x1b\ud800"
+    lines = {name: Line(np.array([[0.0, 1.0], [1.0, 2.0]]), 0)}
+    html = Gallery(tmp_path).figure(Panel(name, name, lines, name), f"{name} val/return", "caption")
+    assert r"\x1b\ud800" in html
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_a_file_is_not_the_folder_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert read_runs([tmp_path / "file"])[1] == {str(tmp_path / "file"): "is a file, not the folder of a run"}
