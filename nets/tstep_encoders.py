@@ -423,21 +423,17 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
         if len(shape) < 2 or sides_of(space)[0] < _SMALLEST_MAP:  # noqa: PLR2004 - too small for a picture
             continue
         if kind_of(space) != "flat":
-            mend = (
-                "leave out Experiment.tstep_encoder_type (or set it to None), so that convolutions embed it"
-            )
+            mend = "leave out Experiment.tstep_encoder_type or set it to None, which takes convolutions"
         elif _FITS["image"](space):
             mend = (
                 "if it is a picture, set Experiment.tstep_encoder_type = @DictTstepEncoder and "
                 f"DictTstepEncoder.obs_kinds = {{{key!r}: 'image'}}"
             )
         else:
-            mend = (
-                "if it holds pictures, stack them along their channels: (height, width, pictures * channels)"
-            )
+            mend = "if it holds several pictures, stack them along the axis of their channels"
         say_once(
-            f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, as a table "
-            f"may be but a picture should not. Fix: {mend}.",
+            f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, which is "
+            f"fine for a table but not for a picture. Fix: {mend}.",
             logging.WARNING,
         )
 

@@ -93,6 +93,14 @@ def macros_of(bindings: Iterable[Binding]) -> dict[str, Any]:
     return {b.scope: b.value for b in bindings if b.selector == MACRO}
 
 
+def line_of_value(binding: Binding, bindings: Iterable[Binding]) -> Binding:
+    """The line `NAME = value` that a binding to `%NAME` has its value from; otherwise the binding itself."""
+    lines = {b.scope: b for b in bindings if b.selector == MACRO}
+    while isinstance(binding.value, Macro) and binding.value.name in lines:
+        binding = lines.pop(binding.value.name)  # each line once, as macros may form a circle
+    return binding
+
+
 def shown(binding: Binding) -> str:
     """A binding and where it stands."""
     return f"{binding.origin}: {binding.key} = {binding.value!r}"
@@ -246,9 +254,10 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
             continue
         choices = [arg for kind, args in _alternatives(hint) if kind is typing.Literal for arg in args]
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+        line = line_of_value(binding, bindings)
         found.append(
-            f"{shown(binding)} is {_kind_of(value)}, but {describe(hint)} is allowed.{near} "
-            f"Fix: {_mend(binding, value, hint)}."
+            f"{line.origin}: {binding.key} = {binding.value!r} is {_kind_of(value)}, but {describe(hint)} is "
+            f"allowed.{near} Fix: {_mend(line, value, hint)}."
         )
     return found
 

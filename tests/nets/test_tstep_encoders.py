@@ -292,7 +292,7 @@ def test_kinds_of_observations() -> None:
     [
         ((40, 40, 3), np.uint8, "leave out Experiment.tstep_encoder_type"),
         ((30, 30), np.float32, r"DictTstepEncoder.obs_kinds = \{'seen': 'image'\}"),
-        ((4, 40, 40, 3), np.uint8, "stack them along their channels"),
+        ((4, 40, 40, 3), np.uint8, "stack them along the axis of their channels"),
         ((40, 2), np.float32, None),
     ],
 )
