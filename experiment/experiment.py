@@ -26,7 +26,7 @@ from ..agents import BaseAgent, LossTerms, OnPolicyAgent
 from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter, WritingClock
 from ..data.spaces import ActionCode, PolicyActionSpace
 from ..envs import EnvHalves, ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
-from ..nets import default_tstep_encoder
+from ..nets import TrajEncoder, TstepEncoder, default_tstep_encoder
 from .artifacts import RunAccess
 from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
@@ -527,13 +527,24 @@ class Experiment(Settings):
             "environments": env_summary,
             "observations": observations,
             "actions": str(self.action_space),
+            "encoders": self._describe_encoders(),
             "agent": f"{type(self.policy).__name__}, {num_params:,} trainable parameters, "
             f"sequences up to {self.max_seq_len} steps{remembers}",
             "epoch": f"{num_steps:,} env steps, {self.trainer.describe()}; {self.epochs} "
             f"epoch{'s' if self.epochs != 1 else ''}",
             "dataset": f"{type(self.dataset).__name__} {self.dataset.save_new_trajs_to or ''}".rstrip(),
         }
-        return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
+        return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+    def _describe_encoders(self) -> str:
+        """Names, widths and sizes of both encoders; an agent of the user's may have none."""
+        modules = [getattr(self.policy, name, None) for name in ("tstep_encoder", "traj_encoder")]
+        found = [module for module in modules if isinstance(module, (TstepEncoder, TrajEncoder))]
+        names = [one.describe() if isinstance(one, TstepEncoder) else type(one).__name__ for one in found]
+        return ", then ".join(
+            f"{name} -> {one.emb_dim} ({sum(p.numel() for p in one.parameters()):,} parameters)"
+            for name, one in zip(names, found, strict=True)
+        )
 
     def close(self) -> None:
         """End worker processes and background threads; finished trajectories and metrics are stored first."""

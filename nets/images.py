@@ -160,9 +160,9 @@ def _has_channels_first(key: str, space: spaces.Box, channels_first: bool | None
 
 
 @functools.cache  # however many networks are built alike
-def say_once(message: str) -> None:
+def say_once(message: str, level: int = logging.INFO) -> None:
     """Log it if it is new in this process."""
-    logger.info("%s", message)
+    logger.log(level, "%s", message)
 
 
 class _Picture(nn.Module):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -73,6 +75,11 @@ class TstepEncoder(nn.Module, ABC):
     @abstractmethod
     def emb_dim(self) -> int:
         """Width of the output."""
+
+    def describe(self) -> str:
+        """Name of the class, and the observations that it uses where these are not all."""
+        is_all = len(self.keys) == len(self.obs_space.spaces)
+        return type(self).__name__ + ("" if is_all else f" of {', '.join(self.keys)}")
 
     def forward(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, mask: Tensor | None = None
@@ -262,14 +269,15 @@ class FFTstepEncoder(_MLPTstepEncoder):
             time_scale=time_scale,
             specify_obs_keys=specify_obs_keys,
         )
+        _warn_of_flattened(type(self).__name__, obs_space, self.flat_keys)
 
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
 class DictTstepEncoder(_MLPTstepEncoder):
     """Any observations: each is embedded by what fits it, then all go through an MLP with the rl2s.
 
-    - "image": a Box of two or three axes with sides of 17 or more (uint8, or three axes of floats), by
-      convolutions as in `CNNTstepEncoder`.
+    - "image": a Box of two or three axes with sides of 17 or more (uint8, or from 0 to 255 in any
+      type, or three axes of floats), by convolutions as in `CNNTstepEncoder`.
     - "map": a Box of two or three axes of few whole numbers, sides from 4, as in `GridworldCNNTstepEncoder`.
     - "tokens": text with a vocabulary (`loxodon.envs.Tokens`), by `TokenGoalEmb`.
     - "flat": all others, as in `FFTstepEncoder`.
@@ -363,6 +371,11 @@ class DictTstepEncoder(_MLPTstepEncoder):
             specify_obs_keys=specify_obs_keys,
         )
         self.kinds = kinds
+        _warn_of_flattened(type(self).__name__, obs_space, {*self.flat_keys} - {*(obs_kinds or {})})
+
+    def describe(self) -> str:
+        kinds = ", ".join(f"{key}: {kind}" for key, kind in self.kinds.items())
+        return f"{type(self).__name__} ({kinds})"
 
 
 _FITS: dict[str, Callable[[spaces.Space[Any]], bool]] = {
@@ -391,7 +404,11 @@ def kind_of(space: spaces.Space[Any]) -> str:
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
         return "flat"
     side = sides_of(space)[0]
-    is_pixels = space.dtype.name == "uint8" or (space.dtype.kind == "f" and len(space.shape) == 3)  # noqa: PLR2004
+    is_pixels = (
+        space.dtype.name == "uint8"
+        or (space.dtype.kind == "f" and len(space.shape) == 3)  # noqa: PLR2004
+        or ((space.low == 0).all() and (space.high == 255).all())  # noqa: PLR2004 - the largest uint8
+    )
     if side >= _SMALLEST_IMAGE and is_pixels:
         return "image"
     return "map" if side >= _SMALLEST_MAP and holds_ids(space) else "flat"
@@ -401,6 +418,29 @@ def default_tstep_encoder(obs_space: spaces.Dict) -> type[TstepEncoder]:
     """The encoder of an experiment that names none: `DictTstepEncoder`, but for numbers `FFTstepEncoder`."""
     is_flat = all(kind_of(space) == "flat" for space in obs_space.spaces.values())
     return FFTstepEncoder if is_flat else DictTstepEncoder
+
+
+def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) -> None:
+    """Warn once of each Box among `keys` with several axes: an MLP sees no neighbourhood in it."""
+    for key in keys:
+        space = obs_space[key]
+        shape = tuple(map(int, space.shape)) if isinstance(space, spaces.Box) else ()
+        if len(shape) < 2 or sides_of(space)[0] < _SMALLEST_MAP:  # noqa: PLR2004 - too small for a picture
+            continue
+        if kind_of(space) != "flat":
+            mend = "leave out Experiment.tstep_encoder_type or set it to None, which takes convolutions"
+        elif _FITS["image"](space):
+            mend = (
+                "if it is a picture, set Experiment.tstep_encoder_type = @DictTstepEncoder and "
+                f"DictTstepEncoder.obs_kinds = {{{key!r}: 'image'}}"
+            )
+        else:
+            mend = "if it holds several pictures, stack them along the axis of their channels"
+        say_once(
+            f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, which is "
+            f"fine for a table but not for a picture. Fix: {mend}.",
+            logging.WARNING,
+        )
 
 
 # ---- pictures alone ----

@@ -11,13 +11,14 @@ import os
 import tokenize
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gin
 
-from ...gin_configs.presets import did_you_mean
+from ...gin_configs.presets import did_you_mean, preset_root
 from . import registry
 from .reading import (
     COMMAND_LINE,
@@ -58,6 +59,9 @@ MOVED: dict[str, str] = {
 }
 """Parameters that have another name now: old `Name.param` -> new one, or another line to write instead."""
 
+CHOICES_OF_NONE = {"Experiment.tstep_encoder_type": ("FFTstepEncoder", "DictTstepEncoder")}
+"""Parameters for which None means a choice when everything is built, and what it is made among."""
+
 
 # --- bindings as gin sees them --------------------------------------------------------------------------
 
@@ -87,6 +91,14 @@ def bound_in(scope: str, name: str, bindings: Iterable[Binding]) -> dict[str, Bi
 def macros_of(bindings: Iterable[Binding]) -> dict[str, Any]:
     """The values of macros by their names."""
     return {b.scope: b.value for b in bindings if b.selector == MACRO}
+
+
+def line_of_value(binding: Binding, bindings: Iterable[Binding]) -> Binding:
+    """The line `NAME = value` that a binding to `%NAME` has its value from; otherwise the binding itself."""
+    lines = {b.scope: b for b in bindings if b.selector == MACRO}
+    while isinstance(binding.value, Macro) and binding.value.name in lines:
+        binding = lines.pop(binding.value.name)  # each line once, as macros may form a circle
+    return binding
 
 
 def shown(binding: Binding) -> str:
@@ -125,7 +137,7 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
         for name, binding in bound.items():
             is_env_factory = name.startswith("make_") and name.endswith("env")
             is_called = is_env_factory or (is_macro and node.is_called)
-            for ref in references_in(binding.value):
+            for ref in [*references_in(binding.value), *_choices_of(binding)]:
                 if isinstance(ref, Macro):
                     queue.append(Node(registry.find(MACRO)[0], ref.name, binding, is_called))
                 elif len(matches := registry.find(ref.name)) == 1:
@@ -136,6 +148,11 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
             if child is not None:
                 queue.append(Node(child, node.scope, node.via))
     return nodes
+
+
+def _choices_of(binding: Binding) -> list[Reference]:
+    """What is chosen among where this binds None."""
+    return [Reference(n, False) for n in CHOICES_OF_NONE.get(binding.key, ()) if binding.value is None]
 
 
 def reach_by_source(bindings: Sequence[Binding], root: Node) -> dict[int, dict[tuple[str, str], Node]]:
@@ -237,9 +254,10 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
             continue
         choices = [arg for kind, args in _alternatives(hint) if kind is typing.Literal for arg in args]
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+        line = line_of_value(binding, bindings)
         found.append(
-            f"{shown(binding)} is {_kind_of(value)}, but {describe(hint)} is allowed.{near} "
-            f"Fix: {_mend(binding, value, hint)}."
+            f"{line.origin}: {binding.key} = {binding.value!r} is {_kind_of(value)}, but {describe(hint)} is "
+            f"allowed.{near} Fix: {_mend(line, value, hint)}."
         )
     return found
 
@@ -375,7 +393,8 @@ def _respelled(value: Any) -> Iterator[Any]:
             yield bool(value)
         if isinstance(value, float) and value.is_integer():
             yield int(value)
-        yield str(value)
+        if value is not None:
+            yield str(value)
     items = value if isinstance(value, (list, tuple)) else [value]
     yield from (list(items), tuple(items))
 
@@ -444,6 +463,8 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     read, final = registry.was_read(), reach(bindings, [root])
     later = reach(bindings, [Node(registry.find(name)[0], scope) for scope, name in read])
     earlier = reach_by_source(bindings, root)
+    taken = _taken_instead({name for _, name in read})
+    later = {key: node for key, node in later.items() if key[1] not in taken}
     problems, notes, num_left_over = [], [], 0
     for binding in remaining(bindings):
         target = registry.find(binding.selector)[0]
@@ -453,6 +474,13 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
             continue
         if earlier[binding.source].keys() - final.keys():
             num_left_over += 1
+        elif target.name in taken and ("", target.name) in final:
+            if not _is_in_preset(binding):
+                other = taken[target.name]
+                problems.append(
+                    f"{shown(binding)} has no effect: these observations take {other}. Fix: set "
+                    f"{other}.{binding.param}, or Experiment.tstep_encoder_type = @{target.name}."
+                )
         elif is_given:
             problems.append(
                 f"{shown(binding)} has no effect: the code that makes {target.name} gives it. "
@@ -473,6 +501,17 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
             "later file or the command line replaced what used them (--print-config lists them)."
         )
     return "\n".join(notes)
+
+
+def _taken_instead(read: Set[str]) -> dict[str, str]:
+    """Of the CHOICES_OF_NONE those that were passed over, and what was taken instead of each."""
+    found = [(read.intersection(names), names) for names in CHOICES_OF_NONE.values()]
+    return {name: min(taken) for taken, names in found if taken for name in names if name not in taken}
+
+
+def _is_in_preset(binding: Binding) -> bool:
+    """Whether it stands in a shipped file, whose settings are for any observations."""
+    return preset_root().resolve() in Path(binding.origin.file).resolve().parents
 
 
 def _may_be_called_later(target: Configurable) -> bool:

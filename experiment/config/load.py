@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import gin
 
@@ -23,10 +24,14 @@ from .reading import (
     Source,
     raise_if_any,
     read_source,
+    references_in,
     with_references,
+    without_macros,
 )
+from .registry import MACRO
 
 _COMMENT_COLUMN = 60
+_MOST_PLACES = 3  # named in an error
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def _line(key: str, value: str, comment: str) -> str:
 
 @contextlib.contextmanager
 def explained(config: LoadedConfig) -> Iterator[None]:
-    """Raise errors of what is built from a config as ConfigErrors, led by the place in it that they speak of.
+    """Raise errors of what is built from a config as ConfigErrors, led by the places in it that they are about.
 
     An error that names no `Fix:` is no error of the configuration and passes through.
     """
@@ -154,23 +159,47 @@ def explained(config: LoadedConfig) -> Iterator[None]:
 
 
 def _places(message: str, callers: Sequence[str], config: LoadedConfig) -> list[str]:
-    """Where the parameter is set that the message names first and in full, such as Experiment.mode.
+    """Where the values are set that the message is about; none where that is not certain.
 
-    One that was typed and that the message mentions by class and name goes before, as files are mostly right.
-    Without any: where a text is set that the message quotes; where parameters of the failing configurable are
-    set, those that the message mentions if it does.
+    A message is about a binding if it names it in full before "Fix:", such as Experiment.mode. Otherwise its
+    value must be shown there, and its parameter be named: in full in the advice, or alone if the message names
+    its class or comes from a call of it. A text that is no plain word, such as an id or a path, names itself.
+    What was typed goes before files, which are mostly right.
     """
     remaining = checks.remaining(config.bindings)
-    words = set(re.findall(r"\w+", message))
-    typed = [b for b in remaining if b.origin.file == COMMAND_LINE and {b.selector, b.param} <= words]
-    named = [(re.search(rf"{re.escape(b.key)}\b", message), str(b.origin)) for b in remaining]
-    if in_full := [(match.start(), origin) for match, origin in named if match]:
-        return [str(typed[0].origin) if typed else min(in_full)[1]]
-    if quoted := [b for b in remaining if isinstance(b.value, str) and repr(b.value) in message]:
-        return [str(quoted[0].origin)]
-    for caller in callers:
-        own = [b for b in remaining if b.selector.endswith(caller)]
-        mentioned = [b for b in own if re.search(rf"\b{b.param}\b", message)]
-        if own:
-            return [str(b.origin) for b in (mentioned or own)[:3]]
-    return []
+    body, _, advice = message.partition("Fix:")
+    words = set(re.findall(r"\w+", body))
+    macros = checks.macros_of(remaining)
+    in_full, shown, quoted = [], [], []
+    for binding in remaining:
+        if binding.selector == MACRO:
+            continue
+        key, value = f"{binding.selector}.{binding.param}", without_macros(binding.value, macros)
+        owns = binding.selector in words or any(binding.selector.endswith(caller) for caller in callers)
+        if match := _found(key, body):
+            in_full.append((match.start(), binding))
+        elif not any(_found(text, body) for text in _as_texts(value)):
+            continue
+        elif _found(key, advice) or (owns and binding.param in words):
+            shown.append(binding)
+        elif isinstance(value, str) and not re.fullmatch("[a-z_]+", value) and repr(value) in body:
+            quoted.append(binding)
+    first = [binding for _, binding in sorted(in_full, key=lambda pair: pair[0])[:1]]
+    origins = [checks.line_of_value(binding, remaining).origin for binding in [*first, *(shown or quoted)]]
+    typed = [origin for origin in origins if origin.file == COMMAND_LINE and (first or shown)]
+    certain = typed[:1] or origins[: 1 if first else _MOST_PLACES]
+    return list(dict.fromkeys(map(str, certain)))
+
+
+def _found(text: str, where: str) -> re.Match[str] | None:
+    """`text` as words of its own, not as a part of longer ones or of a longer number."""
+    return re.search(rf"(?<![\w.]){re.escape(text)}(?!\w|\.\w)", where)
+
+
+def _as_texts(value: Any) -> set[str]:
+    """How a message may show a value; nothing for references."""
+    if isinstance(value, float):
+        return {repr(value), f"{value:g}"}
+    if isinstance(value, int):
+        return {repr(value), f"{value:,}"}
+    return set() if references_in(value) else {repr(value)}

@@ -218,7 +218,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("import no_such_module_xyz", ["a.gin:3: importing 'no_such_module_xyz' failed"]),
         ("CfgRun.epochs = 3.0", ["a.gin:3: CfgRun.epochs = 3.0 is a float, but int is allowed", "write 3."]),
         ("CfgRun.epochs = True", ["is a bool, but int is allowed"]),
-        ("N = 'x'\nCfgRun.epochs = %N", ["a.gin:4: CfgRun.epochs = %N is a str"]),
+        ("N = 'x'\nCfgRun.epochs = %N", ["a.gin:3: CfgRun.epochs = %N is a str"]),
         ("CfgRun.epochs = None", ["is None, but int is allowed", "Fix: give it int"]),
         ("CfgRun.epochs = @cfg_bonus", ["the class or function itself", "write @cfg_bonus()"]),
         ("CfgRun.run_name = @cfg_bonus()", ["what that call returns, but str is allowed"]),
@@ -416,12 +416,15 @@ def test_errors_of_a_constructor_lead_to_the_line_that_caused_them() -> None:
     [
         ("CfgGRU.rate is odd.", "a.gin:3: "),
         ("CfgGRU.rate does not fit layers 2.", "command line, `CfgGRU.layers=2`: "),  # this was typed
-        ("There is no 'batchy'.", "command line, `CfgGRU.norm='batchy'`: "),
+        ("There is no 'batchy-v1'.", "command line, `CfgGRU.norm='batchy-v1'`: "),
         ("There is nothing to go on from.", ""),
+        ("Observation 'mission' is a Text. Give it words, or set CfgGRU.", ""),
+        ("The environment has no norm. Fix: bind CfgGRU.layers.", ""),
+        ("Shapes differ at timestep 2 of 0.25.", ""),
     ],
 )
 def test_errors_lead_to_what_was_typed_or_is_quoted(message: str, place: str) -> None:
-    config = load("CfgGRU.rate = 0.2\n", "CfgGRU.layers=2", "CfgGRU.norm='batchy'")
+    config = load("CfgGRU.rate = 0.2\n", "CfgGRU.layers=2", "CfgGRU.norm='batchy-v1'")
     with pytest.raises(ConfigError) as caught, explained(config):
         raise ValueError(f"{message} Fix: think.")
     assert str(caught.value) == f"{place}{message} Fix: think."

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from loxodon.data import load_trajectory
 from loxodon.envs import EnvSpec, Tokens
 from loxodon.experiment import Experiment, load_policy
-from loxodon.experiment.config import load_config
+from loxodon.experiment.config import ConfigError, load_config
 from loxodon.nets import DictTstepEncoder
 
 GIN = """
@@ -116,3 +116,43 @@ def test_every_border_keeps_the_dtypes(tmp_path: Path, agent: str, env_mode: str
         assert dtypes(stored.obs) == DTYPES
         assert stored.obs["mission"].tolist() == [[2, 1, 0]] * len(stored.obs["speed"])
         assert {training for _, training in seen} == {True, False}
+
+
+def test_settings_of_the_encoder_that_is_not_chosen_are_refused(seen_id: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"take DictTstepEncoder. Fix: set DictTstepEncoder.specify_obs"
+    ):
+        header("base_offpolicy", tmp_path, seen_id, "FFTstepEncoder.specify_obs_keys=['speed']")
+
+
+@pytest.mark.parametrize("preset", ["base_offpolicy", "ppo/ppo"])
+def test_presets_for_any_task_embed_pictures_by_convolutions_and_say_so(
+    preset: str, seen_id: str, tmp_path: Path
+) -> None:
+    said = header(preset, tmp_path, seen_id)
+    assert "DictTstepEncoder (camera: image, mission: tokens, speed: flat) -> 128 (" in said
+    assert "then GRUTrajEncoder -> 64 (" in said
+
+
+@pytest.fixture
+def seen_id(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id under which SeenEnv is registered."""
+    monkeypatch.setitem(gym.registry, "Seen-v0", gym.envs.registration.EnvSpec("Seen-v0", SeenEnv))
+    return "Seen-v0"
+
+
+def header(preset: str, folder: Path, env_id: str, *overrides: str) -> str:
+    """What a run of a preset with another environment says of itself; its settings must all be in use."""
+    settings = {"epochs": 1, "parallel_actors": 1, "max_seq_len": 6, "val_timesteps_per_epoch": 0}
+    names = {"run_name": "seen", "ckpt_base_dir": str(folder), "verbose": False}
+    envs = {"make_train_env": "@gym_env()", "make_val_env": "@gym_env()", "evaluate_at_end": False}
+    lines = [f"Experiment.{name}={value}" for name, value in {**settings, **names, **envs}.items()]
+    lines += [f"gym_env.env_id={env_id}", "gym_env.vocabulary=['go', 'right']", *overrides]
+    config = load_config([preset, "encoders/gru_small"], lines)
+    exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    exp.start()
+    try:
+        config.check_unused()
+        return exp.describe("")
+    finally:
+        exp.close()

@@ -26,7 +26,7 @@ from loxodon.nets import (
     TstepEncoder,
     default_tstep_encoder,
 )
-from loxodon.nets.images import random_shift
+from loxodon.nets.images import random_shift, say_once
 from loxodon.nets.tstep_encoders import kind_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "timestep_encoders.md").read_text(encoding="utf-8")
@@ -282,8 +282,29 @@ def test_kinds_of_observations() -> None:
     assert kinds == {key: expected.get(key, "flat") for key in kinds}
     assert kind_of(spaces.Box(0, 70_000, (8, 8), np.int32)) == "flat"
     assert kind_of(spaces.Box(0, 1, (30, 30), np.float32)) == "flat"  # as likely a table as a picture
+    assert kind_of(spaces.Box(0, 255, (30, 30, 3), np.int64)) == "image"  # not a map of 256 ids
     assert default_tstep_encoder(SPACE) is FFTstepEncoder
     assert default_tstep_encoder(EVERYTHING) is DictTstepEncoder
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "advice"),
+    [
+        ((40, 40, 3), np.uint8, "leave out Experiment.tstep_encoder_type"),
+        ((30, 30), np.float32, r"DictTstepEncoder.obs_kinds = \{'seen': 'image'\}"),
+        ((4, 40, 40, 3), np.uint8, "stack them along the axis of their channels"),
+        ((40, 2), np.float32, None),
+    ],
+)
+def test_a_flattened_picture_is_warned_of_once(
+    shape: tuple[int, ...], dtype: Any, advice: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    say_once.cache_clear()
+    for _ in range(2):
+        FFTstepEncoder(spaces.Dict(seen=spaces.Box(0, 1, shape, dtype), x=spaces.Box(0, 1, (3,))), 3)
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == (advice is not None)
+    assert advice is None or re.search(rf"flattens observation 'seen' .*Fix: .*{advice}", told[0])
 
 
 IDS = picture(7, 7, 3, high=2000, dtype=np.int32)
