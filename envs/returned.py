@@ -124,7 +124,8 @@ def as_rewards(rewards: Any, rows: np.ndarray | None) -> np.ndarray:
 def as_flags(flags: Any, name: str, rows: np.ndarray | None) -> np.ndarray:
     """`terminated` or `truncated` of N environments, (N,) bool; False where `rows` is False."""
     array = as_numpy(flags)
-    if array.ndim != 1 or (array.dtype != bool and not np.isin(array, (0, 1)).all()):
+    judged = array if rows is None else array[rows]
+    if array.ndim != 1 or (array.dtype != bool and not np.isin(judged, (0, 1)).all()):
         raise WrongValueError(
             f"{shown(flags)} as {name}",
             f"It is one truth value per environment, ({len(array)},). Fix: return an array of bool.",

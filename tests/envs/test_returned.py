@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import gymnasium as gym
@@ -261,3 +262,104 @@ def test_workers_name_the_environment_too(opened: Any) -> None:
         EnvError, match=r"(?s)Environment 1 failed in step.*scripted0 returned the reward '1.0'.*Fix"
     ):
         env.step([0, 0])
+
+
+# --- what is told of once --------------------------------------------------------------------------------
+
+NARROW = spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("time", "space", "odd", "words"),
+    [
+        (137, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
+        (2, NARROW, np.array([-1, 0], np.float32), r"-1 as observation 'observation'"),
+        (101, spaces.Box(0, 10, (2,), np.uint8), np.array([3, 11], np.uint8), r"11 as observation"),
+        (0, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_observation_outside_its_box_is_reported_once_whenever_it_comes(
+    time: int, space: Any, odd: Any, words: str, ends: bool, opened: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Leaving(OddEnv):
+        def step(self, action: Any) -> Any:
+            self.seed_, obs, info = 2, *super().step(action)[::4]
+            return obs, 1.0, ends and self.time == time, False, info
+
+    good = np.zeros(2, space.dtype)
+    kwargs = ({"what": "info", "odd": {}}, {"odd": odd})
+    specs = [EnvSpec(lambda k=k: Leaving(**k, time=time, space=space, good=good)) for k in kwargs]
+    env = opened("sync", specs)
+    with caplog.at_level(logging.WARNING, logger="loxodon"):
+        env.reset(seed=0)
+        for _ in range(150):
+            env.step([0, 0])
+    told = [text for text in caplog.messages if "outside the bounds" in text]
+    assert len(told) == 1
+    assert words in told[0]
+
+
+def test_metrics_that_are_not_finite_are_left_out_and_reported_once(
+    opened: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Figures(ScriptedEnv):
+        def step(self, action: Any) -> Any:
+            figures = {"metric/rate": float("nan"), "metric/all": np.array([1, np.inf]), "metric/good": 1}
+            return *super().step(action)[:4], figures
+
+    env = opened("sync", [EnvSpec(Figures)])
+    env.reset(seed=0)
+    with caplog.at_level(logging.WARNING, logger="loxodon"):
+        found = [env.step([0])[-1]["metrics"] for _ in range(3)]
+    assert found == [[(0, "rate", []), (0, "all", [1.0]), (0, "good", 1.0)]] * 3
+    assert len(caplog.messages) == 2
+    assert "scripted0 returned nan as info['metric/rate']" in caplog.messages[0]
+    assert "Fix:" in caplog.messages[0]
+
+
+# --- spaces ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+@pytest.mark.parametrize("value", [None, (3,), "missing"])
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        lambda env: env,
+        lambda env: KShotWrapper(env, 2),
+        lambda env: KShotWrapper(lambda: env, 2),
+        lambda env: gym.wrappers.TimeLimit(env, 3),
+    ],
+)
+def test_environments_without_spaces_are_refused(name: str, value: Any, wrapper: Any) -> None:
+    class Spaceless(ScriptedEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            delattr(self, name) if value == "missing" else setattr(self, name, value)
+
+    for build in (EnvSpec(lambda: wrapper(Spaceless())).build, lambda: SequenceEnv(wrapper(Spaceless()))):
+        with pytest.raises(
+            TypeError, match=rf"The environment Spaceless has .*{name}, but .*Fix: set self.{name}"
+        ):
+            build()
+
+
+@pytest.mark.parametrize(
+    ("spaces_", "error", "words"),
+    [
+        ({"observation_space": spaces.Sequence(spaces.Discrete(2))}, TypeError, r"Sequence"),
+        ({"observation_space": spaces.Dict()}, ValueError, r"Dict\(\) is empty"),
+        ({"action_space": spaces.Text(3)}, TypeError, r"action space is Text"),
+    ],
+)
+def test_spaces_that_cannot_be_used_name_the_environment(
+    spaces_: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    class Spaced(ScriptedEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            vars(self).update(spaces_)
+
+    with pytest.raises(error, match=rf"The environment Spaced .*{words}.*Fix:"):
+        EnvSpec(Spaced).build()

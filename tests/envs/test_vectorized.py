@@ -335,3 +335,132 @@ def test_what_cannot_be_mapped_is_refused() -> None:
 def test_recipes_of_recipes_reach_make_vec() -> None:
     env = make_vector_env([resolve_env(lambda: EnvSpec("CartPole-v1"))] * 2, "already_vectorized")
     assert env.num_envs == 2
+
+
+class OddBatch(BatchedFinalEnv):
+    """Its step returns what `parts` has for a name, and what is usual for the others."""
+
+    def __init__(self, parts: dict[str, Any], space: Any = None, mode: str = "SameStep") -> None:
+        super().__init__(has_final=False, autoreset_mode=AutoresetMode(mode))
+        self.parts, self.single_observation_space = parts, space or self.single_observation_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.parts.get("first", np.zeros((2, 1), np.float32)), self.parts.get("first_infos", {})
+
+    def step(self, actions: Any) -> Any:
+        usual = {
+            "obs": np.zeros((2, 1), np.float32),
+            "rewards": np.ones(2, np.float32),
+            "terminated": np.zeros(2, bool),
+            "truncated": np.zeros(2, bool),
+            "infos": {},
+        }
+        return tuple(self.parts.get(name, value) for name, value in usual.items())
+
+
+INTEGERS = {"space": gym.spaces.Discrete(3), "first": np.array([0, 1])}
+ENDED = {"terminated": np.array([False, True])}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"rewards": np.array(["1.0", "2.0"])}, r"the rewards array\(\['1.0', '2.0'\]"),
+        ({"rewards": [1.0, None]}, r"the rewards \[1.0, None\] \(list\)"),
+        ({"rewards": np.array([1.0, 1e39])}, r"1e\+39 as reward \(environment 1, step 1"),
+        ({"rewards": np.ones((2, 1))}, r"the rewards array\(\[\[1.\]"),
+        ({"rewards": np.array([1.0, 1j])}, r"the rewards array"),
+        ({"terminated": np.array(["False", ""])}, r"as terminated"),
+        ({"truncated": np.array([0, 2])}, r"array\(\[0, 2\]\) as truncated"),
+        ({"truncated": [None, True]}, r"\[None, True\] \(list\) as truncated"),
+        ({"obs": np.array([[0], [1e39]])}, r"1e\+39 \(float64\) as observation.*\(environment 1, step 1"),
+        ({"obs": np.array([["0"], ["1"]])}, r"as observation 'observation'.*real numbers"),
+        ({"obs": {"a": 1}}, r"observation"),
+        ({"infos": [{}, {}]}, r"the info \[\{\}, \{\}\] \(list\)"),
+        (
+            {"infos": {"metric/a": np.array([1.0, None])}},
+            r"None as info\['metric/a'\] \(environment 1, step 1",
+        ),
+        ({"infos": {"metric/a": {"b": np.ones(2)}}}, r"infos\['metric/a'\] with shape \(\)"),
+        ({"infos": {"metric/a": 1.0}}, r"infos\['metric/a'\] with shape \(\)"),
+        (
+            {**INTEGERS, "obs": np.array([0, 3])},
+            r"3 as .*\(environment 1, step 1.*Discrete\(3\) does not contain",
+        ),
+        ({**INTEGERS, "obs": np.array([1.0, 1.7])}, r"1.7 \(float64\) as .*\(environment 1, step 1"),
+        ({**INTEGERS, "first": np.array([-1, 0])}, r"-1 as .*\(environment 0, step 0"),
+        ({**ENDED, "infos": {"final_obs": np.array([None, None])}}, r"None as .*\(environment 1, step 1"),
+        (
+            {**ENDED, "infos": {"final_obs": np.array([[np.nan], [np.nan]])}},
+            r"NaN as .*\(environment 1, step 1",
+        ),
+        (
+            {**ENDED, "infos": {"final_obs": np.array([[1e39], [1e39]])}},
+            r"1e\+39 .* as .*\(environment 1, step 1",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(parts: dict[str, Any], words: str) -> None:
+    env = adapted(OddBatch, parts=parts, space=parts.get("space"))
+
+    def play() -> None:
+        env.reset()
+        env.step([0, 0])
+
+    with pytest.raises(ValueError, match=rf"(?s)^(The environment )?OddBatch returned .*{words}.*Fix:"):
+        play()
+
+
+@pytest.mark.parametrize(
+    ("infos", "expected"),
+    [
+        ({"final_info": np.array([{"metric/a": 9.0}, {"metric/a": 2, "other": 3}])}, [(1, "a", 2.0)]),
+        ({"final_info": [None, {"metric/a": np.array([2, 3])}]}, [(1, "a", [2.0, 3.0])]),
+        ({"final_info": np.array([None, None])}, []),
+        ({"final_info": {"metric/a": np.array([9.0, 2.0])}}, [(1, "a", 2.0)]),
+        (
+            {"final_info": {"metric/a": np.array([0.0, 2.0]), "_metric/a": np.array([False, True])}},
+            [(1, "a", 2.0)],
+        ),
+        ({"final_info": {"metric/a": np.array([9.0, 2.0]), "_metric/a": np.array([True, False])}}, []),
+        # what the next episode's reset reports counts too, unless the end has the same name
+        (
+            {"final_info": {"metric/a": np.array([0.0, 2.0])}, "metric/a": np.array([5.0, 6.0])},
+            [(1, "a", 2.0), (0, "a", 5.0)],
+        ),
+    ],
+)
+def test_metrics_of_final_info_count_for_the_rows_that_ended(infos: dict[str, Any], expected: Any) -> None:
+    final = {"final_observation": np.array([None, np.ones(1, np.float32)], object)}
+    env = adapted(OddBatch, parts={**ENDED, "infos": {**final, **infos}})
+    env.reset()
+    *_, found = env.step([0, 0])
+    assert found.get("metrics", []) == expected
+
+
+def test_rows_that_only_reset_report_nothing_but_their_reset() -> None:
+    infos = {
+        "metric/a": np.array([1.0, 2.0]),
+        "metric/b": np.array([3, 4]),
+        "_metric/b": np.array([False, True]),
+    }
+    parts = {**ENDED, "infos": infos}
+    env = adapted(OddBatch, parts=parts, mode="NextStep")
+    env.reset()
+    env.step([0, 0])
+    left_out = {"rewards": np.array([1.0, np.nan]), "terminated": np.array([0, 5])}  # in row 1
+    env.env.parts |= left_out
+    *_, found = env.step([0, 0])
+    assert found["_ignore"].tolist() == [False, True]
+    assert found["metrics"] == [(0, "a", 1.0), (1, "b", 4.0)]
+
+
+@pytest.mark.parametrize("name", ["single_observation_space", "single_action_space"])
+def test_batches_without_spaces_are_refused(name: str) -> None:
+    class Spaceless(BatchedFinalEnv):
+        def __init__(self) -> None:
+            super().__init__(has_final=True)
+            delattr(self, name)
+
+    with pytest.raises(TypeError, match=rf"Spaceless has no {name}.*Fix: set self.{name}"):
+        adapted(Spaceless)
