@@ -520,6 +520,7 @@ class Experiment(Settings):
         remembers = "" if memory is None else f", what came of each of {memory.num_actions} actions"
         processes = self.accelerator.num_processes
         num_steps = processes * self.parallel_actors * self.train_timesteps_per_epoch
+        most = "" if self.max_env_steps is None else f", at most {self.max_env_steps:,} env steps"
         lines = {
             "run": f"{self.run_dir} (mode {self.mode}, seed {self.ctx.progress.seed})",
             "device": f"{self.DEVICE}, precision {self.mixed_precision}, {processes} process(es), "
@@ -530,7 +531,7 @@ class Experiment(Settings):
             "agent": f"{type(self.policy).__name__}, {num_params:,} trainable parameters, "
             f"sequences up to {self.max_seq_len} steps{remembers}",
             "epoch": f"{num_steps:,} env steps, {self.trainer.describe()}; {self.epochs} "
-            f"epoch{'s' if self.epochs != 1 else ''}",
+            f"epoch{'s' if self.epochs != 1 else ''}{most}",
             "dataset": f"{type(self.dataset).__name__} {self.dataset.save_new_trajs_to or ''}".rstrip(),
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
@@ -586,7 +587,7 @@ class Experiment(Settings):
                         self.trainer.train(epoch)
                     self.hooks("after_train")
                     self._exit_if_asked()
-                goes_on = self._end_epoch(epoch, is_last or is_good)
+                goes_on = self._end_epoch(epoch, is_last or is_good or self._has_spent_env_steps())
                 yield {name: float(value) for name, value in self.epoch_figures.items()}
                 if not goes_on:
                     break
@@ -1051,11 +1052,17 @@ class Experiment(Settings):
 
     def _has_nothing_left(self) -> bool:
         """True where the last epoch and all that follows it are done already."""
-        is_done = self.ctx.role.learns and self.epoch >= self.epochs and self.ctx.progress.is_finished
-        if is_done:
-            logger.info("All epochs (%d) are done already. Raise Experiment.epochs to go on.", self.epochs)
-            self.fleet.end("finished")
-        return is_done
+        if not (self.ctx.role.learns and self.ctx.progress.is_finished):
+            return False
+        if self.epoch >= self.epochs:
+            limit = f"Experiment.epochs = {self.epochs}"
+        elif self._has_spent_env_steps():
+            limit = f"Experiment.max_env_steps = {self.max_env_steps}"
+        else:
+            return False
+        logger.info("This run has finished: %s is reached. Raise it to go on.", limit)
+        self.fleet.end("finished")
+        return True
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -1140,6 +1147,10 @@ class Experiment(Settings):
     def _epochs(self) -> Iterator[int]:
         """Numbers of the epochs that are left; without end for an actor."""
         first = self.epoch
+        if (
+            self._has_spent_env_steps()
+        ):  # by a run that was stopped in its last epoch, or has a lower limit now
+            return
         for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
             self.ctx.progress.epoch, self.epoch_figures = epoch, {}
             self.pace.begin_epoch()
@@ -1189,6 +1200,15 @@ class Experiment(Settings):
             return False
         self.ctx.console.say(f"Mean return {score:.3f} reaches {self.stop_at_val_return}: training stops.")
         return True
+
+    def _has_spent_env_steps(self) -> bool:
+        """True when all that collect for the run have taken max_env_steps together."""
+        if self.ctx.role.is_actor or (limit := self.max_env_steps) is None:
+            return False
+        taken = from_main(self.pace.count_env_steps, self.accelerator)
+        if taken >= limit:
+            self.ctx.console.say(f"{taken:,} env steps reach Experiment.max_env_steps: training stops.")
+        return taken >= limit
 
     def _take_in_new_data(self) -> None:
         """Let the dataset see what was collected, and log what it holds."""
