@@ -762,9 +762,17 @@ class Experiment(Settings):
             otherwise all are reset.
         episodes: count so many, shared equally by `envs`, of those that begin within `timesteps`. Each is
             played to its end, see `Collector.collect`.
-        save_on_done: a folder, or True for that of the dataset, to store trajectories in.
+        save_on_done: a folder to store trajectories in, or True for that of the dataset, each when it ends.
+            False stores those of the training environments in the dataset, by the end of the call at the
+            latest, and no others. Of the training environments, episodes that are still running are stored
+            as far as they have come.
         """
-        folder = self.dataset.save_new_trajs_to if save_on_done is True else (save_on_done or None)
+        is_training = envs is self.train_envs
+        folder: str | Path | None = None if isinstance(save_on_done, bool) else save_on_done
+        if save_on_done is True or (folder is None and is_training):
+            folder = self.dataset.save_new_trajs_to
+        if is_training and self.collector is not None:
+            self.collector.leave_envs()
         seed, sinks = self.ctx.seed_of("writer", "interact"), list[Sink]()
         if folder is not None:
             sinks.append(self._make_writer(Path(folder), envs.num_envs, seed=seed))
@@ -798,6 +806,8 @@ class Experiment(Settings):
         collector.collect(timesteps, episodes=episodes, render=render)
         self.interaction = collector
         self.policy.train(was_training)
+        if is_training:
+            group.flush()
         group.tell("close")
         return group.state.hidden_state, histories
 
@@ -814,12 +824,12 @@ class Experiment(Settings):
             "gradient_steps": progress.gradient_steps,
         }
 
-    def log(self, metrics: Mapping[str, Any], key: str = "") -> None:
+    def log(self, metrics_dict: Mapping[str, Any], key: str = "") -> None:
         """Write one record, each name as `<key>/<name>`; only the main process writes.
 
         The policy of this moment is kept as the best one if these figures make it so.
         """
-        named = {f"{key}/{name}" if key else name: value for name, value in metrics.items()}
+        named = {f"{key}/{name}" if key else name: value for name, value in metrics_dict.items()}
         self.epoch_figures |= named
         if self.ctx.is_main:
             self.metric_logger.log(named, self.x_axis_metrics())

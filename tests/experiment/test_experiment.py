@@ -275,6 +275,40 @@ def test_interaction_goes_on_from_the_hidden_state_it_returned(tmp_path: Path) -
     assert hidden == [[2] * 3] * 2
 
 
+def test_interaction_in_training_environments_is_stored_and_others_is_not(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, parallel_actors=1)
+    exp.start()
+
+    def lengths() -> list[int]:
+        """Of the stored pieces, whose timesteps all follow one another."""
+        trajs = [load_trajectory(file) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
+        for traj in trajs:
+            episodes, times = traj.obs["observation"].T
+            assert len(set(episodes)) == 1
+            assert times.tolist() == traj.time_idxs[:, 0].tolist() == list(range(len(times)))
+        return sorted(map(len, trajs))
+
+    exp.interact(exp.val_envs, 12)
+    assert lengths() == []
+    exp.interact(exp.train_envs, 12)
+    assert lengths() == [2, 5, 5]
+    exp.collect_new_training_data()
+    exp.interact(exp.train_envs, 4, save_on_done=str(tmp_path / "elsewhere"))  # what was running is stored
+    assert lengths() == [2, 2, 5, 5, 5, 5]
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+    exp.collect_new_training_data()
+    exp.close()
+    assert lengths() == [2, 2, 2, 5, 5, 5, 5, 5, 5]
+
+
+def test_figures_are_logged_by_keyword_too(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path)
+    exp.start()
+    exp.log(metrics_dict={"mine": 1.0}, key="own")
+    exp.close()
+    assert [one["own/mine"] for one in metrics(exp.run_dir)] == [1.0]
+
+
 @pytest.mark.parametrize("is_staggered", [True, False])
 def test_pieces_of_long_episodes_have_staggered_lengths_unless_told_not_to(
     tmp_path: Path, is_staggered: bool
