@@ -74,7 +74,8 @@ def main(
         if args.seeds is not None:
             with explained(config):
                 exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
-            ends = {f"Experiment.{name}": getattr(exp, name) for name in ("epochs", "stop_at_val_return")}
+            names = ("epochs", "stop_at_val_return", "max_env_steps")
+            ends = {f"Experiment.{name}": getattr(exp, name) for name in names}
             return run_seeds(exp.run_dir, ends, args.seeds, words, own_program, args.jobs, args.through)
         return _run(config, args, words, pool, program)
 
@@ -237,10 +238,12 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
         kept = without(words, "--resume")
         further = [*kept, "--resume"]
         if exp.is_finished:
-            further = [*without(kept, "Experiment.epochs", "Experiment.stop_at_val_return"), "--resume"]
-            further.append(f"Experiment.epochs={2 * exp.epochs}")
+            ends: dict[str, Any] = {"Experiment.epochs": 2 * exp.epochs}
             if exp.stop_at_val_return is not None:
-                further.append("Experiment.stop_at_val_return=None")
+                ends["Experiment.stop_at_val_return"] = None
+            if exp.max_env_steps is not None:
+                ends["Experiment.max_env_steps"] = 2 * exp.max_env_steps
+            further = [*without(kept, *ends), "--resume", *(f"{name}={end}" for name, end in ends.items())]
         fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
         seed = exp.run_seed + 1 if exp.seed is not None else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"

@@ -240,7 +240,7 @@ class Run(Protocol):
         """Where the agent is."""
         ...
 
-    def log(self, metrics: Mapping[str, Any], key: str = "") -> None:
+    def log(self, metrics_dict: Mapping[str, Any], key: str = "") -> None:
         """Write one record, each name as `<key>/<name>`."""
         ...
 

@@ -520,6 +520,7 @@ class Experiment(Settings):
         remembers = "" if memory is None else f", what came of each of {memory.num_actions} actions"
         processes = self.accelerator.num_processes
         num_steps = processes * self.parallel_actors * self.train_timesteps_per_epoch
+        most = "" if self.max_env_steps is None else f", at most {self.max_env_steps:,} env steps"
         lines = {
             "run": f"{self.run_dir} (mode {self.mode}, seed {self.ctx.progress.seed})",
             "device": f"{self.DEVICE}, precision {self.mixed_precision}, {processes} process(es), "
@@ -531,7 +532,7 @@ class Experiment(Settings):
             "agent": f"{type(self.policy).__name__}, {num_params:,} trainable parameters, "
             f"sequences up to {self.max_seq_len} steps{remembers}",
             "epoch": f"{num_steps:,} env steps, {self.trainer.describe()}; {self.epochs} "
-            f"epoch{'s' if self.epochs != 1 else ''}",
+            f"epoch{'s' if self.epochs != 1 else ''}{most}",
             "dataset": f"{type(self.dataset).__name__} {self.dataset.save_new_trajs_to or ''}".rstrip(),
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
@@ -597,7 +598,7 @@ class Experiment(Settings):
                         self.trainer.train(epoch)
                     self.hooks("after_train")
                     self._exit_if_asked()
-                goes_on = self._end_epoch(epoch, is_last or is_good)
+                goes_on = self._end_epoch(epoch, is_last or is_good or self._has_spent_env_steps())
                 yield {name: float(value) for name, value in self.epoch_figures.items()}
                 if not goes_on:
                     break
@@ -772,9 +773,17 @@ class Experiment(Settings):
             otherwise all are reset.
         episodes: count so many, shared equally by `envs`, of those that begin within `timesteps`. Each is
             played to its end, see `Collector.collect`.
-        save_on_done: a folder, or True for that of the dataset, to store trajectories in.
+        save_on_done: a folder to store trajectories in, or True for that of the dataset, each when it ends.
+            False stores those of the training environments in the dataset, by the end of the call at the
+            latest, and no others. Of the training environments, episodes that are still running are stored
+            as far as they have come.
         """
-        folder = self.dataset.save_new_trajs_to if save_on_done is True else (save_on_done or None)
+        is_training = envs is self.train_envs
+        folder: str | Path | None = None if isinstance(save_on_done, bool) else save_on_done
+        if save_on_done is True or (folder is None and is_training):
+            folder = self.dataset.save_new_trajs_to
+        if is_training and self.collector is not None:
+            self.collector.leave_envs()
         seed, sinks = self.ctx.seed_of("writer", "interact"), list[Sink]()
         if folder is not None:
             sinks.append(self._make_writer(Path(folder), envs.num_envs, seed=seed))
@@ -808,6 +817,8 @@ class Experiment(Settings):
         collector.collect(timesteps, episodes=episodes, render=render)
         self.interaction = collector
         self.policy.train(was_training)
+        if is_training:
+            group.flush()
         group.tell("close")
         return group.state.hidden_state, histories
 
@@ -824,12 +835,12 @@ class Experiment(Settings):
             "gradient_steps": progress.gradient_steps,
         }
 
-    def log(self, metrics: Mapping[str, Any], key: str = "") -> None:
+    def log(self, metrics_dict: Mapping[str, Any], key: str = "") -> None:
         """Write one record, each name as `<key>/<name>`; only the main process writes.
 
         The policy of this moment is kept as the best one if these figures make it so.
         """
-        named = {f"{key}/{name}" if key else name: value for name, value in metrics.items()}
+        named = {f"{key}/{name}" if key else name: value for name, value in metrics_dict.items()}
         self.epoch_figures |= named
         if self.ctx.is_main:
             self.metric_logger.log(named, self.x_axis_metrics())
@@ -1080,11 +1091,17 @@ class Experiment(Settings):
 
     def _has_nothing_left(self) -> bool:
         """True where the last epoch and all that follows it are done already."""
-        is_done = self.ctx.role.learns and self.epoch >= self.epochs and self.ctx.progress.is_finished
-        if is_done:
-            logger.info("All epochs (%d) are done already. Raise Experiment.epochs to go on.", self.epochs)
-            self.fleet.end("finished")
-        return is_done
+        if not (self.ctx.role.learns and self.ctx.progress.is_finished):
+            return False
+        if self.epoch >= self.epochs:
+            limit = f"Experiment.epochs = {self.epochs}"
+        elif self._has_spent_env_steps():
+            limit = f"Experiment.max_env_steps = {self.max_env_steps}"
+        else:
+            return False
+        logger.info("This run has finished: %s is reached. Raise it to go on.", limit)
+        self.fleet.end("finished")
+        return True
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -1170,6 +1187,10 @@ class Experiment(Settings):
     def _epochs(self) -> Iterator[int]:
         """Numbers of the epochs that are left; without end for an actor."""
         first = self.epoch
+        if (
+            self._has_spent_env_steps()
+        ):  # by a run that was stopped in its last epoch, or has a lower limit now
+            return
         for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
             self.ctx.progress.epoch, self.epoch_figures = epoch, {}
             self.pace.begin_epoch()
@@ -1219,6 +1240,15 @@ class Experiment(Settings):
             return False
         self.ctx.console.say(f"Mean return {score:.3f} reaches {self.stop_at_val_return}: training stops.")
         return True
+
+    def _has_spent_env_steps(self) -> bool:
+        """True when all that collect for the run have taken max_env_steps together."""
+        if self.ctx.role.is_actor or (limit := self.max_env_steps) is None:
+            return False
+        taken = from_main(self.pace.count_env_steps, self.accelerator)
+        if taken >= limit:
+            self.ctx.console.say(f"{taken:,} env steps reach Experiment.max_env_steps: training stops.")
+        return taken >= limit
 
     def _take_in_new_data(self) -> None:
         """Let the dataset see what was collected, and log what it holds."""

@@ -83,6 +83,8 @@ class Settings:
         sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
+        max_env_steps: end training after the epoch in which all collecting processes of the run together have
+            taken so many env steps; None for no limit. Schedules follow Experiment.epochs all the same.
         torch_threads: of this process, never more than
             OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
         compile_learning: compile the losses of updates with torch.compile (slow to start, for GPUs).
@@ -159,6 +161,7 @@ class Settings:
     sample_actions_val: bool | None = None
     evaluate_at_end: bool = True
     stop_at_val_return: float | None = None
+    max_env_steps: int | None = None
     torch_threads: int | None = None
     compile_learning: bool = False
     compile_acting: bool = False
@@ -206,6 +209,7 @@ _OPTIONAL_COUNTS = {
     "val_interval": 1,
     "ckpt_interval": 1,
     "force_reset_train_envs_every": 1,
+    "max_env_steps": 1,
     "torch_threads": 1,
     "seed": 0,
 }
@@ -286,6 +290,7 @@ _OF_A_RUN: dict[str, Any] = {
     "force_reset_train_envs_every": None,
     "replay_ratio": None,
     "stop_at_val_return": None,
+    "max_env_steps": None,
 }
 _AT_MOST = {
     "train_timesteps_per_epoch": FEW_STEPS,

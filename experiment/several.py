@@ -174,7 +174,7 @@ def _is_finished(run_dir: Path, ends: Mapping[str, Any]) -> bool:
     if learner is None or learner.state != "finished" or not config.is_file():
         return False
     before = bindings_of(config.read_text(encoding="utf-8", errors="replace"))
-    return all(before.get(name) == repr(value) for name, value in ends.items())
+    return all(before.get(name, "None") == repr(value) for name, value in ends.items())
 
 
 def _say(text: str) -> None:

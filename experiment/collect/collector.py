@@ -253,6 +253,12 @@ class Collector:
             group.tell("restart")
             group.begin(np.arange(group.num_envs))
 
+    def leave_envs(self) -> None:
+        """Store running pieces and let somebody else step the envs; the next call begins new episodes."""
+        self.flush()
+        for group in self.groups:
+            group.state = None
+
     def set_policy_version(self, version: int | None) -> None:
         """Tell the sinks which policy acts from now on."""
         for group in self.groups:

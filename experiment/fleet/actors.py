@@ -123,7 +123,7 @@ def without(words: Sequence[str], *names: str) -> list[str]:
             is_value = False
         elif word in names:
             is_value = word not in _FLAGS
-        elif word.partition("=")[0] not in names:
+        elif word.partition("=")[0].strip() not in names:
             kept.append(word)
     return kept
 

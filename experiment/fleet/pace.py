@@ -333,6 +333,10 @@ class ReplayRatio:
         progress.env_steps = max(progress.env_steps, counted)
         return counted
 
+    def count_env_steps(self) -> int:
+        """Env steps so far of all that collect for the run; asked in the main process of a learner."""
+        return max(self._count(), self.ctx.progress.env_steps)
+
     def _since_began(self) -> tuple[int, int]:
         """Env steps and updates since training began."""
         env_steps, updates = self._count(), self.ctx.progress.gradient_steps

@@ -16,7 +16,7 @@ import pytest
 from loxodon.data import DiskTrajDataset, MixtureOfDatasets
 from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
-from loxodon.experiment.cli import closing_words, main
+from loxodon.experiment.cli import _program, closing_words, main
 from loxodon.experiment.cli import words_on_test as report
 from loxodon.experiment.collect import StageTimer
 
@@ -170,17 +170,40 @@ def test_a_run_without_any_update_fails_and_says_why(
 
 def test_closing_words_name_commands_that_differ_from_this_one() -> None:
     names: dict[str, Any] = {"run_dir": Path("runs/a-seed3"), "run_name": "a-seed3", "mode": "both"}
-    exp = SimpleNamespace(**names, seed=3, run_seed=3, epochs=10, stop_at_val_return=0.9, is_finished=True)
-    words = shlex.split("--config a --seed 3 --run-name=a-seed3 --resume Experiment.epochs=10 'B.c=d e'")
+    ends: dict[str, Any] = {"epochs": 10, "stop_at_val_return": 0.9, "max_env_steps": None}
+    exp = SimpleNamespace(**names, **ends, seed=3, run_seed=3, is_finished=True)
+    words = shlex.split("--config a --seed 3 --run-name=a-seed3 --resume 'Experiment.epochs = 10' 'B.c=d e'")
     lines = closing_words(exp, {"val/success": 1.0, "val/return": 0.5}, words, "a.py").splitlines()
     assert lines[:3] == [
         "final success rate  1.000",
         "final mean return   0.500",
         "run folder          runs/a-seed3",
     ]
-    assert lines[3].endswith("--config a Experiment.epochs=10 'B.c=d e' --seed 4 --run-name a-seed4")
+    assert lines[3].endswith("--config a 'Experiment.epochs = 10' 'B.c=d e' --seed 4 --run-name a-seed4")
     further = "--resume Experiment.epochs=20 Experiment.stop_at_val_return=None"
     assert lines[4].endswith(f"--config a --seed 3 --run-name=a-seed3 'B.c=d e' {further}")
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ["Experiment.stop_at_val_return=None"],
+        ["Experiment.stop_at_val_return=-1e8"],
+        ["Experiment.stop_at_val_return = None", "Experiment.max_env_steps = 16"],
+        [],
+    ],
+)
+def test_the_command_that_trains_further_does(ends: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("tiny.gin").open("a") as file:
+        file.write("\nExperiment.stop_at_val_return = -1e9\nExperiment.val_interval = 1\n")  # reached at once
+    words = ["--config", "tiny.gin", "Experiment.verbose=False", *ends]
+    assert main(words) == 0
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if one.startswith("train it further"))
+    _, program, further = line.partition(f"{_program()} ")
+    assert program
+    before = len(metrics(Path("runs/tiny")))
+    assert main(shlex.split(further)) == 0
+    assert any("train/loss" in one and one["epoch"] >= 1 for one in metrics(Path("runs/tiny"))[before:])
 
 
 @gin.configurable

@@ -14,9 +14,12 @@ import torch
 from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy, async_vector
 from loxodon.experiment import Experiment, threads
+from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.config import load_config
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, metrics, run
+from .ppo.whole_runs import ppo_experiment
+from .test_heartbeat import write_beat
 
 REQUIRED = [
     "run_name",
@@ -272,6 +275,40 @@ def test_interaction_goes_on_from_the_hidden_state_it_returned(tmp_path: Path) -
     assert hidden == [[2] * 3] * 2
 
 
+def test_interaction_in_training_environments_is_stored_and_others_is_not(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, parallel_actors=1)
+    exp.start()
+
+    def lengths() -> list[int]:
+        """Of the stored pieces, whose timesteps all follow one another."""
+        trajs = [load_trajectory(file) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
+        for traj in trajs:
+            episodes, times = traj.obs["observation"].T
+            assert len(set(episodes)) == 1
+            assert times.tolist() == traj.time_idxs[:, 0].tolist() == list(range(len(times)))
+        return sorted(map(len, trajs))
+
+    exp.interact(exp.val_envs, 12)
+    assert lengths() == []
+    exp.interact(exp.train_envs, 12)
+    assert lengths() == [2, 5, 5]
+    exp.collect_new_training_data()
+    exp.interact(exp.train_envs, 4, save_on_done=str(tmp_path / "elsewhere"))  # what was running is stored
+    assert lengths() == [2, 2, 5, 5, 5, 5]
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+    exp.collect_new_training_data()
+    exp.close()
+    assert lengths() == [2, 2, 2, 5, 5, 5, 5, 5, 5]
+
+
+def test_figures_are_logged_by_keyword_too(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path)
+    exp.start()
+    exp.log(metrics_dict={"mine": 1.0}, key="own")
+    exp.close()
+    assert [one["own/mine"] for one in metrics(exp.run_dir)] == [1.0]
+
+
 @pytest.mark.parametrize("is_staggered", [True, False])
 def test_pieces_of_long_episodes_have_staggered_lengths_unless_told_not_to(
     tmp_path: Path, is_staggered: bool
@@ -345,6 +382,45 @@ def test_training_stops_once_an_evaluation_is_good_enough(tmp_path: Path) -> Non
     scores = [one for one in metrics(early.run_dir) if "val/return" in one]
     assert len(scores) == 2  # the one that was good enough, and the last one on new episodes
     assert early.checkpoints.complete_epochs() == [0]
+
+
+@pytest.mark.parametrize("make", [make_experiment, ppo_experiment], ids=["off-policy", "ppo"])
+def test_a_run_ends_once_it_has_taken_its_env_steps(tmp_path: Path, make: Any) -> None:
+    def budget(num_epochs: int) -> Experiment:
+        changes = {"val_timesteps_per_epoch": 12, "train_timesteps_per_epoch": 8}
+        return make(tmp_path, epochs=9, max_env_steps=24 * num_epochs - 1, **changes)  # type: ignore[no-any-return]
+
+    exp = run(budget(2))
+    assert (exp.env_steps, exp.epoch, exp.is_finished) == (48, 2, True)
+    assert [one["env_steps"] for one in metrics(exp.run_dir) if "val/return" in one] == [0, 24, 48]
+    assert exp.checkpoints.complete_epochs() == [1]
+    assert read_info(exp.checkpoints.latest_path).is_final
+
+    again = run(budget(2), lambda exp: exp.load_checkpoint())
+    assert len(metrics(again.run_dir)) == len(metrics(exp.run_dir))
+    further = run(budget(3), lambda exp: exp.load_checkpoint())
+    assert (further.env_steps, further.epoch, further.is_finished) == (72, 3, True)
+
+
+def test_schedules_know_nothing_of_the_limit_of_env_steps(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 4, "val_interval": None, "lr_schedule": lambda share: 1.0 - share}
+    short = run(make_experiment(tmp_path / "a", max_env_steps=72, **settings))
+    long = run(make_experiment(tmp_path / "b", **settings))
+    assert short.epoch == 2
+    of_both = [[one for one in metrics(exp.run_dir) if "train/loss" in one] for exp in (short, long)]
+    assert of_both[0] == of_both[1][:2]
+
+
+def test_a_learner_counts_the_env_steps_of_its_actors(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path, epochs=1))  # for the data
+    exp = make_experiment(tmp_path, mode="learn", epochs=9, max_env_steps=100, start_learning_at_epoch=99)
+    exp.start()
+    for epoch, _ in enumerate(exp.learn_iter()):
+        write_beat(exp.run_dir, "a", env_steps=30 * epoch)
+        write_beat(exp.run_dir, "b", env_steps=30 * epoch)
+    exp.close()
+    assert (exp.epoch, exp.env_steps, exp.is_finished) == (4, 120, True)
+    assert read_info(exp.checkpoints.latest_path).is_final
 
 
 def test_a_second_run_of_the_same_name_does_not_train_on_the_first_ones_data(
