@@ -395,6 +395,30 @@ def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> Non
     torch.testing.assert_close(targets(torch.full_like(batch.rews, 0.3).log()), some[batch.mask[..., 0]])
 
 
+def test_a_trace_is_cut_by_the_probability_with_which_its_own_action_was_taken() -> None:
+    """Probabilities differ from step to step; targets of each critic are a plain recursion."""
+    agent, batch = (
+        make(Agent, DISCRETE, returns="retrace", trace_decay=0.8, num_critics_td=4),
+        make_batch(DISCRETE),
+    )
+    taken = torch.linspace(0.1, 0.9, batch.rews.numel()).view(3, 5)[:, torch.tensor([2, 0, 4, 1, 3])]
+    view = agent.view(replace(batch, log_probs=taken.log()[..., None]))
+    policy = agent.policies(agent.actor, view.following)
+    values = agent.popart.value(agent.target_critics(view.following.state))  # (B, L, C, G, A)
+    targets = agent.policy_targets(view, policy)
+    for row, length in enumerate(batch.mask[..., 0].sum(1).tolist()):
+        following = None
+        for t in reversed(range(length)):
+            reward, going = 10.0 * batch.rews[row, t, 0], ~batch.dones[row, t, 0]
+            value = (values[row, t] * policy.probs[row, t]).sum(-1)  # (C, G)
+            if following is not None:
+                action = int(batch.actions[row, t + 1].argmax())
+                trace = 0.8 * (policy.probs[row, t, :, action] / taken[row, t + 1]).clamp(max=1.0)
+                value = value + trace * (following - values[row, t, ..., action])
+            following = reward + agent.discounts[:, 0] * going * value
+            torch.testing.assert_close(targets[row, t, :, 0], following.amin(0))
+
+
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "factors", "box"])
 def test_returns_are_corrected_by_default_where_actions_are_discrete(space: Any) -> None:
     agent, batch = make(Agent, space, num_critics_td=4), make_batch(space)
