@@ -886,8 +886,7 @@ class Experiment(Settings):
             self.hooks.around("load_checkpoint", self._load, path)
         else:
             self.hooks.around("load_checkpoint", load_weights, self.policy, path)
-            if self.learner.average is not None:
-                self.learner.average.restart()
+            self.learner.on_checkpoint_loaded(is_resume=False)
 
     def _parts(self) -> dict[str, Stateful]:
         """Whose states a checkpoint keeps, by name; those of _OWN every process keeps for itself."""
@@ -979,6 +978,7 @@ class Experiment(Settings):
             seed = self.ctx.seed_of("train_envs", self.epoch)
             goes_on = self.collector.load_state_dict(states["collector"], seed=seed)
             is_cut = states["collector"]["has_begun"] and not goes_on
+        self.learner.on_checkpoint_loaded(is_resume=True)
         # All fits: only now files are touched.
         self.checkpoints.go_on_with(state.metadata["run_id"])
         if "dataset" in parts:
@@ -1034,6 +1034,7 @@ class Experiment(Settings):
             check_policy(info, path, self.env_spaces, warns=self.loaded_policy is None)
             info, weights = read_policy(path)
             fit_weights(self.acting, weights, path)
+            self.acting.on_checkpoint_loaded(is_resume=False)
             self.loaded_policy = info
             if self.ctx.role.is_actor:
                 self.ctx.progress.policy_epoch = info.epoch
