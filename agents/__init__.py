@@ -17,7 +17,7 @@ from .imitation import Demonstrations, imitation_loss
 from .iql import IQLAgent
 from .multi_task import MultiTaskAgent
 from .objectives import masked_mean
-from .off_policy import OffPolicyAgent
+from .off_policy import OffPolicyAgent, Values
 from .on_policy import Evaluation, OnPolicyAgent
 from .ppo import PPOAgent
 from .ppo_loss import PPOLoss
@@ -49,6 +49,7 @@ __all__ = [
     "RewardNormalizer",
     "SACAgent",
     "Schedule",
+    "Values",
     "binary_filter",
     "exp_filter",
     "gae",

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..nets import Categorical, PolicyDistribution, TrajEncoder, TstepEncoder
 from .base import LossTerms
 from .filters import binary_filter
-from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View, expectation
+from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, View, expectation
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -119,19 +119,26 @@ class Agent(OffPolicyAgent):
             values = self.all_values(self.critics, state)
             return expectation(values, view.recorded), expectation(values.detach(), policy.probs)
         q_data = self.recorded_values(self.critics, state, view.recorded)
-        return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy)
+        num_samples = self.num_actions_for_value_in_actor_loss
+        return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
 
     @torch.no_grad()
     def _advantages(self, q_data: Tensor, q_policy: Tensor) -> Tensor:
         """(B, L, G, 1) how much better the recorded action is than the policy, environment units."""
         return (q_data - q_policy).mean(2) / self.reward_multiplier
 
+    def judge(self, view: View) -> Judgement:
+        found = super().judge(view)
+        return found._replace(filter_weights=self._filter_weights(found.advantages))
+
+    def _filter_weights(self, advantages: Tensor) -> Tensor:
+        return torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
+
     def _actor_loss(
         self, view: View, policy: PolicyDistribution, q_policy: Tensor, advantages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(B, L, G, 1) loss and (B, L, G, 1) filter weights."""
-        weights = torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
-        loss = torch.zeros_like(advantages)
+        weights, loss = self._filter_weights(advantages), torch.zeros_like(advantages)
         if self.online_coeff:
             loss = loss - self.online_coeff * self.popart.normalize(q_policy.amin(2))
         if self.offline_coeff:

@@ -285,6 +285,16 @@ class BaseAgent(nn.Module, ABC):
         """What is to be kept of a timestep's actions, see ActOutput.extras."""
         return {}
 
+    def on_checkpoint_loaded(self, is_resume: bool) -> None:
+        """Hook: weights and buffers were loaded just now, whatever from.
+
+        An agent may bring up to date what it keeps outside of its parameters and buffers.
+
+        Args:
+            is_resume: True if the whole run continues from a training state, optimizer and counters included;
+                False if only weights were loaded.
+        """
+
     def trainable_params(self) -> list[nn.Parameter]:
         """The parameters an optimizer should own."""
         return [p for p in self.parameters() if p.requires_grad]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import gin
 import torch
@@ -20,7 +20,7 @@ from ..nets import (
     TstepEncoder,
 )
 from .base import LossTerms
-from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
+from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, Timesteps, View, expectation
 
 
 class GreedyPolicy(Categorical):
@@ -101,7 +101,7 @@ class DQNAgent(OffPolicyAgent):
         with torch.no_grad():
             chooser = self.critics if self.double_q else self.target_critics
             after = view.following
-            best = self.restrict(GreedyPolicy(self.all_values(chooser, after.state).mean(2)), after.obs)
+            best = self._greedy(self.all_values(chooser, after.state), after)
             targets = self.policy_targets(view, best)
         self.gather_targets(targets, view)
         q = self.recorded_values(self.critics, view.here.state, view.recorded)
@@ -110,3 +110,14 @@ class DQNAgent(OffPolicyAgent):
         if with_metrics:
             metrics = self.figures(view, q=q, targets=targets)
         return LossTerms(loss.new_zeros(*loss.shape[:2], len(self.discounts), 1), loss, metrics)
+
+    def _greedy(self, values: Tensor, at: Timesteps) -> Categorical:
+        """For each discount, the allowed action with the largest mean of values (B, L, C, G, A)."""
+        return cast("Categorical", self.restrict(GreedyPolicy(values.mean(2)), at.obs))
+
+    def judge(self, view: View) -> Judgement:
+        """V is the value of the greedy action."""
+        values = self.all_values(self.critics, view.here.state)
+        v = expectation(values, self._greedy(values, view.here).probs)
+        q = expectation(values, view.recorded)
+        return Judgement(q, v.mean(2), (q - v).mean(2) / self.reward_multiplier)

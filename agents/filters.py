@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gin
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,16 +21,27 @@ def binary_filter(advantages: Tensor, *, threshold: float = 0.0) -> Tensor:
 
 @gin.configurable(denylist=["advantages"])
 def exp_filter(
-    advantages: Tensor, *, beta: float = 1.0, clip_weights_low: float = 1e-7, clip_weights_high: float = 10.0
+    advantages: Tensor,
+    *,
+    beta: float = 1.0,
+    clip_advantages_low: float | None = None,
+    clip_advantages_high: float | None = None,
+    clip_weights_low: float = 1e-7,
+    clip_weights_high: float = 10.0,
 ) -> Tensor:
-    """exp(beta A), clipped. Any shape. Source: Nair et al. 2020 (AWAC), arXiv:2006.09359, eq. 13.
+    """exp(beta A) of clipped advantages A, clipped. Any shape.
 
     Args:
         advantages: given by the agent, environment units.
         beta: how sharply better actions are preferred.
+        clip_advantages_low: lower bound of the advantages, environment units; None for none.
+        clip_advantages_high: upper bound of the advantages; None for none.
         clip_weights_low: lower bound of the result.
-        clip_weights_high: upper bound of it.
+        clip_weights_high: upper bound of the result.
+    Source: Nair et al. 2020 (AWAC), arXiv:2006.09359, eq. 13.
     """
+    if clip_advantages_low is not None or clip_advantages_high is not None:
+        advantages = advantages.clamp(clip_advantages_low, clip_advantages_high)
     return (beta * advantages).clamp(max=50.0).exp().clamp(clip_weights_low, clip_weights_high)
 
 
@@ -39,23 +49,30 @@ def exp_filter(
 def leaky_relu_filter(
     advantages: Tensor,
     *,
-    beta: float = 1.0,
-    threshold: float = 0.0,
-    bias: float = 0.01,
+    beta: float = 2.0,
+    tau: float = 0.01,
     negative_slope: float = 0.05,
+    at_zero: float = 0.01,
     clip_weights_low: float = 1e-7,
     clip_weights_high: float = 10.0,
 ) -> Tensor:
-    """A ramp above the threshold: bias + leaky_relu((A - threshold) / beta), clipped. Any shape.
+    """`binary_filter` and a ramp that tells good actions from better ones. Any shape.
+
+        f(A) = 1[A > 0] + clip(bias + leaky_relu((A - tau) / beta))
+    with the bias that gives the ramp the height `at_zero` at A = 0.
 
     Args:
         advantages: given by the agent, environment units.
-        beta: advantage over which the result rises by 1.
-        threshold: advantage at which the ramp begins.
-        bias: the result there.
-        negative_slope: rise below the threshold, as a share of that above.
-        clip_weights_low: lower bound of the result.
-        clip_weights_high: upper bound of it.
+        beta: advantage over which the ramp rises by 1.
+        tau: advantage at which the ramp becomes steep.
+        negative_slope: slope below tau, as a share of the slope above it.
+        at_zero: height of the ramp at an advantage of 0.
+        clip_weights_low: lower bound of the ramp.
+        clip_weights_high: upper bound of the ramp.
     """
-    ramp = bias + F.leaky_relu((advantages - threshold) / beta, negative_slope)
-    return torch.clamp(ramp, clip_weights_low, clip_weights_high)
+
+    def ramp(x: Tensor) -> Tensor:
+        return F.leaky_relu((x - tau) / beta, negative_slope)
+
+    bias = at_zero - ramp(advantages.new_zeros(()))
+    return binary_filter(advantages) + (bias + ramp(advantages)).clamp(clip_weights_low, clip_weights_high)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..nets import CriticEnsemble, TrajEncoder, TstepEncoder
 from .base import LossTerms
-from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
+from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, View
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -90,7 +90,7 @@ class IQLAgent(OffPolicyAgent):
         value_loss = torch.where(errors < 0, 1.0 - self.expectile, self.expectile) * errors.square()
         policy = self.policies(self.actor, view.here)
         advantages = q_target - v.detach()[:, :, 0]
-        weights = (self.beta * advantages / self.popart.scale).exp().clamp(max=self.max_weight)
+        weights = self._weights(advantages)
         actor_loss = -weights * policy.log_prob(view.recorded)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
@@ -104,3 +104,15 @@ class IQLAgent(OffPolicyAgent):
             )
         critic_loss = torch.cat([self.critic_errors(q, targets), value_loss], dim=2)
         return LossTerms(actor_loss, critic_loss, metrics)
+
+    def _weights(self, advantages: Tensor) -> Tensor:
+        """What imitation counts at advantages (B, L, G, 1) times the reward multiplier."""
+        return (self.beta * advantages / self.popart.scale).exp().clamp(max=self.max_weight)
+
+    def judge(self, view: View) -> Judgement:
+        """V is that of the value function; advantages are by the least of all target critics."""
+        state = view.here.state
+        q = self.recorded_values(self.critics, state, view.recorded)
+        v = self.all_values(self.value_function, state)[:, :, 0]
+        advantages = self.recorded_values(self.target_critics, state, view.recorded).amin(2) - v
+        return Judgement(q, v, advantages / self.reward_multiplier, self._weights(advantages))

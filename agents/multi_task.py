@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, TrajEncoder, TstepEncoder, ValueBins
 from .base import LossTerms
 from .filters import binary_filter
-from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
+from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, View
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -40,7 +40,7 @@ class MultiTaskAgent(OffPolicyAgent):
         tstep_encoder_type: see BaseAgent.
         traj_encoder_type: see BaseAgent.
         max_seq_len: see BaseAgent.
-        num_actions_for_advantage: k above.
+        num_actions_for_value_in_actor_loss: k above.
         fbc_filter_func: f above.
         fake_filter: f = 1 (behaviour cloning).
         entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
@@ -62,7 +62,7 @@ class MultiTaskAgent(OffPolicyAgent):
         traj_encoder_type: Callable[..., TrajEncoder],
         max_seq_len: int,
         *,
-        num_actions_for_advantage: int = 3,
+        num_actions_for_value_in_actor_loss: int = 3,
         fbc_filter_func: Callable[..., Tensor] = binary_filter,
         fake_filter: bool = False,
         entropy_coeff: float = 0.0,
@@ -78,16 +78,16 @@ class MultiTaskAgent(OffPolicyAgent):
         ) -> BinnedCriticEnsemble:
             return critic_type(width, action_dim, num_discounts, bins.num_bins, num_critics=num_critics)
 
-        settings = {**shared, "critic_type": make_critics, "popart": False}
+        settings = {
+            **shared,
+            "critic_type": make_critics,
+            "popart": False,
+            "num_actions_for_value_in_actor_loss": num_actions_for_value_in_actor_loss,
+        }
         super().__init__(
             obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **settings
         )
-        if num_actions_for_advantage < 1:
-            raise ValueError(
-                f"num_actions_for_advantage is {num_actions_for_advantage}, but must be at least 1. "
-                "Fix: bind MultiTaskAgent.num_actions_for_advantage, e.g. to 3."
-            )
-        self.bins, self.num_actions_for_advantage = bins, num_actions_for_advantage
+        self.bins = bins
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
         self.entropy_coeff, self.use_target_actor = entropy_coeff, use_target_actor
 
@@ -105,7 +105,7 @@ class MultiTaskAgent(OffPolicyAgent):
         critic_loss = self.bins.cross_entropy(logits, labels[:, :, None])[..., None]
         policy = self.policies(self.actor, view.here)
         q, advantages = self._advantages(view, policy, logits)
-        weights = torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
+        weights = self._filter_weights(advantages)
         actor_loss = -weights * policy.log_prob(view.recorded)
         if self.entropy_coeff:
             actor_loss = actor_loss - self.entropy_coeff * policy.entropy()
@@ -122,7 +122,7 @@ class MultiTaskAgent(OffPolicyAgent):
     def _advantages(self, view: View, policy: PolicyDistribution, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Values (B, L, C, G, 1) of recorded actions, and (B, L, G, 1) how much better these are."""
         q = self.bins.decode(logits)[..., None]
-        num_samples = self.num_actions_for_advantage
+        num_samples = self.num_actions_for_value_in_actor_loss
         if not self._has_few_actions(policy, num_samples):
             v = self._expected(self.critics, view.here.state, policy, num_samples)
             return q, (q - v).mean(2) / self.reward_multiplier
@@ -136,17 +136,35 @@ class MultiTaskAgent(OffPolicyAgent):
 
     # --- what the skeleton asks of critics, in values of bins ----------------------------------------------
 
-    def policy_values(self, critics: Any, state: Tensor, policy: PolicyDistribution) -> Tensor:
-        return self._expected(critics, state, policy, self.num_actions_for_value)
+    def policy_values(
+        self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int | None = None
+    ) -> Tensor:
+        num_samples = num_samples or self.num_actions_for_value_in_critic_loss
+        return self._expected(critics, state, policy, num_samples)
 
     def recorded_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         values: Tensor = critics(state, actions, read=self.bins.decode).squeeze(2)
         return values
 
     def values_of_both(
-        self, critics: Any, state: Tensor, policy: PolicyDistribution, actions: Tensor
+        self,
+        critics: Any,
+        state: Tensor,
+        policy: PolicyDistribution,
+        actions: Tensor,
+        num_samples: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return self.policy_values(critics, state, policy), self.recorded_values(critics, state, actions)
+        of_policy = self.policy_values(critics, state, policy, num_samples)
+        return of_policy, self.recorded_values(critics, state, actions)
+
+    def judge(self, view: View) -> Judgement:
+        logits = self.critics(view.here.state, view.recorded).squeeze(2)
+        q, advantages = self._advantages(view, self.policies(self.actor, view.here), logits)
+        v = q.mean(2) - advantages * self.reward_multiplier
+        return Judgement(q, v, advantages, self._filter_weights(advantages))
+
+    def _filter_weights(self, advantages: Tensor) -> Tensor:
+        return torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
 
     def _expected(self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int) -> Tensor:
         """(B, L, C, G, 1) values of what the policy does: exact for a few discrete actions, else sampled."""

@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast, get_type_hints
+from typing import Any, ClassVar, NamedTuple, cast, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +68,44 @@ class View:
         return self.batch.actions[:, :, None]
 
 
+@dataclass(frozen=True)
+class Values:
+    """What an agent makes of stored transitions, for each of G discounts; the last one acts.
+
+    All but `mask` and `discounts` are (B, L, G, 1) float, in environment units, and mean something where the
+    mask is True.
+
+    Attributes:
+        q: values of the recorded actions, means of the critics.
+        v: values of what the policy would do.
+        advantages: how much better the recorded actions are, as the actor's loss sees it.
+        filter_weights: what imitation of the recorded actions counts; None for agents that do not imitate.
+        q_std: standard deviation of the critics around q; 0 for a single critic.
+        mask: (B, L, 1) bool, True on real transitions.
+        discounts: (G, 1) float.
+    """
+
+    q: Tensor
+    v: Tensor
+    advantages: Tensor
+    filter_weights: Tensor | None
+    q_std: Tensor
+    mask: Tensor
+    discounts: Tensor
+
+
+class Judgement(NamedTuple):
+    """Parts of `Values` as losses have them: q and v times the reward multiplier.
+
+    q (B, L, C, G, 1), v (B, L, G, 1), advantages (B, L, G, 1), filter_weights (B, L, G, 1) or None.
+    """
+
+    q: Tensor
+    v: Tensor
+    advantages: Tensor
+    filter_weights: Tensor | None = None
+
+
 class OffPolicyAgent(BaseAgent, ABC):
     """Critics, and mostly an actor, over every timestep of a sequence, for several discount factors at once.
 
@@ -82,7 +120,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         traj_encoder_type: see BaseAgent.
         max_seq_len: see BaseAgent.
         gamma: discount of the acting policy.
-        training_discounts: trained beside it (empty: none).
+        training_discounts: trained in addition to it (empty: none).
+        training_discounts_continuous: these instead, if actions are continuous (Box); None for the same.
         reward_multiplier: rewards count times this; metrics are reported without it.
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
@@ -97,7 +136,9 @@ class OffPolicyAgent(BaseAgent, ABC):
             the less far ahead as nothing corrects it.
         burn_in: transitions at the begin of a window that only refresh memory, unless the episode begins
             there: they have no losses.
-        num_actions_for_value: policy samples per expectation over MultiDiscrete or continuous actions.
+        num_actions_for_value_in_critic_loss: policy samples per expectation over MultiDiscrete or continuous
+            actions, in targets.
+        num_actions_for_value_in_actor_loss: those in the actor's loss.
         popart: normalise values per discount.
         popart_beta: rate of the moving averages behind that.
         popart_floor: least standard deviation of the targets that it reckons with, as a share of their root
@@ -129,6 +170,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         *,
         gamma: float = 0.999,
         training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
+        training_discounts_continuous: Sequence[float] | None = None,
         reward_multiplier: float = 10.0,
         tau: float = 0.03,
         num_critics: int = 4,
@@ -138,7 +180,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         n_step: int = 1,
         trace_decay: float | None = None,
         burn_in: int = 0,
-        num_actions_for_value: int = 1,
+        num_actions_for_value_in_critic_loss: int = 1,
+        num_actions_for_value_in_actor_loss: int = 1,
         popart: bool = True,
         popart_beta: float = 5e-4,
         popart_floor: float = 0.1,
@@ -162,6 +205,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             pass_obs_keys_to_actor=pass_obs_keys_to_actor,
             pass_timestep_to_heads=pass_timestep_to_heads,
         )
+        if training_discounts_continuous is not None and isinstance(action_space, spaces.Box):
+            training_discounts = training_discounts_continuous
         discounts = [*training_discounts, gamma]
         self.num_critics_td, self.n_step, self.tau = num_critics_td, n_step, tau
         if returns is None:
@@ -169,7 +214,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         if trace_decay is None:
             trace_decay = 0.9 if returns == "retrace" else 0.8
         self.critic_subset, self.returns, self.trace_decay = critic_subset, returns, trace_decay
-        self.reward_multiplier, self.num_actions_for_value = reward_multiplier, num_actions_for_value
+        self.reward_multiplier = reward_multiplier
+        self.num_actions_for_value_in_critic_loss = num_actions_for_value_in_critic_loss
+        self.num_actions_for_value_in_actor_loss = num_actions_for_value_in_actor_loss
         self.burn_in, self.weigh_discounts = burn_in, weigh_discounts
         self._check_settings(num_critics, discounts)
         self.discounts: Tensor
@@ -292,11 +339,17 @@ class OffPolicyAgent(BaseAgent, ABC):
         """Values (..., C, G, A) of all discrete actions in states (..., D)."""
         return self.popart.value(critics(state))
 
-    def policy_values(self, critics: Any, state: Tensor, policy: PolicyDistribution) -> Tensor:
-        """Values (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else sampled."""
+    def policy_values(
+        self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int | None = None
+    ) -> Tensor:
+        """Values (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else that of samples.
+
+        num_samples: None for num_actions_for_value_in_critic_loss.
+        """
         if isinstance(policy, Categorical):
             return expectation(self.all_values(critics, state), policy.probs)
-        return self.own_values(critics, state, self.draw(policy, self.num_actions_for_value))
+        num_samples = num_samples or self.num_actions_for_value_in_critic_loss
+        return self.own_values(critics, state, self.draw(policy, num_samples))
 
     @staticmethod
     def draw(policy: PolicyDistribution, num_samples: int) -> Tensor:
@@ -319,13 +372,43 @@ class OffPolicyAgent(BaseAgent, ABC):
         return self.popart.value(critics(state, actions).squeeze(2))
 
     def values_of_both(
-        self, critics: Any, state: Tensor, policy: PolicyDistribution, actions: Tensor
+        self,
+        critics: Any,
+        state: Tensor,
+        policy: PolicyDistribution,
+        actions: Tensor,
+        num_samples: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Of the policy and of recorded actions, as the two above, in one pass if it tells of all actions."""
         if isinstance(policy, Categorical):
             values = self.all_values(critics, state)
             return expectation(values, policy.probs), expectation(values, actions)
-        return self.policy_values(critics, state, policy), self.recorded_values(critics, state, actions)
+        of_policy = self.policy_values(critics, state, policy, num_samples)
+        return of_policy, self.recorded_values(critics, state, actions)
+
+    @torch.no_grad()
+    def get_values(self, batch: Batch) -> Values:
+        """Q, V, advantages and weights of imitation of stored transitions, by the critics that learn.
+
+        In evaluation mode, whichever mode the agent is in. Values of MultiDiscrete and continuous actions are
+        those of num_actions_for_value_in_actor_loss samples, drawn from torch's generator.
+        """
+        was_training = self.training
+        self.eval()
+        try:
+            q, v, advantages, weights = self.judge(self.view(batch))
+        finally:
+            self.train(was_training)
+        q, v = q / self.reward_multiplier, v / self.reward_multiplier
+        deviation = q.std(2, correction=int(q.shape[2] > 1))
+        return Values(q.mean(2), v, advantages, weights, deviation, batch.mask, self.discounts)
+
+    def judge(self, view: View) -> Judgement:
+        """What `get_values` tells; an agent whose losses see transitions in another way says so here."""
+        policy, state = self.policies(self.actor, view.here), view.here.state
+        num_samples = self.num_actions_for_value_in_actor_loss
+        v, q = self.values_of_both(self.critics, state, policy, view.recorded, num_samples)
+        return Judgement(q, v.mean(2), (q - v).mean(2) / self.reward_multiplier)
 
     def need_gradient_of_samples(self, remedy: str) -> None:
         """Raise ValueError for a policy whose samples carry no gradient; remedy: a setting without that."""
@@ -479,16 +562,23 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"num_critics_td is {self.num_critics_td}, but must lie between 1 and num_critics = "
                 f"{num_critics}. Fix: bind {name}.num_critics_td or {name}.num_critics."
             )
-        if self.n_step < 1 or self.num_actions_for_value < 1 or self.burn_in < 0:
-            raise ValueError(
-                f"n_step is {self.n_step} and num_actions_for_value is {self.num_actions_for_value}, both "
-                f"must be at least 1, and burn_in is {self.burn_in}, at least 0. "
-                f"Fix: bind {name}.n_step, {name}.num_actions_for_value and {name}.burn_in to such integers."
-            )
+        lowest = {
+            "n_step": 1,
+            "num_actions_for_value_in_critic_loss": 1,
+            "num_actions_for_value_in_actor_loss": 1,
+            "burn_in": 0,
+        }
+        for setting, least in lowest.items():
+            if getattr(self, setting) < least:
+                raise ValueError(
+                    f"{setting} is {getattr(self, setting)}, but must be at least {least}. "
+                    f"Fix: bind {name}.{setting} to such an integer."
+                )
         if not all(0.0 <= g <= 1.0 for g in (*discounts, self.trace_decay)):
             raise ValueError(
                 f"Discounts are {list(discounts)} and trace_decay is {self.trace_decay}, but must lie in "
-                f"[0, 1]. Fix: bind {name}.gamma, {name}.training_discounts, {name}.trace_decay."
+                f"[0, 1]. Fix: bind {name}.gamma, {name}.training_discounts (or "
+                f"training_discounts_continuous), {name}.trace_decay."
             )
         if self.returns not in _RETURNS or self.critic_subset not in _SUBSETS:
             raise ValueError(

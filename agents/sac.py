@@ -85,7 +85,8 @@ class SACAgent(OffPolicyAgent):
         self.gather_targets(targets, view)
         policy, state = self.policies(self.actor, view.here), view.here.state
         q_data = self.recorded_values(self.critics, state, view.recorded)
-        q_policy = self.policy_values(self.critics.frozen(), state.detach(), policy)
+        num_samples = self.num_actions_for_value_in_actor_loss
+        q_policy = self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
         value, entropy = q_policy.amin(2), policy.entropy()
         actor_loss = -(value + alpha * entropy) / self.popart.scale
         actor_loss = actor_loss + self.log_alpha * (entropy.detach() - self.target_entropy)

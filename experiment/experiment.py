@@ -910,8 +910,7 @@ class Experiment(Settings):
             self.hooks.around("load_checkpoint", self._load, path)
         else:
             self.hooks.around("load_checkpoint", load_weights, self.policy, path)
-            if self.learner.average is not None:
-                self.learner.average.restart()
+            self.learner.on_checkpoint_loaded(is_resume=False)
 
     def _parts(self) -> dict[str, Stateful]:
         """Whose states a checkpoint keeps, by name; those of _OWN every process keeps for itself."""
@@ -1001,6 +1000,7 @@ class Experiment(Settings):
         is_cut = False  # episodes that were running are not
         if self.collector is not None and "collector" in parts:
             is_cut = states["collector"]["has_begun"] and not self._restore_rollout(self.collector, state)
+        self.learner.on_checkpoint_loaded(is_resume=True)
         # All fits: only now files are touched.
         self.checkpoints.go_on_with(state.metadata["run_id"])
         if "dataset" in parts:
@@ -1076,6 +1076,7 @@ class Experiment(Settings):
             check_policy(info, path, self.env_spaces, warns=self.loaded_policy is None)
             info, weights = read_policy(path)
             fit_weights(self.acting, weights, path)
+            self.acting.on_checkpoint_loaded(is_resume=False)
             self.loaded_policy = info
             if self.ctx.role.is_actor:
                 self.ctx.progress.policy_epoch = info.epoch

@@ -20,6 +20,7 @@ _GRADIENTS = {
     "`critics`, ...)",
     "learning_rate": "of this update, warm-up and schedules included",
     "batch_timesteps": "transitions that count in the batch, of all processes",
+    "batch_places": "places for transitions in the batch, of all processes",
     "batch_padded_share": "share of the places of the batch that hold no transition",
     "sequence_length": "places in a row of the batch",
 }

@@ -219,7 +219,8 @@ class MultiCategorical(_Discrete):
 class Bernoulli(MultiCategorical):
     """K independent bits, each with one parameter: the logit of its being 1.
 
-    Actions are as those of a MultiCategorical with K factors of two.
+    Actions are as those of a MultiCategorical with K factors of two. The log-probability of an action is the
+    sum over its bits (AMAGO takes their mean).
 
     Args:
         params: (..., K) logits.

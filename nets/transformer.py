@@ -313,9 +313,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
 
     These are all timesteps of the longest training sequence, the one after its last transition included, so
     attention in training is plainly causal. The same sliding window holds in training and acting, so the
-    key/value cache gives what the full forward gives at any length of history. A training slice that starts in mid-episode lacks the
-    timesteps before it, so its first outputs see less context than the actor had; `encode_from` gives
-    them to it, as the cached keys and values of every layer.
+    key/value cache gives what the full forward gives at any length of history. A training slice that starts
+    in mid-episode lacks the timesteps before it, so its first outputs see less context than the actor had;
+    `encode_from` gives them to it, as the cached keys and values of every layer.
 
     Source of `encode_from`: Dai et al. 2019, arXiv:1901.02860 (Transformer-XL).
 

@@ -228,7 +228,8 @@ def load_policy(
     agent = _build_agent(info, env_spaces, info.max_seq_len, file, weights, trust)
     fit_weights(agent, weights, file)
     where = torch.device(device)
-    return LoadedPolicy(agent.to(where).eval(), info, env_spaces, device=where, sample=sample)
+    agent.to(where).eval().on_checkpoint_loaded(is_resume=False)
+    return LoadedPolicy(agent, info, env_spaces, device=where, sample=sample)
 
 
 def _build_agent(

@@ -35,6 +35,7 @@ _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
 _MASKS = ("Actor Mask", "Critic Mask")
 _BAD_GRAD = (None, "skip", "raise")
+_SIZES = ("Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)")
 _COUNTS = ("batch_timesteps", "batch_places")
 
 
@@ -53,7 +54,9 @@ def masked_losses(
         edit_critic_mask: likewise.
     Returns: the scalar tensors "Actor Loss" and "Critic Loss"; the masks of both, "Actor Mask" and "Critic
         Mask"; "squared_errors" (B, L, C, G, 1) of the critics, without gradient, for datasets that keep
-        priorities; and the agent's figures under their own names.
+        priorities; "Sequence Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows,
+        and "Unmasked Batch Size (in Timesteps)", the real transitions in them (a scalar tensor); and the
+        agent's figures under their own names.
     Raises: ValueError for an edited mask of another shape or dtype.
     """
     actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor)
@@ -65,6 +68,7 @@ def masked_losses(
         "Actor Mask": actor_mask,
         "Critic Mask": critic_mask,
         "squared_errors": terms.critic.detach(),
+        **dict(zip(_SIZES, (batch.mask.shape[1], batch.mask.numel(), batch.mask.sum()), strict=True)),
     }
 
 
@@ -199,6 +203,14 @@ class Learner:
     def acting(self) -> BaseAgent:
         """Who acts: the agent, or its average."""
         return self.agent if self.average is None else self.average.acting
+
+    def on_checkpoint_loaded(self, is_resume: bool) -> None:
+        """Tell the agent, and the average of its weights, that they were loaded."""
+        if self.average is not None:
+            if not is_resume:
+                self.average.restart()
+            self.average.averaged.on_checkpoint_loaded(is_resume)
+        self.agent.on_checkpoint_loaded(is_resume)
 
     def compile_acting(self) -> None:
         """As `BaseAgent.compile_acting`, whoever acts."""
@@ -399,7 +411,9 @@ class Learner:
     ) -> dict[str, Tensor]:
         """The figures of all processes. The agent's own are of the last micro-batch, and weigh so."""
         details = {
-            name: torch.as_tensor(value).detach() for name, value in metrics.items() if _is_scalar(value)
+            name: torch.as_tensor(value).detach()
+            for name, value in metrics.items()
+            if _is_scalar(value) and name not in _SIZES  # of one micro-batch; below are those of all
         }
         details["batch_timesteps"] = torch.stack([b.mask.sum() for b in batches]).sum()
         details["batch_places"] = torch.tensor(sum(b.mask.numel() for b in batches))
@@ -409,7 +423,7 @@ class Learner:
             weight = batches[-1].mask.sum().item()
             merged = merge_metrics(own, weight, self.accelerator, sums=_COUNTS, shares=tuple(_LOG_NAMES))
             details = {name: torch.tensor(value) for name, value in merged.items()}
-        details["batch_padded_share"] = 1.0 - details["batch_timesteps"] / details.pop("batch_places")
+        details["batch_padded_share"] = 1.0 - details["batch_timesteps"] / details["batch_places"]
         details["sequence_length"] = details.pop("sequence_length_max")
         details["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
         return {**details, **grad_norms}

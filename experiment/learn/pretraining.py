@@ -376,6 +376,7 @@ class Pretraining(Callback):
         except (ValueError, FileNotFoundError) as error:
             logger.warning("A result of pre-training cannot be used and is made anew: %s", error)
             return False
+        self.run.learner.on_checkpoint_loaded(is_resume=False)
         return True
 
     def _store_cached(self, path: Path) -> None:

@@ -72,6 +72,11 @@ def collect(
 ) -> tuple[RolloutBatch, list[ActOutput]]:
     """A rollout of random observations, and what the agent found when it acted; may go on from another."""
     steps, given = [], inputs(rows, length, agent.action_dim, seed)
+    if agent.action_mask is not None:  # each action is allowed half of the time
+        allowed = (
+            torch.rand(rows, length, agent.action_dim, generator=torch.Generator().manual_seed(seed)) < 0.5
+        )
+        given["obs"][agent.action_mask.key] = allowed.to(torch.int8)
     hidden = agent.init_hidden_state(rows, torch.device("cpu")) if after is None else after.hidden_state
     start = None if after is None else agent.export_hidden_state(hidden)
     for t in range(length):

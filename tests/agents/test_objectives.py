@@ -73,5 +73,16 @@ def test_filters_by_hand() -> None:
     assert binary_filter(a).tolist() == [0.0, 0.0, 1.0]
     torch.testing.assert_close(exp_filter(a), torch.tensor([math.exp(-1), 1.0, math.exp(2)]))
     assert exp_filter(torch.tensor([1e9])).item() == 10.0
-    torch.testing.assert_close(leaky_relu_filter(a, beta=2.0), torch.tensor([1e-7, 0.01, 1.01]))
-    assert leaky_relu_filter(torch.tensor([0.5]), threshold=0.5).item() == pytest.approx(0.01)
+    clipped = exp_filter(a, beta=0.5, clip_advantages_low=-0.4, clip_advantages_high=1.0)
+    torch.testing.assert_close(clipped, torch.tensor([math.exp(-0.2), 1.0, math.exp(0.5)]))
+
+
+def test_the_leaky_filter_is_the_binary_one_and_a_ramp() -> None:
+    """At an advantage of 1: 1 + 0.01025 + 0.99 / 2; below tau the slope is a twentieth."""
+    found = leaky_relu_filter(torch.tensor([-1.0, 0.0, 0.01, 1.0, 5.0, 100.0]))
+    expected = torch.tensor([1e-7, 0.01, 1.01025, 1.50525, 3.50525, 11.0])
+    torch.testing.assert_close(found, expected)
+    below = leaky_relu_filter(torch.tensor([-0.2]))  # 0.01025 + 0.05 (-0.21 / 2)
+    assert below.item() == pytest.approx(0.005)
+    steeper = leaky_relu_filter(torch.tensor([0.5, 1.5]), beta=1.0, tau=0.5, negative_slope=0.0, at_zero=0.2)
+    torch.testing.assert_close(steeper, torch.tensor([1.2, 2.2]))

@@ -113,7 +113,15 @@ CASES: dict[str, Case] = {
         {"returns": "lambda", "action_memory_type": of_few},
     ),
     "sac factors": (SACAgent, MULTI, {"returns": "retrace", "learn_alpha": False}),
-    "sac box": (SACAgent, BOX, {"num_actions_for_value": 2, "pass_timestep_to_heads": True}),
+    "sac box": (
+        SACAgent,
+        BOX,
+        {
+            "num_actions_for_value_in_critic_loss": 2,
+            "num_actions_for_value_in_actor_loss": 3,
+            "pass_timestep_to_heads": True,
+        },
+    ),
     "iql discrete": (IQLAgent, DISCRETE, {"returns": "lambda"}),
     "iql factors": (IQLAgent, MULTI, {"popart": False}),
     "iql box": (IQLAgent, BOX, {"distribution_type": "Gaussian", "pass_timestep_to_heads": True}),
@@ -395,6 +403,30 @@ def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> Non
     torch.testing.assert_close(targets(torch.full_like(batch.rews, 0.3).log()), some[batch.mask[..., 0]])
 
 
+def test_a_trace_is_cut_by_the_probability_with_which_its_own_action_was_taken() -> None:
+    """Probabilities differ from step to step; targets of each critic are a plain recursion."""
+    agent, batch = (
+        make(Agent, DISCRETE, returns="retrace", trace_decay=0.8, num_critics_td=4),
+        make_batch(DISCRETE),
+    )
+    taken = torch.linspace(0.1, 0.9, batch.rews.numel()).view(3, 5)[:, torch.tensor([2, 0, 4, 1, 3])]
+    view = agent.view(replace(batch, log_probs=taken.log()[..., None]))
+    policy = agent.policies(agent.actor, view.following)
+    values = agent.popart.value(agent.target_critics(view.following.state))  # (B, L, C, G, A)
+    targets = agent.policy_targets(view, policy)
+    for row, length in enumerate(batch.mask[..., 0].sum(1).tolist()):
+        following = None
+        for t in reversed(range(length)):
+            reward, going = 10.0 * batch.rews[row, t, 0], ~batch.dones[row, t, 0]
+            value = (values[row, t] * policy.probs[row, t]).sum(-1)  # (C, G)
+            if following is not None:
+                action = int(batch.actions[row, t + 1].argmax())
+                trace = 0.8 * (policy.probs[row, t, :, action] / taken[row, t + 1]).clamp(max=1.0)
+                value = value + trace * (following - values[row, t, ..., action])
+            following = reward + agent.discounts[:, 0] * going * value
+            torch.testing.assert_close(targets[row, t, :, 0], following.amin(0))
+
+
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "factors", "box"])
 def test_returns_are_corrected_by_default_where_actions_are_discrete(space: Any) -> None:
     agent, batch = make(Agent, space, num_critics_td=4), make_batch(space)
@@ -409,6 +441,91 @@ def test_returns_are_corrected_by_default_where_actions_are_discrete(space: Any)
 
     assert torch.equal(targets(0.0), targets(-50.0)) is (space is BOX)
     assert agent.trace_decay == (0.8 if space is BOX else 0.9)
+
+
+# --- values of stored transitions ------------------------------------------------------------------------
+
+
+OFF_POLICY = {name: case for name, case in CASES.items() if issubclass(case[0], OffPolicyAgent)}
+
+
+@pytest.mark.parametrize("case", OFF_POLICY)
+def test_values_of_stored_transitions_have_one_entry_per_discount_and_change_nothing(case: str) -> None:
+    kind, space, kwargs = OFF_POLICY[case]
+    agent, batch = make(kind, space, **kwargs).train(), make_batch(space)
+    before = {name: value.clone() for name, value in agent.state_dict().items()}
+    torch.manual_seed(2)
+    found = agent.get_values(batch)
+    parts = [found.q, found.v, found.advantages, found.q_std]
+    parts += [] if found.filter_weights is None else [found.filter_weights]
+    for part in parts:
+        assert part.shape == (3, 5, len(agent.discounts), 1)
+        assert torch.isfinite(part).all()
+        assert not part.requires_grad
+    assert (found.filter_weights is None) == (kind in (SACAgent, DQNAgent))
+    assert found.discounts.shape == (len(agent.discounts), 1)
+    assert torch.equal(found.mask, batch.mask)
+    assert agent.training
+    assert all(torch.equal(value, before[name]) for name, value in agent.state_dict().items())
+    if kind is not IQLAgent:
+        torch.testing.assert_close(found.advantages, found.q - found.v, rtol=1e-4, atol=1e-4)
+    torch.manual_seed(2)
+    torch.testing.assert_close(agent.eval().get_values(batch).q, found.q)
+    assert not agent.training
+
+
+def test_values_are_in_environment_units() -> None:
+    """The two critics value action a at 2 a and 4 a, rewards count twice, and the policy is uniform."""
+    batch = make_batch(DISCRETE)
+    taken = batch.actions.argmax(-1).float()[..., None, None]
+    expected = {Agent: 2.25, SACAgent: 2.25, DQNAgent: 4.5}
+    for kind, value in expected.items():
+        settings = {"critic_type": CriticEnsemble} if kind is DQNAgent else {}
+        agent = by_hand(kind, **settings)
+        with torch.no_grad():
+            agent.critics.out.bias.copy_(torch.tensor([[2.0], [4.0]])[..., None] * torch.arange(4.0))
+        found = agent.get_values(batch)
+        torch.testing.assert_close(found.q, 1.5 * taken)
+        torch.testing.assert_close(found.v, torch.full_like(found.q, value))
+        torch.testing.assert_close(found.advantages, 1.5 * taken - value)
+        torch.testing.assert_close(found.q_std, taken / 2**0.5)
+        if found.filter_weights is not None:
+            assert torch.equal(found.filter_weights, (taken >= 2).float())
+    agent = by_hand(IQLAgent, beta=3.0)
+    torch.nn.init.constant_(agent.critics.out.bias, 6.0)
+    torch.nn.init.constant_(agent.value_function.out.bias, 4.0)
+    with torch.no_grad():
+        agent.target_critics.out.bias.copy_(torch.tensor([5.0, 7.0])[:, None, None])
+    found = agent.get_values(batch)
+    same(found.q, 3.0)
+    same(found.v, 2.0)
+    same(found.advantages, 0.5)  # of the least target critic
+    same(found.filter_weights, math.exp(3.0 * 1.0))
+
+
+@pytest.mark.parametrize("kind", [Agent, SACAgent, MultiTaskAgent])
+def test_targets_and_the_actors_loss_draw_their_own_numbers_of_actions(kind: Any) -> None:
+    numbers = {"num_actions_for_value_in_critic_loss": 2, "num_actions_for_value_in_actor_loss": 4}
+    agent, drawn = make(kind, BOX, **numbers), []
+    draw = agent.draw
+    agent.draw = lambda policy, num_samples: drawn.append(num_samples) or draw(policy, num_samples)
+    agent(make_batch(BOX))
+    assert drawn == [2, 4]
+    usual = make(kind, BOX)
+    assert usual.num_actions_for_value_in_critic_loss == 1
+    assert usual.num_actions_for_value_in_actor_loss == (3 if kind is MultiTaskAgent else 1)
+    for name in numbers:
+        with pytest.raises(ValueError, match=rf"{name} is 0, .*at least 1.*Fix: bind {kind.__name__}.{name}"):
+            make(kind, BOX, **{name: 0})
+
+
+def test_continuous_actions_may_have_discounts_of_their_own() -> None:
+    own = {"training_discounts": (0.5, 0.9), "training_discounts_continuous": (0.3,), "gamma": 0.99}
+    for space, expected in ((BOX, [0.3, 0.99]), (DISCRETE, [0.5, 0.9, 0.99]), (MULTI, [0.5, 0.9, 0.99])):
+        assert make(Agent, space, **own).discounts[:, 0].tolist() == pytest.approx(expected)
+    assert len(make(Agent, BOX, training_discounts=(0.5, 0.9)).discounts) == 3
+    with pytest.raises(ValueError, match=r"Discounts are \[1.5, .*training_discounts_continuous"):
+        make(Agent, BOX, training_discounts_continuous=(1.5,))
 
 
 # --- masks -----------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         MultiTaskAgent,
         DISCRETE,
         partial(Mamba2TrajEncoder, **SIZES),
-        {**ALL_CRITICS, "num_actions_for_value": 2},
+        {**ALL_CRITICS, "num_actions_for_value_in_critic_loss": 2},
     ),
     "bc, LSTM": (BCAgent, BOX, lstm, {"distribution_type": "Gaussian"}),
     "imitation, Transformer": (PPOAgent, DISCRETE, partial(transformer, pos_emb="learned"), {}),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from loxodon.agents import ActOutput, PPOAgent
@@ -49,6 +50,20 @@ def test_evaluating_reproduces_acting(encoder: str, space: Any, kwargs: dict[str
         assert_equal_but_for_rounding(found.values, stacked(acted, "values"), NUM_OPS)
         assert found.entropy.shape == (3, 6, 1)
         assert found.params.shape[:2] == (3, 6)
+
+
+@pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
+@pytest.mark.parametrize("space", [DISCRETE, MULTI], ids=["discrete", "factors"])
+def test_evaluating_leaves_out_the_actions_that_acting_left_out(space: Any, kwargs: dict[str, Any]) -> None:
+    obs_space = spaces.Dict({**OBS, "allowed": spaces.MultiBinary(5 if space is MULTI else 4)})
+    agent = PPOAgent(obs_space, space, tstep, ENCODERS["gru"], 16, action_mask_key="allowed", **kwargs)
+    batch, steps = collect(agent.eval(), rows=20)
+    found = agent.evaluate(batch)
+    assert_equal_but_for_rounding(found.log_probs, stacked(steps, "log_probs"), NUM_OPS)
+    unmasked = agent.evaluate(
+        replace(batch, obs={**batch.obs, "allowed": torch.ones_like(batch.obs["allowed"])})
+    )
+    assert (found.entropy < unmasked.entropy - 0.1).float().mean() > 0.5
 
 
 def test_history_matters_to_a_recurrent_agent() -> None:

@@ -112,6 +112,7 @@ class TinyAgent(nn.Module):
         return actions, hidden_state + 1
 
     act = BaseAgent.act
+    on_checkpoint_loaded = BaseAgent.on_checkpoint_loaded
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Tensor:
         return torch.zeros(num_envs, dtype=torch.int64, device=device)

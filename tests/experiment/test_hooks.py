@@ -17,7 +17,7 @@ from loxodon.data import Batch, BatchLoader, RLDataset, pad_batch
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 
-from .fakes import CountingEnv, learning, make_experiment, metrics, run
+from .fakes import CountingEnv, TinyAgent, learning, make_experiment, metrics, run
 from .test_learner import TRAJECTORIES, Picky
 
 B, C, G = 4, 3, 2  # of fakes.TinyAgent and its batches
@@ -109,6 +109,34 @@ def test_a_subclass_written_for_amago_runs(tmp_path: Path) -> None:
     found = {name for one in metrics(exp.run_dir) for name in one}
     assert {"val/best", "val/return", "train-update/Mine", "train-update/mine_too", "train/loss"} <= found
     assert not {name for name in found if "Loss" in name or "Mask" in name}
+
+
+class Told(TinyAgent):
+    """Notes what it is told of checkpoints, and a weight that it has then."""
+
+    def on_checkpoint_loaded(self, is_resume: bool) -> None:
+        self.__dict__.setdefault("told", []).append((is_resume, self.actor.bias[0].item()))
+
+
+def test_an_agent_is_told_of_every_checkpoint_that_was_loaded(tmp_path: Path) -> None:
+    settings = {"agent_type": Told, "Learner.average_rate": 0.0}
+    exp = run(make_experiment(tmp_path, **settings))
+    assert "told" not in exp.policy.__dict__
+    weight, state = exp.policy.actor.bias[0].item(), exp.checkpoints.state_dir(1)
+    new = make_experiment(tmp_path, run_name="new", restore_from=str(state / "model.safetensors"), **settings)
+    new.start()
+    new.load_checkpoint_from_path(state)
+    new.load_checkpoint_from_path(state / "model.safetensors")
+    new.close()
+    assert new.policy.__dict__["told"] == [(False, weight), (True, weight), (False, weight)]
+    warm = make_experiment(tmp_path, run_name="warm", **{**settings, "WarmStart.source": str(state)})
+    actor = make_experiment(tmp_path, mode="collect", **settings)
+    for one in (warm, actor):
+        one.start()
+        one.read_latest_policy()
+        one.read_latest_policy()  # there is none that is newer
+        one.close()
+        assert one.policy.__dict__["told"] == [(False, weight)]
 
 
 def test_with_accumulation_an_update_is_one_step_on_a_list_of_batches(tmp_path: Path) -> None:

@@ -79,6 +79,19 @@ def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
             assert_equal_but_for_rounding(other[name], value, NUM_OPS, name)
 
 
+def test_compute_loss_tells_the_sizes_of_a_batch_and_logs_those_of_an_update(tmp_path: Path) -> None:
+    exp, batch = learning(tmp_path, Picky), pad_batch(TRAJECTORIES)
+    for log_step in (False, True):
+        found = exp.compute_loss(batch, log_step=log_step)
+        assert found["Sequence Length"] == 8
+        assert found["Batch Size (in Timesteps)"] == 32
+        assert found["Unmasked Batch Size (in Timesteps)"] == 17  # whatever hooks leave out
+    figures = exp.train_step([pad_batch(TRAJECTORIES[:1]), batch], log_step=True)
+    names = ("sequence_length", "batch_places", "batch_timesteps", "batch_padded_share")
+    assert [float(figures[name]) for name in names] == pytest.approx([8, 35, 20, 15 / 35])
+    assert not [name for name in figures if "(in Timesteps)" in name]
+
+
 def test_only_parameters_of_the_optimizer_are_clipped(tmp_path: Path) -> None:
     exp = make_learning(tmp_path, grad_clip=1e-3)
     norms = []

@@ -33,6 +33,24 @@ def test_rows_are_fading_sums_over_what_followed_an_action() -> None:
         torch.testing.assert_close(found[row, t, a], torch.as_tensor(expected).asinh())
 
 
+def test_windows_that_share_a_row_remember_what_each_would_alone() -> None:
+    """What their first timestep followed, too, where they begin in the middle of an episode."""
+    memory, lengths = ActionMemory(E, A, 6, width=K).eval(), [3, 1, 5]
+    embedded, previous = given(1, sum(lengths))
+    previous[:, 0, 1] = 1.0
+    begins = torch.tensor([0, 3, 4])
+    resets = torch.zeros(1, sum(lengths), dtype=torch.bool)
+    resets[0, begins] = True
+    assert previous[0, begins].any(-1).all()
+    with torch.no_grad():
+        packed = memory(embedded, previous, resets)
+        alone = [
+            memory(*parts)
+            for parts in zip(*(x.split(lengths, dim=1) for x in (embedded, previous)), strict=True)
+        ]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1))
+
+
 def test_steps_give_what_sequences_do() -> None:
     memory = ActionMemory(E, A, 5, width=K).eval()
     embedded, previous = given(3, 40)  # eight horizons

@@ -29,6 +29,7 @@ from loxodon.nets import (
     recurrent,
 )
 from loxodon.nets.attention import sdpa
+from loxodon.nets.mixers import mamba
 from loxodon.nets.sigma_reparam import SigmaReparamLinear
 
 from ..rounding import assert_equal_but_for_rounding
@@ -104,6 +105,19 @@ def test_a_thousand_timesteps_are_the_same_at_once_and_one_by_one(name: str) -> 
     with torch.no_grad():
         full, _ = encoder(*history[:2], resets=history[2])
     torch.testing.assert_close(act_from_the_start(encoder, *history)[0], full, rtol=0, atol=1e-4)
+
+
+def test_resets_count_in_every_chunk_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mamba holds the states of some timesteps at once: here of eight, the fewest."""
+    monkeypatch.setitem(mamba.SCAN_BYTES, "cpu", 1)
+    encoder, history = make_encoder("mamba"), make_history(35)
+    seq = history[0].requires_grad_()
+    chunked, _ = encoder(seq, *history[1:2], resets=history[2])
+    assert_equal_but_for_rounding(act_from_the_start(encoder, *history)[0], chunked.detach(), NUM_OPS)
+    monkeypatch.setitem(mamba.SCAN_BYTES, "cpu", 2**30)
+    whole, _ = encoder(seq, *history[1:2], resets=history[2])
+    felt = [torch.autograd.grad(out.square().sum(), seq)[0] for out in (chunked, whole)]
+    torch.testing.assert_close(*felt, rtol=1e-4, atol=1e-5)
 
 
 def test_episodes_that_all_run_on_need_no_resets(encoder: TrajEncoder) -> None:
