@@ -26,6 +26,7 @@ VIDEO = ["moviepy>=1"]  # what gymnasium records with
 SLURM = ["submitit>=1.5"]
 RAY = ["ray>=2.30"]
 SWEEP = ["optuna>=4"]
+WANDB = ["wandb>=0.17"]
 DEV = [
     "build",
     "hypothesis>=6.100",
@@ -35,6 +36,7 @@ DEV = [
     "ruff>=0.6",
     "setuptools>=77",
     *TENSORBOARD,
+    *WANDB,
 ]
 
 # Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
@@ -65,7 +67,6 @@ setup(
         "rich>=13",
         "safetensors>=0.4",
         "torch>=2.5",
-        "wandb>=0.17",
     ],
     extras_require={
         "envs": ENVS,
@@ -83,6 +84,7 @@ setup(
         "sweep": SWEEP,
         "tensorboard": TENSORBOARD,
         "video": VIDEO,
+        "wandb": WANDB,
         "docs": DOCS,
         "dev": DEV,
     },

@@ -1,6 +1,6 @@
 """Code in the pages: `python docs/embed.py` copies each script of examples/ to where a page shows it.
 
-A page names the file in a comment right above the block: `<!-- examples/act.py -->`. So pages read well wherever
+A page names the file in a comment right above the block: `<!-- examples/act.py -->`. Pages can be read wherever
 they are shown, and a test compares them with the files.
 """
 
