@@ -26,6 +26,7 @@ VIDEO = ["moviepy>=1"]  # what gymnasium records with
 SLURM = ["submitit>=1.5"]
 RAY = ["ray>=2.30"]
 SWEEP = ["optuna>=4"]
+WANDB = ["wandb>=0.17"]
 DEV = [
     "build",
     "hypothesis>=6.100",
@@ -36,6 +37,7 @@ DEV = [
     "ruff>=0.6",
     "setuptools>=77",
     *TENSORBOARD,
+    *WANDB,
 ]
 
 # Subpackages are looked up per folder: a wheel would otherwise silently lack `envs/builtin` and its like.
@@ -66,7 +68,6 @@ setup(
         "rich>=13",
         "safetensors>=0.4",
         "torch>=2.5",
-        "wandb>=0.17",
     ],
     extras_require={
         "envs": ENVS,
@@ -84,6 +85,7 @@ setup(
         "sweep": SWEEP,
         "tensorboard": TENSORBOARD,
         "video": VIDEO,
+        "wandb": WANDB,
         "docs": DOCS,
         "dev": DEV,
     },

@@ -1,5 +1,7 @@
 """How long `import loxodon.experiment` takes beyond `import torch`: medians over fresh interpreters, as JSON.
 
+Seconds are processor time, which other processes on the machine change less than the time that passes.
+
 Run: python benchmarks/import_time.py > benchmarks/results/import_time.json
 """
 
@@ -15,17 +17,17 @@ from provenance import provenance
 NUM_RUNS = 5
 TIMED_IMPORTS = """
 import json, time
-start = time.perf_counter()
+start = time.process_time()
 import torch
-middle = time.perf_counter()
+middle = time.process_time()
 import loxodon.experiment
-end = time.perf_counter()
+end = time.process_time()
 print(json.dumps([middle - start, end - middle]))
 """
 
 
 def time_imports() -> tuple[float, float]:
-    """Seconds to import torch, then seconds to import loxodon.experiment, in one fresh interpreter."""
+    """CPU seconds to import torch, then CPU seconds to import loxodon.experiment, in one fresh interpreter."""
     output = subprocess.run(
         [sys.executable, "-c", TIMED_IMPORTS], capture_output=True, text=True, check=True
     ).stdout
@@ -38,8 +40,8 @@ def main() -> None:
     time_imports()
     runs = [time_imports() for _ in range(NUM_RUNS)]
     result = {
-        "import_torch_s": round(statistics.median(torch_s for torch_s, _ in runs), 3),
-        "import_loxodon_experiment_s": round(statistics.median(ours_s for _, ours_s in runs), 3),
+        "import_torch_cpu_s": round(statistics.median(torch_s for torch_s, _ in runs), 3),
+        "import_loxodon_experiment_cpu_s": round(statistics.median(ours_s for _, ours_s in runs), 3),
         "num_runs": NUM_RUNS,
         **provenance(),
     }

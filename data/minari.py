@@ -51,7 +51,7 @@ def require_minari() -> Any:
     if missing:
         raise ImportError(
             f"Minari datasets need {', '.join(missing)}, which is not installed. "
-            "Fix: pip install 'minari[hdf5]' pillow, or in the checkout pip install -e '.[minari]'."
+            "Fix: pip install 'loxodon[minari]'."
         )
     return importlib.import_module("minari")
 

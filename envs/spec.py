@@ -219,7 +219,7 @@ def import_package(package: str, extra: str, env_id: str) -> Any:
             raise
         raise ModuleNotFoundError(
             f"The environment {env_id!r} needs the package {package}, which is not installed. "
-            f"Fix: run pip install -e '.[{extra}]' in the folder of Loxodon's source.",
+            f"Fix: pip install 'loxodon[{extra}]'.",
             name=package,
         ) from error
 

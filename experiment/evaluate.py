@@ -44,6 +44,7 @@ _PARALLEL = 8  # environments of --env
 _MOST_STEPS = 1_000_000  # of each environment, which may have no end
 _VIDEO_EPISODES = 3
 _PLAIN_WIDTH = 300  # of the table where it goes to no terminal
+_WEIGHTS = re.compile(r"policy_epoch_(\d+)\.safetensors")
 _ATTEMPT = re.compile(r"(.+)_attempt_(\d+)")  # of metrics, see KShotWrapper
 
 
@@ -197,10 +198,14 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
             f"--policy is {which!r}, but must be best, latest or epoch:N. Fix: e.g. --policy best."
         )
     if not files[which].is_file():
-        raise FileNotFoundError(
-            f"There is no policy {files[which]}. Fix: give the folder of a run that has saved one; epochs "
-            f"with one are in {store.weights_dir}."
-        )
+        names = [name for name, file in files.items() if file.is_file()]
+        saved = (_WEIGHTS.fullmatch(path.name) for path in store.weights_dir.glob("*"))
+        names += [f"epoch:{n}" for n in sorted(int(one[1]) for one in saved if one)]
+        there = f"{place} has {', '.join(names)}" if names else f"{place} has saved none"
+        if not place.is_dir():
+            there = f"{place} {'is not a folder' if place.exists() else 'does not exist'}"
+        fix = "choose one of these with --policy" if names else "give the folder of a run that has saved one"
+        raise FileNotFoundError(f"There is no policy {files[which]}: {there}. Fix: {fix}.")
     return Policy(place, which, files[which])
 
 

@@ -43,6 +43,8 @@ class MetricLogger:
         tensorboard: whether they are written, if tensorboard is installed.
         wandb: arguments of `wandb.init`, or None to leave Weights & Biases alone.
         wandb_metrics: False keeps the figures from Weights & Biases, whose run is then there for artifacts.
+
+    Raises: ImportError if `wandb` is asked for and not installed.
     """
 
     def __init__(
@@ -56,6 +58,11 @@ class MetricLogger:
         wandb_metrics: bool = True,
     ) -> None:
         self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
+        if wandb is not None and importlib.util.find_spec("wandb") is None:
+            raise ImportError(
+                "Weights & Biases needs the package wandb, which is not installed. Fix: pip install "
+                "'loxodon[wandb]', or leave it out: Experiment.log_to_wandb = False, and no WandbStore."
+            )
         self._wants_tensorboard = tensorboard and has_tensorboard
         self._wandb_arguments, self._sends_figures = wandb, wandb is not None and wandb_metrics
         self._wandb_id: str | None = None  # kept even by a process that does not use it
@@ -127,8 +134,8 @@ class MetricLogger:
         self._is_open = True
         if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
             logger.info(
-                "TensorBoard is not installed, so figures go to %s alone. Fix: pip install tensorboard, or "
-                "MetricLogger.tensorboard = False.",
+                "TensorBoard is not installed, so figures go to %s alone. Fix: pip install "
+                "'loxodon[tensorboard]', or MetricLogger.tensorboard = False.",
                 self.path,
             )
         elif self._wants_tensorboard:

@@ -89,7 +89,7 @@ def curves_if_readable(run_dir: Path) -> Curves:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file; one that is too long for a record comes as an empty one and is never held in memory."""
+    """Lines of a file; one that is too long for a record is not held in memory and comes as an empty one."""
     if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
         raise OSError(f"{path} is not a plain file")
     with path.open("rb") as file:

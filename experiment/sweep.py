@@ -226,13 +226,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder, folder.name, _KEEPER)
-    study = optuna.create_study(
-        storage=f"sqlite:///{folder / 'study.db'}",
-        study_name="sweep",
-        direction=args.direction,
-        pruner=optuna.pruners.MedianPruner(n_warmup_steps=args.prune_after),
-        load_if_exists=True,
-    )
+    study = _study(folder / "study.db", args.direction, args.prune_after)
     if parsed.seed is not None:
         study.sampler = optuna.samplers.TPESampler(seed=parsed.seed + len(study.trials))
     kept = without([word for word in words if word not in found], "--resume", "--through")
@@ -253,6 +247,30 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
         cli.say("interrupted; the same command goes on")
         return INTERRUPTED
     return 0 if has_best else FAILED
+
+
+def _study(path: Path, direction: str, prune_after: int) -> Any:
+    """The study in a file, which is made if there is none.
+
+    Raises: ValueError if the file is not the account of a sweep.
+    """
+    optuna = _optuna()
+    try:
+        study = optuna.create_study(
+            storage=f"sqlite:///{path}",
+            study_name="sweep",
+            direction=direction,
+            pruner=optuna.pruners.MedianPruner(n_warmup_steps=prune_after),
+            load_if_exists=True,
+        )
+        study.get_trials()
+    except Exception as error:  # Optuna, SQLAlchemy and SQLite have one each, and more than one
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ValueError(
+            f"{path} cannot be used as the account of a sweep ({reason}). Fix: restore it from a copy, or "
+            "choose another folder with -o."
+        ) from error
+    return study
 
 
 def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> str:

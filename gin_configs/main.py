@@ -8,6 +8,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from .presets import did_you_mean, preset_names, runnable_names
 
@@ -33,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
     try:
-        if name in ("-h", "--help"):
-            sys.stdout.write(_help())
+        if name in ("-h", "--help", "--version"):
+            sys.stdout.write(f"loxodon {version('loxodon')}\n" if name == "--version" else _help())
             return 0
         if name == "--completion":
             return _print_completion(words[1:])
@@ -64,6 +65,7 @@ def _help() -> str:
             *lines,
             "",
             "loxodon COMMAND --help lists its options; without a COMMAND, options are those of run.",
+            "loxodon --version prints the version.",
             "loxodon --completion bash|zsh|fish prints a script for your shell.\n",
         ]
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -123,10 +122,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation_fn(activation, overwrites=True)
-        widths = [d_in] + [d_hidden] * n_layers
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.hidden = nn.ModuleList(nn.Linear(d_hidden if i else d_in, d_hidden) for i in range(n_layers))
         self.norms = nn.ModuleList(norm_layer(norm, d_hidden) for _ in range(n_layers))
-        self.out = nn.Linear(widths[-1], d_output)
+        self.out = nn.Linear(d_hidden if n_layers > 0 else d_in, d_output)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = as_rows(x)

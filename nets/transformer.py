@@ -395,11 +395,12 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
                 "Fix: bind one of these."
             )
         longest = max_seq_len + 1  # timesteps of a training sequence, which then needs no mask
-        reach = [longest] * n_layers if windows is None else list(windows)
-        if len(reach) != n_layers or not all(1 <= window <= longest for window in reach):
+        if windows is not None and not (
+            len(windows) == n_layers and all(1 <= window <= longest for window in windows)
+        ):
             raise ValueError(
-                f"windows is {reach}, but must be {n_layers} numbers from 1 to {longest}, one per layer. "
-                "Fix: bind TransformerTrajEncoder.windows so."
+                f"windows is {list(windows)}, but must be {n_layers} numbers from 1 to {longest}, one "
+                "per layer. Fix: bind TransformerTrajEncoder.windows so."
             )
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
@@ -416,7 +417,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             lambda i: TransformerLayer(
                 settings,
                 n_heads=n_heads,
-                window=reach[i],
+                window=longest if windows is None else windows[i],
                 qk_gain=qk_gain if qk_norm else None,
                 fixed_heads=fixed_heads,
                 content_heads=content_heads,
@@ -433,7 +434,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             dropout_emb=dropout_emb,
             positions=positions[pos_emb]() if pos_emb in positions else None,
         )
-        self.n_heads, self.window = n_heads, max(reach)
+        self.n_heads, self.window = n_heads, longest if windows is None else max(windows)
         self.places = None
         if pos_emb in ("rope", "rope+fixed"):
             self.places = HeadPositions(

@@ -14,6 +14,7 @@ import pytest
 from loxodon.experiment.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+DOCS = EXAMPLES.with_name("docs")
 TINY = [
     f"Experiment.{setting}"
     for setting in (
@@ -64,6 +65,16 @@ def test_an_example_runs(name: str, words: list[str], run: str, monkeypatch: pyt
     with gin.unlock_config(), ends:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert Path(f"runs/{run}/ckpts/latest/policy.safetensors").exists()
+
+
+def test_pages_show_the_examples_as_they_are() -> None:
+    embed = runpy.run_path(str(DOCS / "embed.py"))
+    pages = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    shown = {name for text in pages.values() for name, _ in embed["BLOCK"].findall(text)}
+    assert shown == {f"examples/{path.name}" for path in EXAMPLES.glob("*.py")} - {"examples/run.py"}
+    stale = [name for name, text in pages.items() if embed["embedded"](text) != text]
+    assert stale == [], "Fix: python docs/embed.py"
+    assert [name for name, text in pages.items() if "--8<--" in text] == []
 
 
 def test_all_examples_run_here_and_are_short() -> None:

@@ -219,3 +219,16 @@ def test_a_run_of_the_wheel_trains_outside_the_repository(
     assert done.returncode == 0, done.stdout + done.stderr
     logged = (tmp_path / "wheel" / "logs" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert max(json.loads(line)["gradient_steps"] for line in logged) > 0
+
+
+def test_make_docs_installs_only_what_the_site_is_built_with(tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run(
+        ["make", "--dry-run", "docs"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    installs = [line for line in done.stdout.splitlines() if "pip install" in line]
+    assert [line.split()[-1] for line in installs] == ["mkdocs-material"]
+    assert "mkdocs build --strict" in done.stdout

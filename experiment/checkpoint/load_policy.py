@@ -6,8 +6,9 @@ import contextlib
 import functools
 import importlib
 import sys
+import threading
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,12 @@ import numpy as np
 import torch
 from gin.config_parser import ImportStatement
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parameter import is_lazy
 
 from ...agents import BaseAgent
 from ...data.errors import WrongValueError
@@ -29,9 +36,13 @@ from ..config.registry import cleared_config
 from ..versions import version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .spaces import EnvSpaces
-from .store import MARKER, damage
+from .store import MARKER, damage, policy_in
 
 _FILE = "policy.safetensors"
+# What an agent may build and throw away again, beyond twice the tensors of its file, as it is built twice.
+_SPARE_MODULES, _SPARE_NUMBERS = 500, 1 << 20
+_MOST_STATE_BYTES = 1 << 32  # of one environment's memory
+_MOST_TIMESTEPS = 1 << 31  # of a training sequence
 _BASES: dict[str, type] = {
     "agent_type": BaseAgent,
     "tstep_encoder_type": TstepEncoder,
@@ -224,6 +235,11 @@ def load_policy(
             f"{version_of('loxodon')}, builds policies of format {POLICY_FORMAT}. Fix: use the version that "
             "wrote it, or build the experiment and call load_checkpoint_from_path."
         )
+    if not 0 < info.max_seq_len <= _MOST_TIMESTEPS:
+        raise ValueError(
+            f"The header of {file} says max_seq_len = {info.max_seq_len}, but must be from "
+            f"1 to {_MOST_TIMESTEPS:,}. Fix: use a file that Loxodon wrote."
+        )
     trust = (trust,) if isinstance(trust, str) else trust
     agent = _build_agent(info, env_spaces, info.max_seq_len, file, weights, trust)
     fit_weights(agent, weights, file)
@@ -252,11 +268,14 @@ def _build_agent(
                 types["traj_encoder_type"],
                 max_seq_len,
             )
-            sketch = _without_memory(build)
-            if sketch is not None:  # sizes that are not those of the weights never get memory
-                check_fit(sketch, weights, file)
-            agent: BaseAgent = build()
-        except (ValueError, TypeError, RuntimeError) as error:
+            with _no_larger_than(weights):  # sizes that are not those of the weights never get memory
+                if (sketch := _without_memory(build)) is not None:
+                    check_fit(sketch, weights, file)
+                    _check_state(sketch, max_seq_len)
+                agent: BaseAgent = build()
+        except ImportError:
+            raise
+        except Exception as error:  # what constructors make of settings that a file has chosen
             reason = str(error).split("\n", maxsplit=1)[0]  # gin's additions name no file of the user's
             if "Fix:" not in reason:
                 reason += (
@@ -267,13 +286,93 @@ def _build_agent(
     return agent
 
 
+@contextlib.contextmanager
+def _no_larger_than(weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let this thread build no more than an agent with these weights has, with room for what is thrown away.
+
+    A header can ask for a hundred million layers in a few bytes. Building stops at the first parameter or
+    module beyond the limit, and at the first parameter in memory that makes all of them too large.
+
+    Raises: ValueError.
+    """
+    own_thread = threading.get_ident()
+    allowed = {
+        "parameters": _SPARE_MODULES + 4 * len(weights),
+        "modules": 10 * (_SPARE_MODULES + 4 * len(weights)),
+        "numbers": _SPARE_NUMBERS + 2 * sum(one.numel() for one in weights.values()),
+    }
+    found = dict.fromkeys(allowed, 0)
+
+    def add(kind: str, number: int) -> None:
+        found[kind] += number
+        if found[kind] > allowed[kind]:
+            raise ValueError(
+                f"its header asks for more than {allowed[kind]:,} {kind}, but the file has {len(weights):,} "
+                "tensors. Fix: use a file that Loxodon wrote."
+            )
+
+    def on_parameter(_: nn.Module, __: str, value: torch.Tensor | None) -> None:
+        if threading.get_ident() == own_thread and value is not None:
+            add("parameters", 1)
+            if not value.is_meta and not is_lazy(value):
+                add("numbers", value.numel())
+
+    def on_module(_: nn.Module, __: str, value: nn.Module | None) -> None:
+        if threading.get_ident() == own_thread and value is not None:
+            add("modules", 1)
+
+    hooks = (
+        register_module_parameter_registration_hook(on_parameter),
+        register_module_buffer_registration_hook(on_parameter),
+        register_module_module_registration_hook(on_module),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _without_memory(build: Callable[[], BaseAgent]) -> BaseAgent | None:
     """An agent that has only shapes; None if its constructor computes with numbers, which it has not."""
     try:
         with torch.device("meta"):
             return build()
-    except (RuntimeError, TypeError):
-        return None
+    except (RuntimeError, TypeError) as error:
+        if "meta" in str(error):
+            return None
+        raise
+
+
+def _check_state(sketch: BaseAgent, max_seq_len: int) -> None:
+    """Refuse an agent that would remember more of one environment than any policy needs.
+
+    No weight says how far attention looks back, so the header alone could ask for all memory.
+
+    Raises: ValueError.
+    """
+    try:
+        num_bytes = _num_bytes(sketch.init_hidden_state(1, torch.device("meta")))
+    except (RuntimeError, TypeError) as error:
+        if "meta" in str(error):  # it computes with numbers
+            return
+        raise
+    if num_bytes > _MOST_STATE_BYTES:
+        raise ValueError(
+            f"what it remembers of one environment takes {num_bytes:,} bytes with max_seq_len = "
+            f"{max_seq_len}, but at most {_MOST_STATE_BYTES:,} are allowed. "
+            "Fix: use a file that Loxodon wrote."
+        )
+
+
+def _num_bytes(state: Any) -> int:
+    """Bytes of all tensors in a hidden state."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, list | tuple):
+        return sum(map(_num_bytes, state))
+    fields = state if isinstance(state, dict) else getattr(state, "__dict__", {})
+    return sum(map(_num_bytes, fields.values()))
 
 
 def _bind(info: PolicyInfo, trust: Sequence[str]) -> dict[str, Any]:
@@ -359,11 +458,10 @@ def _find_file(path: Path) -> Path:
         if (problem := damage(path)) is not None:
             raise ValueError(f"The checkpoint {path} is damaged: {problem}. Fix: choose another one.")
         return path / "model.safetensors"
-    root = path / "ckpts" if (path / "ckpts").is_dir() else path
-    places = [root / "best" / _FILE, root / "latest" / _FILE, path / _FILE]
-    for place in places:
-        if place.is_file():
-            return place
+    if (place := policy_in(path)) is not None:
+        return place
+    if (path / _FILE).is_file():
+        return path / _FILE
     raise FileNotFoundError(
         f"There is no policy at {path}. Allowed are a .safetensors file, a complete checkpoint folder, and a "
         f"run folder with ckpts/best/{_FILE} or ckpts/latest/{_FILE}. Fix: check the path; runs lie in "

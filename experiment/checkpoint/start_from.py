@@ -19,7 +19,7 @@ from ..distributed import from_main
 from ..files import check_tree
 from .policy_file import load_what_fits, read_policy, warn_of_format
 from .spaces import check_spaces
-from .store import MARKER, TrainingState
+from .store import MARKER, CheckpointManager, TrainingState, policy_in
 
 logger = logging.getLogger("loxodon")
 _WEIGHTS_SUFFIX = ".safetensors"
@@ -82,9 +82,11 @@ def _fetch(
 
 
 def find_files(path: Path, name: str) -> Path:
-    """The training state (a folder) or weights (a file) at `path`, which may be an artifact's folder.
+    """The training state (a folder) or weights (a file) at `path`.
 
-    Raises: FileNotFoundError if there is neither.
+    The folder of an artifact stands for what is in it, that of a run for its best policy, or else its latest.
+
+    Raises: FileNotFoundError if there is neither, naming what a run nearby has.
     """
     if path.is_file():
         return path
@@ -93,12 +95,29 @@ def find_files(path: Path, name: str) -> Path:
             return folder
     if (path / CONTENT[POLICY]).is_file():
         return path / CONTENT[POLICY]
+    if (policy := policy_in(path)) is not None:
+        return policy
     holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
     found = f"holds neither a training state nor {CONTENT[POLICY]}, but: {holds or 'nothing'}"
     raise FileNotFoundError(
         f"{name}: '{path}' {found if path.is_dir() else 'does not exist'}. Fix: name a "
-        f"checkpoint's folder, a {_WEIGHTS_SUFFIX} file, or the folder of an artifact's version."
+        f"checkpoint's folder, a {_WEIGHTS_SUFFIX} file, the folder of an artifact's version, or that of a "
+        f"run (of which ckpts/best is taken, else ckpts/latest).{_nearby(path)}"
     )
+
+
+def _nearby(path: Path) -> str:
+    """What the run has in which somebody looked for `path`; empty if it is in none."""
+    for folder in (path, *path.absolute().parents[:4]):  # deeper nothing of a run lies
+        root = folder if folder.name == "ckpts" else folder / "ckpts"
+        if root.is_dir():
+            run = CheckpointManager(root.parent, root.parent.name)
+            files = {"ckpts/best": run.best_path, "ckpts/latest": run.latest_path}
+            there = [name for name, file in files.items() if file.is_file()]
+            if epochs := run.complete_epochs():
+                there.append(f"training states of epochs {', '.join(map(str, epochs))} in {run.states_dir}")
+            return f" {root.parent} has {', '.join(there) or 'neither policies nor checkpoints'}."
+    return ""
 
 
 def as_branch(state: TrainingState) -> TrainingState:

@@ -136,7 +136,15 @@ class CheckpointManager:
     def make_folders(self, *, clean: bool) -> None:
         """Make the folders; with `clean`, finish or remove what an interrupted save left."""
         for folder in self._folders:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:  # also for a link that leads nowhere
+                place = next(one for one in (folder, *folder.parents) if one.is_symlink() or one.is_file())
+                what = f"a link to {place.readlink()}, which is missing" if place.is_symlink() else "a file"
+                raise FileExistsError(
+                    f"The folder {folder} cannot be made: {place} is {what}. Fix: remove {place}, or make "
+                    "the folder that it leads to."
+                ) from error
         if clean and self.rank == 0:
             self._finish_replacing()
             for folder in self._folders:
@@ -373,14 +381,14 @@ def write_values(path: Path, values: Any) -> None:
 
 
 def read_values(path: Path) -> Any:
-    """Read what write_values wrote; tensors are on the CPU, none larger than the file.
+    """Read what write_values wrote; tensors are on the CPU, and all together no larger than the file.
 
     Raises: ValueError if the file is no such file.
     """
     try:
         # Mapped: sizes that a crafted file claims cannot go beyond its end, and nothing is inflated.
         values = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-        return _from_torch(values, path.stat().st_size)
+        return _from_torch(values, _Room(path.stat().st_size))
     except Exception as error:  # a spoilt or crafted file makes torch raise nearly everything
         reason = str(error).partition("\n")[0]
         raise ValueError(
@@ -412,20 +420,33 @@ def _to_torch(value: Any) -> Any:
     )
 
 
-def _from_torch(value: Any, num_bytes: int) -> Any:
-    """Back from _to_torch; num_bytes: most that a tensor may have."""
+class _Room:
+    """Bytes that values of a file may still take; without a limit, views of one tensor could repeat it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.left = num_bytes
+
+    def take(self, num_bytes: int, what: str) -> None:
+        """Raises: FormatError if there is not so much left."""
+        self.left -= num_bytes
+        if self.left < 0:
+            raise FormatError(f"{what} larger than the file")
+
+
+def _from_torch(value: Any, room: _Room) -> Any:
+    """Back from _to_torch."""
+    room.take(1, "its values are")  # which is the least that a value takes in a file
     if isinstance(value, Tensor):
-        if value.numel() * value.element_size() > num_bytes:
-            raise FormatError("a tensor is larger than the file")
+        room.take(value.numel() * value.element_size(), "a tensor is")
         return value.clone()
     if isinstance(value, dict) and value.keys() == {None}:
         dtype, shape, raw = value[None]
-        flat = np.frombuffer(raw.numpy(), dtype).copy()
+        flat = np.frombuffer(_from_torch(raw, room).numpy(), dtype)
         return flat[0] if shape is None else flat.reshape(shape)
     if isinstance(value, dict):
-        return {key: _from_torch(item, num_bytes) for key, item in value.items()}
+        return {key: _from_torch(item, room) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_from_torch(item, num_bytes) for item in value)
+        return type(value)(_from_torch(item, room) for item in value)
     return value
 
 
@@ -439,6 +460,13 @@ def _key(key: Any) -> Any:
 
 
 # ---- what is in a folder ----
+
+
+def policy_in(folder: Path) -> Path | None:
+    """The best policy of a run, or else its latest; None without either. folder: of the run, or its ckpts."""
+    root = folder / "ckpts" if (folder / "ckpts").is_dir() else folder
+    places = (root / name / "policy.safetensors" for name in ("best", "latest"))
+    return next((place for place in places if place.is_file()), None)
 
 
 def about(folder: Path) -> dict[str, Any]:

@@ -44,8 +44,7 @@ def require(package: str, extra: str) -> Any:
         if error.name != package:
             raise
         raise ImportError(
-            f"This command needs {package}, which is not installed. "
-            f"Fix: pip install {package}, or in the checkout pip install -e '.[{extra}]'."
+            f"This command needs {package}, which is not installed. Fix: pip install 'loxodon[{extra}]'."
         ) from None
 
 

@@ -196,7 +196,7 @@ def test_mistakes_of_a_user_say_what_to_do(configured: Configured, numbered: str
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"need minari, h5py, PIL.*pip install -e '\.\[minari\]'"):
+    with pytest.raises(ImportError, match=r"need minari, h5py, PIL.*pip install 'loxodon\[minari\]'"):
         open_minari("a/b-v0")
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from loxodon.experiment import Experiment
 from loxodon.experiment.artifacts import FolderStore, RunAccess
 from loxodon.experiment.artifacts.upload import Uploads
+from loxodon.experiment.checkpoint.start_from import find_files
 
 from .fakes import make_experiment, run
 
@@ -255,6 +256,23 @@ def test_unknown_references_and_paths_say_what_there_is(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=text):
             exp.start()
         exp.close()
+
+
+def test_a_run_folder_means_its_best_policy_or_else_the_latest(tmp_path: Path) -> None:
+    base = run(make_experiment(tmp_path, run_name="base"))
+    best, latest = base.checkpoints.best_path, base.checkpoints.latest_path
+    for folder in (base.run_dir, base.run_dir / "ckpts"):
+        assert find_files(folder, "x") == best
+    best.unlink()
+    assert find_files(base.run_dir, "x") == latest
+    exp = make_experiment(tmp_path, restore_from=str(base.run_dir))
+    exp.start()
+    assert_equal(exp.policy.state_dict(), load_file(latest))
+    exp.close()
+    for missing in ("ckpts/best", "ckpts/training_states/base_epoch_77", "best"):
+        with pytest.raises(FileNotFoundError, match=r"does not exist|neither") as error:
+            find_files(base.run_dir / missing, "x")
+        assert "base has ckpts/latest, training states of epochs" in str(error.value)
 
 
 @pytest.mark.parametrize(

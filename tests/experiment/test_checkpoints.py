@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import pickle
@@ -360,6 +361,18 @@ def test_a_file_in_the_place_of_the_folder_is_one_clear_error(tmp_path: Path) ->
         exp.save_checkpoint()
 
 
+@pytest.mark.parametrize("what", ["a link to nowhere", "a file"])
+def test_something_else_in_the_place_of_ckpts_is_one_clear_error(tmp_path: Path, what: str) -> None:
+    exp = make_experiment(tmp_path)
+    exp.run_dir.mkdir(parents=True)
+    place = exp.run_dir / "ckpts"
+    place.touch() if what == "a file" else place.symlink_to("nowhere")
+    with pytest.raises(
+        FileExistsError, match=rf"cannot be made: .*tiny/ckpts is {what}.*Fix: remove .*ckpts"
+    ):
+        exp.start()
+
+
 def test_a_policy_that_cannot_be_published_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +426,12 @@ CRAFTED: dict[str, Callable[[Path], bytes]] = {
     "pickle": lambda target: pickle.dumps(Bomb(target)),
     "torch": lambda target: by_torch({"rng": Bomb(target)}),
     "old torch": lambda target: by_torch(Bomb(target), _use_new_zipfile_serialization=False),
-    "larger than the file": lambda _: by_torch({"x": torch.zeros(1).expand(10**12)}),
+    "larger than the file": lambda _: by_torch({"x": torch.zeros(1).expand(2 * 10**8)}),  # 800 MB
+    "larger together": lambda _: by_torch([*torch.zeros(1, 9999).expand(100, -1)]),
+    "larger as an array": lambda _: by_torch(
+        {None: ("|u1", (10**9,), torch.zeros(1, dtype=torch.uint8).expand(10**9))}
+    ),
+    "lists of lists": lambda _: by_torch(functools.reduce(lambda inner, _: [inner] * 10, range(9), [0])),
     "another size": lambda _: with_a_pickle_of(
         by_torch({"x": torch.zeros(10)}), lambda data: data.replace(b"K\n", b"J\x00\x00\x00\x40")
     ),
@@ -436,7 +454,8 @@ def test_the_bombs_work(tmp_path: Path) -> None:
 def test_a_crafted_state_is_refused_and_runs_nothing(tmp_path: Path, went_off: Path, how: str) -> None:
     path = tmp_path / "shared.pt"
     path.write_bytes(CRAFTED[how](went_off))
-    with pytest.raises(ValueError, match=r"shared.pt is not a readable part of a checkpoint \(.*Fix:"):
+    what = "larger than the file" if how.startswith(("larger", "lists")) else ".*"
+    with pytest.raises(ValueError, match=rf"is not a readable part of a checkpoint \(.*{what}\)\. Fix:"):
         read_values(path)
 
 

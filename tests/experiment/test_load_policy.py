@@ -22,6 +22,7 @@ from loxodon.envs import EnvSpec, TMazePassive, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint.store import MARKER, contents
 from loxodon.experiment.config import load_config
+from loxodon.nets import GRUTrajEncoder
 
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import TINY, run
@@ -397,6 +398,32 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
     ),
     "nonsense": ({"gin": "= ["}, r"its gin configuration cannot be read.*Fix:"),
     "brackets": ({"gin": "Agent.gamma = " + "[" * 5000}, r"cannot be built: .*recursion.*Fix:"),
+    **{
+        name: ({"gin": f"+{name} = 100_000_000"}, r"cannot be built: its header asks for more than .*Fix:")
+        for name in ("FFTstepEncoder.n_layers", "Actor.n_layers", "CriticEnsemble.n_layers")
+    },
+    "layers of another encoder": (
+        {
+            "gin": "+Experiment.traj_encoder_type = @TransformerTrajEncoder\n"
+            "TransformerTrajEncoder.n_layers = 100_000_000"
+        },
+        r"asks for more than .* but the file has \d+ tensors. Fix:",
+    ),
+    "layers without weights": (
+        {"gin": "+FFTstepEncoder.n_layers = 1" + "0" * 30},
+        r"cannot be built: .*Fix:",
+    ),
+    "an error after large layers": (
+        {"gin": "+FFTstepEncoder.d_hidden = 1_000_000\nActor.activation = 'none such'"},
+        r"cannot be built: .*none such.*Fix:",
+    ),
+    "critics": ({"gin": "+Agent.num_critics = 1_000_000_000"}, r"do not fit this agent.*Fix:"),
+    "digits": ({"gin": "+FFTstepEncoder.d_hidden = 1" + "0" * 400}, r"cannot be built: .*Fix:"),
+    "more digits": ({"gin": "+FFTstepEncoder.d_hidden = 1" + "0" * 5000}, r"Fix:"),
+    "nothing": ({"gin": "+FFTstepEncoder.d_hidden = 0"}, r"Fix:"),
+    "length": ({"max_seq_len": "999999999999"}, r"max_seq_len = 999999999999, but must be .*Fix:"),
+    "no length": ({"max_seq_len": "-1"}, r"max_seq_len = -1, but must be .*Fix:"),
+    "a long length": ({"max_seq_len": "9" * 5000}, r"not a readable safetensors file .*Fix:"),
     "width": ({"gin": "+FFTstepEncoder.d_hidden = 10_000_000"}, r"weights in .* do not fit this agent.*Fix:"),
     "no spaces": ({"spaces": "{"}, r"describes no spaces.*Fix:"),
     "spaces in spaces": ({"spaces": nested(400)}, r"describes no space.*Fix:"),
@@ -441,6 +468,42 @@ def crafted(path: Path, changes: Mapping[str, str | None], mark: Path) -> Path:
     if (text := new.get("gin") or "").startswith("+"):
         new["gin"] = old["gin"] + text.replace("+", "\n", 1)
     return changed_header(path, **new)
+
+
+def test_memory_of_one_environment_is_bounded(tmp_path: Path) -> None:
+    exp = trained(tmp_path, "CartPole-v1", "TransformerTrajEncoder")
+    file = changed_header(exp.run_dir / "ckpts" / "latest" / "policy.safetensors", max_seq_len=str(2**30))
+    with pytest.raises(ValueError, match=r"what it remembers of one environment takes .*Fix:"):
+        load_policy(file)
+
+
+class Computing(GRUTrajEncoder):
+    """Looks at numbers while it is built, which a sketch without memory has not, and has buffers."""
+
+    size = 4
+
+    def __init__(self, tstep_dim: int, max_seq_len: int, **settings: Any) -> None:
+        super().__init__(tstep_dim, max_seq_len, **settings)
+        self.scale = float(torch.ones(2).sum())
+        for i in range(self.size):
+            self.register_buffer(f"large_{i}", torch.zeros(1 << 18))
+
+
+def test_an_encoder_that_computes_while_it_is_built_is_bounded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(tmp_path)
+    exp = run(
+        Experiment(make_train_env="CartPole-v1", make_val_env="CartPole-v1", traj_encoder_type=Computing)
+    )
+    latest = exp.run_dir / "ckpts" / "latest" / "policy.safetensors"
+    with safe_open(latest, framework="pt") as opened:
+        lines = opened.metadata()["gin"].splitlines()
+    file = changed_header(latest, gin="\n".join(one for one in lines if "traj_encoder_type" not in one))
+    load_policy(file)
+    monkeypatch.setattr(Computing, "size", 1_000)
+    with pytest.raises(ValueError, match=r"asks for more than [\d,]+ (numbers|parameters).*Fix:"):
+        load_policy(file)
 
 
 def test_imports_and_settings_of_other_things_are_left_out(policy_file: Path, unheard_of: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,10 @@ def test_the_id_survives_a_process_without_wandb(tmp_path: Path) -> None:
     assert logger.state_dict()["wandb_id"] == "abc"
     with pytest.raises(ValueError, match=r"does not use Weights & Biases.*Fix: set Experiment.log_to_wandb"):
         logger.start_wandb()
+
+
+def test_wandb_is_asked_for_only_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    MetricLogger(tmp_path, tensorboard=False).log({"a": 1}, {"epoch": 0})
+    with pytest.raises(ImportError, match=r"needs the package wandb.*Fix: pip install 'loxodon\[wandb\]'"):
+        MetricLogger(tmp_path, wandb={"project": "x"})

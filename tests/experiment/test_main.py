@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -97,3 +98,8 @@ def test_a_shell_completes_commands_presets_and_options(
     for shell in ("zsh", "fish"):
         main(["--completion", shell])
         assert "--print-config" in (text := capsys.readouterr().out) or "-l print-config" in text
+
+
+def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"loxodon {importlib.metadata.version('loxodon')}\n"

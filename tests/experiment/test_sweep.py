@@ -122,6 +122,22 @@ def test_settings_typed_wrong_are_told_before_any_trial(
     assert [path.name for path in Path().iterdir()] == ["tiny.gin"]
 
 
+@pytest.mark.usefixtures("unbuilt")
+@pytest.mark.parametrize("what", ["text", "damaged", "folder"])
+def test_an_account_that_cannot_be_read_is_one_clear_error(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Path("sweep/study.db")
+    place.parent.mkdir()
+    if what == "folder":
+        place.mkdir()
+    else:
+        place.write_bytes(b"no database" if what == "text" else b"SQLite format 3\0" + b"\xff" * 5000)
+    assert main([*WORDS, "--trials", "1", "-o", "sweep"]) == 1
+    assert "error: sweep/study.db cannot be used as the account of a sweep (" in capsys.readouterr().err
+    assert begun() == []
+
+
 def test_spaces_as_typed() -> None:
     choices = parse_space("A.b=choice(8, (1, 2), @Name)")
     assert choices == ("A.b", optuna.distributions.CategoricalDistribution(["8", "(1, 2)", "@Name"]))

@@ -148,7 +148,7 @@ def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: in
 def kernel_device() -> torch.device:
     """Where kernels run: a GPU, or else Triton's interpreter."""
     if find_spec(kernels.PACKAGE) is None:
-        pytest.skip("needs flash-linear-attention: pip install -e '.[kernels]'")
+        pytest.skip("needs flash-linear-attention: pip install 'loxodon[kernels]'")
     if torch.cuda.is_available():
         return torch.device("cuda")
     interpret()

@@ -37,7 +37,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
     monkeypatch.setitem(sys.modules, package, None)
     assert launch.main(["--backend", backend, *WORDS]) == 2
     error = capsys.readouterr().err
-    assert f"needs {package}, which is not installed. Fix: pip install {package}, or in the checkout" in error
+    assert f"needs {package}, which is not installed. Fix: pip install 'loxodon[" in error
     assert not tiny.run_dir.exists()
 
 
