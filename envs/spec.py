@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import gin
 import gymnasium as gym
 
-from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
+from ..data.spaces import MINIGRID_WORDS, Tokens, with_mission_tokens, with_tokens
 from .gin_values import portable
 from .joint_actions import JointActions, num_combinations
 from .sequence_env import SequenceEnv
@@ -42,9 +43,11 @@ class EnvSpec:
         kwargs: plain keyword arguments for it.
         env_name: fixed name for metrics and files; None lets the environment say.
         vocabulary: the words of text observations, which become numbers by it, the same in every process and
-            in policy files; None leaves texts out.
+            in policy files; None leaves texts as they are.
         joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
             Discrete choice among these, see JointActions; 0 leaves them as they are, and batches do.
+        missions: the same as `vocabulary` for the missions of MiniGrid and BabyAI, where there are any; None
+            leaves these as they are, too.
     """
 
     target: Callable[..., Any] | str
@@ -52,6 +55,7 @@ class EnvSpec:
     env_name: str | None = None
     vocabulary: Tokens | None = None
     joint_actions: int = 0
+    missions: Tokens | None = field(default_factory=lambda: Tokens(MINIGRID_WORDS), repr=False)
 
     def build(self) -> SequenceEnv:
         """A new environment in the library's form. Errors of the environment's constructor pass through."""
@@ -64,16 +68,27 @@ class EnvSpec:
         made = (
             _make_registered(self.target, kwargs) if isinstance(self.target, str) else self.target(**kwargs)
         )
-        if isinstance(made, EnvSpec):
+        if is_recipe := isinstance(made, EnvSpec):
             made = made.build_raw()
         if not isinstance(made, gym.Env):
             return made
         if self.joint_actions and 0 < num_combinations(made.action_space) <= self.joint_actions:
             made = JointActions(made)
-        if self.vocabulary is None:
+        if is_recipe and self.vocabulary is None:  # the inner recipe has decided on its missions
             return made
-        space = with_tokens(made.observation_space, self.vocabulary)
+        space = self.numbered(made.observation_space)
+        if space is made.observation_space:
+            return made
         return gym.wrappers.TransformObservation(made, _unchanged, space)
+
+    def numbered(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """An observation space with `Tokens` for its texts; the same object if nothing is to be replaced.
+
+        Raises: ValueError for a vocabulary without texts.
+        """
+        if self.vocabulary is not None:
+            return with_tokens(space, self.vocabulary)
+        return space if self.missions is None else with_mission_tokens(space, self.missions)
 
     def build_vector(self, num_envs: int) -> Any:
         """A vector environment: `gymnasium.make_vec` for an id, else whatever the target returns.
@@ -99,7 +114,7 @@ def gym_env(
     env_id: str = gin.REQUIRED,
     kwargs: dict[str, Any] | None = None,
     env_name: str | None = None,
-    vocabulary: Sequence[str] | str | None = None,
+    vocabulary: Sequence[str] | str | None = "auto",
     max_tokens: int = 16,
     joint_actions: int = 64,
 ) -> EnvSpec:
@@ -109,8 +124,8 @@ def gym_env(
         env_id: e.g. "CartPole-v1" or "popgym-RepeatPreviousEasy-v0"; "module:id" imports the module first.
         kwargs: arguments for `gymnasium.make`.
         env_name: name for metrics and files; None takes the registered name without version.
-        vocabulary: words of text observations, or "minigrid" for those of MiniGrid and BabyAI; None leaves
-            texts out.
+        vocabulary: words of text observations, or "minigrid" for those of MiniGrid and BabyAI. "auto" is that
+            for their missions, and leaves other texts as they are; None leaves all as they are.
         max_tokens: longest text, in words.
         joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
             Discrete choice among these, see JointActions; 0 leaves them as they are, and batches do.
@@ -120,20 +135,20 @@ def gym_env(
             f"gym_env.env_id is {env_id!r}, but must be the string of a registered id. "
             'Fix: e.g. gym_env.env_id = "CartPole-v1".'
         )
-    if isinstance(vocabulary, str):
-        if vocabulary != "minigrid":
-            raise ValueError(
-                f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words or 'minigrid'. "
-                "Fix: e.g. gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball']."
-            )
-        vocabulary = MINIGRID_WORDS
+    if isinstance(vocabulary, str) and vocabulary not in ("auto", "minigrid"):
+        raise ValueError(
+            f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words, 'minigrid' or 'auto'. "
+            "Fix: e.g. gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball']."
+        )
     if type(joint_actions) is not int or joint_actions < 0:
         raise ValueError(
             f"gym_env.joint_actions is {joint_actions!r}, but must be a whole number, at least 0. "
             "Fix: e.g. 64; 0 leaves actions as they are."
         )
-    tokens = None if vocabulary is None else Tokens(vocabulary, max_tokens)
-    return EnvSpec(env_id, dict(kwargs or {}), env_name, tokens, joint_actions)
+    words = MINIGRID_WORDS if isinstance(vocabulary, str) else vocabulary
+    tokens = None if words is None else Tokens(words, max_tokens)
+    spec = EnvSpec(env_id, dict(kwargs or {}), env_name, joint_actions=joint_actions, missions=tokens)
+    return spec if vocabulary == "auto" else dataclasses.replace(spec, vocabulary=tokens)
 
 
 def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:

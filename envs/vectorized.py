@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from ..data.spaces import ActionMap, ObsLayout, with_tokens
+from ..data.spaces import ActionMap, ObsLayout
 from .attributes import layers, owns
 from .env_state import offers_state
 from .group import Metrics, StepBuffers, find_non_finite
@@ -52,8 +52,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         env = specs[0].build_vector(len(specs))
         _check_kind(env, len(specs))
         self.env, self._mode = env, _autoreset_mode(env)
-        raw_obs, vocabulary = env.single_observation_space, specs[0].vocabulary
-        self.env_observation_space = raw_obs if vocabulary is None else with_tokens(raw_obs, vocabulary)
+        self.env_observation_space = specs[0].numbered(env.single_observation_space)
         self._layout, self._map = ObsLayout(self.env_observation_space), ActionMap(env.single_action_space)
         obs_space, action_space = self._layout.space, self._map.policy_space
         memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, env.num_envs))
