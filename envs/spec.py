@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,7 @@ class EnvSpec:
     """Recipe for one environment; `build()` runs where the environment will live.
 
     Attributes:
-        target: a gymnasium id, or a callable that returns an environment.
+        target: a gymnasium id, `module:id`, `module:Class`, or a callable that returns an environment.
         kwargs: plain keyword arguments for it.
         env_name: fixed name for metrics and files; None lets the environment say.
         vocabulary: the words of text observations, which become numbers by it, the same in every process and
@@ -65,9 +66,8 @@ class EnvSpec:
     def build_raw(self) -> Any:
         """What the target itself returns, not yet in the library's form; its texts have the vocabulary."""
         kwargs = copy.deepcopy(self.kwargs)
-        made = (
-            _make_registered(self.target, kwargs) if isinstance(self.target, str) else self.target(**kwargs)
-        )
+        target = _named(self.target)
+        made = _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
         if is_recipe := isinstance(made, EnvSpec):
             made = made.build_raw()
         if not isinstance(made, gym.Env):
@@ -97,10 +97,11 @@ class EnvSpec:
             num_envs: number of rows for `make_vec`, unless the recipe's arguments name one.
         """
         kwargs = copy.deepcopy(self.kwargs)
-        if isinstance(self.target, str):
-            name = _registered_name(self.target)
+        target = _named(self.target)
+        if isinstance(target, str):
+            name = _registered_name(target)
             return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
-        made = self.target(**kwargs)
+        made = target(**kwargs)
         return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
 
 
@@ -121,7 +122,8 @@ def gym_env(
     """Recipe for a registered environment, by its id.
 
     Args:
-        env_id: e.g. "CartPole-v1" or "popgym-RepeatPreviousEasy-v0"; "module:id" imports the module first.
+        env_id: e.g. "CartPole-v1" or "popgym-RepeatPreviousEasy-v0"; "module:id" imports the module first,
+            and "module:Class" takes a class or function of it where no such id is registered.
         kwargs: arguments for `gymnasium.make`.
         env_name: name for metrics and files; None takes the registered name without version.
         vocabulary: words of text observations, or "minigrid" for those of MiniGrid and BabyAI. "auto" is that
@@ -197,6 +199,29 @@ def _refuse_configurable(env_id: str) -> None:
     )
 
 
+def _named(target: Callable[..., Any] | str) -> Callable[..., Any] | str:
+    """The class or function of `module:Class` if that is not a registered id, otherwise the target."""
+    if not isinstance(target, str) or ":" not in target:
+        return target
+    module, _, name = target.rpartition(":")
+    found = getattr(_imported(module, target), name, None)
+    return found if callable(found) and name not in gym.registry else target
+
+
+def _imported(module: str, env_id: str) -> Any:
+    """The module of `module:id`. Raises: ModuleNotFoundError that says where it was looked for."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            raise ModuleNotFoundError(
+                f"The environment {env_id!r} needs the module {module}, which is not found. Fix: correct "
+                f"the name, install it, or add `import {module}` to a gin file beside it.",
+                name=error.name,
+            ) from error
+        raise
+
+
 def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     name = _registered_name(env_id)
     if gym.spec(name).entry_point is None:
@@ -211,7 +236,7 @@ def _registered_name(env_id: str) -> str:
     """The id without its module, which is imported; ValueError unless it is registered then."""
     module, _, name = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        _imported(module, env_id)
     elif found := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
         import_package(*found, env_id)
         if found[0] in _REGISTERING:
@@ -239,7 +264,10 @@ def import_package(package: str, extra: str, env_id: str) -> Any:
 
 def _unknown_id_text(env_id: str, error: Exception) -> str:
     known = {known_id.lower(): known_id for known_id in gym.registry}
-    near = [known[match] for match in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.6)]
+    module, _, name = env_id.rpartition(":")
+    near = [known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
+    own = [other for other, thing in vars(sys.modules.get(module, object)).items() if callable(thing)]
+    near = [f"{module}:{other}" for other in difflib.get_close_matches(name, own, n=3)] or near
     hint = f"Did you mean {', '.join(map(repr, near))}? " if near else ""
     return (
         f"No environment is registered under {env_id!r} ({error}). {hint}Allowed are ids listed by "

@@ -14,6 +14,7 @@ from typing import Any
 
 import gin
 
+from ...gin_configs.start import GinText
 from . import checks, registry
 from .checks import Node, shown
 from .reading import (
@@ -94,12 +95,15 @@ class LoadedConfig:
 
 
 def load_config(
-    configs: Sequence[str], overrides: Iterable[str | tuple[str, str]] = (), *, root: str = "Experiment"
+    configs: Sequence[str | GinText],
+    overrides: Iterable[str | tuple[str, str]] = (),
+    *,
+    root: str = "Experiment",
 ) -> LoadedConfig:
     """Replace gin's configuration by config files (paths or preset names), in order, and overrides on top.
 
     Args:
-        configs: paths of .gin files or names of presets.
+        configs: paths of .gin files, names of presets, or texts.
         overrides: `Name.param=value`, or a pair of that and the argument to name in errors.
         root: the configurable that will be called, with nothing but what gin supplies.
     Raises: ConfigError, before anything is built, with all problems of all files.
