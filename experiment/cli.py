@@ -64,6 +64,8 @@ def main(
                 say(dry_run(config))
         if args.check or args.print_config:
             return 0
+        if args.through and args.seeds is None:
+            raise ConfigError("--through is for runs of --seeds. Fix: write it before this command instead.")
         if args.seeds is not None:
             with explained(config):
                 exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built

@@ -52,7 +52,7 @@ def program_name() -> str:
     script = Path(sys.argv[0])
     if script.suffix != ".py":  # `loxodon` itself, or a run of --seeds that it started
         return "loxodon run"
-    if script.name == "__main__.py" and script.parent.name == "experiment":
+    if script.resolve().parent == Path(__file__).resolve().parents[1] / "experiment":
         return "python -m loxodon.experiment"
     return f"python {sys.argv[0]}"
 
@@ -155,7 +155,7 @@ def _check_start(parser: Parser, args: argparse.Namespace) -> None:
         if not args.configs:
             names = ", ".join(runnable_names())
             parser.error(
-                f"no --config is given. Fix: e.g. loxodon run tmaze, or --env CartPole-v1. Presets: {names}"
+                f"no --config is given. Fix: e.g. {parser.prog} tmaze, or --env CartPole-v1. Presets: {names}"
             )
         return
     if args.configs:
@@ -180,9 +180,8 @@ def _check_combinations(parser: Parser, args: argparse.Namespace) -> None:
         parser.error(f"--through begins with {args.through[0]}, which is no program here. Fix: e.g. srun.")
     if args.jobs < 1:
         parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: e.g. --jobs 2.")
-    if args.seeds is None and (args.through or args.jobs > 1):
-        option = "--through" if args.through else "--jobs"
-        parser.error(f"{option} is for runs of --seeds. Fix: add e.g. --seeds 0:5, or leave it out.")
+    if args.seeds is None and args.jobs > 1:
+        parser.error("--jobs is for runs of --seeds. Fix: add e.g. --seeds 0:5, or leave it out.")
     if args.actors is not None and args.test_run:
         parser.error("--test-run is one process, without --actors. Fix: leave one of the two out.")
     if args.actors is not None and args.actors < 1:
