@@ -10,7 +10,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -108,7 +108,7 @@ MINIGRID_WORDS = tuple(_MISSIONS.split())
 
 def with_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
     """The same space with `tokens` in the place of every text. Raises: ValueError if there is no text."""
-    replaced = _replace_texts(space, tokens)
+    replaced = _replace_texts(space, tokens, is_text)
     if replaced == space:
         raise ValueError(
             f"A vocabulary was given, but the observation space {space} has no text. "
@@ -117,12 +117,27 @@ def with_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
     return replaced
 
 
-def _replace_texts(space: Space[Any], tokens: Tokens) -> Space[Any]:
+def with_mission_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
+    """The same space with `tokens` for MiniGrid's missions; the same object where there are none."""
+    found: list[Space[Any]] = []
+
+    def is_mission(part: Space[Any]) -> bool:
+        if type(part).__name__ != "MissionSpace":
+            return False
+        found.append(part)
+        return True
+
+    replaced = _replace_texts(space, tokens, is_mission)
+    return replaced if found else space
+
+
+def _replace_texts(space: Space[Any], tokens: Tokens, is_meant: Callable[[Space[Any]], bool]) -> Space[Any]:
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({name: _replace_texts(child, tokens) for name, child in space.spaces.items()})
+        parts = {name: _replace_texts(child, tokens, is_meant) for name, child in space.spaces.items()}
+        return spaces.Dict(parts)
     if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([_replace_texts(child, tokens) for child in space.spaces])
-    return tokens if is_text(space) else space
+        return spaces.Tuple([_replace_texts(child, tokens, is_meant) for child in space.spaces])
+    return tokens if is_meant(space) else space
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import gin
 import gymnasium as gym
 
-from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
+from ..data.spaces import MINIGRID_WORDS, Tokens, with_mission_tokens, with_tokens
 from .gin_values import portable
 from .joint_actions import JointActions, num_combinations
 from .returned import check_env
@@ -39,13 +41,15 @@ class EnvSpec:
     """Recipe for one environment; `build()` runs where the environment will live.
 
     Attributes:
-        target: a gymnasium id, or a callable that returns an environment.
+        target: a gymnasium id, `module:id`, `module:Class`, or a callable that returns an environment.
         kwargs: plain keyword arguments for it.
         env_name: fixed name for metrics and files; None lets the environment say.
         vocabulary: the words of text observations, which become numbers by it, the same in every process and
-            in policy files; None leaves texts out.
+            in policy files; None leaves texts as they are.
         joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
             Discrete choice among these, see JointActions; 0 leaves them as they are, and batches do.
+        missions: the same as `vocabulary` for the missions of MiniGrid and BabyAI, where there are any; None
+            leaves these as they are, too.
     """
 
     target: Callable[..., Any] | str
@@ -53,6 +57,7 @@ class EnvSpec:
     env_name: str | None = None
     vocabulary: Tokens | None = None
     joint_actions: int = 0
+    missions: Tokens | None = field(default_factory=lambda: Tokens(MINIGRID_WORDS), repr=False)
 
     def build(self) -> SequenceEnv:
         """A new environment in the library's form. Errors of the environment's constructor pass through."""
@@ -62,20 +67,30 @@ class EnvSpec:
     def build_raw(self) -> Any:
         """What the target itself returns, not yet in the library's form; its texts have the vocabulary."""
         kwargs = copy.deepcopy(self.kwargs)
-        made = (
-            _make_registered(self.target, kwargs) if isinstance(self.target, str) else self.target(**kwargs)
-        )
-        if isinstance(made, EnvSpec):
+        target = _named(self.target)
+        made = _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
+        if is_recipe := isinstance(made, EnvSpec):
             made = made.build_raw()
         if not isinstance(made, gym.Env):
             return made
         check_env(made)
         if self.joint_actions and 0 < num_combinations(made.action_space) <= self.joint_actions:
             made = JointActions(made)
-        if self.vocabulary is None:
+        if is_recipe and self.vocabulary is None:  # the inner recipe has decided on its missions
             return made
-        space = with_tokens(made.observation_space, self.vocabulary)
+        space = self.numbered(made.observation_space)
+        if space is made.observation_space:
+            return made
         return gym.wrappers.TransformObservation(made, _unchanged, space)
+
+    def numbered(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """An observation space with `Tokens` for its texts; the same object if nothing is to be replaced.
+
+        Raises: ValueError for a vocabulary without texts.
+        """
+        if self.vocabulary is not None:
+            return with_tokens(space, self.vocabulary)
+        return space if self.missions is None else with_mission_tokens(space, self.missions)
 
     def build_vector(self, num_envs: int) -> Any:
         """A vector environment: `gymnasium.make_vec` for an id, else whatever the target returns.
@@ -84,10 +99,11 @@ class EnvSpec:
             num_envs: number of rows for `make_vec`, unless the recipe's arguments name one.
         """
         kwargs = copy.deepcopy(self.kwargs)
-        if isinstance(self.target, str):
-            name = _registered_name(self.target)
+        target = _named(self.target)
+        if isinstance(target, str):
+            name = _registered_name(target)
             return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
-        made = self.target(**kwargs)
+        made = target(**kwargs)
         return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
 
 
@@ -101,18 +117,19 @@ def gym_env(
     env_id: str = gin.REQUIRED,
     kwargs: dict[str, Any] | None = None,
     env_name: str | None = None,
-    vocabulary: Sequence[str] | str | None = None,
+    vocabulary: Sequence[str] | str | None = "auto",
     max_tokens: int = 16,
     joint_actions: int = 64,
 ) -> EnvSpec:
     """Recipe for a registered environment, by its id.
 
     Args:
-        env_id: e.g. "CartPole-v1" or "popgym-RepeatPreviousEasy-v0"; "module:id" imports the module first.
+        env_id: e.g. "CartPole-v1" or "popgym-RepeatPreviousEasy-v0"; "module:id" imports the module first,
+            and "module:Class" takes a class or function of it where no such id is registered.
         kwargs: arguments for `gymnasium.make`.
         env_name: name for metrics and files; None takes the registered name without version.
-        vocabulary: words of text observations, or "minigrid" for those of MiniGrid and BabyAI; None leaves
-            texts out.
+        vocabulary: words of text observations, or "minigrid" for those of MiniGrid and BabyAI. "auto" is that
+            for their missions, and leaves other texts as they are; None leaves all as they are.
         max_tokens: longest text, in words.
         joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
             Discrete choice among these, see JointActions; 0 leaves them as they are, and batches do.
@@ -122,20 +139,20 @@ def gym_env(
             f"gym_env.env_id is {env_id!r}, but must be the string of a registered id. "
             'Fix: e.g. gym_env.env_id = "CartPole-v1".'
         )
-    if isinstance(vocabulary, str):
-        if vocabulary != "minigrid":
-            raise ValueError(
-                f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words or 'minigrid'. "
-                "Fix: e.g. gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball']."
-            )
-        vocabulary = MINIGRID_WORDS
+    if isinstance(vocabulary, str) and vocabulary not in ("auto", "minigrid"):
+        raise ValueError(
+            f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words, 'minigrid' or 'auto'. "
+            "Fix: e.g. gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball']."
+        )
     if type(joint_actions) is not int or joint_actions < 0:
         raise ValueError(
             f"gym_env.joint_actions is {joint_actions!r}, but must be a whole number, at least 0. "
             "Fix: e.g. 64; 0 leaves actions as they are."
         )
-    tokens = None if vocabulary is None else Tokens(vocabulary, max_tokens)
-    return EnvSpec(env_id, dict(kwargs or {}), env_name, tokens, joint_actions)
+    words = MINIGRID_WORDS if isinstance(vocabulary, str) else vocabulary
+    tokens = None if words is None else Tokens(words, max_tokens)
+    spec = EnvSpec(env_id, dict(kwargs or {}), env_name, joint_actions=joint_actions, missions=tokens)
+    return spec if vocabulary == "auto" else dataclasses.replace(spec, vocabulary=tokens)
 
 
 def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
@@ -184,6 +201,29 @@ def _refuse_configurable(env_id: str) -> None:
     )
 
 
+def _named(target: Callable[..., Any] | str) -> Callable[..., Any] | str:
+    """The class or function of `module:Class` if that is not a registered id, otherwise the target."""
+    if not isinstance(target, str) or ":" not in target:
+        return target
+    module, _, name = target.rpartition(":")
+    found = getattr(_imported(module, target), name, None)
+    return found if callable(found) and name not in gym.registry else target
+
+
+def _imported(module: str, env_id: str) -> Any:
+    """The module of `module:id`. Raises: ModuleNotFoundError that says where it was looked for."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            raise ModuleNotFoundError(
+                f"The environment {env_id!r} needs the module {module}, which is not found. Fix: correct "
+                f"the name, install it, or add `import {module}` to a gin file beside it.",
+                name=error.name,
+            ) from error
+        raise
+
+
 def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     name = _registered_name(env_id)
     if gym.spec(name).entry_point is None:
@@ -198,7 +238,7 @@ def _registered_name(env_id: str) -> str:
     """The id without its module, which is imported; ValueError unless it is registered then."""
     module, _, name = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        _imported(module, env_id)
     elif found := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
         import_package(*found, env_id)
         if found[0] in _REGISTERING:
@@ -226,7 +266,10 @@ def import_package(package: str, extra: str, env_id: str) -> Any:
 
 def _unknown_id_text(env_id: str, error: Exception) -> str:
     known = {known_id.lower(): known_id for known_id in gym.registry}
-    near = [known[match] for match in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.6)]
+    module, _, name = env_id.rpartition(":")
+    near = [known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
+    own = [other for other, thing in vars(sys.modules.get(module, object)).items() if callable(thing)]
+    near = [f"{module}:{other}" for other in difflib.get_close_matches(name, own, n=3)] or near
     hint = f"Did you mean {', '.join(map(repr, near))}? " if near else ""
     return (
         f"No environment is registered under {env_id!r} ({error}). {hint}Allowed are ids listed by "

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from ..data.errors import WrongValueError
-from ..data.spaces import ActionMap, ObsLayout, as_numpy, with_tokens
+from ..data.spaces import ActionMap, ObsLayout, as_numpy
 from .attributes import layers, owns
 from .env_state import offers_state
 from .group import ColumnCheck, StepBuffers, column_checks, place_of
@@ -68,8 +68,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         for name in ("single_observation_space", "single_action_space"):
             check_space(env, name)
         self.env, self._mode = env, _autoreset_mode(env)
-        raw_obs, vocabulary = env.single_observation_space, specs[0].vocabulary
-        self.env_observation_space = raw_obs if vocabulary is None else with_tokens(raw_obs, vocabulary)
+        self.env_observation_space = specs[0].numbered(env.single_observation_space)
         self._layout, self._map = ObsLayout(self.env_observation_space), ActionMap(env.single_action_space)
         obs_space, action_space = self._layout.space, self._map.policy_space
         memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, env.num_envs))

@@ -1,9 +1,9 @@
-"""The front door: python examples/run.py --config tmaze [Name.param=value ...]; --help lists the options."""
+"""The front door: python examples/run.py tmaze [Name.param=value ...]; --help lists the options."""
 
 import sys
 
 try:
-    from loxodon.experiment.cli import main
+    from loxodon.gin_configs.main import run
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("loxodon."):
         raise
@@ -11,8 +11,6 @@ except ModuleNotFoundError as error:
         f"Loxodon is not installed for {sys.executable}: {error}.\n"
         "Fix: source .venv/bin/activate (`make install` makes it), or pip install -e ."
     )
-except KeyboardInterrupt:  # the imports take a second or two
-    sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

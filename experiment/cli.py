@@ -8,36 +8,25 @@ import functools
 import logging
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..data.errors import visible
-from ..gin_configs.presets import did_you_mean, preset_names, runnable_names
+from ..gin_configs.presets import preset_root
+from ..gin_configs.start import GinText
+from ..gin_configs.words import parse_run, program_name
 from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, explained, load_config
+from .config.reading import COMMAND_LINE, find_config
 from .dry_run import dry_run
 from .exits import CONFIG_ERROR, FAILED, INTERRUPTED
 from .experiment import Experiment
 from .fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
 from .fleet.supervisor import end_with_parent
 from .plots import curves_of
-from .several import parse_seeds, run_seeds
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose error says how to mend it."""
-
-    def error(self, message: str) -> NoReturn:
-        hint = "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists the options."
-        if message.startswith("unrecognized arguments: "):
-            options = [option for action in self._actions for option in action.option_strings]
-            hint = f"{did_you_mean(message.split()[2], options)} {hint}".lstrip()
-        text = message if "Fix:" in message else f"{message}. {hint}"
-        say(f"config error: command line: {text}", error=True)
-        raise SystemExit(CONFIG_ERROR)
+from .several import run_seeds
 
 
 def main(
@@ -59,7 +48,13 @@ def main(
     logging.getLogger("loxodon").setLevel(logging.INFO)
 
     def work() -> int:
-        config = load_config(args.config, overrides(args))
+        nonlocal words
+        config = load_config(args.configs, overrides(args))
+        if args.save_config is not None:
+            _save_config(args, config)
+            words = without(words, "--save-config")
+        if args.env is not None and not args.print_config:
+            say(args.configs[0].text)
         for warning in config.source.warnings:
             say(f"warning: {warning}", error=True)
         if args.print_config or args.check:
@@ -101,48 +96,7 @@ def exit_status(work: Callable[[], int]) -> int:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The options of these words; ends the process if they are wrong."""
-    runnable = runnable_names()
-    parser = _Parser(
-        prog=_program(),
-        description="Run a gin-configured experiment.",
-        epilog=f"Presets: {', '.join(runnable)}. Parts to put on top of one: "
-        f"{', '.join(name for name in preset_names() if name not in runnable)}.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--config", action="append", default=[], metavar="FILE", help="a .gin file or preset; repeatable")
-    add("overrides", nargs="*", metavar="Name.param=value", help="gin bindings on top of the files")
-    add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
-    add("--actors", metavar="N", type=int, help="learn here, and keep N collecting processes running")
-    add("--run-name", metavar="NAME", help="sets Experiment.run_name")
-    add("--seed", metavar="N", type=int, help="sets Experiment.seed")
-    add("--seeds", metavar="0:5", type=parse_seeds, help="a run per seed, called <run_name>-seed<k>")
-    add("--jobs", metavar="N", type=int, default=1, help="how many of them run at a time, a thread each")
-    through = "words before the command of each of them, e.g. 'srun --cpus-per-task=2'"
-    add("--through", metavar="WORDS", type=shlex.split, default=[], help=through)
-    add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
-    add("--test-run", action="store_true", help="collect, train, evaluate and save once, in seconds")
-    add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
-    add("--print-config", action="store_true", help="print the resolved config with the origin of each value")
-    args = parser.parse_intermixed_args(words)
-    if not args.config:
-        parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(runnable)}")
-    if args.seeds is not None and (args.test_run or args.seed is not None):
-        parser.error("--seeds goes with neither --seed nor --test-run. Fix: leave one of the two out.")
-    if args.through and shutil.which(args.through[0]) is None:
-        parser.error(f"--through begins with {args.through[0]}, which is no program here. Fix: e.g. srun.")
-    if args.jobs < 1:
-        parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: e.g. --jobs 2.")
-    if args.actors is not None and args.test_run:
-        parser.error("--test-run is one process, without --actors. Fix: leave one of the two out.")
-    if args.actors is not None and args.actors < 1:
-        parser.error(f"--actors is {args.actors}, but must be at least 1. Fix: e.g. --actors 2.")
-    if args.actors is not None and args.mode in ("both", "collect"):
-        parser.error(
-            f"--actors makes this process the learner, so it does not go with --mode {args.mode}. "
-            "Fix: leave one of the two out."
-        )
-    return args
+    return parse_run(words)
 
 
 def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -159,6 +113,37 @@ def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
     if args.test_run:
         found.append(("Experiment.test_run=True", "--test-run"))
     return found
+
+
+def _save_config(args: argparse.Namespace, config: LoadedConfig) -> None:
+    """Write a gin file with the configs of the command line and what was set on top of them.
+
+    Raises: ConfigError if there is another file of this name, or it cannot be written.
+    """
+    options = ("--mode", "--actors", "--test-run")
+    shown = {text for _, text in overrides(args)}
+    typed = [b for b in config.bindings if b.origin.file == COMMAND_LINE and b.origin.text in shown]
+    on_top = {b.key: repr(b.value) for b in typed if b.origin.text.split()[0] not in options}
+    lines = []
+    for one in args.configs:
+        if isinstance(one, GinText):
+            lines += [line for line in one.text.splitlines() if line.partition(" = ")[0] not in on_top]
+        else:
+            is_preset = preset_root() in (found := find_config(one).resolve()).parents
+            lines.append(f"include '{found.relative_to(preset_root()) if is_preset else found}'")
+    text = "\n".join([*lines, *(f"{key} = {value}" for key, value in on_top.items())]) + "\n"
+    path: Path = args.save_config
+    try:
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"--save-config {path}: there is another file of this name. Fix: choose another."
+            )
+        path.write_text(text, encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--save-config {path} cannot be written ({error}). Fix: choose another."
+        ) from error
+    say(f"saved {path}; {program_name()} {shlex.quote(str(path))} runs the same")
 
 
 def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
@@ -221,7 +206,7 @@ def _run(
     if exp.accelerator.is_main_process and exp.test_run:
         say(words_on_test(exp))
     elif exp.accelerator.is_main_process:
-        say(closing_words(exp, metrics, words, program or _program()))
+        say(closing_words(exp, metrics, words, program or program_name()))
     return 0
 
 
@@ -260,15 +245,6 @@ def words_on_test(exp: Any) -> str:
     updates = exp.learner.gradient_steps
     trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"
     return f"test run passed: {exp.env_steps} env steps, {trained}, one checkpoint, all in {exp.run_dir}"
-
-
-def _program() -> str:
-    """What starts this command again."""
-    script = Path(sys.argv[0])
-    if script.name == "loxodon":
-        return "loxodon run"
-    is_own = script.suffix == ".py" and script.parent.resolve() != Path(__file__).resolve().parent
-    return f"python {sys.argv[0] if is_own else '-m loxodon.experiment'}"
 
 
 def say(text: str, *, error: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import dataclasses
 import importlib.util
 import json
 import re
@@ -313,9 +314,7 @@ def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed:
 def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
     """The environment, with each episode of it as a film in `folder`."""
     if isinstance(spec.target, str):
-        spec = EnvSpec(
-            spec.target, {"render_mode": "rgb_array", **spec.kwargs}, spec.env_name, spec.vocabulary
-        )
+        spec = dataclasses.replace(spec, kwargs={"render_mode": "rgb_array", **spec.kwargs})
     env = spec.build_raw()
     if not isinstance(env, gym.Env) or "rgb_array" not in env.metadata.get("render_modes", ()):
         raise ValueError(

@@ -83,7 +83,7 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
     """Submit the jobs and say how to watch and end them."""
     parsed = cli.parse(words)
     try:
-        load_config(parsed.config, cli.overrides(parsed))
+        load_config(parsed.configs, cli.overrides(parsed))
     except ConfigError as error:
         sys.stderr.write(f"config error: {error}\n")
         return CONFIG_ERROR
@@ -108,7 +108,7 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
     sys.stdout.write(
         f"learner  job {ids[0]}\nactors   jobs {' '.join(ids[1:])}\n"
         f"logs     {Path(run_dir, 'logs', 'slurm')}/<job>/\n"
-        f"watch    python -m loxodon.experiment.status {run_dir}\n"
+        f"watch    loxodon status {run_dir}\n"
         f"stop     {stop} {' '.join(ids)}\n"
     )
     return 0

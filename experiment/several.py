@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -97,17 +95,6 @@ def work_off(jobs: Iterator[Job], num_parallel: int, on_end: Callable[[Job, int]
 
 
 # ---- seeds ----
-
-
-def parse_seeds(text: str) -> list[int]:
-    """`0:5` is 0, 1, 2, 3, 4; `1,4` is 1 and 4. Raises: ArgumentTypeError for anything else."""
-    if found := re.fullmatch(r"(\d+):(\d+)", text):
-        seeds = list(range(int(found[1]), int(found[2])))
-    else:
-        seeds = [int(one) for one in text.split(",")] if re.fullmatch(r"\d+(,\d+)*", text) else []
-    if not seeds:
-        raise argparse.ArgumentTypeError(f"{text!r} names no seeds. Fix: e.g. --seeds 0:5, or --seeds 1,4,7")
-    return list(dict.fromkeys(seeds))
 
 
 def run_seeds(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from ..gin_configs.words import parse_status
 from .fleet.overview import as_text, overview
 
 NO_RUN, NOBODY = 2, 3
@@ -18,16 +17,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the status of a run; returns the exit status: 2 if it is no run, 3 if nobody is at work."""
-    parser = argparse.ArgumentParser(
-        prog="loxodon status",
-        description="Who works on a run, how fast, and what there is of it.",
-        epilog="Exit status: 0 if a process is at work, 3 if none is, 2 if the folder holds no run.",
-    )
-    parser.add_argument("run_dir", type=Path, help="<ckpt_base_dir>/<run_name>")
-    as_json = "print one JSON object (with --watch: one per line)"
-    parser.add_argument("--json", action="store_true", help=as_json)
-    parser.add_argument("--watch", action="store_true", help="look again every two seconds until Ctrl-C")
-    args = parser.parse_args(argv)
+    args = parse_status(argv)
     clear = ""
     try:
         while True:

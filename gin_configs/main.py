@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from .presets import did_you_mean, preset_names, runnable_names
+from .words import parse_run, parse_status
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 COMMANDS = {
@@ -27,6 +28,7 @@ COMMANDS = {
     "export": ("loxodon.experiment.export:main", "a folder to share: policy, configuration, model card"),
 }
 """Module and function by command, and what it does in a line."""
+_PARSERS: dict[str, Callable[[Sequence[str]], object]] = {"run": parse_run, "status": parse_status}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,15 +41,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if name == "--completion":
             return _print_completion(words[1:])
-        if name in COMMANDS:
-            return _function(name)(words[1:])
+        if name == "--version":
+            sys.stdout.write(f"loxodon {version('loxodon')}\n")
+            return 0
         if name.startswith("-"):
-            return _function("run")(words)
+            name, words = "run", ["run", *words]
+        if name in COMMANDS:
+            if name in _PARSERS:
+                _PARSERS[name](words[1:])  # a mistake is found before anything large is imported
+            return _function(name)(words[1:])
     except KeyboardInterrupt:  # imports take a second or two
         return INTERRUPTED
     meant = did_you_mean(name, COMMANDS)
-    sys.stderr.write(f"error: {name!r} is no command.{meant} Fix: loxodon --help lists them all.\n")
+    sys.stderr.write(f"error: unknown command {name!r}.{meant} Fix: loxodon --help lists them all.\n")
     return USAGE_ERROR
+
+
+def run() -> int:
+    """`loxodon run` with the words of this script, which is what starts processes of the same run."""
+    try:
+        parse_run(sys.argv[1:])
+        return importlib.import_module("loxodon.experiment.cli").main()  # type: ignore[no-any-return]
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _function(name: str) -> Callable[[Sequence[str]], int]:

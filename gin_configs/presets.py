@@ -10,15 +10,20 @@ A preset begins with comments of this form; what it includes from `encoders/` is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
+import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _PLAIN_WIDTH = 300  # of the table where it goes to no terminal: one line each
+_NARROWEST = 40  # columns that texts are wrapped to
 _INCLUDE = re.compile(r"^include '(.+)'", re.MULTILINE)
 
 
@@ -46,6 +51,23 @@ def preset_names() -> list[str]:
 def runnable_names() -> list[str]:
     """Those of `preset_names` that name a run; the others are parts, to be included or put on top of one."""
     return [name for name in preset_names() if "\nExperiment.run_name" in _text_of(name)]
+
+
+def find_preset(name: str) -> Path | None:
+    """The file that `--config name` means: an existing path first, then a preset; None without either."""
+    bare = name.removeprefix("./").removeprefix("gin_configs/").removesuffix(".gin")
+    places = (Path(name), Path(f"{name}.gin"), preset_root() / f"{bare}.gin")
+    return next((path for path in places if path.is_file()), None)
+
+
+def no_such_config(name: str, typed: str) -> str:
+    """The text of an error for what is neither a file nor a preset. typed: the words, in backquotes."""
+    bare = name.removeprefix("./").removeprefix("gin_configs/").removesuffix(".gin")
+    return (
+        f"command line, {typed}: there is no such file or preset."
+        f"{did_you_mean(bare, preset_names())} Presets: {', '.join(preset_names())}. "
+        "Fix: give the path of a .gin file, the name of a preset, or a setting Name.param=value."
+    )
 
 
 def about(name: str) -> Preset:
@@ -77,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             sys.stdout.write(f"{json.dumps([asdict(one) for one in presets])}\n")
         else:
-            _print_table(presets)
+            with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+                _print_table(presets)
     elif args.name not in preset_names():
         meant = did_you_mean(args.name, preset_names())
         sys.stderr.write(
@@ -87,10 +110,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.json:
         sys.stdout.write(f"{json.dumps(asdict(about(args.name)))}\n")
     else:
-        root = preset_root()
-        text = _INCLUDE.sub(lambda found: f"{found[0]}  # {root / found[1]}", _text_of(args.name))
-        sys.stdout.write(f"# {root / args.name}.gin\n{text}")
+        sys.stdout.write(_details(args.name))
     return 0
+
+
+def _details(name: str) -> str:
+    """A gin text: what a preset is, how to run it and what it reached as comments, then its settings."""
+    preset, root = about(name), preset_root()
+    is_runnable = name in runnable_names()
+    facts = {
+        "run": f"loxodon run {name}"
+        if is_runnable
+        else f"loxodon run PRESET {name}   (a part, on top of a preset)",
+        "encoder": preset.encoder,
+        "measured": preset.measured,
+        "file": f"{root / name}.gin",
+    }
+    lines = [preset.task, *(f"  {fact:<10}{text}" for fact, text in facts.items() if text)]
+    indent, width = "# " + " " * 12, max(shutil.get_terminal_size().columns, _NARROWEST)
+    wrapped = [
+        textwrap.fill(
+            f"# {line}", width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        for line in lines
+    ]
+    body = re.sub(r"\A(#.*\n)*", "", _text_of(name))
+    settings = _INCLUDE.sub(lambda found: f"{found[0]}  # {root / found[1]}", body)
+    return "\n".join(wrapped) + f"\n\n{settings}"
 
 
 def _text_of(name: str) -> str:
@@ -107,12 +153,29 @@ def _encoder_in(text: str) -> str:
 
 
 def _print_table(presets: Sequence[Preset]) -> None:
+    """A line for each preset where the output goes to a program; on a terminal lines that fit it."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        _print_wrapped(presets, max(shutil.get_terminal_size().columns, _NARROWEST))
+        return
     from rich.console import Console
     from rich.table import Table
 
-    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
     table = Table("preset", "task", "encoder", "measured", box=None, padding=(0, 2, 0, 0))
     table.columns[0].no_wrap = True
     for one in presets:
         table.add_row(one.name, one.task, one.encoder, one.measured or "not yet")
-    Console(width=width, highlight=False, markup=False).print(table)
+    Console(width=_PLAIN_WIDTH, highlight=False, markup=False).print(table)
+
+
+def _print_wrapped(presets: Sequence[Preset], width: int) -> None:
+    indent = max(len(one.name) for one in presets) + 2
+    for one in presets:
+        for start, text in (
+            (one.name, one.task),
+            ("", f"{one.encoder}; {one.measured or 'not measured yet'}"),
+        ):
+            lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
+            sys.stdout.write(
+                "".join(f"{'' if i else start:<{indent}}{line}\n" for i, line in enumerate(lines))
+            )
+    sys.stdout.write("\nloxodon presets NAME shows one of them, loxodon run NAME trains it.\n")

@@ -167,7 +167,7 @@ class _MLPTstepEncoder(TstepEncoder):
         require_positive(owner, n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
         self.flat_keys = [key for key in self.keys if key not in embedders]
         self.embedded_keys = list(embedders)
-        flat_width = sum(_flat_width(owner, key, obs_space[key]) for key in self.flat_keys) + self.rl2_dim
+        flat_width = sum(_flat_width(owner, key, obs_space) for key in self.flat_keys) + self.rl2_dim
         self._choices = {key: _choices(obs_space[key]) for key in self.flat_keys}
         self.input_norm = RunningNorm(flat_width) if normalize_inputs else None
         width = flat_width + sum(added for _, added in embedders.values())
@@ -437,8 +437,8 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
         else:
             mend = "if it holds several pictures, stack them along the axis of their channels"
         say_once(
-            f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, which is "
-            f"fine for a table but not for a picture. Fix: {mend}.",
+            f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, "
+            f"which is fine for a table but not for a picture. Fix: {mend}.",
             logging.WARNING,
         )
 
@@ -635,7 +635,8 @@ class GridworldCNNTstepEncoder(_PictureTstepEncoder):
 # ---- flat numbers ----
 
 
-def _flat_width(owner: str, key: str, space: spaces.Space[Any]) -> int:
+def _flat_width(owner: str, key: str, obs_space: spaces.Dict) -> int:
+    space = obs_space[key]
     if choices := _choices(space):
         return sum(n for _, n in choices)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
@@ -643,10 +644,12 @@ def _flat_width(owner: str, key: str, space: spaces.Space[Any]) -> int:
         for size in space.shape:
             width *= int(size)
         return width
+    others = [name for name, other in obs_space.spaces.items() if other.shape is not None]
+    leave_out = f", or leave it out with {owner}.specify_obs_keys = {others}" if others else ""
     raise ValueError(
-        f"Observation {key!r} is a {type(space).__name__}, which cannot be flattened to numbers. "
-        f"Fix: leave it out with {owner}.specify_obs_keys, give text a vocabulary (gym_env.vocabulary, "
-        "EnvSpec.vocabulary), or write a TstepEncoder for it."
+        f"Observation {key!r} is a {type(space).__name__}, which becomes numbers by a vocabulary alone. Fix: "
+        "list its words in gym_env.vocabulary = ['go', 'left'] (an environment of your own class declares it "
+        f"as loxodon.envs.Tokens(['go', 'left'])){leave_out}."
     )
 
 

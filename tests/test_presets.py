@@ -14,6 +14,7 @@ from loxodon.experiment.config import load_config
 from loxodon.experiment.config.checks import unknown_names
 from loxodon.experiment.config.reading import find_config, read_source
 from loxodon.gin_configs.presets import about, preset_names, runnable_names
+from loxodon.gin_configs.start import AGENTS, encoder_names, gin_for
 
 
 def text_of(name: str) -> str:
@@ -64,6 +65,31 @@ def test_an_agent_goes_on_top_of_a_preset(task: str, agent: str) -> None:
     loaded = load_config([task, f"agents/{agent}"])
     assert loaded.source.warnings == []
     assert f"--config {task} --config agents/{agent}" in header_of(f"agents/{agent}")
+
+
+# --- a start without a file ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("agent", "encoder"),
+    [*((None, name) for name in encoder_names()), *((name, None) for name in AGENTS), ("ppo", "gru")],
+)
+def test_a_start_without_a_file_is_sound(agent: str | None, encoder: str | None) -> None:
+    made = gin_for("CartPole-v1", agent, encoder)
+    loaded = load_config([made])
+    assert loaded.source.warnings == []
+    assert made.text.startswith(
+        f"# {made.name}\ninclude '{'ppo/ppo' if agent == 'ppo' else 'base_offpolicy'}.gin'"
+    )
+
+
+def test_what_a_start_names() -> None:
+    text = gin_for("my_pkg.envs:My Env-v0", "sac", "gru").text
+    for line in ("import my_pkg.envs", "include 'agents/sac.gin'", "include 'encoders/gru.gin'"):
+        assert f"\n{line}\n" in text
+    assert "Experiment.run_name = 'My-Env-v0-sac-gru'" in text
+    assert "include 'encoders/gru_small.gin'" in gin_for("CartPole-v1", "ppo", "gru").text
+    assert "env_mode = 'already_vectorized'" in gin_for("envpool/Pong-v5").text
 
 
 def run_preset(name: str, folder: Path, *settings: str) -> Experiment:

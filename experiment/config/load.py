@@ -14,6 +14,7 @@ from typing import Any
 
 import gin
 
+from ...gin_configs.start import GinText
 from . import checks, registry
 from .checks import Node, shown
 from .reading import (
@@ -94,12 +95,15 @@ class LoadedConfig:
 
 
 def load_config(
-    configs: Sequence[str], overrides: Iterable[str | tuple[str, str]] = (), *, root: str = "Experiment"
+    configs: Sequence[str | GinText],
+    overrides: Iterable[str | tuple[str, str]] = (),
+    *,
+    root: str = "Experiment",
 ) -> LoadedConfig:
     """Replace gin's configuration by config files (paths or preset names), in order, and overrides on top.
 
     Args:
-        configs: paths of .gin files or names of presets.
+        configs: paths of .gin files, names of presets, or texts.
         overrides: `Name.param=value`, or a pair of that and the argument to name in errors.
         root: the configurable that will be called, with nothing but what gin supplies.
     Raises: ConfigError, before anything is built, with all problems of all files.
@@ -140,7 +144,7 @@ def _line(key: str, value: str, comment: str) -> str:
 
 @contextlib.contextmanager
 def explained(config: LoadedConfig) -> Iterator[None]:
-    """Raise errors of what is built from a config as ConfigErrors, led by the places in it that they are about.
+    """Raise errors of what is built from a config as ConfigErrors, led by the places that they are about.
 
     An error that names no `Fix:` is no error of the configuration and passes through.
     """
@@ -161,9 +165,9 @@ def explained(config: LoadedConfig) -> Iterator[None]:
 def _places(message: str, callers: Sequence[str], config: LoadedConfig) -> list[str]:
     """Where the values are set that the message is about; none where that is not certain.
 
-    A message is about a binding if it names it in full before "Fix:", such as Experiment.mode. Otherwise its
-    value must be shown there, and its parameter be named: in full in the advice, or alone if the message names
-    its class or comes from a call of it. A text that is no plain word, such as an id or a path, names itself.
+    A message is about a binding if it names it in full before "Fix:", such as Experiment.mode. Otherwise it
+    must show the value there and name the parameter: in full in the advice, or alone if it also names the
+    class or comes from a call of it. A text that is not a plain word, such as an id or a path, names itself.
     What was typed goes before files, which are mostly right.
     """
     remaining = checks.remaining(config.bindings)

@@ -21,7 +21,9 @@ from typing import Any
 import gin
 from gin import config_parser
 
-from ...gin_configs.presets import did_you_mean, preset_names, preset_root
+from ...gin_configs.presets import did_you_mean, find_preset, no_such_config, preset_names, preset_root
+from ...gin_configs.start import GinText
+from ...gin_configs.words import override_problem
 from .registry import MACRO, all_known
 
 COMMAND_LINE = "command line"
@@ -191,15 +193,21 @@ class Source:
 
     def read_file(self, path: Path, opened_by: tuple[Path, ...] = ()) -> None:
         """Append the bindings of one gin file and of what it includes, and what is wrong with them."""
-        self.num_opened += 1
-        shown, number = _shown(path), self.num_opened
+        shown = _shown(path)
         if not opened_by:
             self.files.append(shown)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
+            self.num_opened += 1
             self.problems.append(f"{shown}: cannot be read ({error}). Fix: give a UTF-8 text file.")
             return
+        self.read_text(text, path, shown, opened_by)
+
+    def read_text(self, text: str, path: Path, shown: str, opened_by: tuple[Path, ...] = ()) -> None:
+        """The same for a text that is, or would be, in the file `path`; shown: what to call it in errors."""
+        self.num_opened += 1
+        number = self.num_opened
         try:
             for statement in parse_statements(text):
                 origin = Origin(shown, statement.location.line_num, statement.location.line_content.strip())
@@ -232,10 +240,9 @@ class Source:
     def read_override(self, text: str, typed: str) -> None:
         """Append `Name.param=value`, shown as `typed` in errors; what gin cannot parse is a string."""
         origin = Origin(COMMAND_LINE, 0, typed)
-        key, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not re.fullmatch(r"(\w+/)*[A-Za-z_][\w.]*", key) or not value:
-            mend = f"for a config file write --config {text}" if not equals else "write Name.param=value"
-            self.problems.append(f"{origin}: an override must look like Name.param=value. Fix: {mend}.")
+        key, _, value = (part.strip() for part in text.partition("="))
+        if problem := override_problem(text):
+            self.problems.append(f"{origin}: {problem}")
             return
         try:
             (statement,) = parse_statements(f"{key} = {value}")
@@ -250,15 +257,19 @@ class Source:
         self.bindings.append(_binding(statement, origin, self.num_opened))
 
 
-def read_source(configs: Sequence[str], overrides: Iterable[tuple[str, str]] = ()) -> Source:
-    """Read config files (paths or preset names) in order, then the overrides, each with what was typed.
+def read_source(configs: Sequence[str | GinText], overrides: Iterable[tuple[str, str]] = ()) -> Source:
+    """Read config files (paths, preset names, texts) in order, then the overrides, each with what was typed.
 
     Raises: ConfigError listing what cannot be found, read or imported in all of them.
     """
     source = Source()
     for name in configs:
         try:
-            source.read_file(find_config(name))
+            if isinstance(name, GinText):
+                source.files.append(name.name)
+                source.read_text(name.text, Path("start.gin"), name.name)
+            else:
+                source.read_file(find_config(name))
         except ConfigError as error:
             source.problems += error.problems
     source.num_opened += 1
@@ -322,15 +333,9 @@ def find_config(name: str) -> Path:
 
     Raises: ConfigError naming near matches and all presets.
     """
-    bare = name.removeprefix("./").removeprefix("gin_configs/").removesuffix(".gin")
-    for path in (Path(name), Path(f"{name}.gin"), preset_root() / f"{bare}.gin"):
-        if path.is_file():
-            return path
-    raise ConfigError(
-        f"command line, `--config {name}`: there is no such file or preset."
-        f"{did_you_mean(bare, preset_names())} Presets: {', '.join(preset_names())}. "
-        "Fix: give the path of a .gin file, or the name of a preset."
-    )
+    if (path := find_preset(name)) is None:
+        raise ConfigError(no_such_config(name, f"`--config {name}`"))
+    return path
 
 
 def _find_include(name: str, included_from: Path, origin: Origin) -> Path:

@@ -22,6 +22,7 @@ from loxodon.envs import (
     SyncVectorEnv,
     Tokens,
     gym_env,
+    resolve_env,
 )
 
 WORDS = ["go", "to", "room", "4", ".", "0"]
@@ -85,9 +86,19 @@ def test_an_environment_may_declare_tokens_itself() -> None:
     assert env.observation_space["0"] == Tokens(["left"], 2)
 
 
-def test_minigrid_works_with_its_own_words(caplog: Any) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        gym_env,
+        EnvSpec,
+        resolve_env,
+        lambda id_: EnvSpec(lambda: gym_env(id_)),
+        lambda id_: gym_env(id_, vocabulary="minigrid"),
+    ],
+)
+def test_minigrid_works_with_its_own_words(make: Any, caplog: Any) -> None:
     pytest.importorskip("minigrid")
-    env = gym_env("MiniGrid-MemoryS7-v0", vocabulary="minigrid").build()
+    env = make("MiniGrid-MemoryS7-v0").build()
     obs, _ = env.reset(seed=0)
     assert {key: str(value.dtype) for key, value in obs.items()} == {
         "direction": "int64",
@@ -95,6 +106,14 @@ def test_minigrid_works_with_its_own_words(caplog: Any) -> None:
         "mission": "int16",
     }
     assert not caplog.records
+
+
+def test_missions_stay_text_where_that_is_asked_for() -> None:
+    pytest.importorskip("minigrid")
+    spec = gym_env("MiniGrid-MemoryS7-v0", vocabulary=None)
+    for one in (spec, EnvSpec(lambda: spec)):
+        assert not isinstance(one.build().observation_space["mission"], Tokens)
+    assert gym_env("MiniGrid-MemoryS7-v0", max_tokens=5).build().observation_space["mission"].shape == (5,)
 
 
 def test_gin_names_the_vocabulary() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +56,8 @@ def test_a_config_error_is_one_message_without_traceback_and_nothing_is_written(
         (["--config", "tiny.gin", "--epochs=3"], "unrecognized arguments: --epochs=3"),
         (["--config", "tiny.gin", "--sead", "3"], "Did you mean '--seed' or '--seeds'?"),
         (["--config", "tiny.gin", "--mode", "colect"], "invalid choice: 'colect'"),
-        (["--config", "tiny.gin", "tmaze"], "must look like Name.param=value"),
+        (["tiny.gin", "Experiment.epochs=1"], None),
+        (["tiny.gin", "=1"], "must look like Name.param=value"),
     ],
 )
 def test_wrong_command_lines(words: list[str], part: str | None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +84,45 @@ def test_print_config_shows_values_origins_and_options(capsys: pytest.CaptureFix
     assert found["Experiment.batch_size = 2"] == "tiny.gin:18"
     assert found["EpsilonGreedy.eps_start = 1.0"] == "default"
     assert not Path("runs").exists()
+
+
+def test_configs_are_applied_in_the_order_in_which_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("more.gin").write_text("Experiment.epochs = 7\n")
+    for words in (["tiny.gin", "--config", "more.gin"], ["--config=tiny.gin", "more.gin"], ["tiny", "more"]):
+        assert main([*words, "--print-config"]) == 0
+        assert "Experiment.epochs = 7 " in capsys.readouterr().out
+    assert main(["more.gin", "--config", "tiny.gin", "--print-config"]) == 0
+    assert "Experiment.epochs = 1 " in capsys.readouterr().out
+
+
+def test_a_saved_config_runs_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    def bound(*words: str) -> set[str]:
+        assert main([*words, "--print-config"]) == 0
+        lines = [line.partition("  # ") for line in capsys.readouterr().out.splitlines()]
+        return {left.rstrip() for left, _, where in lines if where.strip() != "default"} - {""}
+
+    for start in (["--env", "CartPole-v1", "--agent", "ppo"], ["tiny.gin"]):
+        words = [*start, "--seed", "3", "Experiment.run_name=mine", "Experiment.epochs=2"]
+        before = bound(*words)
+        saved = bound(*words, "--save-config", "mine.gin")
+        assert {line for line in saved if "saved mine.gin" not in line} == before == bound("mine.gin")
+        assert main(["mine.gin", "Experiment.epochs=3", "--save-config", "mine.gin", "--print-config"]) == 2
+        assert "there is another file of this name. Fix: " in capsys.readouterr().err
+        Path("mine.gin").unlink()
+
+
+def test_an_environment_is_tried_without_a_gin_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("cli_own_env.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv as OwnEnv\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = ["--env", "cli_own_env:OwnEnv", "--encoder", "ff", "Experiment.parallel_actors=1", "--test-run"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("# loxodon run --env cli_own_env:OwnEnv --encoder ff\nimport cli_own_env\n")
+    assert "test run passed" in said
+    assert main([*words[:1], "cli_own_env:OwnEnvv", *words[2:]]) == 2
+    assert "Did you mean 'cli_own_env:OwnEnv'" in capsys.readouterr().err
 
 
 def test_check_builds_everything_and_leaves_nothing(

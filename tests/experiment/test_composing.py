@@ -11,6 +11,7 @@ from pathlib import Path
 import gin
 import pytest
 
+from loxodon import experiment
 from loxodon.experiment.cli import main
 
 from .fakes import TINY
@@ -206,7 +207,8 @@ def test_a_test_run_plays_whole_episodes(
 
 
 def test_the_package_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["loxodon.experiment", "--help"])
+    started = Path(str(experiment.__file__)).with_name("__main__.py")
+    monkeypatch.setattr(sys, "argv", [str(started), "--help"])
     monkeypatch.delitem(sys.modules, "loxodon.experiment.__main__", raising=False)
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("loxodon.experiment", run_name="__main__")

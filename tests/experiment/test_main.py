@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from .fakes import TINY
 def test_help_and_presets_need_no_torch() -> None:
     code = "import sys; from loxodon.gin_configs.main import main; main(['--help']); main(['presets'])"
     code += "; assert not {'torch', 'gin', 'numpy'} & sys.modules.keys()"
-    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # set by readline
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
+    text = done.stdout.decode()
     for name, (_, about) in COMMANDS.items():
         assert f"{name} " in text
         assert about in text
@@ -33,7 +36,7 @@ def test_help_and_presets_need_no_torch() -> None:
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (["evalute"], 2, "error: 'evalute' is no command. Did you mean 'evaluate'? Fix: "),
+        (["evalute"], 2, "error: unknown command 'evalute'. Did you mean 'evaluate'? Fix: "),
         (["presets", "tmase"], 2, "error: there is no preset 'tmase'. Did you mean 'tmaze'? Fix: "),
         (["--completion", "tcsh"], 2, "error: --completion got 'tcsh'. Fix: write bash, zsh or fish"),
         (["status", "nowhere"], 2, "error: "),
@@ -64,6 +67,83 @@ def test_run_is_also_what_no_command_means(
     assert again in capsys.readouterr().out
     assert main(["status", "runs/tiny"]) == 3  # nobody is at work
     assert main(["data", "ls", "runs/tiny"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "status", "says"),
+    [
+        ("--version", 0, "loxodon "),
+        ("run --help", 0, "--save-config FILE"),
+        ("status --help", 0, "--watch"),
+        ("runn", 2, "Did you mean 'run'? Fix: "),
+        (
+            "run tmaze --sead 3",
+            2,
+            "unrecognized arguments: --sead 3. Did you mean '--seed' or '--seeds'? Fix: ",
+        ),
+        ("run tmaze --seed", 2, "argument --seed: expected one argument. Fix: "),
+        ("run tmase", 2, "command line, `tmase`: there is no such file or preset. Did you mean 'tmaze'"),
+        (
+            "run tmaze Experiment.epochs=",
+            2,
+            "`Experiment.epochs=`: an override must look like Name.param=value. Fix",
+        ),
+        (
+            "run tmaze --agent ppo",
+            2,
+            "--agent goes with --env. Fix: for a preset put agents/ppo on top of it.",
+        ),
+        ("run tmaze --jobs 2", 2, "--jobs is for runs of --seeds. Fix: "),
+        (
+            "run tmaze --env CartPole-v1",
+            2,
+            "--env begins from general settings, so it does not go with 'tmaze'. Fix",
+        ),
+        ("run --env CartPoll-v1", 2, "--env 'CartPoll-v1' is not registered. Did you mean 'CartPole-v1'"),
+        (
+            "run --env CartPole-v1 --agent pppo",
+            2,
+            "--agent 'pppo' is not known. Did you mean 'ppo'? Fix: choose",
+        ),
+        ("run --env CartPole-v1 --encoder grru", 2, "--encoder 'grru' is not known. Did you mean 'gru'"),
+        ("status --wach", 2, "error: "),
+    ],
+)
+def test_words_are_checked_before_torch_is_imported(
+    typed: str, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{typed} imported what does {name}")
+
+    monkeypatch.setattr(command, "_function", refuse)
+    monkeypatch.setattr(sys, "argv", ["loxodon"])
+    try:
+        found = main(typed.split())
+    except SystemExit as error:
+        found = int(str(error.code))
+    printed = capsys.readouterr()
+    assert found == status
+    assert says in printed.out + printed.err
+
+
+def test_the_check_of_words_needs_no_torch() -> None:
+    code = "import sys; from loxodon.gin_configs.words import parse_run; parse_run(['tmaze', '--seed', '1'])"
+    code += "; assert not {'torch', 'gin', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_presets_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["presets"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(
+        r"^tmaze +T-maze: remember one bit for 50 steps\n +transformer_small; success 1.0", text, re.M
+    )
+    assert main(["presets", "tmaze"]) == 0
+    text = capsys.readouterr().out
+    for part in ("# T-maze: remember", "loxodon run tmaze\n", "transformer_small", "Experiment.epochs = 150"):
+        assert part in text
 
 
 def test_presets_are_printed_with_the_places_of_their_parts_or_as_json(

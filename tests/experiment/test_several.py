@@ -80,13 +80,13 @@ def test_runs_can_be_started_through_another_program(
     """On another machine the process that asked for it is not its parent, and must not be missed."""
     monkeypatch.chdir(tmp_path)
     stub = "import os; print('BY' in os.environ, 'LOXODON_PARENT' in os.environ)"
-    through = parse(["--config", "x", "--through", "env BY=srun"]).through
+    through = parse(["--config", "tmaze", "--through", "env BY=srun"]).through
     words = ["--config", "x", "--seeds", "0:2", "--through", "env BY=srun"]
     assert run_seeds(Path("runs/x"), {}, [0, 1], words, [sys.executable, "-c", stub], 2, through) == 0
     logs = [tmp_path / "runs" / f"x-seed{seed}" / "logs" / "console.log" for seed in (0, 1)]
     assert [log.read_text() for log in logs] == ["True False\n"] * 2
     with pytest.raises(SystemExit):
-        parse(["--config", "x", "--through", "srunn -c 2"])
+        parse(["--config", "tmaze", "--through", "srunn -c 2"])
     assert "--through begins with srunn, which is no program here. Fix:" in capsys.readouterr().err
     assert main(["--config", "tmaze", "--through", "env BY=srun"]) == 2
 

@@ -1,0 +1,212 @@
+"""The words of `loxodon run` and `loxodon status`, and mistakes in them that are found without torch."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .presets import did_you_mean, find_preset, no_such_config, preset_names, runnable_names
+from .start import AGENTS, DEFAULT_AGENT, DEFAULT_ENCODER, encoder_names, gin_for, problem_with_id
+
+USAGE_ERROR = 2
+_OVERRIDE = re.compile(r"(\w+/)*[A-Za-z_][\w.]*")
+_HINTS = {
+    "run": "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists the options.",
+    "status": "Fix: loxodon status RUN_DIR; --help lists the options.",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors begin with `config error: command line:` and say how to fix them.
+
+    hint: the advice of errors that have none of their own.
+    """
+
+    hint = _HINTS["run"]
+
+    def error(self, message: str) -> NoReturn:
+        """Write the message with its advice, and end the process."""
+        hint = self.hint
+        if message.startswith("unrecognized arguments: "):
+            options = [option for action in self._actions for option in action.option_strings]
+            hint = f"{did_you_mean(message.split()[2].partition('=')[0], options)} {hint}".lstrip()
+        self.stop(f"command line: {message}" if "Fix:" in message else f"command line: {message}. {hint}")
+
+    def stop(self, message: str) -> NoReturn:
+        """Write a message that says where the mistake is, and end the process."""
+        sys.stderr.write(f"config error: {message}\n")
+        raise SystemExit(USAGE_ERROR)
+
+
+# ---- run ----
+
+
+def program_name() -> str:
+    """What to write before the words of a command for the user: what this process was started with."""
+    script = Path(sys.argv[0])
+    if script.suffix != ".py":  # `loxodon` itself, or a run of --seeds that it started
+        return "loxodon run"
+    if script.resolve().parent == Path(__file__).resolve().parents[1] / "experiment":
+        return "python -m loxodon.experiment"
+    return f"python {sys.argv[0]}"
+
+
+def parse_run(words: Sequence[str]) -> argparse.Namespace:
+    """The options of these words; ends the process if they are wrong.
+
+    Returns: a namespace with `configs`, which are names and paths in order or the GinText of --env, and with
+    `overrides`, which are `Name.param=value`.
+    """
+    parser = _run_parser(program_name())
+    args = parser.parse_intermixed_args(words)
+    names = [*args.config, *(word for word in args.words if "=" not in word)]
+    args.overrides = [word for word in args.words if "=" in word]
+    # In the order in which they were typed: argparse has options first.
+    order = {
+        name: i
+        for i, word in reversed([*enumerate(words)])
+        for name in (word, word.removeprefix("--config="))
+    }
+    args.configs = sorted(dict.fromkeys(names), key=lambda name: order.get(name, 0))
+    _check_start(parser, args)
+    for name in args.configs:
+        if isinstance(name, str) and find_preset(name) is None:
+            parser.stop(no_such_config(name, f"`--config {name}`" if name in args.config else f"`{name}`"))
+    for text in args.overrides:
+        if problem := override_problem(text):
+            parser.stop(f"command line, `{text}`: {problem}")
+    _check_combinations(parser, args)
+    return args
+
+
+def override_problem(text: str) -> str | None:
+    """What is wrong with the form of `Name.param=value`, with `Fix:`; None if it is sound."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if equals and value and _OVERRIDE.fullmatch(key):
+        return None
+    mend = f"for a config file write --config {text}" if not equals else "write Name.param=value"
+    return f"an override must look like Name.param=value. Fix: {mend}."
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0:5` is 0, 1, 2, 3, 4; `1,4` is 1 and 4. Raises: ArgumentTypeError for anything else."""
+    if found := re.fullmatch(r"(\d+):(\d+)", text):
+        seeds = list(range(int(found[1]), int(found[2])))
+    else:
+        seeds = [int(one) for one in text.split(",")] if re.fullmatch(r"\d+(,\d+)*", text) else []
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} names no seeds. Fix: e.g. --seeds 0:5, or --seeds 1,4,7")
+    return list(dict.fromkeys(seeds))
+
+
+def _run_parser(prog: str) -> Parser:
+    runnable = runnable_names()
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} [CONFIG ...] [Name.param=value ...] [options]",
+        description="Train: a preset or .gin file and settings on top, or any environment with --env.",
+        epilog=f"Presets: {', '.join(runnable)}. Parts to put on top of one: "
+        f"{', '.join(name for name in preset_names() if name not in runnable)}.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "words",
+        nargs="*",
+        metavar="CONFIG or Name.param=value",
+        help="presets, .gin files, and gin bindings on top",
+    )
+    add("--config", action="append", default=[], metavar="FILE", help="a .gin file or preset; repeatable")
+    env = "begin without a gin file: a gymnasium id, module:id, or module:Class"
+    add("--env", metavar="ID", help=env)
+    add("--agent", metavar="NAME", help=f"of --env: {', '.join(AGENTS)}; {DEFAULT_AGENT} by default")
+    encoders = f"of --env: {', '.join(encoder_names())}; {DEFAULT_ENCODER} by default"
+    add("--encoder", metavar="NAME", help=encoders)
+    save = "write a gin file that runs the same, then go on"
+    add("--save-config", metavar="FILE", type=Path, help=save)
+    add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
+    add("--actors", metavar="N", type=int, help="learn here, and keep N collecting processes running")
+    add("--run-name", metavar="NAME", help="sets Experiment.run_name")
+    add("--seed", metavar="N", type=int, help="sets Experiment.seed")
+    add("--seeds", metavar="0:5", type=parse_seeds, help="a run per seed, called <run_name>-seed<k>")
+    add("--jobs", metavar="N", type=int, default=1, help="how many of them run at a time, a thread each")
+    through = "words before the command of each of them, e.g. 'srun --cpus-per-task=2'"
+    add("--through", metavar="WORDS", type=shlex.split, default=[], help=through)
+    add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
+    add("--test-run", action="store_true", help="collect, train, evaluate and save once, in seconds")
+    add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
+    add("--print-config", action="store_true", help="print the resolved config with the origin of each value")
+    return parser
+
+
+def _check_start(parser: Parser, args: argparse.Namespace) -> None:
+    """What --env, --agent and --encoder need, and the config that they stand for."""
+    if args.env is None:
+        for name in ("agent", "encoder"):
+            if getattr(args, name) is not None:
+                file = f"{name}s/{getattr(args, name)}"
+                parser.error(f"--{name} goes with --env. Fix: for a preset put {file} on top of it.")
+        if not args.configs:
+            names = ", ".join(runnable_names())
+            parser.error(
+                f"no --config is given. Fix: e.g. {parser.prog} tmaze, or --env CartPole-v1. Presets: {names}"
+            )
+        return
+    if args.configs:
+        parser.error(
+            f"--env begins from general settings, so it does not go with {args.configs[0]!r}. Fix: leave one "
+            "of the two out; --save-config FILE writes what --env stands for."
+        )
+    agent, encoder = args.agent or DEFAULT_AGENT, args.encoder or DEFAULT_ENCODER
+    for option, name, known in (("--agent", agent, list(AGENTS)), ("--encoder", encoder, encoder_names())):
+        if name not in known:
+            meant = did_you_mean(name, known)
+            parser.error(f"{option} {name!r} is not known.{meant} Fix: choose one of {', '.join(known)}.")
+    if problem := problem_with_id(args.env):
+        parser.error(problem)
+    args.configs = [gin_for(args.env, args.agent, args.encoder)]
+
+
+def _check_combinations(parser: Parser, args: argparse.Namespace) -> None:
+    if args.seeds is not None and (args.test_run or args.seed is not None):
+        parser.error("--seeds goes with neither --seed nor --test-run. Fix: leave one of the two out.")
+    if args.through and shutil.which(args.through[0]) is None:
+        parser.error(f"--through begins with {args.through[0]}, which is no program here. Fix: e.g. srun.")
+    if args.jobs < 1:
+        parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: e.g. --jobs 2.")
+    if args.seeds is None and args.jobs > 1:
+        parser.error("--jobs is for runs of --seeds. Fix: add e.g. --seeds 0:5, or leave it out.")
+    if args.actors is not None and args.test_run:
+        parser.error("--test-run is one process, without --actors. Fix: leave one of the two out.")
+    if args.actors is not None and args.actors < 1:
+        parser.error(f"--actors is {args.actors}, but must be at least 1. Fix: e.g. --actors 2.")
+    if args.actors is not None and args.mode in ("both", "collect"):
+        parser.error(
+            f"--actors makes this process the learner, so it does not go with --mode {args.mode}. "
+            "Fix: leave one of the two out."
+        )
+
+
+# ---- status ----
+
+
+def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of `loxodon status`; ends the process if they are wrong."""
+    parser = Parser(
+        prog="loxodon status",
+        description="Who works on a run, how fast, and what there is of it.",
+        epilog="Exit status: 0 if a process is at work, 3 if none is, 2 if the folder holds no run.",
+        allow_abbrev=False,
+    )
+    parser.hint = _HINTS["status"]
+    parser.add_argument("run_dir", type=Path, help="<ckpt_base_dir>/<run_name>")
+    as_json = "print one JSON object (with --watch: one per line)"
+    parser.add_argument("--json", action="store_true", help=as_json)
+    parser.add_argument("--watch", action="store_true", help="look again every two seconds until Ctrl-C")
+    return parser.parse_args(words)
