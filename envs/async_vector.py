@@ -18,16 +18,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import gin
 import numpy as np
 
 from .errors import EnvError
-from .gin_values import shippable_config
+from .gin_values import ship
 from .group import Metrics, StepBuffers
-from .spec import EnvSpec
+from .spec import EnvSpec, registered
 from .vector_base import SequenceVectorEnv, StepResult
-from .worker import CLOSE, STEP, WorkerFailure, WorkerJob, run_worker
+from .worker import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_worker
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
@@ -163,16 +162,14 @@ class AsyncVectorEnv(SequenceVectorEnv):
         for start, stop in self._bounds:
             mine, theirs = mp.Pipe()
             self._connections.append(mine)
-            part = list(specs[start:stop])
-            job = WorkerJob(
-                part if is_fork else _pickle_specs(part),
-                "" if is_fork else shippable_config([spec.target for spec in part]),
-                start,
-                stop - start,
-                self.num_envs,
+            recipes = Recipes(
+                list(specs[start:stop]),
                 self.single_observation_space,  # type: ignore[arg-type]
                 self.single_action_space,
-                memory,
+                registered(specs[start:stop]),
+            )
+            job = WorkerJob(
+                recipes if is_fork else _shipped(recipes), start, stop - start, self.num_envs, memory
             )
             inherited = tuple(self._connections) if is_fork else ()
             process = mp.Process(
@@ -280,16 +277,16 @@ def _count_workers(num_workers: int | None, num_envs: int, share: int) -> int:
     return min(-(-num_workers // share), num_envs)
 
 
-def _pickle_specs(specs: list[EnvSpec]) -> bytes:
+def _shipped(recipes: Recipes) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(specs)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        return ship(recipes)
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         raise EnvError(
-            f"The environment recipe {specs[0]} cannot be sent to a worker process: {error}. Allowed is "
-            "what can be pickled. Fix: define the environment in an importable module, pass plain "
-            "arguments, or set Experiment.async_env_mp_context = 'fork'."
+            f"An environment recipe cannot be sent to a worker process: {error}. The recipes are "
+            f"{list(dict.fromkeys(map(str, recipes.specs)))}. Allowed is what can be pickled. Fix: define the "
+            "environment in an importable module, pass plain arguments, or set "
+            "Experiment.async_env_mp_context = 'fork'."
         ) from error
-    return data
 
 
 @contextmanager

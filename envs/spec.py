@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import gin
 import gymnasium as gym
 
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
-from .gin_values import portable
+from .gin_values import in_current_scope
 from .joint_actions import JointActions, num_combinations
 from .sequence_env import SequenceEnv
 
@@ -165,7 +166,7 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
             "or a callable that "
             'returns an environment. Fix: e.g. @TMazePassive or @gym_env() in gin, "CartPole-v1" in Python.'
         )
-    return EnvSpec(portable(make_env))
+    return EnvSpec(in_current_scope(make_env))
 
 
 def _refuse_configurable(env_id: str) -> None:
@@ -206,6 +207,21 @@ def _registered_name(env_id: str) -> str:
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise ValueError(_unknown_id_text(env_id, error)) from error
     return name
+
+
+def registered(specs: Iterable[EnvSpec]) -> dict[str, Any]:
+    """What this process has registered under the ids of these recipes, which another may know otherwise."""
+    names = [spec.target.rpartition(":")[2] for spec in specs if isinstance(spec.target, str)]
+    return {name: gym.registry[name] for name in names if name in gym.registry}
+
+
+def register_as(specs: Iterable[EnvSpec], known: Mapping[str, Any]) -> None:
+    """Register under the ids of these recipes what `registered` found in another process."""
+    for spec in specs:
+        if isinstance(spec.target, str):
+            with contextlib.suppress(ValueError):  # only `known` has it
+                _registered_name(spec.target)  # what its module registers comes first
+    gym.registry.update(known)
 
 
 def import_package(package: str, extra: str, env_id: str) -> Any:

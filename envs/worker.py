@@ -6,17 +6,18 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from .gin_values import load_shipped_config
+from .gin_values import bind_known, unship
 from .group import EnvGroup, StepBuffers, check_same_spaces
-from .spec import EnvSpec
+from .sequence_env import SequenceEnv
+from .spec import EnvSpec, register_as
 
 STEP = b"s"
 """The one message that asks for a step; actions and results lie in shared memory."""
@@ -28,21 +29,30 @@ QUIET = b""
 """The answer to a step in which no episode ended, no metric came and no text observation changed."""
 
 
+class Recipes(NamedTuple):
+    """Environments of a worker before they are made, and the spaces that they must have.
+
+    registered: see `spec.registered`.
+    """
+
+    specs: Sequence[EnvSpec]
+    obs_space: spaces.Dict
+    action_space: spaces.Space[Any]
+    registered: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class WorkerJob:
     """What a worker needs to know.
 
-    specs: the recipes, or for a worker that is not a fork the same pickled by value; gin_text: the gin
-    configuration for such a worker; memory: shared, laid out by StepBuffers for all num_envs environments.
+    recipes: the recipes and the spaces they must have, in a worker that is not a fork as `ship` packs them;
+    memory: shared, laid out by StepBuffers for all num_envs environments.
     """
 
-    specs: Sequence[EnvSpec] | bytes
-    gin_text: str
+    recipes: Recipes | bytes
     first_row: int
     num_rows: int
     num_envs: int
-    obs_space: spaces.Dict
-    action_space: spaces.Space[Any]
     memory: Any
 
 
@@ -91,19 +101,30 @@ def _end_later(*_: object) -> None:
 
 def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
     try:
-        specs = job.specs
-        if isinstance(specs, bytes):
-            specs = pickle.loads(specs)  # written by our own parent
-            load_shipped_config(job.gin_text)
-        envs = [spec.build() for spec in specs]
-        check_same_spaces(envs, job.obs_space, job.action_space, job.first_row)
-        buffers = StepBuffers.carve(job.memory, job.obs_space, job.action_space, job.num_envs)
+        recipes, envs = _made(job.recipes)
+        check_same_spaces(envs, recipes.obs_space, recipes.action_space, job.first_row)
+        buffers = StepBuffers.carve(job.memory, recipes.obs_space, recipes.action_space, job.num_envs)
         group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows), job.first_row)
     except BaseException as error:  # whatever a user's constructor raises must reach the parent
         connection.send(_failure(job.first_row, "being built", error))
         return None
     connection.send(group.env_names)
     return group
+
+
+def _made(recipes: Recipes | bytes) -> tuple[Recipes, list[SequenceEnv]]:
+    """The environments, as gin's bindings want them."""
+    if not isinstance(recipes, bytes):
+        return recipes, [spec.build() for spec in recipes.specs]
+    recipes, text = unship(recipes)
+    register_as(recipes.specs, recipes.registered)
+    num_bound = bind_known(text)
+    envs = [spec.build() for spec in recipes.specs]
+    if bind_known(text) > num_bound:  # building them has imported more, with bindings that were unknown then
+        for env in envs:
+            env.close()
+        envs = [spec.build() for spec in recipes.specs]
+    return recipes, envs
 
 
 class TextFeed:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
 import multiprocessing
 import os
 import signal
@@ -9,13 +12,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import gin
+import gymnasium as gym
 import numpy as np
 import pytest
-from scripted_envs import FailingEnv, ScriptedEnv, make_scripted_inside
+from scripted_envs import FailingEnv, ScriptedEnv, WrappingEnv, make_scripted_inside
 from vector_builders import build
 
 from loxodon.envs import EnvError, EnvSpec, resolve_env
@@ -233,3 +238,156 @@ def test_lambdas_cross_into_spawned_workers_unless_they_hold_what_cannot(opened:
     with pytest.raises(EnvError, match=r"cannot be sent to a worker process.*importable module"):
         build("spawn", [spec])
     opened("fork", [spec])
+
+
+# ---- the environment is the one that was given ----
+
+
+@gin.configurable
+class ConfiguredEnv(ScriptedEnv):
+    """Rewards are what gin says."""
+
+    def __init__(self, reward: float = 0.0) -> None:
+        super().__init__()
+        self.reward = reward
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self.reward, *rest
+
+
+@gin.configurable
+def hold(thing: Any = None) -> Any:
+    """What gin gives for a reference."""
+    return thing
+
+
+def reference(name: str) -> Any:
+    gin.bind_parameter("hold.thing", gin.config.ConfigurableReference(name, evaluate=False))
+    return hold()
+
+
+def punishing(make: Any) -> Any:
+    """A decorator as users write them."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return gym.wrappers.TransformReward(make(*args, **kwargs), lambda reward: -100.0)
+
+    return made
+
+
+def ways_to_give_an_environment() -> dict[str, Any]:
+    """All make an environment whose rewards are -100, and resemble something else that can be imported."""
+
+    class Local(ScriptedEnv):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return obs, -100.0, *rest
+
+    @gin.configurable
+    class LocalConfigured(ConfiguredEnv):
+        def __init__(self, own_reward: float = 0.0) -> None:
+            super().__init__(own_reward)
+
+    @gin.configurable
+    def local_factory(reward: float = 0.0) -> Any:
+        return ConfiguredEnv(reward)
+
+    class Maker:
+        def make(self) -> Any:
+            return Local()
+
+        __call__ = make
+
+    renamed = type("ScriptedEnv", (Local,), {"__module__": "scripted_envs", "__qualname__": "ScriptedEnv"})
+    external = gin.external_configurable(PlainReward, "external")
+    gin.parse_config(
+        "LocalConfigured.own_reward = -100.0\nlocal_factory.reward = -100.0\nexternal.reward = -100.0\n"
+        "train/ConfiguredEnv.reward = -100.0\nWrappingEnv.inner = @train/LocalConfigured()"
+    )
+
+    class OfReference(reference("train/ConfiguredEnv")):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(-100.0)
+
+    return {
+        "local class": Local,
+        "class of another's name": renamed,
+        "local class that gin configures": LocalConfigured,
+        "local function that gin configures": local_factory,
+        "subclass of what gin configures": type("Sub", (LocalConfigured,), {}),
+        "subclass of a scoped reference": OfReference,
+        "external configurable": external,
+        "scoped reference": reference("train/ConfiguredEnv"),
+        "scoped reference to a local class": reference("train/LocalConfigured"),
+        "class named by a binding": WrappingEnv,
+        "decorated class": punishing(ScriptedEnv),
+        "decorated function": punishing(make_scripted_inside),
+        "decorated configurable": punishing(ConfiguredEnv),
+        "decorated external configurable": punishing(external),
+        "partial": functools.partial(functools.partial(punishing(ScriptedEnv)), gain=2.0),
+        "argument of a partial": functools.partial(lambda kind: kind(), reference("train/ConfiguredEnv")),
+        "bound method": Maker().make,
+        "callable object": Maker(),
+        "lambda": lambda: Local(),  # noqa: PLW0108 - that is the point
+    }
+
+
+class PlainReward(ScriptedEnv):
+    """Like ConfiguredEnv, but unknown to gin."""
+
+    def __init__(self, reward: float = 0.0) -> None:
+        super().__init__()
+        self.reward = reward
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self.reward, *rest
+
+
+KINDS_OF_PROCESS = ["sync", "fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def _as_gin_was() -> Iterator[None]:
+    """Forget what a test has registered."""
+    registry, inverse = copy.copy(gin.config._REGISTRY._selector_map), dict(gin.config._INVERSE_REGISTRY)
+    yield
+    for name in set(gin.config._REGISTRY._selector_map) - set(registry):
+        gin.config._REGISTRY.pop(name)
+    gin.config._INVERSE_REGISTRY.clear()
+    gin.config._INVERSE_REGISTRY.update(inverse)
+
+
+@pytest.mark.usefixtures("_as_gin_was")
+@pytest.mark.parametrize("kind", KINDS_OF_PROCESS)
+def test_the_environment_is_exactly_the_one_that_was_given(kind: str, opened: Any) -> None:
+    ways = ways_to_give_an_environment()
+    env = opened(kind, [resolve_env(make) for make in ways.values()], num_workers=1)
+    env.reset(seed=0)
+    rewards = env.step([0] * len(ways))[1].tolist()
+    assert dict(zip(ways, rewards, strict=True)) == dict.fromkeys(ways, -100.0)
+
+
+@pytest.mark.parametrize("kind", ["sync", "spawn"])
+def test_what_a_program_registers_under_an_id_reaches_its_workers(
+    kind: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = dataclasses.replace(gym.spec("CartPole-v1"), entry_point=lambda **_: ScriptedEnv(gain=3.0))
+    monkeypatch.setitem(gym.registry, "CartPole-v1", entry)
+    env = opened(kind, [EnvSpec("CartPole-v1")], num_workers=1)
+    env.reset(seed=0)
+    assert env.step([0])[1].tolist() == [30.0]
+
+
+def test_bindings_of_what_an_environment_imports_late_count(opened: Any) -> None:
+    def make() -> Any:
+        from scripted_envs import ScriptedEnv
+
+        return ScriptedEnv()
+
+    gin.parse_config("ScriptedEnv.gain = 4.0")
+    env = opened("spawn", [resolve_env(make)])
+    env.reset(seed=0)
+    assert env.step([0])[1].tolist() == [40.0]
