@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import pickle
+import secrets
 import select
 import sys
 import time
@@ -47,6 +48,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         context: start method, "fork", "forkserver", "spawn", or None for the platform's default.
         num_workers: None means one per CPU core this process may use, at most one per environment.
         share: of how many vector envs that share these workers this is one.
+        seed: of the global random generators in the workers, until `reset` has a seed; None draws one.
 
     Raises: EnvError when a worker dies or an environment raises, with the environment's own traceback.
     """
@@ -58,6 +60,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         context: str | None = None,
         num_workers: int | None = None,
         share: int = 1,
+        seed: int | None = None,
     ) -> None:
         self.closed = True  # until there is something to close
         if context is not None and context not in CONTEXTS:
@@ -86,7 +89,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         bounds = np.linspace(0, len(specs), num_workers + 1).astype(int).tolist()
         self._bounds = list(pairwise(bounds))
         try:
-            self._start(mp, specs, memory)
+            self._start(mp, specs, memory, secrets.randbits(31) if seed is None else seed)
             self.env_names = [name for worker in range(num_workers) for name in self._receive(worker)]
         except BaseException:
             self.close()
@@ -95,7 +98,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin new episodes everywhere; env i is seeded with seed + i."""
+        """Begin new episodes everywhere; env i is seeded with seed + i, and so are generators of its process."""
         if self._is_waiting:
             self.step_wait()
         seeds = self.seeds_of(seed)
@@ -157,7 +160,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
                 process.join()
             process.close()
 
-    def _start(self, mp: Any, specs: Sequence[EnvSpec], memory: Any) -> None:
+    def _start(self, mp: Any, specs: Sequence[EnvSpec], memory: Any, seed: int) -> None:
         is_fork = mp.get_start_method() == "fork"
         for start, stop in self._bounds:
             mine, theirs = mp.Pipe()
@@ -168,9 +171,8 @@ class AsyncVectorEnv(SequenceVectorEnv):
                 self.single_action_space,
                 registered(specs[start:stop]),
             )
-            job = WorkerJob(
-                recipes if is_fork else _shipped(recipes), start, stop - start, self.num_envs, memory
-            )
+            shipped = recipes if is_fork else _shipped(recipes)
+            job = WorkerJob(shipped, start, stop - start, self.num_envs, memory, seed)
             inherited = tuple(self._connections) if is_fork else ()
             process = mp.Process(
                 target=run_worker,
@@ -283,8 +285,8 @@ def _shipped(recipes: Recipes) -> bytes:
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         raise EnvError(
             f"An environment recipe cannot be sent to a worker process: {error}. The recipes are "
-            f"{list(dict.fromkeys(map(str, recipes.specs)))}. Allowed is what can be pickled. Fix: define the "
-            "environment in an importable module, pass plain arguments, or set "
+            f"{list(dict.fromkeys(map(str, recipes.specs)))}. Allowed is what can be pickled. Fix: define "
+            "the environment in an importable module, pass plain arguments, or set "
             "Experiment.async_env_mp_context = 'fork'."
         ) from error
 

@@ -1,8 +1,8 @@
 """What gin configures, in worker processes that do not inherit gin's configuration.
 
-A forked worker has the configuration of its parent. Any other gets it as text, together with its environments,
-and keeps the part about configurables that it knows. What another process can import by its name is imported
-there; everything else is sent by value, also where gin has wrapped it.
+A forked worker has the configuration of its parent. Any other gets it as text, together with its
+environments, and keeps the part about configurables that it knows. What another process can import by its name
+is imported there; everything else is sent by value, also where gin has wrapped it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def is_importable(thing: Any) -> bool:
 
 
 def ship(thing: Any) -> bytes:
-    """Anything, lambdas and local classes included, and gin's configuration, for `unship` in another process.
+    """Anything, lambdas and local classes included, with gin's configuration, for `unship` elsewhere.
 
-    What the bindings of its configurables refer to is sent too. The imports of the configuration are left out,
-    because they would pull torch into workers.
+    What the bindings of its configurables refer to is sent too. The imports of the configuration are left
+    out, because they would pull torch into workers.
 
     Raises: what pickle raises for things that cannot be sent, such as locks.
     """

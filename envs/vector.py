@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .async_vector import AsyncVectorEnv
+from .generators import generators_state, set_generators_state
 from .group import EnvGroup, StepBuffers, check_same_spaces
 from .spec import EnvSpec
 from .vector_base import SequenceVectorEnv, StepResult
@@ -17,6 +18,7 @@ from .vectorized import AlreadyVectorizedEnv
 
 MODES = ("async", "sync", "already_vectorized", "auto")
 AUTO_TRIAL_S = 0.25
+FEWEST_STEPS = 2  # of a trial
 logger = logging.getLogger("loxodon")
 
 
@@ -63,7 +65,12 @@ class SyncVectorEnv(SequenceVectorEnv):
 
 
 def make_vector_env(
-    specs: Sequence[EnvSpec], mode: str, *, context: str | None = None, num_workers: int | None = None
+    specs: Sequence[EnvSpec],
+    mode: str,
+    *,
+    context: str | None = None,
+    num_workers: int | None = None,
+    seed: int | None = None,
 ) -> SequenceVectorEnv:
     """Build the parallel environments.
 
@@ -73,6 +80,7 @@ def make_vector_env(
             gymnasium VectorEnv), or "auto" (tries sync and async for a moment and keeps the faster).
         context: start method of the workers, "fork", "forkserver", "spawn" or None (the platform's default).
         num_workers: number of worker processes; None: AsyncVectorEnv.num_workers.
+        seed: of the global random generators in the workers; see AsyncVectorEnv.
     """
     if mode not in MODES:
         raise ValueError(f"env_mode is {mode!r}, but must be one of {MODES}. Fix: set Experiment.env_mode.")
@@ -85,23 +93,27 @@ def make_vector_env(
     if mode == "sync":
         return SyncVectorEnv(specs)
     if mode == "async":
-        return _async(specs, context, num_workers)
-    return _faster_of_both(specs, context, num_workers)
+        return _async(specs, context, num_workers, seed)
+    return _faster_of_both(specs, context, num_workers, seed)
 
 
-def _async(specs: Sequence[EnvSpec], context: str | None, num_workers: int | None) -> AsyncVectorEnv:
+def _async(
+    specs: Sequence[EnvSpec], context: str | None, num_workers: int | None, seed: int | None
+) -> AsyncVectorEnv:
     if num_workers is None:  # gin may know better
-        return AsyncVectorEnv(specs, context=context)
-    return AsyncVectorEnv(specs, context=context, num_workers=num_workers)
+        return AsyncVectorEnv(specs, context=context, seed=seed)
+    return AsyncVectorEnv(specs, context=context, num_workers=num_workers, seed=seed)
 
 
 def _faster_of_both(
-    specs: Sequence[EnvSpec], context: str | None, num_workers: int | None
+    specs: Sequence[EnvSpec], context: str | None, num_workers: int | None, seed: int | None
 ) -> SequenceVectorEnv:
     in_process: SequenceVectorEnv = SyncVectorEnv(specs)
+    before = generators_state()
     sync_speed = _steps_per_s(in_process)
+    set_generators_state(before)  # how much was drawn depends on the speed
     try:
-        workers: SequenceVectorEnv = _async(specs, context, num_workers)
+        workers: SequenceVectorEnv = _async(specs, context, num_workers, seed)
         async_speed = _steps_per_s(workers)
     except BaseException:
         in_process.close()
@@ -125,7 +137,7 @@ def _steps_per_s(env: SequenceVectorEnv) -> float:
     actions = [env.action_space.sample() for _ in range(16)]
     env.step(actions[0])
     num_steps, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < AUTO_TRIAL_S or num_steps < 2:  # noqa: PLR2004
+    while (elapsed := time.perf_counter() - begin) < AUTO_TRIAL_S or num_steps < FEWEST_STEPS:
         env.step(actions[num_steps % 16])
         num_steps += 1
     return num_steps * env.num_envs / elapsed

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from .gin_values import bind_known, unship
+from .generators import generators_state, seed_generators, set_generators_state
 from .group import EnvGroup, StepBuffers, check_same_spaces
 from .sequence_env import SequenceEnv
 from .spec import EnvSpec, register_as
@@ -25,6 +26,7 @@ CLOSE = b"c"
 """Asks the worker to end. End-of-file alone would not do: workers forked later hold copies of the pipe."""
 GRACE_S = 30
 """A worker that was asked to end by SIGTERM lives on for so long, unless its parent ends it before."""
+_GENERATORS = "generators"
 QUIET = b""
 """The answer to a step in which no episode ended, no metric came and no text observation changed."""
 
@@ -46,7 +48,8 @@ class WorkerJob:
     """What a worker needs to know.
 
     recipes: the recipes and the spaces they must have, in a worker that is not a fork as `ship` packs them;
-    memory: shared, laid out by StepBuffers for all num_envs environments.
+    memory: shared, laid out by StepBuffers for all num_envs environments; seed: of the vector environment, for
+    what the constructors of environments draw.
     """
 
     recipes: Recipes | bytes
@@ -54,6 +57,7 @@ class WorkerJob:
     num_rows: int
     num_envs: int
     memory: Any
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ def _end_later(*_: object) -> None:
 
 def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
     try:
+        seed_generators(job.seed, job.first_row)
         recipes, envs = _made(job.recipes)
         check_same_spaces(envs, recipes.obs_space, recipes.action_space, job.first_row)
         buffers = StepBuffers.carve(job.memory, recipes.obs_space, recipes.action_space, job.num_envs)
@@ -172,11 +177,20 @@ def _step(group: EnvGroup, feed: TextFeed) -> bytes:
 
 def _other(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> bytes:
     if command == "reset":
-        metrics = group.reset(*argument)
+        seeds, options = argument
+        if seeds[0] is not None:
+            seed_generators(seeds[0])
+        metrics = group.reset(seeds, options)
         return pickle.dumps((False, metrics, group.env_names, feed.news()))
     if command == "render":
         return pickle.dumps(group.render())
-    return pickle.dumps(group.ask(command, argument))
+    answers = group.ask(command, argument)
+    if command == "get_state":  # the first environment of a process stands for all that share its generators
+        answers[0] = {**answers[0], _GENERATORS: generators_state()}
+    elif command == "set_state":
+        for state in (state for (state,) in argument if _GENERATORS in state):
+            set_generators_state(state[_GENERATORS])
+    return pickle.dumps(answers)
 
 
 def _failure(row: int, doing: str, error: BaseException) -> WorkerFailure:

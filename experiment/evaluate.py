@@ -61,9 +61,10 @@ class Recipe(NamedTuple):
     mode: str
     context: str | None = None
 
-    def make(self) -> Any:
-        """Make them."""
-        return make_envs(*self[:3], context=self.context)
+    def make(self, seed: int) -> Any:
+        """Make them. seed: of what their constructors draw from global generators."""
+        with isolated_rng(seed):
+            return make_envs(*self[:3], context=self.context, seed=seed)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,7 +131,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     found = find_policy(args.run, args.policy)
     recipe = _recipe(args, found.run_dir)
     results: list[dict[str, Any]] = []
-    with contextlib.closing(recipe.make()) as envs:
+    with contextlib.closing(recipe.make(args.seed)) as envs:
         for size in args.context:
             policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
             check_spaces(
@@ -266,7 +267,7 @@ def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed:
     make_env = recipe.make_env
     spec = resolve_env(make_env[0] if isinstance(make_env, list | tuple) else make_env)
     recorded = EnvSpec(_recorded, {"spec": spec, "folder": str(folder), "name": name})
-    with contextlib.closing(Recipe(recorded, 1, "sync").make()) as envs:
+    with contextlib.closing(Recipe(recorded, 1, "sync").make(seed)) as envs:
         play(policy, envs, _VIDEO_EPISODES, seed)
 
 

@@ -186,6 +186,7 @@ class Experiment(Settings):
             self.init_dsets()
             env_summary = self.init_envs()
             self.init_dloaders()
+            seed_global_generators(derive_seed(self.ctx.progress.seed, "model"))  # equal in all processes
             self.hooks.around("model_init", self.init_model)
             self.init_checkpoints()
             self.init_logger()
@@ -231,12 +232,12 @@ class Experiment(Settings):
         return info is not None and info.is_final and info != self.loaded_policy
 
     def _seed_process(self) -> None:
-        """Seed the global generators; every process builds the same weights."""
+        """Seed the global generators, from which environments may draw, differently in every process."""
         if self.seed is None:
             logger.info("Experiment.seed was not set; this run uses seed %d", self.ctx.progress.seed)
         if self.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports much
             torch.use_deterministic_algorithms(self.deterministic)
-        seed_global_generators(derive_seed(self.ctx.progress.seed, "model"))
+        seed_global_generators(self.ctx.seed_of("envs"))
 
     def init_dsets(self) -> RLDataset:
         """Tell the dataset its folder, window length and rights; only one process may delete."""
@@ -259,6 +260,7 @@ class Experiment(Settings):
                 self.parallel_actors,
                 self.env_mode,
                 context=self.async_env_mp_context,
+                seed=self.ctx.seed_of("train_workers"),
             )
         if self.val_timesteps_per_epoch > 0 and (self.val_interval is not None or self.evaluate_at_end):
             self.val_envs = self.make_envs(self.make_val_env)
@@ -743,7 +745,11 @@ class Experiment(Settings):
     def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
         """A vector env of parallel_actors environments."""
         return build.make_envs(
-            make_env, self.parallel_actors, self.env_mode, context=self.async_env_mp_context
+            make_env,
+            self.parallel_actors,
+            self.env_mode,
+            context=self.async_env_mp_context,
+            seed=self.ctx.seed_of("workers"),
         )
 
     def interact(

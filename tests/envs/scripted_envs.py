@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import string
 import sys
@@ -84,6 +85,31 @@ class WrappingEnv(gym.Wrapper):
 
 class SubclassOfScripted(ScriptedEnv):
     """Inherits the gin-bound constructor."""
+
+
+class DrawingEnv(ScriptedEnv):
+    """Draws from the global generators, as many environments do: when it is made, and in each episode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = self._draw()
+
+    def _draw(self) -> float:
+        return float(np.random.uniform() + random.random())  # noqa: NPY002 - that is the point
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.drawn = self._draw()
+        return self._obs(), {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.seed_, self.drawn, self.time], np.float32)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"time": self.time, "episode": self.episode, "seed": self.seed_, "drawn": self.drawn}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.time, self.episode, self.seed_, self.drawn = state.values()
 
 
 BAD_REWARDS = {

@@ -20,10 +20,10 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
-from scripted_envs import FailingEnv, ScriptedEnv, WrappingEnv, make_scripted_inside
+from scripted_envs import DrawingEnv, FailingEnv, ScriptedEnv, WrappingEnv, make_scripted_inside
 from vector_builders import build
 
-from loxodon.envs import EnvError, EnvSpec, resolve_env
+from loxodon.envs import EnvError, EnvSpec, make_vector_env, resolve_env
 
 
 def test_exception_comes_back_once_with_the_envs_traceback() -> None:
@@ -391,3 +391,46 @@ def test_bindings_of_what_an_environment_imports_late_count(opened: Any) -> None
     env = opened("spawn", [resolve_env(make)])
     env.reset(seed=0)
     assert env.step([0])[1].tolist() == [40.0]
+
+
+# ---- global random generators ----
+
+
+def drawn_in(kind: str, seed: int | None) -> tuple[list[float], list[float], list[list[float]]]:
+    """What 6 environments of 3 workers draw when they are made, and in two episodes each."""
+    env = make_vector_env([EnvSpec(DrawingEnv)] * 6, "async", context=kind, num_workers=3, seed=seed)
+    try:
+        made = list(env.get_attr("drawn"))
+        first = env.reset(seed=5)[0]["observation"][:, 1].tolist()
+        return made, first, env.reset()[0]["observation"][:, 1].tolist()
+    finally:
+        env.close()
+
+
+@pytest.mark.slow
+def test_workers_draw_different_numbers_and_the_same_ones_for_a_seed_however_they_start() -> None:
+    forked, spawned = drawn_in("fork", 3), drawn_in("spawn", 3)
+    assert forked == spawned
+    assert len({number for numbers in forked for number in numbers}) == 18
+    assert drawn_in("fork", 4)[0] != forked[0]
+    assert drawn_in("fork", None)[0] != drawn_in("fork", None)[0]
+
+
+def test_states_of_environments_hold_the_generators_of_their_process(opened: Any) -> None:
+    env = opened("fork", [EnvSpec(DrawingEnv)] * 4)
+    env.reset(seed=0)
+    states = env.get_states()
+    expected = env.reset()[0]["observation"][:, 1].tolist()
+    env.set_states(states)
+    assert env.reset()[0]["observation"][:, 1].tolist() == expected
+
+
+def test_trying_which_mode_is_faster_leaves_the_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loxodon.envs.vector.AUTO_TRIAL_S", 0.0)
+    drawn = []
+    for num_trials in (2, 20):
+        monkeypatch.setattr("loxodon.envs.vector.FEWEST_STEPS", num_trials)
+        np.random.seed(1)  # noqa: NPY002
+        make_vector_env([EnvSpec(DrawingEnv)], "auto", num_workers=1).close()
+        drawn.append(np.random.uniform())  # noqa: NPY002
+    assert drawn[0] == drawn[1]
