@@ -24,8 +24,8 @@ import numpy as np
 
 from .errors import EnvError
 from .gin_values import ship
-from .group import Metrics, StepBuffers
-from .spec import EnvSpec, registered
+from .group import Metrics, StepBuffers, close_all
+from .spec import EnvSpec, build_all, registered
 from .vector_base import SequenceVectorEnv, StepResult
 from .worker import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_worker
 
@@ -69,10 +69,11 @@ class AsyncVectorEnv(SequenceVectorEnv):
                 "Fix: set Experiment.async_env_mp_context."
             )
         num_workers = _count_workers(num_workers, len(specs), share)
-        probe = specs[0].build()
+        (probe,) = build_all(specs[:1])
         obs_space, action_space = probe.obs_layout.space, probe.action_map.policy_space
         raw_spaces = probe.raw_spaces
-        probe.close()
+        with suppress(EnvError):  # a worker says it again
+            close_all([probe])
         mp: Any = multiprocessing.get_context(context)
         memory = mp.RawArray("b", StepBuffers.num_bytes(obs_space, action_space, len(specs)))
         super().__init__(
@@ -98,7 +99,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin new episodes everywhere; env i is seeded with seed + i, and so are generators of its process."""
+        """Begin new episodes everywhere; env i is seeded with seed + i, and the workers by it too."""
         if self._is_waiting:
             self.step_wait()
         seeds = self.seeds_of(seed)

@@ -1,8 +1,8 @@
 """What gin configures, in worker processes that do not inherit gin's configuration.
 
 A forked worker has the configuration of its parent. Any other gets it as text, together with its
-environments, and keeps the part about configurables that it knows. What another process can import by its name
-is imported there; everything else is sent by value, also where gin has wrapped it.
+environments, and keeps the part about configurables that it knows. What another process can import by its
+name is imported there; everything else is sent by value, also where gin has wrapped it.
 """
 
 from __future__ import annotations

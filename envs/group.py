@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -237,9 +238,8 @@ class EnvGroup:
         return frames
 
     def close(self) -> None:
-        """Close every environment."""
-        for env in self.envs:
-            env.close()
+        """Close every environment, also where one fails. Raises: EnvError saying which did, and why."""
+        close_all(self.envs, self.first_row)
 
     def _store_rewards(self, rewards: list[Any]) -> None:
         try:
@@ -312,6 +312,21 @@ def find_non_finite(
             "(gymnasium.wrappers.TransformObservation, TransformReward)."
         )
     return None
+
+
+def close_all(envs: Sequence[gym.Env[Any, Any]], first_row: int = 0) -> None:
+    """Close environments, the first of which has the number `first_row`. Raises: as EnvGroup.close."""
+    problems: list[str] = []
+    for row, env in enumerate(envs, start=first_row):
+        try:
+            env.close()
+        except (Exception, SystemExit, GeneratorExit) as error:
+            problems.append(f"environment {row} ({type(env.unwrapped).__name__}): {type(error).__name__}: {error}")
+    if problems:
+        raise EnvError(
+            f"close() failed in {'; '.join(problems)}. What had to be freed may not be. Fix: correct the "
+            "environment's close()."
+        )
 
 
 def _collect_metrics(info: dict[str, Any], row: int, metrics: Metrics) -> None:

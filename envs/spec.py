@@ -14,6 +14,7 @@ import gin
 import gymnasium as gym
 
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
+from .errors import raise_if_exit
 from .gin_values import in_current_scope
 from .joint_actions import JointActions, num_combinations
 from .sequence_env import SequenceEnv
@@ -57,6 +58,8 @@ class EnvSpec:
     def build(self) -> SequenceEnv:
         """A new environment in the library's form. Errors of the environment's constructor pass through."""
         made = self.build_raw()
+        if not isinstance(made, gym.Env):
+            raise TypeError(_no_env_text(self.target, made))
         return made if type(made) is SequenceEnv else SequenceEnv(made, self.env_name)
 
     def build_raw(self) -> Any:
@@ -88,6 +91,39 @@ class EnvSpec:
             return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
         made = self.target(**kwargs)
         return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
+
+
+def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -> list[SequenceEnv]:
+    """The environments of these recipes; if one cannot be built, those before it are closed.
+
+    made: where they are put as they are built.
+
+    Raises: EnvError where a constructor tries to end the program; its other errors pass through.
+    """
+    made = [] if made is None else made
+    try:
+        for spec in specs:
+            made.append(spec.build())
+    except BaseException as error:
+        for env in made:
+            with contextlib.suppress(Exception, SystemExit, GeneratorExit):  # the first error counts
+                env.close()
+        raise_if_exit(error, f"Environment {len(made)}", "its constructor")
+        raise
+    return made
+
+
+def _no_env_text(target: Any, made: Any) -> str:
+    if isinstance(made, gym.vector.VectorEnv):
+        fix = "set Experiment.env_mode = 'already_vectorized'"
+    elif isinstance(made, type):
+        fix = f"give {made.__name__} itself, or call it in there"
+    elif made is None:
+        fix = "return the environment from it"
+    else:
+        fix = "derive the environment from gymnasium.Env (for old gym environments, install shimmy)"
+    found = made if made is None or isinstance(made, type) else f"a {type(made).__name__}"
+    return f"{target!r} made {found}, but must make one gymnasium.Env. Fix: {fix}."
 
 
 def _unchanged(obs: Any) -> Any:

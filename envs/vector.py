@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from .async_vector import AsyncVectorEnv
+from .errors import guarded
 from .generators import generators_state, set_generators_state
 from .group import EnvGroup, StepBuffers, check_same_spaces
-from .spec import EnvSpec
+from .spec import EnvSpec, build_all
 from .vector_base import SequenceVectorEnv, StepResult
 from .vectorized import AlreadyVectorizedEnv
 
@@ -26,7 +27,7 @@ class SyncVectorEnv(SequenceVectorEnv):
     """All environments in this process, one after the other. See `SequenceVectorEnv` for the interface."""
 
     def __init__(self, specs: Sequence[EnvSpec]) -> None:
-        envs = [spec.build() for spec in specs]
+        envs = build_all(specs)
         obs_space, action_space = envs[0].obs_layout.space, envs[0].action_map.policy_space
         check_same_spaces(envs, obs_space, action_space, first=0)
         memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, len(envs)))
@@ -41,27 +42,31 @@ class SyncVectorEnv(SequenceVectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin new episodes everywhere; env i is seeded with seed + i."""
-        metrics = self._group.reset(self.seeds_of(seed), options)
+        metrics = guarded(self._failed, "reset", self._group.reset, self.seeds_of(seed), options)
         self.env_names = self._group.env_names
         return self.buffers.obs, self.infos(False, metrics)
 
     def step(self, actions: Any) -> StepResult:
         """One env step everywhere."""
         self.buffers.actions[:] = actions
-        has_ended, metrics = self._group.step()
+        has_ended, metrics = guarded(self._failed, "step", self._group.step)
         self.env_names = self._group.env_names
         return self.step_result(has_ended, metrics)
 
     def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        return tuple(self._group.ask(what, arguments))
+        return tuple(guarded(self._failed, what, self._group.ask, what, arguments))
 
     def render(self) -> tuple[Any, ...]:
         """One frame per environment."""
-        return tuple(self._group.render())
+        return tuple(guarded(self._failed, "render", self._group.render))
 
     def close_extras(self, **_: Any) -> None:
         """Close every environment."""
         self._group.close()
+
+    def _failed(self) -> str:
+        row = self._group.failed_row
+        return f"Environment {row} ({self.env_names[row]})"
 
 
 def make_vector_env(
@@ -110,9 +115,9 @@ def _faster_of_both(
 ) -> SequenceVectorEnv:
     in_process: SequenceVectorEnv = SyncVectorEnv(specs)
     before = generators_state()
-    sync_speed = _steps_per_s(in_process)
-    set_generators_state(before)  # how much was drawn depends on the speed
     try:
+        sync_speed = _steps_per_s(in_process)
+        set_generators_state(before)  # how much was drawn depends on the speed
         workers: SequenceVectorEnv = _async(specs, context, num_workers, seed)
         async_speed = _steps_per_s(workers)
     except BaseException:

@@ -12,6 +12,7 @@ import numpy as np
 from ..data.spaces import ActionMap, ObsLayout, with_tokens
 from .attributes import layers, owns
 from .env_state import offers_state
+from .errors import guarded
 from .group import Metrics, StepBuffers, find_non_finite
 from .sequence_env import METRIC_PREFIX
 from .spec import EnvSpec
@@ -49,7 +50,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 f"already_vectorized got {len(specs)} different environments, but builds a single one. "
                 "Fix: give make_train_env one callable, not a list."
             )
-        env = specs[0].build_vector(len(specs))
+        env = guarded(lambda: str(specs[0]), "its constructor", specs[0].build_vector, len(specs))
         _check_kind(env, len(specs))
         self.env, self._mode = env, _autoreset_mode(env)
         raw_obs, vocabulary = env.single_observation_space, specs[0].vocabulary
@@ -71,7 +72,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin new episodes everywhere; the environment turns the seed into one per row."""
-        raw, infos = self.env.reset(seed=seed, options=options)
+        raw, infos = guarded(self._who, "reset", self.env.reset, seed=seed, options=options)
         self._num_steps = 0
         self._write(raw, self.buffers.obs)
         self.buffers.rewards.fill(0.0)
@@ -84,8 +85,11 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         buffers, ignored = self.buffers, self._resets_next
         buffers.actions[:] = actions
         self._num_steps += 1
-        raw, rewards, terminated, truncated, infos = self.env.step(
-            np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype)
+        raw, rewards, terminated, truncated, infos = guarded(
+            self._who,
+            "step",
+            self.env.step,
+            np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype),
         )
         self._write(raw, buffers.obs)
         self._fill(buffers.rewards, rewards, "rewards")
@@ -108,11 +112,14 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def render(self) -> Any:
         """Whatever the environment renders."""
-        return self.env.render()
+        return guarded(self._who, "render", self.env.render)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environment."""
-        self.env.close(**kwargs)
+        guarded(self._who, "close", self.env.close, **kwargs)
+
+    def _who(self) -> str:
+        return f"The vector environment {self.env_names[0]} ({type(self.env.unwrapped).__name__})"
 
     def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         """The vector environment's own attribute, else those of its rows, in gymnasium's way."""
@@ -192,7 +199,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         if self._mode == NEXT:
             self._resets_next = ended
             return []
-        raw, reset_infos = self.env.reset(options={"reset_mask": ended.copy()})
+        options = {"reset_mask": ended.copy()}
+        raw, reset_infos = guarded(self._who, "reset", self.env.reset, options=options)
         self._write(raw, self.buffers.obs, ended)
         return self._metrics(reset_infos)
 

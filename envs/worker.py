@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -14,12 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from .gin_values import bind_known, unship
+from .errors import EnvError
 from .generators import generators_state, seed_generators, set_generators_state
-from .group import EnvGroup, StepBuffers, check_same_spaces
+from .gin_values import bind_known, unship
+from .group import EnvGroup, StepBuffers, check_same_spaces, close_all
 from .sequence_env import SequenceEnv
-from .spec import EnvSpec, register_as
+from .spec import EnvSpec, build_all, register_as
 
+logger = logging.getLogger("loxodon")
 STEP = b"s"
 """The one message that asks for a step; actions and results lie in shared memory."""
 CLOSE = b"c"
@@ -48,8 +51,8 @@ class WorkerJob:
     """What a worker needs to know.
 
     recipes: the recipes and the spaces they must have, in a worker that is not a fork as `ship` packs them;
-    memory: shared, laid out by StepBuffers for all num_envs environments; seed: of the vector environment, for
-    what the constructors of environments draw.
+    memory: shared, laid out by StepBuffers for all num_envs environments; seed: of the vector environment,
+    for what the constructors of environments draw.
     """
 
     recipes: Recipes | bytes
@@ -94,7 +97,10 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
         pass  # the parent is gone
     finally:
         if group is not None:
-            group.close()
+            try:
+                group.close()
+            except EnvError as error:
+                logger.warning("%s", error)
 
 
 def _end_later(*_: object) -> None:
@@ -104,32 +110,35 @@ def _end_later(*_: object) -> None:
 
 
 def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
+    envs: list[SequenceEnv] = []
     try:
         seed_generators(job.seed, job.first_row)
-        recipes, envs = _made(job.recipes)
+        recipes = _make(job.recipes, envs, job.first_row)
         check_same_spaces(envs, recipes.obs_space, recipes.action_space, job.first_row)
         buffers = StepBuffers.carve(job.memory, recipes.obs_space, recipes.action_space, job.num_envs)
         group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows), job.first_row)
     except BaseException as error:  # whatever a user's constructor raises must reach the parent
-        connection.send(_failure(job.first_row, "being built", error))
+        row = job.first_row + min(len(envs), job.num_rows - 1)
+        connection.send(_failure(row, "being built", error))
         return None
     connection.send(group.env_names)
     return group
 
 
-def _made(recipes: Recipes | bytes) -> tuple[Recipes, list[SequenceEnv]]:
-    """The environments, as gin's bindings want them."""
+def _make(recipes: Recipes | bytes, made: list[SequenceEnv], first_row: int) -> Recipes:
+    """Make the environments as gin's bindings want them, and put them into `made`; returns the recipes."""
     if not isinstance(recipes, bytes):
-        return recipes, [spec.build() for spec in recipes.specs]
+        build_all(recipes.specs, made)
+        return recipes
     recipes, text = unship(recipes)
     register_as(recipes.specs, recipes.registered)
     num_bound = bind_known(text)
-    envs = [spec.build() for spec in recipes.specs]
+    build_all(recipes.specs, made)
     if bind_known(text) > num_bound:  # building them has imported more, with bindings that were unknown then
-        for env in envs:
-            env.close()
-        envs = [spec.build() for spec in recipes.specs]
-    return recipes, envs
+        close_all(made, first_row)
+        made.clear()
+        build_all(recipes.specs, made)
+    return recipes
 
 
 class TextFeed:
