@@ -72,8 +72,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         (probe,) = build_all(specs[:1])
         obs_space, action_space = probe.obs_layout.space, probe.action_map.policy_space
         raw_spaces = probe.raw_spaces
-        with suppress(EnvError):  # a worker says it again
-            close_all([probe])
+        close_all([probe])
         mp: Any = multiprocessing.get_context(context)
         memory = mp.RawArray("b", StepBuffers.num_bytes(obs_space, action_space, len(specs)))
         super().__init__(

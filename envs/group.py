@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -24,6 +24,7 @@ from .sequence_env import (
 )
 
 ALIGN_BYTES = 64
+logger = logging.getLogger("loxodon")
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     **ASKED,
     "state_problem": state_problem,
@@ -238,7 +239,7 @@ class EnvGroup:
         return frames
 
     def close(self) -> None:
-        """Close every environment, also where one fails. Raises: EnvError saying which did, and why."""
+        """Close every environment."""
         close_all(self.envs, self.first_row)
 
     def _store_rewards(self, rewards: list[Any]) -> None:
@@ -314,19 +315,18 @@ def find_non_finite(
     return None
 
 
-def close_all(envs: Sequence[gym.Env[Any, Any]], first_row: int = 0) -> None:
-    """Close environments, the first of which has the number `first_row`. Raises: as EnvGroup.close."""
-    problems: list[str] = []
+def close_all(envs: Iterable[Any], first_row: int = 0) -> None:
+    """Close environments, the first of which is number `first_row`; failures are one warning together."""
+    problems = []
     for row, env in enumerate(envs, start=first_row):
         try:
             env.close()
-        except (Exception, SystemExit, GeneratorExit) as error:
-            problems.append(f"environment {row} ({type(env.unwrapped).__name__}): {type(error).__name__}: {error}")
+        except (Exception, SystemExit, GeneratorExit) as error:  # the others have to be closed
+            name = type(env.unwrapped).__name__
+            problems.append(f"Environment {row} ({name}) failed in close: {type(error).__name__}: {error}")
     if problems:
-        raise EnvError(
-            f"close() failed in {'; '.join(problems)}. What had to be freed may not be. Fix: correct the "
-            "environment's close()."
-        )
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        logger.warning("%s%s. Fix: correct its close().", problems[0], more)
 
 
 def _collect_metrics(info: dict[str, Any], row: int, metrics: Metrics) -> None:

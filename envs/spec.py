@@ -55,11 +55,15 @@ class EnvSpec:
     vocabulary: Tokens | None = None
     joint_actions: int = 0
 
+    def __str__(self) -> str:
+        """A name for errors: the one for metrics, the id, or that of the class or function."""
+        return self.env_name or str(getattr(self.target, "__qualname__", self.target))
+
     def build(self) -> SequenceEnv:
         """A new environment in the library's form. Errors of the environment's constructor pass through."""
         made = self.build_raw()
         if not isinstance(made, gym.Env):
-            raise TypeError(_no_env_text(self.target, made))
+            raise TypeError(_no_env_text(str(self), made))
         return made if type(made) is SequenceEnv else SequenceEnv(made, self.env_name)
 
     def build_raw(self) -> Any:
@@ -108,12 +112,12 @@ def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -
         for env in made:
             with contextlib.suppress(Exception, SystemExit, GeneratorExit):  # the first error counts
                 env.close()
-        raise_if_exit(error, f"Environment {len(made)}", "its constructor")
+        raise_if_exit(error, f"Environment {len(made)} ({spec})", "its constructor")
         raise
     return made
 
 
-def _no_env_text(target: Any, made: Any) -> str:
+def _no_env_text(target: str, made: Any) -> str:
     if isinstance(made, gym.vector.VectorEnv):
         fix = "set Experiment.env_mode = 'already_vectorized'"
     elif isinstance(made, type):
@@ -123,7 +127,7 @@ def _no_env_text(target: Any, made: Any) -> str:
     else:
         fix = "derive the environment from gymnasium.Env (for old gym environments, install shimmy)"
     found = made if made is None or isinstance(made, type) else f"a {type(made).__name__}"
-    return f"{target!r} made {found}, but must make one gymnasium.Env. Fix: {fix}."
+    return f"{target} made {found}, but must make one gymnasium.Env. Fix: {fix}."
 
 
 def _unchanged(obs: Any) -> Any:

@@ -13,7 +13,7 @@ from ..data.spaces import ActionMap, ObsLayout, with_tokens
 from .attributes import layers, owns
 from .env_state import offers_state
 from .errors import guarded
-from .group import Metrics, StepBuffers, find_non_finite
+from .group import Metrics, StepBuffers, close_all, find_non_finite
 from .sequence_env import METRIC_PREFIX
 from .spec import EnvSpec
 from .vector_base import SequenceVectorEnv, StepResult
@@ -50,7 +50,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 f"already_vectorized got {len(specs)} different environments, but builds a single one. "
                 "Fix: give make_train_env one callable, not a list."
             )
-        env = guarded(lambda: str(specs[0]), "its constructor", specs[0].build_vector, len(specs))
+        env = guarded(lambda: f"Environment {specs[0]}", "its constructor", specs[0].build_vector, len(specs))
         _check_kind(env, len(specs))
         self.env, self._mode = env, _autoreset_mode(env)
         raw_obs, vocabulary = env.single_observation_space, specs[0].vocabulary
@@ -114,9 +114,9 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         """Whatever the environment renders."""
         return guarded(self._who, "render", self.env.render)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **_: Any) -> None:
         """Close the environment."""
-        guarded(self._who, "close", self.env.close, **kwargs)
+        close_all([self.env])
 
     def _who(self) -> str:
         return f"The vector environment {self.env_names[0]} ({type(self.env.unwrapped).__name__})"

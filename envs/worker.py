@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import signal
@@ -15,14 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from .errors import EnvError
 from .generators import generators_state, seed_generators, set_generators_state
 from .gin_values import bind_known, unship
 from .group import EnvGroup, StepBuffers, check_same_spaces, close_all
 from .sequence_env import SequenceEnv
 from .spec import EnvSpec, build_all, register_as
 
-logger = logging.getLogger("loxodon")
 STEP = b"s"
 """The one message that asks for a step; actions and results lie in shared memory."""
 CLOSE = b"c"
@@ -97,10 +94,7 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
         pass  # the parent is gone
     finally:
         if group is not None:
-            try:
-                group.close()
-            except EnvError as error:
-                logger.warning("%s", error)
+            group.close()
 
 
 def _end_later(*_: object) -> None:

@@ -43,7 +43,7 @@ from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .distributed import explained_loss_of_contact, from_main, gather, make_accelerator, merge_episodes
 from .evaluation import Evaluator
-from .exits import INTERRUPTED
+from .exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
 from .fleet.actors import is_bound
@@ -56,6 +56,7 @@ from .plots import draw_if_possible
 from .ppo.trainer import check_for_on_policy
 from .rng import GlobalGenerators, derive_seed, draw_seed, seed_global_generators
 from .settings import Settings, check_hooks, check_settings, shrink
+from .signals import Aborted
 from .threads import choose_threads
 
 logger = logging.getLogger("loxodon")
@@ -180,7 +181,7 @@ class Experiment(Settings):
 
     def start(self) -> None:
         """Build everything, in dependency order."""
-        with self.fleet.joining():
+        with self.fleet.joining(), without_foreign_exits():
             self.pace = self._make_pace()
             self._seed_process()
             self.init_dsets()
@@ -538,18 +539,17 @@ class Experiment(Settings):
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
 
     def close(self) -> None:
-        """End worker processes and background threads; finished trajectories and metrics are stored first."""
-        if self.collector is not None:
-            self.collector.close()
-        self.loader.close()
-        self.dataset.close()
-        for envs in (self.val_envs, self.train_envs):  # the newer workers hold ends of the older ones' pipes
-            if envs is not None:
-                envs.close()
+        """End worker processes and background threads; finished trajectories and metrics are stored first.
+
+        A part that cannot be closed costs a warning. This may be called at any time, and again.
+        """
+        # The newer workers hold ends of the older ones' pipes. After a failed `start` some parts are missing.
+        names = ("collector", "loader", "dataset", "val_envs", "train_envs", "artifacts", "metric_logger")
+        closing = {name: part.close for name in names if (part := vars(self).get(name)) is not None}
+        if "artifacts" in closing:
+            closing["artifacts"] = functools.partial(closing["artifacts"], self.ctx.stop.requested())
+        close_each({**closing, "fleet": self.fleet.leave}.items())
         self.train_envs = self.val_envs = None
-        self.artifacts.close(self.ctx.stop.requested())
-        self.metric_logger.close()
-        self.fleet.leave()
 
     # ---- the run ----
 
@@ -1074,6 +1074,7 @@ class Experiment(Settings):
             contextlib.ExitStack() as stack,
             self._curves_at_the_end(),
             self._rescue(),
+            without_foreign_exits(),
         ):
             self._tell_what_this_is()
             self.pace.begin()
@@ -1298,7 +1299,7 @@ class Experiment(Settings):
             self.close()
             self._tell(f"Stopped by {name} in {self._place()}: saved {folder}. {_GO_ON}")
         is_alone = self.accelerator.num_processes == 1  # a launcher would take it for a failure
-        raise SystemExit(INTERRUPTED if is_alone and name == "SIGINT" else 0)
+        raise Stopped(INTERRUPTED if is_alone and name == "SIGINT" else 0)
 
     def _save_running_epoch(self) -> Path | None:
         """Save in the middle of an epoch.
@@ -1315,7 +1316,7 @@ class Experiment(Settings):
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            is_abort = isinstance(error, KeyboardInterrupt) and self.ctx.stop.requested()  # a second Ctrl-C
+            is_abort = isinstance(error, Aborted)
             progress = self.ctx.progress
             if self.ctx.role.does_both:
                 progress.env_steps = max(progress.env_steps, self.pace.env_steps)  # with the running epoch's

@@ -290,7 +290,7 @@ def _run_import(statement: Any, origin: Origin) -> None:
         sys.path.append(here)  # at the end, so that nothing installed is hidden
     try:
         importlib.import_module(statement.module)
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{statement.module}.".startswith(f"{missing}."):
             raise ConfigError(
@@ -305,7 +305,7 @@ def _run_import(statement: Any, origin: Origin) -> None:
     gin.parse_config(statement.format())  # recorded, so that a saved config repeats the import
 
 
-def _place_of(error: Exception) -> tuple[str, int]:
+def _place_of(error: BaseException) -> tuple[str, int]:
     """File and line of the user's code that raised `error`: what is installed is not where the mistake is."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 1

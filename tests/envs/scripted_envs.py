@@ -112,6 +112,34 @@ class DrawingEnv(ScriptedEnv):
         self.time, self.episode, self.seed_, self.drawn = state.values()
 
 
+class LeavingEnv(ScriptedEnv):
+    """Raises something that is meant to end a program, or closes badly."""
+
+    def __init__(self, where: str, error: type[BaseException] = SystemExit) -> None:
+        super().__init__()
+        self.where, self.error = where, error
+        self._leave("constructor")
+
+    def _leave(self, where: str) -> None:
+        if self.where == where:
+            raise self.error("bye")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._leave("reset")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self._leave("step")
+        return super().step(action)
+
+    def render(self) -> Any:
+        self._leave("render")
+        return super().render()
+
+    def close(self) -> None:
+        self._leave("close")
+
+
 BAD_REWARDS = {
     "nan reward": float("nan"),
     "inf reward": -float("inf"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import logging
 import multiprocessing
 import os
 import signal
@@ -20,10 +21,10 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
-from scripted_envs import DrawingEnv, FailingEnv, ScriptedEnv, WrappingEnv, make_scripted_inside
-from vector_builders import build
+from scripted_envs import DrawingEnv, FailingEnv, LeavingEnv, ScriptedEnv, WrappingEnv, make_scripted_inside
+from vector_builders import build, vector_env_of
 
-from loxodon.envs import EnvError, EnvSpec, make_vector_env, resolve_env
+from loxodon.envs import EnvError, EnvSpec, SyncVectorEnv, make_vector_env, resolve_env
 
 
 def test_exception_comes_back_once_with_the_envs_traceback() -> None:
@@ -77,6 +78,67 @@ def play(env: Any) -> None:
     env.step([0, 0])
     env.step([0, 0])
     env.render()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("where", ["constructor", "reset", "step", "render"])
+@pytest.mark.parametrize("kind", ["sync", "fork", "already_vectorized"])
+def test_an_environment_cannot_end_the_program(kind: str, where: str, error: type[BaseException]) -> None:
+    spec = EnvSpec(LeavingEnv, {"where": where, "error": error})
+    specs, mode = [EnvSpec(ScriptedEnv), spec], "async" if kind == "fork" else kind
+    if kind == "already_vectorized":
+        specs = [EnvSpec(functools.partial(vector_env_of, spec.build_raw))]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run has a handler of its own
+    try:
+        with pytest.raises(EnvError, match=rf"(?si)environment (1|.*vector).* {where}.*{error.__name__}: bye.*Fix"):
+            play(make_vector_env(specs, mode, context="fork", num_workers=1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_an_environment_is_the_users() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(SyncVectorEnv([EnvSpec(LeavingEnv, {"where": "step", "error": KeyboardInterrupt})] * 2))
+
+
+@pytest.mark.parametrize("error", [SystemExit, RuntimeError])
+@pytest.mark.parametrize("kind", ["sync", "fork", "already_vectorized"])
+def test_a_close_that_fails_is_a_warning_and_the_others_are_closed(
+    kind: str, error: type[BaseException], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Last(ScriptedEnv):
+        def close(self) -> None:
+            os.write(1, b"the last is closed")
+
+    specs = [EnvSpec(LeavingEnv, {"where": "close", "error": error}), EnvSpec(Last)]
+    if kind == "already_vectorized":
+        specs = [EnvSpec(functools.partial(vector_env_of, specs[0].build_raw))]
+    logging.getLogger("loxodon").addHandler(handler := logging.StreamHandler())
+    try:
+        env = make_vector_env(specs, "async" if kind == "fork" else kind, context="fork", num_workers=1)
+        env.close()
+        env.close()
+    finally:
+        logging.getLogger("loxodon").removeHandler(handler)
+    told = capfd.readouterr()
+    assert f"failed in close: {error.__name__}: bye. Fix: correct its close()." in told.err
+    assert "Traceback" not in told.err
+    assert kind == "already_vectorized" or "the last is closed" in told.out
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (None, r"made None, but must make one gymnasium.Env. Fix: return the environment from it"),
+        (3, r"made a int, .*Fix: derive"),
+        (ScriptedEnv, r"made <class .*Fix: give ScriptedEnv itself"),
+        (vector_env_of(ScriptedEnv), r"made a SyncVectorEnv.*Fix: set Experiment.env_mode"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sync", "fork"])
+def test_what_is_no_environment_is_one_clear_error(kind: str, made: Any, words: str, opened: Any) -> None:
+    with pytest.raises(TypeError, match=words):
+        opened(kind, [EnvSpec(lambda: made)])
 
 
 @pytest.mark.parametrize(
