@@ -52,6 +52,25 @@ def is_importable(thing: Any) -> bool:
     return holder is not None and holder is thing
 
 
+def inside_gin(thing: Any) -> Any:
+    """What gin has wrapped, as in the reference `@scope/Name`; only gin's own wrappers are looked through."""
+    while not is_importable(thing):
+        if isinstance(thing, type):
+            call, inner = vars(type(thing)).get("__call__"), thing.__base__
+            if thing.__bases__ != (inner,) or type(inner) is type(thing):  # a subclass of somebody else's
+                return thing
+        else:
+            call, inner = thing, getattr(thing, "__wrapped__", None)
+        if not _is_of_gin(call):
+            return thing
+        thing = inner
+    return thing
+
+
+def _is_of_gin(function: Any) -> bool:
+    return type(function) is FunctionType and function.__globals__ is vars(gin_config)
+
+
 # ---- to a worker ----
 
 
@@ -117,7 +136,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             layers = obj.__mro__ if isinstance(obj, type) else [obj, inspect.unwrap(obj)]
             entries = map(gin_config._INVERSE_REGISTRY.get, layers)
             self.found |= {("", entry.selector) for entry in entries if entry is not None}
-        if type(obj) is not FunctionType or obj.__globals__ is not vars(gin_config) or is_importable(obj):
+        if not _is_of_gin(obj) or is_importable(obj):
             return super().reducer_override(obj)
         cells = [cell.cell_contents for cell in obj.__closure__ or ()]
         configured = dict(zip(obj.__code__.co_freevars, cells, strict=True)).get("fn_or_cls")

@@ -31,7 +31,14 @@ from .artifacts import RunAccess
 from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
 from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_info, read_policy
-from .checkpoint.record import RunRecord, check_checkpoint, check_policy, known_bindings, record_run
+from .checkpoint.record import (
+    RunRecord,
+    check_checkpoint,
+    check_policy,
+    known_bindings,
+    record_run,
+    written_environments,
+)
 from .checkpoint.spaces import EnvSpaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
 from .checkpoint.store import CheckpointManager
@@ -1137,7 +1144,13 @@ class Experiment(Settings):
 
     def store_config(self) -> None:
         """Write the config as requested and as operative, and the versions."""
-        facts = self.record.versions(seed=self.run_seed, mode=self.mode)
+        environments = written_environments(
+            make_val_env=self.make_val_env,
+            parallel_actors=self.parallel_actors,
+            env_mode=self.env_mode,
+            async_env_mp_context=self.async_env_mp_context,
+        )
+        facts = self.record.versions(seed=self.run_seed, mode=self.mode, environments=environments)
         self.checkpoints.write_record(self.record.config, self.record.config_requested, facts)
 
     # ---- between epochs ----

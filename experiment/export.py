@@ -14,6 +14,7 @@ import numpy as np
 from ..data.errors import visible
 from .checkpoint.policy_file import PolicyInfo, read_info, read_json
 from .checkpoint.store import CheckpointManager
+from .checkpoint.written import called_name
 from .cli import exit_status, say
 from .evaluate import EVALUATIONS, FORMAT, VIDEOS, Policy, find_policy
 from .files import write_text
@@ -97,7 +98,7 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
     files = sorted((run_dir / EVALUATIONS).glob("*.json"))
     played = [one for file in files if (one := json.loads(file.read_text())).get("format") == FORMAT]
     name, packages = run_dir.resolve().name, versions["packages"]
-    types = {key: kind or "" for key, kind in (read_json(info.types or "") or {}).items()}
+    types = {key: called_name(kind) or "" for key, kind in (read_json(info.types or "") or {}).items()}
     modules = {kind.partition(":")[0] for kind in types.values()}
     imports = [
         f"import {module}  # defines its classes" for module in modules if module.split(".")[0] != "loxodon"

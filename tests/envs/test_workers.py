@@ -90,7 +90,8 @@ def test_an_environment_cannot_end_the_program(kind: str, where: str, error: typ
         specs = [EnvSpec(functools.partial(vector_env_of, spec.build_raw))]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run has a handler of its own
     try:
-        with pytest.raises(EnvError, match=rf"(?si)environment (1|.*vector).* {where}.*{error.__name__}: bye.*Fix"):
+        words = rf"(?si)environment (1|.*vector).* {where}.*{error.__name__}: bye.*Fix"
+        with pytest.raises(EnvError, match=words):
             play(make_vector_env(specs, mode, context="fork", num_workers=1))
     finally:
         signal.signal(signal.SIGINT, before)
