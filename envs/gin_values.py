@@ -86,7 +86,7 @@ def ship(thing: Any) -> bytes:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump((thing, "\n".join(lines)))
-    visited = set()
+    visited: set[tuple[str, str]] = set()
     while keys := pickler.found - visited:
         visited |= keys
         for reference in _references(keys):

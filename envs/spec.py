@@ -61,17 +61,25 @@ class EnvSpec:
 
     def build(self) -> SequenceEnv:
         """A new environment in the library's form. Errors of the environment's constructor pass through."""
-        made = self.build_raw()
+        made = self._make()
+        name = self.env_name or (made.env_name if isinstance(made, EnvSpec) else None)
+        made = self._completed(made)
         if not isinstance(made, gym.Env):
             raise TypeError(_no_env_text(str(self), made))
-        return made if type(made) is SequenceEnv else SequenceEnv(made, self.env_name)
+        return made if type(made) is SequenceEnv else SequenceEnv(made, name)
 
     def build_raw(self) -> Any:
         """What the target itself returns, not yet in the library's form; its texts have the vocabulary."""
+        return self._completed(self._make())
+
+    def _make(self) -> Any:
         kwargs = copy.deepcopy(self.kwargs)
-        made = (
+        return (
             _make_registered(self.target, kwargs) if isinstance(self.target, str) else self.target(**kwargs)
         )
+
+    def _completed(self, made: Any) -> Any:
+        """What the target made; if that is a recipe, its environment; with texts and actions as asked for."""
         if isinstance(made, EnvSpec):
             made = made.build_raw()
         if not isinstance(made, gym.Env):

@@ -32,12 +32,15 @@ def written(thing: Any) -> Any:
     if (write := _WRITERS.get(type(thing))) is not None:
         return write(thing)
     name = getattr(thing, "__qualname__", repr(thing))
-    raise TypeError(f"{name} ({type(thing).__name__}) has no name by which another process can import it")
+    raise TypeError(
+        f"{name} ({type(thing).__name__}) has no name by which another process can import it. Fix: define it at "
+        "the top of a module."
+    )
 
 
 def _of_dict(values: dict[Any, Any]) -> dict[str, Any]:
     if wrong := [key for key in values if not isinstance(key, str)]:
-        raise TypeError(f"a dict has the key {wrong[0]!r}, which is no text")
+        raise TypeError(f"a dict has the key {wrong[0]!r}, which is no text. Fix: use texts as keys.")
     return {"dict": {key: written(value) for key, value in values.items()}}
 
 

@@ -54,6 +54,10 @@ def test_registered_ids_keep_their_time_limit() -> None:
     assert [env.step(t % 2)[3] for t in range(3)] == [False, False, True]
 
 
+def test_a_recipe_that_a_function_returns_keeps_its_name() -> None:
+    assert resolve_env(lambda: EnvSpec(ScriptedEnv, env_name="mine")).build().env_name == "mine"
+
+
 def test_popgym_ids_work() -> None:
     pytest.importorskip("popgym")
     env = make_vector_env([gym_env("popgym-RepeatPreviousEasy-v0")] * 2, "sync")

@@ -242,7 +242,7 @@ def test_a_run_that_python_configured_is_evaluated_in_its_own_environment(
     (found,) = results(exp.run_dir / "evaluations" / "best-val-greedy.json")
     assert (found["task"], found["lengths"]) == ("three", [3] * 6)
     nameless = run(
-        make_experiment(Path(), make_val_env=lambda: CountingEnv(), epochs=1, run_name="b", **types)
+        make_experiment(Path(), make_val_env=lambda: CountingEnv(length=3), epochs=1, run_name="b", **types)
     )
     assert main([str(nameless.run_dir)]) == 1
     assert "says nowhere how its environment is made" in capsys.readouterr().err
