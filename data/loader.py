@@ -6,6 +6,7 @@ import atexit
 import itertools
 import math
 import multiprocessing
+import random
 import signal
 import traceback
 from collections.abc import Iterator
@@ -259,6 +260,10 @@ class _EpochSource(IterableDataset[Any]):
         """In a worker, of which DataLoader asks one after the other, in a fixed order, for a message."""
         info, (epoch, seed, num_batches, size) = get_worker_info(), self.order
         assert info is not None
+        own = np.random.SeedSequence([seed, self._rank, epoch, info.id, 1]).generate_state(1)[0]
+        random.seed(int(own))  # what a dataset of the user's draws from these follows the run's seed, too
+        np.random.seed(own)  # noqa: NPY002
+        torch.manual_seed(int(own))
         begins = range(info.id * size, num_batches, info.num_workers * size)
         batches = self.sample(epoch, seed, sum(min(size, num_batches - i) for i in begins), info.id)
         try:

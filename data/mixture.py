@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -155,8 +156,9 @@ class MixtureOfDatasets(RLDataset):
         return None if None in parts else json.dumps([type(self).__name__, parts, weights])
 
     def close(self) -> None:
-        for dataset in self.datasets:
-            dataset.close()
+        with contextlib.ExitStack() as stack:  # all, also if one fails
+            for dataset in self.datasets:
+                stack.callback(dataset.close)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in which the datasets became ready, and the states of the datasets."""

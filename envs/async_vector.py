@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import pickle
+import secrets
 import select
 import sys
 import time
@@ -18,17 +19,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import gin
 import numpy as np
 
 from .errors import EnvError
-from .gin_values import shippable_config
-from .group import StepBuffers
+from .gin_values import ship
+from .group import StepBuffers, close_all
 from .returned import Metrics
-from .spec import EnvSpec
+from .spec import EnvSpec, build_all, registered
 from .vector_base import SequenceVectorEnv, StepResult
-from .worker import CLOSE, STEP, WorkerFailure, WorkerJob, run_worker
+from .worker import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_worker
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
@@ -49,6 +49,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         context: start method, "fork", "forkserver", "spawn", or None for the platform's default.
         num_workers: None means one per CPU core this process may use, at most one per environment.
         share: of how many vector envs that share these workers this is one.
+        seed: of the global random generators in the workers, until `reset` has a seed; None draws one.
 
     Raises: EnvError when a worker dies or an environment raises, with the environment's own traceback.
     """
@@ -60,6 +61,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         context: str | None = None,
         num_workers: int | None = None,
         share: int = 1,
+        seed: int | None = None,
     ) -> None:
         self.closed = True  # until there is something to close
         if context is not None and context not in CONTEXTS:
@@ -68,10 +70,10 @@ class AsyncVectorEnv(SequenceVectorEnv):
                 "Fix: set Experiment.async_env_mp_context."
             )
         num_workers = _count_workers(num_workers, len(specs), share)
-        probe = specs[0].build()
+        (probe,) = build_all(specs[:1])
         obs_space, action_space = probe.obs_layout.space, probe.action_map.policy_space
         raw_spaces = probe.raw_spaces
-        probe.close()
+        close_all([probe])
         mp: Any = multiprocessing.get_context(context)
         memory = mp.RawArray("b", StepBuffers.num_bytes(obs_space, action_space, len(specs)))
         super().__init__(
@@ -88,7 +90,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         bounds = np.linspace(0, len(specs), num_workers + 1).astype(int).tolist()
         self._bounds = list(pairwise(bounds))
         try:
-            self._start(mp, specs, memory)
+            self._start(mp, specs, memory, secrets.randbits(31) if seed is None else seed)
             self.env_names = [name for worker in range(num_workers) for name in self._receive(worker)]
         except BaseException:
             self.close()
@@ -97,7 +99,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin new episodes everywhere; env i is seeded with seed + i."""
+        """Begin new episodes everywhere; env i is seeded with seed + i, and the workers by it too."""
         if self._is_waiting:
             self.step_wait()
         seeds = self.seeds_of(seed)
@@ -159,22 +161,19 @@ class AsyncVectorEnv(SequenceVectorEnv):
                 process.join()
             process.close()
 
-    def _start(self, mp: Any, specs: Sequence[EnvSpec], memory: Any) -> None:
+    def _start(self, mp: Any, specs: Sequence[EnvSpec], memory: Any, seed: int) -> None:
         is_fork = mp.get_start_method() == "fork"
         for start, stop in self._bounds:
             mine, theirs = mp.Pipe()
             self._connections.append(mine)
-            part = list(specs[start:stop])
-            job = WorkerJob(
-                part if is_fork else _pickle_specs(part),
-                "" if is_fork else shippable_config([spec.target for spec in part]),
-                start,
-                stop - start,
-                self.num_envs,
+            recipes = Recipes(
+                list(specs[start:stop]),
                 self.single_observation_space,  # type: ignore[arg-type]
                 self.single_action_space,
-                memory,
+                registered(specs[start:stop]),
             )
+            shipped = recipes if is_fork else _shipped(recipes)
+            job = WorkerJob(shipped, start, stop - start, self.num_envs, memory, seed)
             inherited = tuple(self._connections) if is_fork else ()
             process = mp.Process(
                 target=run_worker,
@@ -281,16 +280,16 @@ def _count_workers(num_workers: int | None, num_envs: int, share: int) -> int:
     return min(-(-num_workers // share), num_envs)
 
 
-def _pickle_specs(specs: list[EnvSpec]) -> bytes:
+def _shipped(recipes: Recipes) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(specs)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        return ship(recipes)
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         raise EnvError(
-            f"The environment recipe {specs[0]} cannot be sent to a worker process: {error}. Allowed is "
-            "what can be pickled. Fix: define the environment in an importable module, pass plain "
-            "arguments, or set Experiment.async_env_mp_context = 'fork'."
+            f"An environment recipe cannot be sent to a worker process: {error}. The recipes are "
+            f"{list(dict.fromkeys(map(str, recipes.specs)))}. Allowed is what can be pickled. Fix: define "
+            "the environment in an importable module, pass plain arguments, or set "
+            "Experiment.async_env_mp_context = 'fork'."
         ) from error
-    return data
 
 
 @contextmanager

@@ -1,131 +1,160 @@
 """What gin configures, in worker processes that do not inherit gin's configuration.
 
-A forked worker has the configuration of its parent. To any other it travels as text, from which the worker
-keeps the part about configurables that it knows. What gin has wrapped, as for the reference `@train/MyEnv`,
-cannot be pickled and travels as a `GinCall`.
+A forked worker has the configuration of its parent. Any other gets it as text, together with its
+environments, and keeps the part about configurables that it knows. What another process can import by its
+name is imported there; everything else is sent by value, also where gin has wrapped it.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
+import io
+import pickle
 import sys
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import gin
 from gin import config as gin_config
 
 _MACRO = "gin.macro"
+_KEPT = ("__dict__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__module__", "__doc__")
 
 
 @dataclass(frozen=True)
 class GinCall:
-    """Calls what gin configures, in any process.
-
-    Attributes:
-        target: what importing gives.
-        scope: gin's scope for the call, outermost first.
-        selector: the name under which gin has bindings for `target`; "" if `target` itself asks gin.
-    """
+    """Calls `target` in a scope of gin (outermost first), wherever it is called."""
 
     target: Callable[..., Any]
-    scope: tuple[str, ...] = ()
-    selector: str = ""
+    scope: tuple[str, ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with gin.config_scope(list(self.scope) or None):
-            called = gin.get_configurable(self.selector) if self.selector else self.target
-            return called(*args, **kwargs)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a new process gin does not know yet what another module than its own has registered."""
-        vars(self).update(state)
-        if self.selector and not gin_config._REGISTRY.matching_selectors(self.selector):
-            module, _, name = self.selector.rpartition(".")
-            gin.external_configurable(self.target, name, module=module or None)
+        with gin.config_scope(list(self.scope)):
+            return self.target(*args, **kwargs)
 
 
-def portable(target: Callable[..., Any]) -> Callable[..., Any]:
-    """A callable that does as `target` does in the current scope of gin, and can be sent to another process.
-
-    `functools.partial` is looked through. The scope of a reference such as `@train/MyEnv` counts too.
-    """
-    if isinstance(target, functools.partial):
-        return functools.partial(portable(target.func), *target.args, **target.keywords)
-    base = next((layer for layer in _layers(target) if _is_importable(layer)), target)
-    scope = (*gin.current_scope(), *_hidden_scope(target))
-    entry = _entry(base)
-    selector = entry.selector if entry is not None and entry.wrapper is not base else ""
-    return GinCall(base, scope, selector) if scope or selector else base
+def in_current_scope(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A callable that does anywhere what `target` does in the current scope of gin."""
+    scope = gin.current_scope()
+    return GinCall(target, tuple(scope)) if scope else target
 
 
-def shippable_config(targets: Iterable[Any]) -> str:
-    """The configuration as text, with imports only of what bindings of these callables lead to.
+def is_importable(thing: Any) -> bool:
+    """Whether another process that imports a module gets exactly this class or function by its name."""
+    module = getattr(thing, "__module__", None)
+    holder: Any = sys.modules.get(module) if isinstance(module, str) and module != "__main__" else None
+    for part in getattr(thing, "__qualname__", "").split("."):
+        holder = getattr(holder, part, None)
+    return holder is not None and holder is thing
 
-    The imports of the configuration itself would pull torch into workers.
+
+def inside_gin(thing: Any) -> Any:
+    """What gin has wrapped, as in the reference `@scope/Name`; only gin's own wrappers are looked through."""
+    while not is_importable(thing):
+        if isinstance(thing, type):
+            call, inner = vars(type(thing)).get("__call__"), thing.__base__
+            if thing.__bases__ != (inner,) or type(inner) is type(thing):  # a subclass of somebody else's
+                return thing
+        else:
+            call, inner = thing, getattr(thing, "__wrapped__", None)
+        if not _is_of_gin(call):
+            return thing
+        thing = inner
+    return thing
+
+
+def _is_of_gin(function: Any) -> bool:
+    return type(function) is FunctionType and function.__globals__ is vars(gin_config)
+
+
+# ---- to a worker ----
+
+
+def ship(thing: Any) -> bytes:
+    """Anything, lambdas and local classes included, with gin's configuration, for `unship` elsewhere.
+
+    What the bindings of its configurables refer to is sent too. The imports of the configuration are left
+    out, because they would pull torch into workers.
+
+    Raises: what pickle raises for things that cannot be sent, such as locks.
     """
     lines = [line for line in gin.config_str().splitlines() if not line.startswith(("import ", "from "))]
-    return "\n".join([f"import {module}" for module in sorted(_modules(targets))] + lines)
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump((thing, "\n".join(lines)))
+    visited: set[tuple[str, str]] = set()
+    while keys := pickler.found - visited:
+        visited |= keys
+        for reference in _references(keys):
+            pickler.found.add(reference.config_key)
+            pickler.dump(reference.configurable.wrapper)
+    return file.getvalue()
 
 
-def load_shipped_config(text: str) -> None:
-    """Bind what `shippable_config` gave, in a worker; what this process has not imported is left out."""
+def unship(data: bytes) -> tuple[Any, str]:
+    """What was given to `ship`, and the text of the configuration, for `bind_known`."""
+    unpickler = pickle.Unpickler(io.BytesIO(data))  # written by our own parent
+    shipped: tuple[Any, str] = unpickler.load()
+    with suppress(EOFError):
+        while True:
+            unpickler.load()  # gin knows it then
+    return shipped
+
+
+def bind_known(text: str) -> int:
+    """Bind what concerns configurables that this process has imported; returns how many have bindings."""
     gin.parse_config(text, skip_unknown=True)
+    return len(gin_config._CONFIG)
 
 
-def _modules(targets: Iterable[Any]) -> set[str]:
-    """Modules of what references in the bindings of `targets` name, in turn."""
-    entries = [_entry(layer) for target in targets for layer in _layers(_inside(target))]
-    queue = [("", entry.selector) for entry in entries if entry is not None]
-    modules, visited = set(), set()
-    while queue:
-        key = queue.pop()
-        visited.add(key)
-        for (scope, selector), values in gin_config._CONFIG.items():
-            if selector != key[1] or (selector == _MACRO and scope != key[0]):
-                continue
-            for reference in gin_config.iterate_references({key: values}):
-                modules.add(reference.configurable.wrapped.__module__)
-                if (found := reference.config_key) not in visited:
-                    queue.append(found)
-    return modules
+def _references(keys: set[tuple[str, str]]) -> Iterator[Any]:
+    """References in the bindings of configurables, which are given as (scope, selector); "" for any scope."""
+    for (scope, selector), values in list(gin_config._CONFIG.items()):
+        name = scope if selector == _MACRO else ""
+        if (name, selector) in keys or (scope, selector) in keys:
+            yield from gin_config.iterate_references({(scope, selector): values})
 
 
-def _inside(target: Any) -> Any:
-    """What a partial or a `GinCall` calls."""
-    while isinstance(target, functools.partial | GinCall):
-        target = target.target if isinstance(target, GinCall) else target.func
-    return target
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Pickles by value what cannot be imported, and keeps gin's own globals out of it.
+
+    Attributes:
+        found: ("", selector) of each configurable in what was pickled, bases of classes included.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.found: set[tuple[str, str]] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See pickle. A function of gin's has gin's globals, its locks and bindings, where it arrives."""
+        if isinstance(obj, type | FunctionType):
+            layers = obj.__mro__ if isinstance(obj, type) else [obj, inspect.unwrap(obj)]
+            entries = map(gin_config._INVERSE_REGISTRY.get, layers)
+            self.found |= {("", entry.selector) for entry in entries if entry is not None}
+        if not _is_of_gin(obj) or is_importable(obj):
+            return super().reducer_override(obj)
+        cells = [cell.cell_contents for cell in obj.__closure__ or ()]
+        configured = dict(zip(obj.__code__.co_freevars, cells, strict=True)).get("fn_or_cls")
+        attributes = {name: getattr(obj, name) for name in _KEPT}
+        state = cells, attributes, gin_config._INVERSE_REGISTRY.get(configured)
+        return _function_of_gin, (obj.__code__, len(cells)), state, None, None, _complete
 
 
-def _entry(layer: Any) -> Any | None:
-    """The record that gin has of exactly this class or function."""
-    return gin_config._inverse_lookup(layer) if isinstance(layer, Hashable) else None
+def _function_of_gin(code: Any, num_cells: int) -> FunctionType:
+    return FunctionType(code, vars(gin_config), closure=tuple(CellType() for _ in range(num_cells)))
 
 
-def _layers(target: Any) -> list[Any]:
-    """The object itself, then what gin may have wrapped in it, outermost first."""
-    if inspect.isclass(target):
-        return list(target.__mro__)[:-1]
-    chain = [target]
-    while hasattr(chain[-1], "__wrapped__"):
-        chain.append(chain[-1].__wrapped__)
-    return chain
-
-
-def _is_importable(layer: Any) -> bool:
-    """Whether another process can import it by its name."""
-    holder: Any = sys.modules.get(getattr(layer, "__module__", ""))
-    for part in getattr(layer, "__qualname__", "").split("."):
-        holder = getattr(holder, part, None)
-    return holder is layer
-
-
-def _hidden_scope(target: Any) -> list[str]:
-    """Scope of a scoped reference; gin keeps it in the closure of a wrapper it builds for the reference."""
-    call = type(target).__call__ if inspect.isclass(target) else target
-    if not inspect.isfunction(call):
-        return []
-    return list(inspect.getclosurevars(call).nonlocals.get("scope_components", ()))
+def _complete(function: FunctionType, state: tuple[list[Any], dict[str, Any], Any]) -> None:
+    """Fill in what may refer to the function itself, and let gin know what it configures."""
+    cells, attributes, entry = state
+    for cell, content in zip(function.__closure__ or (), cells, strict=True):
+        cell.cell_contents = content
+    for name, value in attributes.items():
+        setattr(function, name, value)
+    if entry is not None:
+        gin_config._REGISTRY[entry.selector] = gin_config._INVERSE_REGISTRY[entry.wrapped] = entry

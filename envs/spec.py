@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,8 @@ import gin
 import gymnasium as gym
 
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_mission_tokens, with_tokens
-from .gin_values import portable
+from .errors import raise_if_exit
+from .gin_values import in_current_scope
 from .joint_actions import JointActions, num_combinations
 from .returned import check_env
 from .sequence_env import SequenceEnv
@@ -59,16 +61,30 @@ class EnvSpec:
     joint_actions: int = 0
     missions: Tokens | None = field(default_factory=lambda: Tokens(MINIGRID_WORDS), repr=False)
 
+    def __str__(self) -> str:
+        """A name for errors: the one for metrics, the id, or that of the class or function."""
+        return self.env_name or str(getattr(self.target, "__qualname__", self.target))
+
     def build(self) -> SequenceEnv:
         """A new environment in the library's form. Errors of the environment's constructor pass through."""
-        made = self.build_raw()
-        return made if type(made) is SequenceEnv else SequenceEnv(made, self.env_name)
+        made = self._make()
+        name = self.env_name or (made.env_name if isinstance(made, EnvSpec) else None)
+        made = self._completed(made)
+        if not isinstance(made, gym.Env):
+            raise TypeError(_no_env_text(str(self), made))
+        return made if type(made) is SequenceEnv else SequenceEnv(made, name)
 
     def build_raw(self) -> Any:
         """What the target itself returns, not yet in the library's form; its texts have the vocabulary."""
+        return self._completed(self._make())
+
+    def _make(self) -> Any:
         kwargs = copy.deepcopy(self.kwargs)
         target = _named(self.target)
-        made = _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
+        return _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
+
+    def _completed(self, made: Any) -> Any:
+        """What the target made; if that is a recipe, its environment; with texts and actions as asked for."""
         if is_recipe := isinstance(made, EnvSpec):
             made = made.build_raw()
         if not isinstance(made, gym.Env):
@@ -105,6 +121,39 @@ class EnvSpec:
             return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
         made = target(**kwargs)
         return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
+
+
+def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -> list[SequenceEnv]:
+    """The environments of these recipes; if one cannot be built, those before it are closed.
+
+    made: where they are put as they are built.
+
+    Raises: EnvError where a constructor tries to end the program; its other errors pass through.
+    """
+    made = [] if made is None else made
+    try:
+        for spec in specs:
+            made.append(spec.build())
+    except BaseException as error:
+        for env in made:
+            with contextlib.suppress(Exception, SystemExit, GeneratorExit):  # the first error counts
+                env.close()
+        raise_if_exit(error, f"Environment {len(made)} ({spec})", "its constructor")
+        raise
+    return made
+
+
+def _no_env_text(target: str, made: Any) -> str:
+    if isinstance(made, gym.vector.VectorEnv):
+        fix = "set Experiment.env_mode = 'already_vectorized'"
+    elif isinstance(made, type):
+        fix = f"give {made.__name__} itself, or call it in there"
+    elif made is None:
+        fix = "return the environment from it"
+    else:
+        fix = "derive the environment from gymnasium.Env (for old gym environments, install shimmy)"
+    found = made if made is None or isinstance(made, type) else f"a {type(made).__name__}"
+    return f"{target} made {found}, but must make one gymnasium.Env. Fix: {fix}."
 
 
 def _unchanged(obs: Any) -> Any:
@@ -184,7 +233,7 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
             "or a callable that "
             'returns an environment. Fix: e.g. @TMazePassive or @gym_env() in gin, "CartPole-v1" in Python.'
         )
-    return EnvSpec(portable(make_env))
+    return EnvSpec(in_current_scope(make_env))
 
 
 def _refuse_configurable(env_id: str) -> None:
@@ -248,6 +297,21 @@ def _registered_name(env_id: str) -> str:
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise ValueError(_unknown_id_text(env_id, error)) from error
     return name
+
+
+def registered(specs: Iterable[EnvSpec]) -> dict[str, Any]:
+    """What this process has registered under the ids of these recipes, which another may know otherwise."""
+    names = [spec.target.rpartition(":")[2] for spec in specs if isinstance(spec.target, str)]
+    return {name: gym.registry[name] for name in names if name in gym.registry}
+
+
+def register_as(specs: Iterable[EnvSpec], known: Mapping[str, Any]) -> None:
+    """Register under the ids of these recipes what `registered` found in another process."""
+    for spec in specs:
+        if isinstance(spec.target, str):
+            with contextlib.suppress(ValueError):  # only `known` has it
+                _registered_name(spec.target)  # what its module registers comes first
+    gym.registry.update(known)
 
 
 def import_package(package: str, extra: str, env_id: str) -> Any:

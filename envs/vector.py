@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from .async_vector import AsyncVectorEnv
+from .errors import guarded
+from .generators import generators_state, set_generators_state
 from .group import EnvGroup, StepBuffers, check_same_spaces
-from .spec import EnvSpec
+from .spec import EnvSpec, build_all
 from .vector_base import SequenceVectorEnv, StepResult
 from .vectorized import AlreadyVectorizedEnv
 
 MODES = ("async", "sync", "already_vectorized", "auto")
 AUTO_TRIAL_S = 0.25
+FEWEST_STEPS = 2  # of a trial
 logger = logging.getLogger("loxodon")
 
 
@@ -24,7 +27,7 @@ class SyncVectorEnv(SequenceVectorEnv):
     """All environments in this process, one after the other. See `SequenceVectorEnv` for the interface."""
 
     def __init__(self, specs: Sequence[EnvSpec]) -> None:
-        envs = [spec.build() for spec in specs]
+        envs = build_all(specs)
         obs_space, action_space = envs[0].obs_layout.space, envs[0].action_map.policy_space
         check_same_spaces(envs, obs_space, action_space, first=0)
         memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, len(envs)))
@@ -39,31 +42,40 @@ class SyncVectorEnv(SequenceVectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin new episodes everywhere; env i is seeded with seed + i."""
-        metrics = self._group.reset(self.seeds_of(seed), options)
+        metrics = guarded(self._failed, "reset", self._group.reset, self.seeds_of(seed), options)
         self.env_names = self._group.env_names
         return self.buffers.obs, self.infos(False, metrics)
 
     def step(self, actions: Any) -> StepResult:
         """One env step everywhere."""
         self.buffers.actions[:] = actions
-        has_ended, metrics = self._group.step()
+        has_ended, metrics = guarded(self._failed, "step", self._group.step)
         self.env_names = self._group.env_names
         return self.step_result(has_ended, metrics)
 
     def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        return tuple(self._group.ask(what, arguments))
+        return tuple(guarded(self._failed, what, self._group.ask, what, arguments))
 
     def render(self) -> tuple[Any, ...]:
         """One frame per environment."""
-        return tuple(self._group.render())
+        return tuple(guarded(self._failed, "render", self._group.render))
 
     def close_extras(self, **_: Any) -> None:
         """Close every environment."""
         self._group.close()
 
+    def _failed(self) -> str:
+        row = self._group.failed_row
+        return f"Environment {row} ({self.env_names[row]})"
+
 
 def make_vector_env(
-    specs: Sequence[EnvSpec], mode: str, *, context: str | None = None, num_workers: int | None = None
+    specs: Sequence[EnvSpec],
+    mode: str,
+    *,
+    context: str | None = None,
+    num_workers: int | None = None,
+    seed: int | None = None,
 ) -> SequenceVectorEnv:
     """Build the parallel environments.
 
@@ -73,6 +85,7 @@ def make_vector_env(
             gymnasium VectorEnv), or "auto" (tries sync and async for a moment and keeps the faster).
         context: start method of the workers, "fork", "forkserver", "spawn" or None (the platform's default).
         num_workers: number of worker processes; None: AsyncVectorEnv.num_workers.
+        seed: of the global random generators in the workers; see AsyncVectorEnv.
     """
     if mode not in MODES:
         raise ValueError(f"env_mode is {mode!r}, but must be one of {MODES}. Fix: set Experiment.env_mode.")
@@ -85,23 +98,27 @@ def make_vector_env(
     if mode == "sync":
         return SyncVectorEnv(specs)
     if mode == "async":
-        return _async(specs, context, num_workers)
-    return _faster_of_both(specs, context, num_workers)
+        return _async(specs, context, num_workers, seed)
+    return _faster_of_both(specs, context, num_workers, seed)
 
 
-def _async(specs: Sequence[EnvSpec], context: str | None, num_workers: int | None) -> AsyncVectorEnv:
+def _async(
+    specs: Sequence[EnvSpec], context: str | None, num_workers: int | None, seed: int | None
+) -> AsyncVectorEnv:
     if num_workers is None:  # gin may know better
-        return AsyncVectorEnv(specs, context=context)
-    return AsyncVectorEnv(specs, context=context, num_workers=num_workers)
+        return AsyncVectorEnv(specs, context=context, seed=seed)
+    return AsyncVectorEnv(specs, context=context, num_workers=num_workers, seed=seed)
 
 
 def _faster_of_both(
-    specs: Sequence[EnvSpec], context: str | None, num_workers: int | None
+    specs: Sequence[EnvSpec], context: str | None, num_workers: int | None, seed: int | None
 ) -> SequenceVectorEnv:
     in_process: SequenceVectorEnv = SyncVectorEnv(specs)
-    sync_speed = _steps_per_s(in_process)
+    before = generators_state()
     try:
-        workers: SequenceVectorEnv = _async(specs, context, num_workers)
+        sync_speed = _steps_per_s(in_process)
+        set_generators_state(before)  # how much was drawn depends on the speed
+        workers: SequenceVectorEnv = _async(specs, context, num_workers, seed)
         async_speed = _steps_per_s(workers)
     except BaseException:
         in_process.close()
@@ -125,7 +142,7 @@ def _steps_per_s(env: SequenceVectorEnv) -> float:
     actions = [env.action_space.sample() for _ in range(16)]
     env.step(actions[0])
     num_steps, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < AUTO_TRIAL_S or num_steps < 2:  # noqa: PLR2004
+    while (elapsed := time.perf_counter() - begin) < AUTO_TRIAL_S or num_steps < FEWEST_STEPS:
         env.step(actions[num_steps % 16])
         num_steps += 1
     return num_steps * env.num_envs / elapsed

@@ -6,17 +6,19 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from .gin_values import load_shipped_config
-from .group import EnvGroup, StepBuffers, check_same_spaces
-from .spec import EnvSpec
+from .generators import generators_state, seed_generators, set_generators_state
+from .gin_values import bind_known, unship
+from .group import EnvGroup, StepBuffers, check_same_spaces, close_all
+from .sequence_env import SequenceEnv
+from .spec import EnvSpec, build_all, register_as
 
 STEP = b"s"
 """The one message that asks for a step; actions and results lie in shared memory."""
@@ -24,26 +26,38 @@ CLOSE = b"c"
 """Asks the worker to end. End-of-file alone would not do: workers forked later hold copies of the pipe."""
 GRACE_S = 30
 """A worker that was asked to end by SIGTERM lives on for so long, unless its parent ends it before."""
+_GENERATORS = "generators"
 QUIET = b""
 """The answer to a step in which no episode ended, no metric came and no text observation changed."""
+
+
+class Recipes(NamedTuple):
+    """Environments of a worker before they are made, and the spaces that they must have.
+
+    registered: see `spec.registered`.
+    """
+
+    specs: Sequence[EnvSpec]
+    obs_space: spaces.Dict
+    action_space: spaces.Space[Any]
+    registered: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class WorkerJob:
     """What a worker needs to know.
 
-    specs: the recipes, or for a worker that is not a fork the same pickled by value; gin_text: the gin
-    configuration for such a worker; memory: shared, laid out by StepBuffers for all num_envs environments.
+    recipes: the recipes and the spaces they must have, in a worker that is not a fork as `ship` packs them;
+    memory: shared, laid out by StepBuffers for all num_envs environments; seed: of the vector environment,
+    for what the constructors of environments draw.
     """
 
-    specs: Sequence[EnvSpec] | bytes
-    gin_text: str
+    recipes: Recipes | bytes
     first_row: int
     num_rows: int
     num_envs: int
-    obs_space: spaces.Dict
-    action_space: spaces.Space[Any]
     memory: Any
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -90,20 +104,35 @@ def _end_later(*_: object) -> None:
 
 
 def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
+    envs: list[SequenceEnv] = []
     try:
-        specs = job.specs
-        if isinstance(specs, bytes):
-            specs = pickle.loads(specs)  # written by our own parent
-            load_shipped_config(job.gin_text)
-        envs = [spec.build() for spec in specs]
-        check_same_spaces(envs, job.obs_space, job.action_space, job.first_row)
-        buffers = StepBuffers.carve(job.memory, job.obs_space, job.action_space, job.num_envs)
+        seed_generators(job.seed, job.first_row)
+        recipes = _make(job.recipes, envs, job.first_row)
+        check_same_spaces(envs, recipes.obs_space, recipes.action_space, job.first_row)
+        buffers = StepBuffers.carve(job.memory, recipes.obs_space, recipes.action_space, job.num_envs)
         group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows), job.first_row)
     except BaseException as error:  # whatever a user's constructor raises must reach the parent
-        connection.send(_failure(job.first_row, "being built", error))
+        row = job.first_row + min(len(envs), job.num_rows - 1)
+        connection.send(_failure(row, "being built", error))
         return None
     connection.send(group.env_names)
     return group
+
+
+def _make(recipes: Recipes | bytes, made: list[SequenceEnv], first_row: int) -> Recipes:
+    """Make the environments as gin's bindings want them, and put them into `made`; returns the recipes."""
+    if not isinstance(recipes, bytes):
+        build_all(recipes.specs, made)
+        return recipes
+    recipes, text = unship(recipes)
+    register_as(recipes.specs, recipes.registered)
+    num_bound = bind_known(text)
+    build_all(recipes.specs, made)
+    if bind_known(text) > num_bound:  # building them has imported more, with bindings that were unknown then
+        close_all(made, first_row)
+        made.clear()
+        build_all(recipes.specs, made)
+    return recipes
 
 
 class TextFeed:
@@ -151,11 +180,20 @@ def _step(group: EnvGroup, feed: TextFeed) -> bytes:
 
 def _other(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> bytes:
     if command == "reset":
-        metrics = group.reset(*argument)
+        seeds, options = argument
+        if seeds[0] is not None:
+            seed_generators(seeds[0])
+        metrics = group.reset(seeds, options)
         return pickle.dumps((False, metrics, group.env_names, feed.news()))
     if command == "render":
         return pickle.dumps(group.render())
-    return pickle.dumps(group.ask(command, argument))
+    answers = group.ask(command, argument)
+    if command == "get_state":  # the first environment of a process stands for all that share its generators
+        answers[0] = {**answers[0], _GENERATORS: generators_state()}
+    elif command == "set_state":
+        for state in (state for (state,) in argument if _GENERATORS in state):
+            set_generators_state(state[_GENERATORS])
+    return pickle.dumps(answers)
 
 
 def _failure(row: int, doing: str, error: BaseException) -> WorkerFailure:

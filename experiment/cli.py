@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import logging
 import re
@@ -21,7 +20,7 @@ from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, explained, load_config
 from .config.reading import COMMAND_LINE, find_config
 from .dry_run import dry_run
-from .exits import CONFIG_ERROR, FAILED, INTERRUPTED
+from .exits import CONFIG_ERROR, FAILED, INTERRUPTED, Stopped, without_foreign_exits
 from .experiment import Experiment
 from .fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
 from .fleet.supervisor import end_with_parent
@@ -80,7 +79,8 @@ def main(
 def exit_status(work: Callable[[], int]) -> int:
     """Do it; returns its exit status, or that of an error which says all there is to know: it is printed."""
     try:
-        return work()
+        with without_foreign_exits():
+            return work()
     except ConfigError as error:
         say(f"config error: {error}", error=True)
         return CONFIG_ERROR
@@ -190,14 +190,13 @@ def _run(
         exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, exp.start_collecting_at_epoch))
     try:
         metrics = exp.learn()
-    except SystemExit:  # stopped by a signal, or because no actor is left; everything is stored and closed
+    except Stopped:  # by a signal, or because no actor is left; everything is stored and closed
         if failure := getattr(exp.actors, "failure", None):
             say(f"error: {failure}", error=True)
             return FAILED
         raise
     except Exception:
-        with contextlib.suppress(OSError):  # a full disk is what is being reported already
-            exp.close()  # stores finished trajectories
+        exp.close()  # stores finished trajectories
         raise
     exp.close()
     if exp.trainer.idle_epochs and not exp.learner.gradient_steps and not exp.test_run:

@@ -49,6 +49,5 @@ def dry_run(config: LoadedConfig) -> str:
             if unused:
                 report.append(f"        note  {unused}")
         finally:
-            if hasattr(exp, "metric_logger"):
-                exp.close()
+            exp.close()
     return "\n".join([*report, "check passed: everything could be built, nothing was trained"])

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import functools
+import importlib
 import importlib.util
 import json
 import re
@@ -30,10 +32,12 @@ from ..nets import ActionMemory, TrajEncoder
 from .checkpoint.load_policy import LoadedPolicy, load_policy
 from .checkpoint.spaces import EnvSpaces, check_spaces
 from .checkpoint.store import CheckpointManager
+from .checkpoint.written import read
 from .cli import exit_status, say
 from .collect import Collector, Group
 from .collect.build import make_envs
 from .config import explained, load_config
+from .config.reading import search_in
 from .experiment import Experiment
 from .files import write_text
 from .report.estimates import mean, with_interval
@@ -65,9 +69,10 @@ class Recipe(NamedTuple):
     mode: str
     context: str | None = None
 
-    def make(self) -> Any:
-        """Make them."""
-        return make_envs(*self[:3], context=self.context)
+    def make(self, seed: int) -> Any:
+        """Make them. seed: of what their constructors draw from global generators."""
+        with isolated_rng(seed):
+            return make_envs(*self[:3], context=self.context, seed=seed)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +139,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     found = find_policy(args.run, args.policy)
     recipe = _recipe(args, found.run_dir)
     results: list[dict[str, Any]] = []
-    with contextlib.closing(recipe.make()) as envs:
+    with contextlib.closing(recipe.make(args.seed)) as envs:
         for size in args.context:
             policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
             check_spaces(
@@ -217,10 +222,16 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     store = CheckpointManager(run_dir or Path(), "")
     # What environments in other processes read is only in the first.
     texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]
+    has_versions = run_dir is not None and store.versions_path.is_file()
+    versions = json.loads(store.versions_path.read_text(encoding="utf-8")) if has_versions else {}
+    search_in(*(folder for folder in versions.get("import_path", ()) if Path(folder).is_dir()), Path.cwd())
     if not any("Experiment.make_val_env" in path.read_text(encoding="utf-8") for path in texts):
+        if versions.get("environments") is not None and not args.set:
+            return _recipe_of(versions["environments"], args.parallel, texts)
         raise ValueError(
-            f"{args.run} has no configuration that names an environment (ckpts/config.txt of a run that gin "
-            "configured). Fix: give the folder of such a run, or name an environment: --env CartPole-v1."
+            f"{args.run} says nowhere how its environment is made: in ckpts/config.txt if gin configured the "
+            "run, in ckpts/versions.json if it can be imported by its name. Fix: give the folder of "
+            "such a run, or name an environment: --env CartPole-v1. (--set needs a run that gin configured.)"
         )
     changes = [(text, f"--set {text}") for text in args.set]
     if args.parallel is not None:
@@ -232,6 +243,20 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     with explained(config):
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is started
     return Recipe(exp.make_val_env, exp.parallel_actors, exp.env_mode, exp.async_env_mp_context)
+
+
+def _recipe_of(written: Any, num_envs: int | None, texts: Sequence[Path]) -> Recipe:
+    """The environments of a run that Python configured, from its `versions.json`; texts: gin's bindings."""
+
+    def find(name: str) -> Any:
+        module, _, path = name.partition(":")
+        return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+
+    found = read(written, find, calls=True)
+    gin.parse_config("\n".join(path.read_text(encoding="utf-8") for path in texts), skip_unknown=True)
+    names = ("make_val_env", "parallel_actors", "env_mode", "async_env_mp_context")
+    make_env, parallel, mode, context = (found[name] for name in names)
+    return Recipe(make_env, num_envs or parallel, mode, context)
 
 
 def cut_memory(agent: BaseAgent, size: int) -> None:
@@ -307,7 +332,7 @@ def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed:
     make_env = recipe.make_env
     spec = resolve_env(make_env[0] if isinstance(make_env, list | tuple) else make_env)
     recorded = EnvSpec(_recorded, {"spec": spec, "folder": str(folder), "name": name})
-    with contextlib.closing(Recipe(recorded, 1, "sync").make()) as envs:
+    with contextlib.closing(Recipe(recorded, 1, "sync").make(seed)) as envs:
         play(policy, envs, _VIDEO_EPISODES, seed)
 
 

@@ -31,7 +31,14 @@ from .artifacts import RunAccess
 from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
 from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_info, read_policy
-from .checkpoint.record import RunRecord, check_checkpoint, check_policy, known_bindings, record_run
+from .checkpoint.record import (
+    RunRecord,
+    check_checkpoint,
+    check_policy,
+    known_bindings,
+    record_run,
+    written_environments,
+)
 from .checkpoint.spaces import EnvSpaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
 from .checkpoint.store import CheckpointManager, TrainingState
@@ -43,7 +50,7 @@ from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .distributed import explained_loss_of_contact, from_main, gather, make_accelerator, merge_episodes
 from .evaluation import Evaluator
-from .exits import INTERRUPTED
+from .exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
 from .fleet.actors import is_bound
@@ -56,6 +63,7 @@ from .plots import draw_if_possible
 from .ppo.trainer import check_for_on_policy
 from .rng import GlobalGenerators, derive_seed, draw_seed, seed_global_generators
 from .settings import Settings, check_hooks, check_settings, shrink
+from .signals import Aborted
 from .threads import choose_threads
 
 logger = logging.getLogger("loxodon")
@@ -180,12 +188,13 @@ class Experiment(Settings):
 
     def start(self) -> None:
         """Build everything, in dependency order."""
-        with self.fleet.joining():
+        with self.fleet.joining(), without_foreign_exits():
             self.pace = self._make_pace()
             self._seed_process()
             self.init_dsets()
             env_summary = self.init_envs()
             self.init_dloaders()
+            seed_global_generators(derive_seed(self.ctx.progress.seed, "model"))  # equal in all processes
             self.hooks.around("model_init", self.init_model)
             self.init_checkpoints()
             self.init_logger()
@@ -231,12 +240,12 @@ class Experiment(Settings):
         return info is not None and info.is_final and info != self.loaded_policy
 
     def _seed_process(self) -> None:
-        """Seed the global generators; every process builds the same weights."""
+        """Seed the global generators, from which environments may draw, differently in every process."""
         if self.seed is None:
             logger.info("Experiment.seed was not set; this run uses seed %d", self.ctx.progress.seed)
         if self.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports much
             torch.use_deterministic_algorithms(self.deterministic)
-        seed_global_generators(derive_seed(self.ctx.progress.seed, "model"))
+        seed_global_generators(self.ctx.seed_of("envs"))
 
     def init_dsets(self) -> RLDataset:
         """Tell the dataset its folder, window length and rights; only one process may delete."""
@@ -259,6 +268,7 @@ class Experiment(Settings):
                 self.parallel_actors,
                 self.env_mode,
                 context=self.async_env_mp_context,
+                seed=self.ctx.seed_of("train_workers"),
             )
         if self.val_timesteps_per_epoch > 0 and (self.val_interval is not None or self.evaluate_at_end):
             self.val_envs = self.make_envs(self.make_val_env)
@@ -548,18 +558,17 @@ class Experiment(Settings):
         )
 
     def close(self) -> None:
-        """End worker processes and background threads; finished trajectories and metrics are stored first."""
-        if self.collector is not None:
-            self.collector.close()
-        self.loader.close()
-        self.dataset.close()
-        for envs in (self.val_envs, self.train_envs):  # the newer workers hold ends of the older ones' pipes
-            if envs is not None:
-                envs.close()
+        """End worker processes and background threads; finished trajectories and metrics are stored first.
+
+        A part that cannot be closed costs a warning. This may be called at any time, and again.
+        """
+        # The newer workers hold ends of the older ones' pipes. After a failed `start` some parts are missing.
+        names = ("collector", "loader", "dataset", "val_envs", "train_envs", "artifacts", "metric_logger")
+        closing = {name: part.close for name in names if (part := vars(self).get(name)) is not None}
+        if "artifacts" in closing:
+            closing["artifacts"] = functools.partial(closing["artifacts"], self.ctx.stop.requested())
+        close_each({**closing, "fleet": self.fleet.leave}.items())
         self.train_envs = self.val_envs = None
-        self.artifacts.close(self.ctx.stop.requested())
-        self.metric_logger.close()
-        self.fleet.leave()
 
     # ---- the run ----
 
@@ -754,7 +763,11 @@ class Experiment(Settings):
     def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
         """A vector env of parallel_actors environments."""
         return build.make_envs(
-            make_env, self.parallel_actors, self.env_mode, context=self.async_env_mp_context
+            make_env,
+            self.parallel_actors,
+            self.env_mode,
+            context=self.async_env_mp_context,
+            seed=self.ctx.seed_of("workers"),
         )
 
     def interact(
@@ -1117,6 +1130,7 @@ class Experiment(Settings):
             contextlib.ExitStack() as stack,
             self._curves_at_the_end(),
             self._rescue(),
+            without_foreign_exits(),
         ):
             self._tell_what_this_is()
             self.pace.begin()
@@ -1180,7 +1194,13 @@ class Experiment(Settings):
 
     def store_config(self) -> None:
         """Write the config as requested and as operative, and the versions."""
-        facts = self.record.versions(seed=self.run_seed, mode=self.mode)
+        environments = written_environments(
+            make_val_env=self.make_val_env,
+            parallel_actors=self.parallel_actors,
+            env_mode=self.env_mode,
+            async_env_mp_context=self.async_env_mp_context,
+        )
+        facts = self.record.versions(seed=self.run_seed, mode=self.mode, environments=environments)
         self.checkpoints.write_record(self.record.config, self.record.config_requested, facts)
 
     # ---- between epochs ----
@@ -1355,7 +1375,7 @@ class Experiment(Settings):
             self.close()
             self._tell(f"Stopped by {name} in {self._place()}: saved {folder}. {_GO_ON}")
         is_alone = self.accelerator.num_processes == 1  # a launcher would take it for a failure
-        raise SystemExit(INTERRUPTED if is_alone and name == "SIGINT" else 0)
+        raise Stopped(INTERRUPTED if is_alone and name == "SIGINT" else 0)
 
     def _save_running_epoch(self) -> Path | None:
         """Save in the middle of an epoch.
@@ -1372,7 +1392,7 @@ class Experiment(Settings):
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            is_abort = isinstance(error, KeyboardInterrupt) and self.ctx.stop.requested()  # a second Ctrl-C
+            is_abort = isinstance(error, Aborted)
             progress = self.ctx.progress
             if self.ctx.role.does_both:
                 progress.env_steps = max(progress.env_steps, self.pace.env_steps)  # with the running epoch's

@@ -14,6 +14,7 @@ import numpy as np
 from ..data.errors import visible
 from .checkpoint.policy_file import PolicyInfo, read_info, read_json
 from .checkpoint.store import CheckpointManager
+from .checkpoint.written import called_name
 from .cli import exit_status, say
 from .evaluate import VIDEOS, Policy, find_policy
 from .files import atomic_write, check_inside, check_tree, write_text
@@ -117,7 +118,7 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
     ]
     name = run_dir.resolve().name
     types = read_json(info.types or "")
-    kinds = [str(kind or "") for kind in types.values()] if isinstance(types, dict) else []
+    kinds = [called_name(kind) or "" for kind in types.values()] if isinstance(types, dict) else []
     modules = sorted({kind.partition(":")[0] for kind in kinds})
     imports = [
         f"import {module}  # defines its classes" for module in modules if module.split(".")[0] != "loxodon"

@@ -16,6 +16,8 @@ import gin
 import numpy as np
 import torch
 
+from .exits import close_each
+
 logger = logging.getLogger("loxodon")
 _WANDB_AXES = ("epoch", "env_steps", "gradient_steps")
 
@@ -162,12 +164,12 @@ class MetricLogger:
             # It is missing if Weights & Biases refused before the first record was written.
             self._resume_at = self.path.stat().st_size if self.path.exists() else 0
             self._is_open = False
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
-        if self._wandb_run is not None:
-            self._wandb_run.finish()
-            self._wandb_run = None
+        tensorboard, self._tensorboard = self._tensorboard, None
+        wandb_run, self._wandb_run = self._wandb_run, None
+        if tensorboard is not None:
+            close_each([("TensorBoard writer", tensorboard.close)])
+        if wandb_run is not None:
+            close_each([("Weights & Biases run", wandb_run.finish)])
 
 
 def _set_aside(path: Path) -> None:

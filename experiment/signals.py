@@ -13,6 +13,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last as schedu
 _ECHO_S = 1.0
 
 
+class Aborted(KeyboardInterrupt):
+    """The end of a run that a second SIGINT asked for. Nothing is saved."""
+
+
 class StopRequest:
     """Context manager: the first of these signals inside sets `requested`, a second SIGINT aborts at once.
 
@@ -69,7 +73,7 @@ class StopRequest:
                 os.kill(os.getpid(), signal.SIGTERM)
             return
         if self.signal_name is not None and signum == signal.SIGINT and not self._is_echo():
-            raise KeyboardInterrupt("second SIGINT: stopped without saving")
+            raise Aborted("second SIGINT: stopped without saving")
         if self.signal_name is None:
             self._first_s = time.monotonic()
         self.signal_name = signal.Signals(signum).name

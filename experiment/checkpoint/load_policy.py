@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import gin
@@ -37,6 +37,7 @@ from ..versions import version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .spaces import EnvSpaces
 from .store import MARKER, damage, policy_in
+from .written import called_name, name_of, read
 
 _FILE = "policy.safetensors"
 # What an agent may build and throw away again, beyond twice the tensors of its file, as it is built twice.
@@ -203,6 +204,7 @@ def load_policy(
     device: str | torch.device = "cpu",
     sample: bool = False,
     trust: str | Sequence[str] = (),
+    types: Mapping[str, Callable[..., Any]] | None = None,
 ) -> LoadedPolicy:
     """Load a trained policy for acting; no Experiment and no environment is built.
 
@@ -219,6 +221,8 @@ def load_policy(
         sample: draw actions from the policy; otherwise the most likely one is taken.
         trust: modules or packages, such as "my_pkg", which are imported if the file names them, and whose
             configurable functions and classes it may use with arguments of its own.
+        types: agent_type, tstep_encoder_type or traj_encoder_type, as the run was given them, instead of what
+            the file says. A run writes down classes that can be imported, also in a functools.partial.
 
     Raises:
         FileNotFoundError: If there is no policy.
@@ -241,7 +245,7 @@ def load_policy(
             f"1 to {_MOST_TIMESTEPS:,}. Fix: use a file that Loxodon wrote."
         )
     trust = (trust,) if isinstance(trust, str) else trust
-    agent = _build_agent(info, env_spaces, info.max_seq_len, file, weights, trust)
+    agent = _build_agent(info, env_spaces, info.max_seq_len, file, weights, trust, types or {})
     fit_weights(agent, weights, file)
     where = torch.device(device)
     agent.to(where).eval().on_checkpoint_loaded(is_resume=False)
@@ -255,11 +259,12 @@ def _build_agent(
     file: Path,
     weights: dict[str, torch.Tensor],
     trust: Sequence[str],
+    given: Mapping[str, Callable[..., Any]],
 ) -> BaseAgent:
     """The agent as the header describes it, with new weights."""
     with cleared_config(), torch.random.fork_rng(devices=[]):
         try:
-            types = _bind(info, trust)
+            types = _bind(info, trust, given)
             build = functools.partial(
                 types["agent_type"],
                 env_spaces.policy_observation,
@@ -375,18 +380,22 @@ def _num_bytes(state: Any) -> int:
     return sum(map(_num_bytes, fields.values()))
 
 
-def _bind(info: PolicyInfo, trust: Sequence[str]) -> dict[str, Any]:
+def _bind(info: PolicyInfo, trust: Sequence[str], given: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     """Bind what agents read of the gin text in a header, and return the agent's types by their field.
 
     The rest, such as the environment's settings, is left out, and so are imports of what is not in `trust`.
 
+    given: types that count instead of those of the file.
+
     Raises: ValueError or TypeError for what a file may not ask for; ImportError as find_type does.
     """
+    if unknown := given.keys() - _BASES.keys():
+        raise ValueError(f"types has {min(unknown)!r}, but may have {', '.join(_BASES)}. Fix: rename it.")
     names = read_json(info.types or "")
     types: dict[str, Any] = {
-        field: find_type(names[field], base, trust)
+        field: _read_type(names[field], base, trust)
         for field, base in _BASES.items()
-        if isinstance(names, dict) and isinstance(names.get(field), str)
+        if field not in given and isinstance(names, dict) and names.get(field) is not None
     }
     bindings = _read_gin(info.gin or "", trust)
     gin.parse_config("\n".join(f"{b.key} = {b.value!r}" for b in bindings if _is_kept(b, trust)))
@@ -397,10 +406,12 @@ def _bind(info: PolicyInfo, trust: Sequence[str]) -> dict[str, Any]:
         if len(found) == 1:
             check_base(found[0].wrapped, base)
             types[field] = gin.config.parse_value(repr(value)).scoped_configurable_fn
+    types |= given
     if missing := _BASES.keys() - types.keys():
         raise ValueError(
-            f"its {min(missing)} has no name to find it by. Fix: define it at the top of a module, not in a "
-            "function or in the main script, and train or save again."
+            f"its {min(missing)} has no name to find it by. Fix: load_policy(..., "
+            f"types={{{min(missing)!r}: ...}}) with what the run was given. A class at the top of a module "
+            "is found without."
         )
     return types
 
@@ -472,14 +483,59 @@ def _find_file(path: Path) -> Path:
 # ---- types by name ----
 
 
-def find_type(name: str, base: type, trust: Sequence[str] = ()) -> type:
-    """The class that name_of_type named, which a file says.
+def _read_type(value: Any, base: type, trust: Sequence[str]) -> Any:
+    """A type as `written_type` has written it: a class derived from `base`, or a partial of one.
+
+    Raises: ImportError and TypeError as find_type; ValueError for what a file may not ask for.
+    """
+    if (name := called_name(value)) is None:
+        raise ValueError("its header has a type that Loxodon never writes. Fix: use a file that it wrote.")
+    if isinstance(value, str):
+        return find_type(name, base, trust)
+
+    def find(named: str) -> Any:
+        return find_type(name, base, trust) if named == name else find_part(named, trust)
+
+    try:
+        return read(value, find)
+    except RecursionError:
+        raise ValueError("its header nests types too deeply. Fix: use a file that Loxodon wrote.") from None
+
+
+def find_part(name: str, trust: Sequence[str]) -> Any:
+    """A class or function that a file gives to an agent or encoder as an argument.
+
+    Raises: ImportError if it is not here; ValueError if it is no network and its module may not be used.
+    """
+    found = _look_up(name, trust, type | FunctionType)
+    module = name.partition(":")[0]
+    is_own = isinstance(found, type | FunctionType) and name_of(found) == name
+    is_network = isinstance(found, type) and issubclass(found, nn.Module)
+    if is_own and (is_network or is_trusted(module, ("loxodon.agents", "loxodon.nets", *trust))):
+        return found
+    raise ValueError(
+        f"it gives {name!r} to an agent, but a policy file may only name networks and what loxodon.agents "
+        "and loxodon.nets define. Fix: if you trust that with arguments of this file's choice, "
+        f"load_policy(..., trust=({module!r},))."
+    )
+
+
+def find_type(name: str, base: type, trust: Sequence[str] = ()) -> Any:
+    """The class that `written_type` named, which a file says; of a module in `trust` also a function.
 
     Nothing is imported for it but modules that `trust` names, and nothing is run: it is looked up in what is
     there, without asking a module or class for attributes, which could be computed.
 
     Raises: ImportError if there is no such class here; TypeError if it is not derived from `base`.
     """
+    found = _look_up(name, trust, type | FunctionType if is_trusted(name.partition(":")[0], trust) else type)
+    if isinstance(found, FunctionType) and is_trusted(found.__module__, trust):
+        return found
+    check_base(found, base)
+    return found
+
+
+def _look_up(name: str, trust: Sequence[str], kinds: Any) -> Any:
     module, _, path = name.partition(":")
     problem = "which is not imported here, and a file may not ask for that"
     if is_trusted(module, trust):
@@ -492,12 +548,11 @@ def find_type(name: str, base: type, trust: Sequence[str] = ()) -> type:
         problem = "which has no such class"
         for part in path.split("."):
             found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-    if not isinstance(found, type):
+    if not isinstance(found, kinds):
         raise ImportError(
             f"The policy needs {path!r} of the module {module!r}, {problem}. Fix: import what defines it "
             f"before load_policy, or let load_policy do so if you trust it: trust=({module!r},)."
         )
-    check_base(found, base)
     return found
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import gin
 
 from ...data.errors import visible
+from ...envs.gin_values import inside_gin
 from ..config import registry
-from ..config.reading import bindings_in
+from ..config.reading import bindings_in, import_path
 from ..versions import PACKAGES, git_commit, hardware, version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo
 from .spaces import EnvSpaces, check_spaces
+from .written import written
 
 logger = logging.getLogger("loxodon")
 _COMPARED = ("loxodon", "python", "torch")
@@ -32,7 +34,8 @@ class RunRecord:
     """What a run is made with.
 
     config, config_requested: gin's texts, as operative and as asked for. spaces: of the environment.
-    types: `module:name` of what the agent is made of, by field of Experiment; None for what has no such name.
+    types: what the agent is made of, by field of Experiment: `module:name`, a partial as written.py has it,
+    or None for what cannot be written.
     max_seq_len: in transitions. packages: versions by name. hardware: see versions.py.
     """
 
@@ -40,7 +43,7 @@ class RunRecord:
     config_requested: str
     config_hash: str
     spaces: EnvSpaces
-    types: Mapping[str, str | None]
+    types: Mapping[str, Any]
     max_seq_len: int
     packages: Mapping[str, str | None] = field(default_factory=lambda: {n: version_of(n) for n in PACKAGES})
     python: str = field(default_factory=platform.python_version)
@@ -64,7 +67,7 @@ class RunRecord:
     def versions(self, **facts: Any) -> dict[str, Any]:
         """JSON values for `versions.json`."""
         names = ("config_hash", "python", "packages", "hardware")
-        return {**facts, **{name: getattr(self, name) for name in names}}
+        return {**facts, **{name: getattr(self, name) for name in names}, "import_path": import_path()}
 
 
 def record_run(
@@ -74,9 +77,27 @@ def record_run(
 
     types: classes or functions by field of Experiment.
     """
-    names = {name: name_of_type(thing) for name, thing in types.items()}
+    names = {name: written_type(thing) for name, thing in types.items()}
     texts = gin.operative_config_str(), gin.config_str()
+    unnamed = [name for name, value in names.items() if value is None]
+    unnamed = [name for name in unnamed if f"Experiment.{name} =" not in texts[0]]  # gin has a name for them
+    if unnamed:
+        logger.warning(
+            "The policies of this run do not say how to make %s, because another process cannot import it or "
+            "one of its arguments. Fix: define it at the top of a module; or call load_policy(..., "
+            "types={%r: ...}).",
+            " and ".join(f"{name} = {types[name]!r}" for name in unnamed),
+            unnamed[0],
+        )
     return RunRecord(*texts, config_hash, spaces, names, int(max_seq_len))
+
+
+def written_environments(**fields: Any) -> Any:
+    """Fields of Experiment that say how environments are made, for `versions.json`; None if one cannot be."""
+    try:
+        return written(fields)
+    except TypeError:
+        return None
 
 
 def known_bindings() -> dict[str, str]:
@@ -84,12 +105,13 @@ def known_bindings() -> dict[str, str]:
     return {**bindings_of(gin.operative_config_str()), **bindings_of(gin.config_str())}
 
 
-def name_of_type(thing: Any) -> str | None:
-    """`module:name` under which a class or function can be imported, or None if it cannot."""
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or "<" in name or module == "__main__":
+def written_type(thing: Any) -> Any:
+    """A type as a policy file has it: `module:name`, a partial with its arguments, or None for neither."""
+    try:
+        value = written(inside_gin(thing))  # bindings say in which scope
+    except TypeError:
         return None
-    return f"{module}:{name}"
+    return value["name"] if value.keys() == {"name"} else value
 
 
 # --- differences ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from ...data import Layout
 from ...data.spaces import ActionCode, PolicyActionSpace, is_text
 from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, make_vector_env, resolve_env
+from ..rng import derive_seed
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 """What one environment is made of, or one that is vectorised already."""
@@ -26,6 +27,7 @@ def make_envs(
     env_mode: str,
     *,
     context: str | None = None,
+    seed: int | None = None,
 ) -> Any:
     """A vector env of `num_envs` environments.
 
@@ -34,11 +36,12 @@ def make_envs(
         num_envs: of this process.
         env_mode: how they are run, see `make_vector_env`.
         context: start method of worker processes.
+        seed: of the global random generators in these processes; None draws one.
 
     Raises: ValueError where there are other than `num_envs` environments.
     """
     specs = _specs(make_env, num_envs)
-    envs = make_vector_env(specs, env_mode, context=context)
+    envs = make_vector_env(specs, env_mode, context=context, seed=seed)
     if envs.num_envs != num_envs:
         found = envs.num_envs
         envs.close()
@@ -56,6 +59,7 @@ def make_training_envs(
     env_mode: str,
     *,
     context: str | None = None,
+    seed: int | None = None,
     overlap: bool = True,
 ) -> Any:
     """As `make_envs`, for collecting.
@@ -65,21 +69,23 @@ def make_training_envs(
         num_envs: see there.
         env_mode: see there.
         context: see there.
+        seed: see there.
         overlap: with "async" and several environments, make two vector envs of half of them each, which share
             the workers and take turns in stepping, so that the policy acts for one half meanwhile; see
             `EnvHalves`.
     """
     if overlap and env_mode == "async" and num_envs > 1:
-        return _make_halves(_specs(make_env, num_envs), context)
-    return make_envs(make_env, num_envs, env_mode, context=context)
+        return _make_halves(_specs(make_env, num_envs), context, seed)
+    return make_envs(make_env, num_envs, env_mode, context=context, seed=seed)
 
 
-def _make_halves(specs: Sequence[EnvSpec], context: str | None) -> EnvHalves:
+def _make_halves(specs: Sequence[EnvSpec], context: str | None, seed: int | None) -> EnvHalves:
     middle = (len(specs) + 1) // 2
     with contextlib.ExitStack() as stack:  # if the second cannot be made, the first is closed
         halves: list[Any] = []
-        for part in (specs[:middle], specs[middle:]):
-            halves.append(AsyncVectorEnv(part, context=context, share=2))
+        for number, part in enumerate((specs[:middle], specs[middle:])):
+            own_seed = None if seed is None else derive_seed(seed, number)
+            halves.append(AsyncVectorEnv(part, context=context, share=2, seed=own_seed))
             stack.callback(halves[-1].close)
         stack.pop_all()
     return EnvHalves(halves)

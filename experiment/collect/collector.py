@@ -285,8 +285,7 @@ class Collector:
 
     def close(self) -> None:
         """Store what is running and end the sinks; the envs are left alone."""
-        self.flush()
-        _call_all(partial(group.tell, "close") for group in self.groups)
+        _call_all([self.flush, *(partial(group.tell, "close") for group in self.groups)])
         for group in self.groups:
             group.sinks = ()
 

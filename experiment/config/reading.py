@@ -196,6 +196,8 @@ class Source:
         shown = _shown(path)
         if not opened_by:
             self.files.append(shown)
+        if preset_root() not in path.parents:
+            search_in(path.absolute().parent, path.resolve().parent)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -226,7 +228,8 @@ class Source:
                 raise ConfigError(f"{origin}: `{origin.text}` leads back to itself. Fix: remove this line.")
             self.read_file(included, opened)
         elif isinstance(statement, config_parser.ImportStatement):
-            _run_import(statement, origin)
+            if (warning := _run_import(statement, origin, opened[-1].parent)) is not None:
+                self.warnings.append(warning)
             self.imports.append(statement.format())
         elif isinstance(statement, config_parser.BindingStatement):
             binding = _binding(statement, origin, number)
@@ -292,21 +295,38 @@ def _shown(path: Path) -> str:
     return str(path.resolve()) if relative.startswith("..") else relative
 
 
-def _run_import(statement: Any, origin: Origin) -> None:
+def search_in(*folders: str | Path) -> None:
+    """Let modules be imported from these folders, in this process and in those that it starts.
+
+    They come last: a file beside a config is never taken for a module of Python's or an installed one.
+    """
+    sys.path += [folder for folder in dict.fromkeys(map(str, folders)) if folder not in sys.path]
+
+
+def import_path() -> list[str]:
+    """The folders from which this process imports what is not installed."""
+    found = [Path(entry).absolute() for entry in sys.path if not entry.startswith(_INSTALLED)]
+    return [str(one) for one in found if one.is_dir() and one.name not in ("site-packages", "dist-packages")]
+
+
+def _run_import(statement: Any, origin: Origin, folder: Path) -> str | None:
     """Import a module that a config names, so that its classes are known; the working folder is searched too.
+
+    folder: of the config.
+
+    Returns: a warning if another module of that name hides the one in `folder`.
 
     Raises: ConfigError if it cannot be imported, led by the place in the module that is wrong.
     """
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # at the end, so that nothing installed is hidden
+    search_in(Path.cwd())
     try:
-        importlib.import_module(statement.module)
-    except Exception as error:  # whatever the user's module raises
+        module = importlib.import_module(statement.module)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{statement.module}.".startswith(f"{missing}."):
             raise ConfigError(
-                f"{origin}: importing '{statement.module}' failed: {error}. Fix: install it, or start from "
-                "the folder that holds it."
+                f"{origin}: importing '{statement.module}' failed: {error}. Fix: install it, or put it "
+                "into the folder of this file, or start from the folder that holds it."
             ) from None
         file, line = _place_of(error)
         raise ConfigError(
@@ -314,9 +334,18 @@ def _run_import(statement: Any, origin: Origin) -> None:
             f"importing {statement.module} for {origin}. Fix: correct that line."
         ) from None
     gin.parse_config(statement.format())  # recorded, so that a saved config repeats the import
+    beside = folder.joinpath(*statement.module.split("."))
+    files = [file for file in (beside.with_suffix(".py"), beside / "__init__.py") if file.is_file()]
+    found = getattr(module, "__file__", None)
+    if not files or (found is not None and files[0].resolve() == Path(found).resolve()):
+        return None
+    return (
+        f"{origin}: `{origin.text}` gives {found or 'a built-in module'}, not {_shown(files[0])}, which has "
+        "the same name. Fix: rename that file."
+    )
 
 
-def _place_of(error: Exception) -> tuple[str, int]:
+def _place_of(error: BaseException) -> tuple[str, int]:
     """File and line of the user's code that raised `error`: what is installed is not where the mistake is."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 import signal
 import string
 import sys
@@ -86,6 +87,59 @@ class WrappingEnv(gym.Wrapper):
 
 class SubclassOfScripted(ScriptedEnv):
     """Inherits the gin-bound constructor."""
+
+
+class DrawingEnv(ScriptedEnv):
+    """Draws from the global generators, as many environments do: when it is made, and in each episode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = self._draw()
+
+    def _draw(self) -> float:
+        return float(np.random.uniform() + random.random())  # noqa: NPY002 - that is the point
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.drawn = self._draw()
+        return self._obs(), {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.seed_, self.drawn, self.time], np.float32)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"time": self.time, "episode": self.episode, "seed": self.seed_, "drawn": self.drawn}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.time, self.episode, self.seed_, self.drawn = state.values()
+
+
+class LeavingEnv(ScriptedEnv):
+    """Raises something that is meant to end a program, or closes badly."""
+
+    def __init__(self, where: str, error: type[BaseException] = SystemExit) -> None:
+        super().__init__()
+        self.where, self.error = where, error
+        self._leave("constructor")
+
+    def _leave(self, where: str) -> None:
+        if self.where == where:
+            raise self.error("bye")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._leave("reset")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self._leave("step")
+        return super().step(action)
+
+    def render(self) -> Any:
+        self._leave("render")
+        return super().render()
+
+    def close(self) -> None:
+        self._leave("close")
 
 
 BAD_REWARDS = {

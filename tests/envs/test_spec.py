@@ -24,7 +24,7 @@ from loxodon.envs import (
     make_vector_env,
     resolve_env,
 )
-from loxodon.envs.gin_values import load_shipped_config, shippable_config
+from loxodon.envs.gin_values import bind_known, ship, unship
 
 
 @gin.configurable(module="tests.envs")
@@ -52,6 +52,10 @@ def test_registered_ids_keep_their_time_limit() -> None:
     env = gym_env("CartPole-v1", kwargs={"max_episode_steps": 3}).build()
     env.reset(seed=0)
     assert [env.step(t % 2)[3] for t in range(3)] == [False, False, True]
+
+
+def test_a_recipe_that_a_function_returns_keeps_its_name() -> None:
+    assert resolve_env(lambda: EnvSpec(ScriptedEnv, env_name="mine")).build().env_name == "mine"
 
 
 def test_popgym_ids_work() -> None:
@@ -133,10 +137,11 @@ def test_gym_env_needs_a_string() -> None:
 
 def elsewhere(spec: EnvSpec) -> EnvSpec:
     """The recipe in a process that has no gin configuration but what is sent to it."""
-    sent = pickle.dumps(spec), shippable_config([spec.target])
+    sent = ship(spec)
     gin.clear_config()
-    arrived: EnvSpec = pickle.loads(sent[0])
-    load_shipped_config(sent[1])
+    arrived, text = unship(sent)
+    bind_known(text)
+    assert isinstance(arrived, EnvSpec)
     return arrived
 
 
@@ -186,24 +191,20 @@ def test_subclass_and_external_configurables() -> None:
     assert subclass.gain == 6.0
     external = gin.external_configurable(scripted_envs.SpacesEnv, module="tests.envs")
     gin.parse_config("SpacesEnv.action_space = %SPACE\nSPACE = 5")
-    spec = resolve_env(external)
-    sent = pickle.dumps(spec)
+    sent = ship(resolve_env(external))
     gin.config._REGISTRY.pop(
         "tests.envs.SpacesEnv"
     )  # as where nothing but the environment's module is imported
     gin.config._INVERSE_REGISTRY.pop(scripted_envs.SpacesEnv)
-    arrived = pickle.loads(sent)
-    assert arrived.target().action_space == 5
+    arrived, _ = unship(sent)
+    assert arrived.build_raw().action_space == 5
 
 
-def test_what_bindings_lead_to_is_imported_in_workers_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_bindings_lead_to_reaches_workers_and_nothing_else() -> None:
     gin.parse_config("WrappingEnv.inner = %INNER\nINNER = @KShotWrapper()\nOTHER = @env_holder\nS = %OTHER")
-    text = shippable_config([resolve_env(scripted_envs.WrappingEnv).target])
-    modules = {line.split()[1] for line in text.splitlines() if line.startswith("import ")}
-    assert KShotWrapper.__module__ in modules
-    assert env_holder.__module__ not in modules
+    sent = ship(resolve_env(scripted_envs.WrappingEnv))
+    assert KShotWrapper.__module__.encode() in sent
+    assert b"test_spec" not in sent
 
 
 def test_bindings_count_as_used_when_the_environment_is_built() -> None:

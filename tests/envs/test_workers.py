@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
+import logging
 import multiprocessing
 import os
 import signal
@@ -9,16 +13,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import gin
+import gymnasium as gym
 import numpy as np
 import pytest
-from scripted_envs import FailingEnv, ScriptedEnv, make_scripted_inside
-from vector_builders import build
+from scripted_envs import DrawingEnv, FailingEnv, LeavingEnv, ScriptedEnv, WrappingEnv, make_scripted_inside
+from vector_builders import build, vector_env_of
 
-from loxodon.envs import EnvError, EnvSpec, resolve_env
+from loxodon.envs import EnvError, EnvSpec, SyncVectorEnv, make_vector_env, resolve_env
 
 
 def test_exception_comes_back_once_with_the_envs_traceback() -> None:
@@ -72,6 +78,68 @@ def play(env: Any) -> None:
     env.step([0, 0])
     env.step([0, 0])
     env.render()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("where", ["constructor", "reset", "step", "render"])
+@pytest.mark.parametrize("kind", ["sync", "fork", "already_vectorized"])
+def test_an_environment_cannot_end_the_program(kind: str, where: str, error: type[BaseException]) -> None:
+    spec = EnvSpec(LeavingEnv, {"where": where, "error": error})
+    specs, mode = [EnvSpec(ScriptedEnv), spec], "async" if kind == "fork" else kind
+    if kind == "already_vectorized":
+        specs = [EnvSpec(functools.partial(vector_env_of, spec.build_raw))]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run has a handler of its own
+    try:
+        words = rf"(?si)environment (1|.*vector).* {where}.*{error.__name__}: bye.*Fix"
+        with pytest.raises(EnvError, match=words):
+            play(make_vector_env(specs, mode, context="fork", num_workers=1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_an_environment_is_the_users() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(SyncVectorEnv([EnvSpec(LeavingEnv, {"where": "step", "error": KeyboardInterrupt})] * 2))
+
+
+@pytest.mark.parametrize("error", [SystemExit, RuntimeError])
+@pytest.mark.parametrize("kind", ["sync", "fork", "already_vectorized"])
+def test_a_close_that_fails_is_a_warning_and_the_others_are_closed(
+    kind: str, error: type[BaseException], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Last(ScriptedEnv):
+        def close(self) -> None:
+            os.write(1, b"the last is closed")
+
+    specs = [EnvSpec(LeavingEnv, {"where": "close", "error": error}), EnvSpec(Last)]
+    if kind == "already_vectorized":
+        specs = [EnvSpec(functools.partial(vector_env_of, specs[0].build_raw))]
+    logging.getLogger("loxodon").addHandler(handler := logging.StreamHandler())
+    try:
+        env = make_vector_env(specs, "async" if kind == "fork" else kind, context="fork", num_workers=1)
+        env.close()
+        env.close()
+    finally:
+        logging.getLogger("loxodon").removeHandler(handler)
+    told = capfd.readouterr()
+    assert f"failed in close: {error.__name__}: bye. Fix: correct its close()." in told.err
+    assert "Traceback" not in told.err
+    assert kind == "already_vectorized" or "the last is closed" in told.out
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (None, r"made None, but must make one gymnasium.Env. Fix: return the environment from it"),
+        (3, r"made a int, .*Fix: derive"),
+        (ScriptedEnv, r"made <class .*Fix: give ScriptedEnv itself"),
+        (vector_env_of(ScriptedEnv), r"made a SyncVectorEnv.*Fix: set Experiment.env_mode"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sync", "fork"])
+def test_what_is_no_environment_is_one_clear_error(kind: str, made: Any, words: str, opened: Any) -> None:
+    with pytest.raises(TypeError, match=words):
+        opened(kind, [EnvSpec(lambda: made)])
 
 
 @pytest.mark.parametrize(
@@ -233,3 +301,199 @@ def test_lambdas_cross_into_spawned_workers_unless_they_hold_what_cannot(opened:
     with pytest.raises(EnvError, match=r"cannot be sent to a worker process.*importable module"):
         build("spawn", [spec])
     opened("fork", [spec])
+
+
+# ---- the environment is the one that was given ----
+
+
+@gin.configurable
+class ConfiguredEnv(ScriptedEnv):
+    """Rewards are what gin says."""
+
+    def __init__(self, reward: float = 0.0) -> None:
+        super().__init__()
+        self.reward = reward
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self.reward, *rest
+
+
+@gin.configurable
+def hold(thing: Any = None) -> Any:
+    """What gin gives for a reference."""
+    return thing
+
+
+def reference(name: str) -> Any:
+    gin.bind_parameter("hold.thing", gin.config.ConfigurableReference(name, evaluate=False))
+    return hold()
+
+
+def punishing(make: Any) -> Any:
+    """A decorator as users write them."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return gym.wrappers.TransformReward(make(*args, **kwargs), lambda reward: -100.0)
+
+    return made
+
+
+def ways_to_give_an_environment() -> dict[str, Any]:
+    """All make an environment whose rewards are -100, and resemble something else that can be imported."""
+
+    class Local(ScriptedEnv):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return obs, -100.0, *rest
+
+    @gin.configurable
+    class LocalConfigured(ConfiguredEnv):
+        def __init__(self, own_reward: float = 0.0) -> None:
+            super().__init__(own_reward)
+
+    @gin.configurable
+    def local_factory(reward: float = 0.0) -> Any:
+        return ConfiguredEnv(reward)
+
+    class Maker:
+        def make(self) -> Any:
+            return Local()
+
+        __call__ = make
+
+    renamed = type("ScriptedEnv", (Local,), {"__module__": "scripted_envs", "__qualname__": "ScriptedEnv"})
+    external = gin.external_configurable(PlainReward, "external")
+    gin.parse_config(
+        "LocalConfigured.own_reward = -100.0\nlocal_factory.reward = -100.0\nexternal.reward = -100.0\n"
+        "train/ConfiguredEnv.reward = -100.0\nWrappingEnv.inner = @train/LocalConfigured()"
+    )
+
+    class OfReference(reference("train/ConfiguredEnv")):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(-100.0)
+
+    return {
+        "local class": Local,
+        "class of another's name": renamed,
+        "local class that gin configures": LocalConfigured,
+        "local function that gin configures": local_factory,
+        "subclass of what gin configures": type("Sub", (LocalConfigured,), {}),
+        "subclass of a scoped reference": OfReference,
+        "external configurable": external,
+        "scoped reference": reference("train/ConfiguredEnv"),
+        "scoped reference to a local class": reference("train/LocalConfigured"),
+        "class named by a binding": WrappingEnv,
+        "decorated class": punishing(ScriptedEnv),
+        "decorated function": punishing(make_scripted_inside),
+        "decorated configurable": punishing(ConfiguredEnv),
+        "decorated external configurable": punishing(external),
+        "partial": functools.partial(functools.partial(punishing(ScriptedEnv)), gain=2.0),
+        "argument of a partial": functools.partial(lambda kind: kind(), reference("train/ConfiguredEnv")),
+        "bound method": Maker().make,
+        "callable object": Maker(),
+        "lambda": lambda: Local(),  # noqa: PLW0108 - that is the point
+    }
+
+
+class PlainReward(ScriptedEnv):
+    """Like ConfiguredEnv, but unknown to gin."""
+
+    def __init__(self, reward: float = 0.0) -> None:
+        super().__init__()
+        self.reward = reward
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self.reward, *rest
+
+
+KINDS_OF_PROCESS = ["sync", "fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def _as_gin_was() -> Iterator[None]:
+    """Forget what a test has registered."""
+    registry, inverse = copy.copy(gin.config._REGISTRY._selector_map), dict(gin.config._INVERSE_REGISTRY)
+    yield
+    for name in set(gin.config._REGISTRY._selector_map) - set(registry):
+        gin.config._REGISTRY.pop(name)
+    gin.config._INVERSE_REGISTRY.clear()
+    gin.config._INVERSE_REGISTRY.update(inverse)
+
+
+@pytest.mark.usefixtures("_as_gin_was")
+@pytest.mark.parametrize("kind", KINDS_OF_PROCESS)
+def test_the_environment_is_exactly_the_one_that_was_given(kind: str, opened: Any) -> None:
+    ways = ways_to_give_an_environment()
+    env = opened(kind, [resolve_env(make) for make in ways.values()], num_workers=1)
+    env.reset(seed=0)
+    rewards = env.step([0] * len(ways))[1].tolist()
+    assert dict(zip(ways, rewards, strict=True)) == dict.fromkeys(ways, -100.0)
+
+
+@pytest.mark.parametrize("kind", ["sync", "spawn"])
+def test_what_a_program_registers_under_an_id_reaches_its_workers(
+    kind: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = dataclasses.replace(gym.spec("CartPole-v1"), entry_point=lambda **_: ScriptedEnv(gain=3.0))
+    monkeypatch.setitem(gym.registry, "CartPole-v1", entry)
+    env = opened(kind, [EnvSpec("CartPole-v1")], num_workers=1)
+    env.reset(seed=0)
+    assert env.step([0])[1].tolist() == [30.0]
+
+
+def test_bindings_of_what_an_environment_imports_late_count(opened: Any) -> None:
+    def make() -> Any:
+        from scripted_envs import ScriptedEnv
+
+        return ScriptedEnv()
+
+    gin.parse_config("ScriptedEnv.gain = 4.0")
+    env = opened("spawn", [resolve_env(make)])
+    env.reset(seed=0)
+    assert env.step([0])[1].tolist() == [40.0]
+
+
+# ---- global random generators ----
+
+
+def drawn_in(kind: str, seed: int | None) -> tuple[list[float], list[float], list[list[float]]]:
+    """What 6 environments of 3 workers draw when they are made, and in two episodes each."""
+    env = make_vector_env([EnvSpec(DrawingEnv)] * 6, "async", context=kind, num_workers=3, seed=seed)
+    try:
+        made = list(env.get_attr("drawn"))
+        first = env.reset(seed=5)[0]["observation"][:, 1].tolist()
+        return made, first, env.reset()[0]["observation"][:, 1].tolist()
+    finally:
+        env.close()
+
+
+@pytest.mark.slow
+def test_workers_draw_different_numbers_and_the_same_ones_for_a_seed_however_they_start() -> None:
+    forked, spawned = drawn_in("fork", 3), drawn_in("spawn", 3)
+    assert forked == spawned
+    assert len({number for numbers in forked for number in numbers}) == 18
+    assert drawn_in("fork", 4)[0] != forked[0]
+    assert drawn_in("fork", None)[0] != drawn_in("fork", None)[0]
+
+
+def test_states_of_environments_hold_the_generators_of_their_process(opened: Any) -> None:
+    env = opened("fork", [EnvSpec(DrawingEnv)] * 4)
+    env.reset(seed=0)
+    states = env.get_states()
+    expected = env.reset()[0]["observation"][:, 1].tolist()
+    env.set_states(states)
+    assert env.reset()[0]["observation"][:, 1].tolist() == expected
+
+
+def test_trying_which_mode_is_faster_leaves_the_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loxodon.envs.vector.AUTO_TRIAL_S", 0.0)
+    drawn = []
+    for num_trials in (2, 20):
+        monkeypatch.setattr("loxodon.envs.vector.FEWEST_STEPS", num_trials)
+        np.random.seed(1)  # noqa: NPY002
+        make_vector_env([EnvSpec(DrawingEnv)], "auto", num_workers=1).close()
+        drawn.append(np.random.uniform())  # noqa: NPY002
+    assert drawn[0] == drawn[1]

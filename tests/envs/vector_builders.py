@@ -24,6 +24,11 @@ def gymnasium_vector_env(num_envs: int, mode: str = "SameStep", **kwargs: Any) -
     return gym.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
 
 
+def vector_env_of(maker: Any) -> gym.vector.VectorEnv:
+    """Two rows of what `maker` makes."""
+    return gym.vector.SyncVectorEnv([maker] * 2, autoreset_mode=AutoresetMode("SameStep"))
+
+
 def build(kind: str, specs: list[EnvSpec], num_workers: int | None = 2) -> SequenceVectorEnv:
     if kind in VECTORIZED_MODES:
         kwargs = {"num_envs": len(specs), "mode": VECTORIZED_MODES[kind], **specs[0].kwargs}

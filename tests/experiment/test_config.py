@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,9 @@ import gin
 import pytest
 
 from loxodon.experiment.config import ConfigError, LoadedConfig, checks, explained, load_config
+from loxodon.experiment.config.reading import import_path
+
+from .fakes import TINY
 
 BUILT: list[str] = []
 Seconds = NewType("Seconds", float)
@@ -428,3 +433,46 @@ def test_errors_lead_to_what_was_typed_or_is_quoted(message: str, place: str) ->
     with pytest.raises(ConfigError) as caught, explained(config):
         raise ValueError(f"{message} Fix: think.")
     assert str(caught.value) == f"{place}{message} Fix: think."
+
+
+# --- modules beside a config ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of configs; the working folder is another one."""
+    (tmp_path / "working").mkdir()
+    (tmp_path / "configs" / "parts").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "working")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path / "configs"
+
+
+def test_a_module_is_found_beside_the_config_that_names_it_and_beside_what_it_includes(
+    elsewhere: Path,
+) -> None:
+    for folder, name in ((elsewhere, "beside_whole"), (elsewhere / "parts", "beside_part")):
+        (folder / f"{name}.py").write_text("")
+    (elsewhere / "whole.gin").write_text(f"include 'parts/part.gin'\nimport beside_whole\n{TINY}")
+    (elsewhere / "parts" / "part.gin").write_text("import beside_part\n")
+    config = load_config([str(elsewhere / "whole.gin")])
+    assert {"import beside_whole", "import beside_part"} <= set(config.source.imports)
+    assert str(elsewhere) in import_path()
+    assert config.source.warnings == []
+
+
+def test_no_installed_module_is_hidden_by_a_file_beside_a_config_and_that_is_said(elsewhere: Path) -> None:
+    (elsewhere / "json.py").write_text("raise AssertionError")
+    (elsewhere / "mine.gin").write_text(f"import json\n{TINY}")
+    (warning,) = load_config([str(elsewhere / "mine.gin")]).source.warnings
+    assert re.search(
+        r"mine.gin:1: `import json` gives .*json/__init__.py, not .*json.py.*Fix: rename", warning
+    )
+
+
+def test_a_module_that_calls_exit_is_a_mistake_in_the_config(elsewhere: Path) -> None:
+    (elsewhere / "leaving.py").write_text("import sys\nsys.exit()\n")
+    (elsewhere / "mine.gin").write_text(f"import leaving\n{TINY}")
+    with pytest.raises(ConfigError, match=r"leaving.py:2: SystemExit.*Fix"):
+        load_config([str(elsewhere / "mine.gin")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -18,16 +19,17 @@ from torch import Tensor
 
 from loxodon.agents import Agent, BaseAgent, PPOAgent
 from loxodon.data import Batch
+from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import PolicyInfo, policy_header, write_policy
 from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
 from loxodon.experiment.evaluate import cut_memory, main
-from loxodon.nets import Categorical, FFTstepEncoder, TrajEncoder, TstepEncoder
+from loxodon.nets import Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
 
 from ..nets.encoders import DIM, ENCODERS, MEMORYLESS
-from .fakes import TINY, run
+from .fakes import TINY, CountingEnv, make_experiment, run
 
 LENGTH = 5
 
@@ -340,3 +342,19 @@ def test_episodes_are_recorded(env: str | None, capsys: pytest.CaptureFixture[st
         assert [path.name for path in sorted(Path("films").iterdir())] == [
             f"sign-episode-{i}.mp4" for i in range(3)
         ]
+
+
+def test_a_run_that_python_configured_is_evaluated_in_its_own_environment(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_env = functools.partial(EnvSpec, functools.partial(CountingEnv, length=3), env_name="three")
+    types = {"agent_type": Agent, "tstep_encoder_type": FFTstepEncoder, "traj_encoder_type": GRUTrajEncoder}
+    exp = run(make_experiment(Path(), make_val_env=make_env, epochs=1, **types))
+    assert main([str(exp.run_dir), "--episodes", "6"]) == 0
+    (found,) = results(exp.run_dir / "evaluations" / "best-val-greedy.json")
+    assert (found["task"], found["lengths"]) == ("three", [3] * 6)
+    nameless = run(
+        make_experiment(Path(), make_val_env=lambda: CountingEnv(length=3), epochs=1, run_name="b", **types)
+    )
+    assert main([str(nameless.run_dir)]) == 1
+    assert "says nowhere how its environment is made" in capsys.readouterr().err

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +21,15 @@ from gymnasium import spaces
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from loxodon.agents import Agent
 from loxodon.envs import EnvSpec, TMazePassive, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint.store import MARKER, contents
 from loxodon.experiment.config import load_config
-from loxodon.nets import GRUTrajEncoder
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
 from ..rounding import assert_equal_but_for_rounding
-from .fakes import TINY, run
+from .fakes import TINY, make_experiment, run
 
 CONFIG = """
 Experiment.max_seq_len = 12
@@ -576,3 +580,103 @@ def test_no_other_way_of_loading_a_policy_runs_anything(
     with pytest.raises(ValueError, match=r"another environment|numbers, but at most .* are allowed"):
         load()
     assert not unheard_of.exists()
+
+
+# ---- types that Python configured ----
+
+
+def from_python(folder: Path, **types: Any) -> Experiment:
+    """A finished run without gin."""
+    settings: dict[str, Any] = {
+        "agent_type": partial(partial(Agent, num_critics=2), training_discounts=(0.9, np.float32(0.5))),
+        "tstep_encoder_type": partial(FFTstepEncoder, d_hidden=16, d_output=8),
+        "traj_encoder_type": partial(GRUTrajEncoder, d_hidden=8, d_output=8),
+        "epochs": 1,
+    }
+    return run(make_experiment(folder, **settings | types))
+
+
+def test_a_partial_is_written_down_with_its_arguments(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exp = from_python(tmp_path)
+    policy = load_policy(exp.run_dir)
+    assert policy.agent.state_dict().keys() == exp.policy.state_dict().keys()
+    assert policy.agent.traj_encoder.emb_dim == 8
+    assert "do not say how to make" not in caplog.text
+
+
+def wrapped(make: Any) -> Any:
+    """A decorator that changes what it decorates."""
+    return functools.wraps(make)(lambda *args, **kwargs: make(*args, num_critics=3, **kwargs))
+
+
+NAMELESS: dict[str, Callable[[], Any]] = {
+    "lambda": lambda: lambda *args: Agent(*args, num_critics=3),
+    "local class": lambda: type("Local", (Agent,), {"__qualname__": "make.<locals>.Local"}),
+    "class of another's name": lambda: type("Agent", (Agent,), {"__module__": Agent.__module__}),
+    "decorated class": lambda: wrapped(Agent),
+    "partial of a lambda": lambda: partial(lambda *args, **kw: Agent(*args, num_critics=3, **kw), tau=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", list(NAMELESS))
+def test_what_has_no_name_is_said_when_the_run_begins_and_can_be_given_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    nameless = NAMELESS[kind]()
+    exp = from_python(tmp_path, agent_type=nameless)
+    (warning,) = (r.getMessage() for r in caplog.records if "do not say how to make" in r.getMessage())
+    assert re.search(r"agent_type = .*Fix: .*types=\{'agent_type': ...\}", warning)
+    with pytest.raises(
+        ValueError, match=r"agent_type has no name.*Fix: load_policy\(..., types=\{'agent_type'"
+    ):
+        load_policy(exp.run_dir)
+    policy = load_policy(exp.run_dir, types={"agent_type": nameless})
+    assert policy.agent.state_dict().keys() == exp.policy.state_dict().keys()
+    with pytest.raises(ValueError, match=r"types has 'agent'.*agent_type.*Fix"):
+        load_policy(exp.run_dir, types={"agent": nameless})
+
+
+def call(name: str, **kwargs: Any) -> str:
+    return json.dumps({"agent_type": {"call": {"name": name}, "args": [], "kwargs": kwargs}})
+
+
+@pytest.mark.parametrize(
+    ("types", "words"),
+    [
+        (call("os:system"), "derived from BaseAgent|no such class"),
+        (
+            call("loxodon.agents.agent:Agent", gamma={"name": "os:system"}),
+            "no such class|may only name networks",
+        ),
+        (
+            call("loxodon.agents.agent:Agent", gamma={"name": "subprocess:Popen"}),
+            "may only name networks.*Fix",
+        ),
+        (
+            call(
+                "loxodon.agents.agent:Agent",
+                gamma={"call": {"name": "subprocess:Popen"}, "args": [], "kwargs": {}},
+            ),
+            "may only name networks.*Fix",
+        ),
+        (
+            call(
+                "loxodon.agents.agent:Agent",
+                gamma={
+                    "call": {"name": "torch.nn.modules.linear:Identity"},
+                    "args": [],
+                    "kwargs": {},
+                    "now": True,
+                },
+            ),
+            "nothing that Loxodon writes.*Fix",
+        ),
+        ('{"agent_type": {"call": 3}}', "never writes.*Fix"),
+        ('{"agent_type": ' + '{"call": ' * 300 + "3" + "}" * 301, "never writes.*Fix"),
+    ],
+)
+def test_arguments_in_a_file_may_name_networks_alone(policy_file: Path, types: str, words: str) -> None:
+    with pytest.raises((ValueError, ImportError), match=words):
+        load_policy(changed_header(policy_file, gin="", types=types))

@@ -83,6 +83,9 @@ def test_a_checkpoint_says_what_it_was_made_with(exp: Experiment) -> None:
     assert found["types"]["agent_type"].endswith(":TinyAgent")
     assert found["time"] > 1.7e9
     stored = json.loads(exp.checkpoints.versions_path.read_text())
+    assert str(Path.cwd()) in stored.pop("import_path")
+    environments = stored.pop("environments")["dict"]
+    assert environments["make_val_env"]["kwargs"]["target"]["name"].endswith(":CountingEnv")
     assert {name: found[name] for name in stored} == stored
     assert stored.keys() == {"seed", "mode", "config_hash", "python", "packages", "hardware", "run_id"}
 

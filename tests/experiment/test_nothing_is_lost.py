@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from loxodon.data import files, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Callback, Experiment
-from loxodon.experiment.signals import StopRequest
+from loxodon.experiment.signals import Aborted, StopRequest
 
 from .fakes import CountingEnv, make_experiment, run
 from .ppo.whole_runs import ppo_experiment
@@ -287,7 +287,7 @@ def test_a_second_interrupt_saves_nothing(tmp_path: Path, capsys: pytest.Capture
 
     def twice(*_: Any) -> None:
         exp.ctx.stop.ask("SIGINT")
-        raise KeyboardInterrupt
+        raise Aborted
 
     exp.learner.update = twice  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import numpy as np
 import pytest
 import torch
 
+from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.config import load_config
 
-from .fakes import die_in, make_experiment, metrics, run
+from .fakes import CountingEnv, die_in, make_experiment, metrics, run
 from .processes import kill_and_resume
 
 EPOCHS, CHECKPOINT_AFTER, KILLED_IN = 6, 3, 4
@@ -169,3 +171,40 @@ def test_a_finished_run_goes_on_when_epochs_is_raised(tmp_path: Path) -> None:
     assert longer.learner.gradient_steps == 16
     again = run(make_experiment(tmp_path, epochs=4), lambda exp: exp.load_checkpoint())
     assert again.learner.gradient_steps == 16  # nothing was left to do
+
+
+class DrawingEnv(CountingEnv):
+    """Draws its rewards from NumPy's global generator, and offers its state."""
+
+    def step(self, action: int) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, float(np.random.uniform()), *rest  # noqa: NPY002 - that is the point
+
+    def get_state(self) -> dict[str, Any]:
+        return {"episode": self.episode, "timestep": self.timestep}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_seed_repeats_a_run_whose_environments_draw_from_global_generators(
+    tmp_path: Path, mode: str
+) -> None:
+    settings: dict[str, Any] = {
+        "make_train_env": EnvSpec(DrawingEnv),
+        "make_val_env": EnvSpec(DrawingEnv),
+        "env_mode": mode,
+        "async_env_mp_context": "fork",
+        "epochs": 4,
+        "AsyncVectorEnv.num_workers": 2,
+        "CheckpointManager.exact_resume": True,
+    }
+    whole = run(make_experiment(tmp_path / "whole", **settings))
+    dying = make_experiment(tmp_path / "parts", **settings)
+    dying.start()
+    die_in(dying, 3)
+    for envs in (dying.val_envs, dying.train_envs):
+        envs.close()
+    parts = run(make_experiment(tmp_path / "parts", **settings), lambda exp: exp.load_checkpoint())
+    assert metrics(parts.run_dir) == metrics(whole.run_dir)

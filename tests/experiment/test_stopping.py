@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.checkpoint.policy_file import read_info
+from loxodon.experiment.cli import exit_status
 from loxodon.experiment.signals import StopRequest
 
 from .fakes import CountingEnv, make_experiment, metrics, run
@@ -147,6 +151,115 @@ def test_a_final_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) 
     assert again.learner.gradient_steps == exp.learner.gradient_steps == 8
     once_more = run(make_experiment(tmp_path, epochs=2, val_interval=None), lambda e: e.load_checkpoint())
     assert once_more.last_val_metrics == {}  # all is done
+
+
+# ---- code of others that would end the program ----
+
+
+class LeavingEnv(CountingEnv):
+    """Calls sys.exit(), as a closed window of pygame does, in its second episode."""
+
+    def step(self, action: int) -> Any:
+        if self.episode == 1:
+            sys.exit()
+        return super().step(action)
+
+
+class LeavingCallback(Callback):
+    """Calls sys.exit() after the updates."""
+
+    def after_train(self, exp: Experiment) -> None:
+        sys.exit("enough")
+
+
+def leaving_update(exp: Experiment) -> None:
+    exp.learner.update = lambda *args: sys.exit(3)  # type: ignore[method-assign,assignment]
+
+
+LEAVING: dict[str, tuple[dict[str, Any], Callable[[Experiment], None] | None, str]] = {
+    "training": ({"make_train_env": EnvSpec(LeavingEnv), **NEVER}, None, r"Environment 0 \(LeavingEnv\)"),
+    "evaluation": (
+        {"make_val_env": EnvSpec(LeavingEnv), "val_interval": None},
+        None,
+        r"Environment 0 \(LeavingEnv\)",
+    ),
+    "callback": ({"callbacks": [LeavingCallback]}, None, r"test_stopping.py:\d+ .*sys.exit\('enough'\)"),
+    "agent": ({}, leaving_update, r"test_stopping.py:\d+ .*sys.exit\(3\)"),
+}
+
+
+@pytest.mark.parametrize("place", list(LEAVING))
+def test_sys_exit_in_code_of_others_is_an_error_and_the_run_is_saved(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, prepare, words = LEAVING[place]
+    exp = make_experiment(tmp_path, **settings)
+    exp.start()
+    if prepare is not None:
+        prepare(exp)
+    with pytest.raises(RuntimeError, match=rf"{words}.*Fix"):
+        exp.learn()
+    exp.close()
+    assert "Stopped by an error in " in capsys.readouterr().out
+    assert exp.checkpoints.newest_intact_epoch()[1] == []
+
+
+def test_a_command_does_not_end_well_because_something_in_it_calls_exit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_status(lambda: sys.exit(0)) == 1
+    assert re.search(r"error: .*test_stopping.py:\d+ .*sys.exit\(0\).*Fix", capsys.readouterr().err)
+
+
+# ---- closing ----
+
+
+class Unclosable:
+    """Fails when it is closed."""
+
+    def close(self, *_: Any, **__: Any) -> None:
+        raise OSError("the window is gone")
+
+
+PARTS = ("collector", "loader", "dataset", "train_envs", "val_envs", "artifacts", "metric_logger")
+
+
+@pytest.mark.parametrize("part", [*PARTS, "sink", "tensorboard"])
+def test_a_part_that_cannot_be_closed_costs_a_warning(
+    tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    exp = make_experiment(tmp_path, epochs=1)
+    exp.start()
+    exp.learn()
+    closed = []
+    for name in PARTS:
+        own = getattr(exp, name).close
+        getattr(exp, name).close = lambda *a, own=own, name=name: (closed.append(name), own(*a))
+    if part == "sink":
+        assert exp.collector is not None
+        exp.collector.groups[0].sinks[0].close = Unclosable().close  # type: ignore[method-assign]
+    elif part == "tensorboard":
+        exp.metric_logger._tensorboard = Unclosable()
+    else:
+        setattr(exp, part, Unclosable())
+    with caplog.at_level(logging.WARNING, logger="loxodon"):
+        exp.close()
+    assert sorted(closed) == sorted(set(PARTS) - {part})
+    told = [record.getMessage() for record in caplog.records]
+    assert [text for text in told if "could not be closed: OSError: the window is gone" in text] == told
+    assert len(told) == 1
+
+
+def test_closing_is_possible_at_any_time(tmp_path: Path) -> None:
+    make_experiment(tmp_path).close()
+    broken = make_experiment(tmp_path, make_train_env=lambda: None)
+    with pytest.raises(TypeError, match="made None"):
+        broken.start()
+    broken.close()
+    exp = make_experiment(tmp_path, epochs=1, **NEVER)
+    exp.start()
+    exp.close()
+    exp.close()
 
 
 # ---- a second signal ----

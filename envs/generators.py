@@ -1,0 +1,34 @@
+"""The global random generators of a worker process, for environments that draw from them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+
+def seed_generators(*seeds: int) -> None:
+    """Seed `random`, NumPy's global generator and, if this process has imported it, torch's."""
+    seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - environments draw from the legacy global generator
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+
+
+def generators_state() -> dict[str, Any]:
+    """The states of these generators, as plain values."""
+    state = {"python": random.getstate(), "numpy": np.random.get_state(legacy=True)}  # noqa: NPY002
+    if (torch := sys.modules.get("torch")) is not None:
+        state["torch"] = torch.get_rng_state().numpy()
+    return state
+
+
+def set_generators_state(state: dict[str, Any]) -> None:
+    """Put back what `generators_state` returned."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    if "torch" in state and (torch := sys.modules.get("torch")) is not None:
+        torch.set_rng_state(torch.from_numpy(state["torch"]))

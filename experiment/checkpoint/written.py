@@ -1,0 +1,105 @@
+"""Types and recipes as JSON, from which another process makes the same: what it can import, and values.
+
+Numbers, texts, booleans, None and lists are themselves. Everything else is an object: `{"tuple": [...]}`,
+`{"dict": {...}}`, `{"name": "module:Class"}`, or `{"call": ..., "args": [...], "kwargs": {...}}`, which is a
+functools.partial, or with `"now": true` what the call returns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+
+from ...data.spaces import Tokens
+from ...envs import EnvSpec
+from ...envs.gin_values import is_importable
+
+_DEEPEST = 100  # partial of a partial
+
+
+def written(thing: Any) -> Any:
+    """The JSON value. Raises: TypeError for what has none, naming it."""
+    if thing is None or isinstance(thing, bool | int | float | str):
+        return thing
+    if isinstance(thing, np.bool_ | np.integer | np.floating):
+        return thing.item()
+    if isinstance(thing, type | FunctionType | BuiltinFunctionType) and is_importable(thing):
+        return {"name": name_of(thing)}
+    if (write := _WRITERS.get(type(thing))) is not None:
+        return write(thing)
+    name = getattr(thing, "__qualname__", repr(thing))
+    raise TypeError(
+        f"{name} ({type(thing).__name__}) has no name by which another process can import it. Fix: define it at "
+        "the top of a module."
+    )
+
+
+def _of_dict(values: dict[Any, Any]) -> dict[str, Any]:
+    if wrong := [key for key in values if not isinstance(key, str)]:
+        raise TypeError(f"a dict has the key {wrong[0]!r}, which is no text. Fix: use texts as keys.")
+    return {"dict": {key: written(value) for key, value in values.items()}}
+
+
+def _call(function: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    values = {key: written(value) for key, value in kwargs.items()}
+    return {"call": written(function), "args": [written(one) for one in args], "kwargs": values}
+
+
+_WRITERS: dict[type, Callable[[Any], Any]] = {
+    list: lambda thing: [written(one) for one in thing],
+    tuple: lambda thing: {"tuple": [written(one) for one in thing]},
+    dict: _of_dict,
+    functools.partial: lambda thing: _call(thing.func, *thing.args, **thing.keywords),
+    EnvSpec: lambda spec: {**_call(EnvSpec, **vars(spec)), "now": True},
+    Tokens: lambda space: {**_call(Tokens, list(space.words), space.max_tokens), "now": True},
+}
+
+
+def read(value: Any, find: Callable[[str], Any], *, calls: bool = False) -> Any:
+    """What `written` was given.
+
+    Args:
+        value: JSON; it may come from a stranger.
+        find: what a name means.
+        calls: whether what is to be called now is called; where it is not, that is an error.
+
+    Raises: ValueError for anything else, and what `find` raises.
+    """
+    if isinstance(value, list):
+        return [read(one, find, calls=calls) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("tuple"), list):
+        return tuple(read(value["tuple"], find, calls=calls))
+    if isinstance(value.get("dict"), dict):
+        return {key: read(one, find, calls=calls) for key, one in value["dict"].items()}
+    if isinstance(value.get("name"), str):
+        return find(value["name"])
+    args, kwargs = value.get("args"), value.get("kwargs")
+    is_call = isinstance(args, list) and isinstance(kwargs, dict)
+    if is_call and "call" in value and (calls or "now" not in value):
+        function = read(value["call"], find, calls=calls)
+        if callable(function):
+            values = {key: read(one, find, calls=calls) for key, one in kwargs.items()}
+            made = functools.partial(function, *read(args, find, calls=calls), **values)
+            return made() if "now" in value else made
+    raise ValueError(f"{str(value)[:200]} is nothing that Loxodon writes. Fix: use a file that it wrote.")
+
+
+def called_name(value: Any) -> str | None:
+    """The `module:name` that a written type has, or that it calls; None if it is no written type."""
+    for _ in range(_DEEPEST):
+        if not isinstance(value, dict) or "call" not in value:
+            break
+        value = value["call"]
+    name = value.get("name") if isinstance(value, dict) else value
+    return name if isinstance(name, str) else None
+
+
+def name_of(thing: Any) -> str:
+    """`module:name` of what can be imported."""
+    return f"{thing.__module__}:{thing.__qualname__}"
