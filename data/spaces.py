@@ -21,6 +21,7 @@ from gymnasium import Space, spaces
 from .errors import WrongValueError
 
 SINGLE_KEY = "observation"
+_FLOAT64 = np.dtype(np.float64)
 _LONGEST_SHOWN = 100  # characters of a value in an error
 _WORD = re.compile(r"\w+|[^\w\s]")
 logger = logging.getLogger("loxodon")
@@ -161,7 +162,8 @@ class ObsLeaf:
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         """Of columns that hold the values."""
-        return np.dtype(storage_dtype(self.space).str)  # NumPy's own object, which a copied space lacks
+        dtype: np.dtype[Any] = np.dtype(storage_dtype(self.space).str)  # NumPy's own object, not a copy of it
+        return dtype
 
     @cached_property
     def direct_dtype(self) -> np.dtype[Any] | None:
@@ -175,8 +177,18 @@ class ObsLeaf:
         if isinstance(self.space, spaces.Discrete):
             return int(self.space.n)
         if isinstance(self.space, spaces.MultiDiscrete):
-            return self.space.nvec.astype(f"u{self.dtype.itemsize}")
+            return self.space.nvec.astype(self._unsigned)
         return 2 if isinstance(self.space, spaces.MultiBinary) else None
+
+    @cached_property
+    def _unsigned(self) -> np.dtype[Any]:
+        return np.dtype(f"u{self.dtype.itemsize}")
+
+    @cached_property
+    def _largest_square(self) -> float | None:
+        """Square of the largest number that a column of floats holds; None where float64 cannot pass it."""
+        dtype = self.dtype
+        return float(np.finfo(dtype).max) ** 2 if dtype.kind == "f" and dtype != _FLOAT64 else None
 
     @property
     def has_checks(self) -> bool:
@@ -193,24 +205,19 @@ class ObsLeaf:
         Raises: WrongValueError for a wrong shape, for what is not numbers, and for numbers that the dtype of
             the column cannot hold.
         """
-        if type(value) is int and self.num_choices is not None and self.shape == () and num_rows is None:
-            index = value - (self.offset or 0)
-            if 0 <= index < self.num_choices:  # a fraction of what the way over arrays takes
-                return index
+        if num_rows is None and (found := self._usual(value)) is not None:
+            return found
         lead = () if num_rows is None else (num_rows,)
-        if is_text(self.space):
+        if self.dtype.kind == "O":
             return self._texts(value, lead)
         if isinstance(self.space, Tokens):
             value = self._encoded(value)
         array = self._array(value, (*lead, *self.shape))
-        if array.dtype == self.dtype and self.direct_dtype is not None:  # NumPy takes None for float64
-            return array
         if self.dtype.kind == "f":
             self._check_overflow(array)
             return array
-        if self.offset is None:
-            return self._exact(array, self.dtype)
-        return self._exact(array, np.dtype(np.int64)) - self.offset
+        exact = self._exact(array, self.dtype if self.offset is None else np.dtype(np.int64))
+        return exact if self.offset is None else exact - self.offset
 
     def check(self, values: np.ndarray) -> None:
         """Raise WrongValueError if values, (N, *shape) of a column, have NaN, infinity or no such choice."""
@@ -218,7 +225,7 @@ class ObsLeaf:
             self._check_finite(values)
             return
         # A view as unsigned integers has negative ones above all others.
-        is_wrong = values.view(f"u{values.itemsize}") >= self.num_choices
+        is_wrong = values.view(self._unsigned) >= self.num_choices
         if np.count_nonzero(is_wrong):
             row, _ = _first(is_wrong)
             value = values[row] if self.offset is None else values[row] + self.offset
@@ -228,6 +235,16 @@ class ObsLeaf:
                 "bounds of its observation_space.",
                 row,
             )
+
+    def _usual(self, value: Any) -> Any:
+        """A single value as it is, if it is of a common kind that needs no more: saves most of the time."""
+        if type(value) is int and self.num_choices is not None and self.shape == ():
+            index = value - (self.offset or 0)
+            return index if 0 <= index < self.num_choices else None
+        if type(value) is np.ndarray and value.shape == self.shape and value.dtype is _FLOAT64:
+            limit = self._largest_square
+            return value if limit is not None and np.vdot(value, value) < limit else None
+        return None
 
     def restore(self, values: np.ndarray) -> np.ndarray:
         """Undo `convert` for the arrays of several observations: what the environment itself would return."""
@@ -267,7 +284,7 @@ class ObsLeaf:
     def _array(self, value: Any, shape: tuple[int, ...]) -> np.ndarray:
         """The value as an array of real numbers with this shape."""
         try:
-            array = as_numpy(value)
+            array = value if isinstance(value, np.ndarray) else as_numpy(value)
         except ValueError:  # lists of different lengths
             raise self._not_numbers(value) from None
         if array.dtype.kind not in "biuf" and not np.can_cast(array.dtype, np.float64):
@@ -307,12 +324,11 @@ class ObsLeaf:
 
     def _check_overflow(self, array: np.ndarray) -> None:
         """Raise WrongValueError if a finite number of the array is infinite in the dtype of the column."""
-        if array.dtype.kind != "f" or array.dtype.itemsize <= self.dtype.itemsize:
+        limit = self._largest_square
+        is_wide = array.dtype.kind == "f" and array.dtype.itemsize > self.dtype.itemsize
+        if limit is None or not is_wide or np.vdot(array, array) < limit:
             return
-        limit = float(np.finfo(self.dtype).max)
-        if np.vdot(array, array) < limit * limit:  # a fraction of what it takes to compare all numbers
-            return
-        is_wrong = np.asarray((np.abs(array) > limit) & np.isfinite(array))
+        is_wrong = np.asarray((np.abs(array) > math.sqrt(limit)) & np.isfinite(array))
         if is_wrong.any():
             row, place = _first(is_wrong)
             raise WrongValueError(

@@ -150,7 +150,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         if keeps_task:
             options = {**(options or {}), KEEP_TASK: True}
         raw, info = reset_result(self.env.reset(seed=seed, options=options), self.env)
-        return raw, dict(info)
+        return raw, info
 
     def _extended_space(self, space: gym.Space[Any]) -> spaces.Dict:
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {SINGLE_KEY: space}

@@ -24,14 +24,14 @@ Metrics = list[tuple[int, str, Any]]
 """Row of the environment, name, and a float or a list of floats."""
 
 
-def reset_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Mapping[str, Any]]:
+def reset_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
     """`(observation, info)` that `env.reset` returned. Raises: TypeError if it is something else."""
     if not isinstance(found, tuple) or len(found) != 2:  # noqa: PLR2004 - a pair
         raise TypeError(wrong_result(env, "reset", _kind_of(found)))
     return found[0], as_info(found[1])
 
 
-def step_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+def step_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
     """The five values that `env.step` returned. Raises: TypeError if it is something else."""
     if not isinstance(found, tuple | list) or len(found) != NUM_STEP_PARTS:
         raise TypeError(wrong_result(env, "step", _kind_of(found)))
@@ -62,10 +62,10 @@ def _kind_of(found: Any) -> str:
     return f"{len(found)} values" if isinstance(found, tuple | list) else f"one {type(found).__name__}"
 
 
-def as_info(info: Any) -> Mapping[str, Any]:
+def as_info(info: Any) -> dict[str, Any]:
     """The info of a step or reset, which is a dict."""
     if isinstance(info, Mapping):
-        return info
+        return info if isinstance(info, dict) else dict(info)
     raise WrongValueError(
         f"the info {shown(info)}", "An info is a dict. Fix: return {} if there is nothing to report."
     )

@@ -29,20 +29,26 @@ StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, di
 
 
 class _Bounds(NamedTuple):
-    """Limits of a Box, with some room for rounding, and (2, N, ...) bool to compare with them in."""
+    """Limits of a Box, with some room for rounding, and memory to compare with them in.
 
-    low: np.ndarray
-    high: np.ndarray
+    low, high: an array, or one number for all elements; is_outside: (2, N, ...) bool, is_below and is_above.
+    """
+
+    low: Any
+    high: Any
     is_outside: np.ndarray
+    is_below: np.ndarray
+    is_above: np.ndarray
 
-    def place_outside(self, values: np.ndarray) -> tuple[int, ...] | None:
-        """Index of the first value (N, ...) outside; None if all are inside."""
-        is_outside = self.is_outside[:, : len(values)]
-        np.less(values, self.low, out=is_outside[0])
-        np.greater(values, self.high, out=is_outside[1])
-        if not np.count_nonzero(is_outside):
+    def place_outside(self, values: np.ndarray, rows: np.ndarray | None) -> tuple[int, ...] | None:
+        """Index of the first value (N, ...) outside, or None; rows: (N,) bool, those that count."""
+        np.less(values, self.low, self.is_below)
+        np.greater(values, self.high, self.is_above)
+        if not np.count_nonzero(self.is_outside):
             return None
-        return tuple(int(i) for i in np.argwhere(is_outside)[0][1:])
+        found = np.argwhere(self.is_below | self.is_above)
+        found = found if rows is None else found[rows[found[:, 0]]]
+        return tuple(found[0].tolist()) if len(found) else None
 
 
 def _bounds_of(space: spaces.Space[Any], num_envs: int) -> _Bounds | None:
@@ -59,10 +65,10 @@ def _bounds_of(space: spaces.Space[Any], num_envs: int) -> _Bounds | None:
         return None
     room = [_ROOM * np.maximum(1.0, np.abs(bound)) for bound in (low, high)]
     with np.errstate(over="ignore"):  # infinity is as good a bound as the largest number
-        limits = [x.astype(np.float32) for x in (low - room[0], high + room[1])]
-    if all((x == x.flat[0]).all() for x in limits):
-        limits = [x.flat[0] for x in limits]
-    return _Bounds(*limits, np.empty((2, num_envs, *space.shape), np.bool_))
+        limits = (low - room[0]).astype(np.float32), (high + room[1]).astype(np.float32)
+    lowest, highest = (x.flat[0] if (x == x.flat[0]).all() else x for x in limits)
+    memory = np.empty((2, num_envs, *space.shape), np.bool_)
+    return _Bounds(lowest, highest, memory, *memory)
 
 
 class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
@@ -215,7 +221,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             ended = self.buffers.terminated | self.buffers.truncated
             infos["final_obs"], infos["_final_obs"] = self.buffers.final_obs, ended
             if self._obs_bounds:
-                self._warn_if_outside(self.buffers.final_obs, np.flatnonzero(ended))
+                self._warn_if_outside(self.buffers.final_obs, ended)
         if metrics:
             infos["metrics"] = self._finite(metrics)
         return infos
@@ -245,18 +251,18 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def _warn_if_outside(self, obs: dict[str, np.ndarray], rows: np.ndarray | None) -> None:
         """Warn, once per key, of observations that the observation space does not allow.
 
-        rows: those to look at; None for all.
+        rows: (N,) bool, those to look at; None for all.
         """
         for key, bounds in list(self._obs_bounds.items()):
-            values = obs[key] if rows is None else obs[key][rows]
-            place = bounds.place_outside(values)
+            values = obs[key]
+            place = bounds.place_outside(values, rows)
             if place is None:
                 continue
             del self._obs_bounds[key]
             logger.warning(
                 "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
                 "Nothing is clipped. Fix: correct the environment or the bounds of its observation_space.",
-                self.env_names[place[0] if rows is None else rows[place[0]]],
+                self.env_names[place[0]],
                 values[place],
                 key,
                 self._obs_spaces[key],

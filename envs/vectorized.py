@@ -242,7 +242,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 if rows is None:
                     columns[leaf.key][...] = leaf.convert(value, self.num_envs)
                 else:
-                    columns[leaf.key][rows] = leaf.convert(as_numpy(value)[rows], np.count_nonzero(rows))
+                    columns[leaf.key][rows] = leaf.convert(as_numpy(value)[rows], int(rows.sum()))
             except WrongValueError as error:
                 raise _of_row(error, rows) from None
 
