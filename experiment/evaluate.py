@@ -307,11 +307,11 @@ def _cut_action_memory(memory: ActionMemory, size: int) -> None:
     whole = copy.copy(memory)
 
     def step(window: Tensor, embedded: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        newest = torch.cat([embedded, previous], -1)[:, None]
+        newest, width = torch.cat([embedded, previous], -1)[:, None], embedded.shape[-1]
         window = torch.cat([window, newest], 1)[:, -size:] if window.numel() else newest
         read, sums = embedded, whole.begin(len(embedded), embedded.device)
         for timestep in window.unbind(1):
-            read, sums = whole.step(sums, *timestep.split([embedded.shape[-1], previous.shape[-1]], -1))
+            read, sums = whole.step(sums, timestep[:, :width], timestep[:, width:])
         return read, window
 
     vars(memory).update(step=step, begin=lambda num_envs, device: torch.zeros(num_envs, 0, 0, device=device))
