@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .sequence_env import METRIC_PREFIX
+from .returned import METRIC_PREFIX
 
 logger = logging.getLogger("loxodon")
 _OWN = ("return", "return_p20", "episode_length", "episodes", "env_steps")  # each alone and as <figure>/<env>

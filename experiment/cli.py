@@ -23,6 +23,7 @@ from .dry_run import dry_run
 from .exits import CONFIG_ERROR, FAILED, INTERRUPTED, Stopped, without_foreign_exits
 from .experiment import Experiment
 from .fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
+from .fleet.folder import check_folder, expected_here
 from .fleet.supervisor import end_with_parent
 from .plots import curves_of
 from .several import run_seeds
@@ -149,6 +150,7 @@ def _save_config(args: argparse.Namespace, config: LoadedConfig) -> None:
 def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
     """Build the experiment, after a look at its run folder: what to resume must be there."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    check_folder(exp.run_dir, expected_here())
     if has_actors:
         exp.keep_pace_of_preset()
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
@@ -188,6 +190,7 @@ def _run(
         exp = _start(config, args.resume, args.actors is not None)
     if args.actors is not None and exp.accelerator.is_main_process:
         exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, exp.start_collecting_at_epoch))
+        exp.pace.expect_actors(args.actors, exp.start_collecting_at_epoch)
     try:
         metrics = exp.learn()
     except Stopped:  # by a signal, or because no actor is left; everything is stored and closed

@@ -54,6 +54,7 @@ from .exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
 from .fleet.actors import is_bound
+from .fleet.folder import place_of
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
@@ -872,7 +873,9 @@ class Experiment(Settings):
         """What is wrong when there is nothing to train on, and how to mend it."""
         if self.ctx.role.is_learner:
             hint = "" if self.actors is not None else " (start --mode collect)"
-            return f"Waiting for trajectories in {self.dataset.save_new_trajs_to}{hint}."
+            folder = self.dataset.save_new_trajs_to
+            place = "memory" if folder is None else place_of(folder)
+            return f"Waiting for trajectories in {place}{hint}."
         if self.collector is None:
             return (
                 "Nothing is collected. Fix: raise Experiment.train_timesteps_per_epoch, or name stored data."

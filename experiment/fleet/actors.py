@@ -13,6 +13,7 @@ import gin
 
 from ...envs import num_usable_cores
 from ..contracts import RunContext
+from .folder import EXPECTED, mark
 from .supervisor import ActorSupervisor
 
 _ENTRY = "import sys; from loxodon.experiment.cli import main; sys.exit(main())"
@@ -91,7 +92,7 @@ def supervise(
         command,
         num_processes,
         ctx.run_dir / "logs" / "actors",
-        actor_environment(os.environ),
+        {**actor_environment(os.environ), EXPECTED: mark(ctx.run_dir)},
         say=ctx.console.say,
         should_stop=ctx.stop.requested,
         on_failure=lambda: ctx.stop.ask("the supervisor of its actors"),

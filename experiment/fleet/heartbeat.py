@@ -1,7 +1,8 @@
 """Who works on a run: a small file per process that says what it does, and the lock for the one learner.
 
-Every process replaces its `<run_dir>/status/<role>_<host>_<pid>_<start>.json` a few times per second, and
-whoever wants to know reads them all: the status command, and learner and actors that keep pace (pace.py).
+Every process replaces its `<run_dir>/status/<role>_<host>_<pid>_<start>.json` a few times per second. The
+status command reads them all, and so does the learner, which publishes what its actors need in
+`<run_dir>/status/pace.json`. An actor reads that one file, however many actors there are (pace.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -19,7 +21,7 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stoppe
 ENDED_STATES = ("stopped", "failed", "finished")
 ROLES = ("both", "learner", "actor")
 STATUS_FOLDER = "status"
+PACE_FILE = "pace.json"
 PERIOD_S = 0.4  # between two heartbeats
 STALE_S = 30.0  # a process of another machine that has been silent for longer counts as dead
 LEARNER = Office(
@@ -167,7 +170,11 @@ class _Writer:
     ) -> None:
         host, self.pid = socket.gethostname(), os.getpid()
         name = f"{facts['role']}_{re.sub(r'[^A-Za-z0-9.-]', '-', host)}_{self.pid}_{time.time_ns()}.json"
-        self.path = run_dir.absolute() / STATUS_FOLDER / name  # the directory may change
+        self.run_dir = run_dir.absolute()  # the directory may change
+        self.path = self.run_dir / STATUS_FOLDER / name
+        self.leads = facts["role"] != "actor" and facts["rank"] == 0
+        self.known: list[Beat] = []  # heartbeats of the run, read at `known_s` or later
+        self.known_s = -math.inf
         self.facts = {
             "format": _FORMAT,
             **facts,
@@ -213,6 +220,8 @@ class _Writer:
         record = {**self.facts, "time": time.time(), "beat": self.num_beats, **figures, **speeds}
         try:
             write_text(self.path, json.dumps(record, default=str) + "\n", is_durable=False)
+            if self.leads:
+                self.publish(record)
         except OSError as error:
             if not self.has_complained:
                 self.has_complained = True
@@ -222,6 +231,12 @@ class _Writer:
                     self.path,
                     error,
                 )
+
+    def publish(self, record: Mapping[str, Any]) -> None:
+        """Replace pace.json. Heartbeats are read once per period, even if the state changes more often."""
+        if time.monotonic() - self.known_s >= self.period_s:
+            self.known, self.known_s = read_heartbeats(self.run_dir), time.monotonic()
+        write_pace(self.run_dir, record, self.known)
 
     def speeds(self, env_steps: int, gradient_steps: int) -> dict[str, float]:
         """Env steps and updates per second over the last seconds."""
@@ -290,25 +305,66 @@ class Beat:
 
 
 _CASTS = {"str": str, "str | None": str, "int": int, "int | None": int, "float": float}
+_UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 _KINDS: dict[str, Any] = {f.name: _CASTS[str(f.type)] for f in dataclasses.fields(Beat) if f.type in _CASTS}
 
 
 def read_heartbeats(run_dir: Path) -> list[Beat]:
     """The last heartbeat of every process of a run, oldest process first; unreadable files are left out."""
     beats = []
-    for path in (Path(run_dir) / STATUS_FOLDER).glob("*.json"):
+    for path in (Path(run_dir) / STATUS_FOLDER).glob("*_*.json"):
         if not path.is_file():  # reading a pipe would wait for its writer
             continue
         try:
             with path.open("rb") as file:
-                beat = _parse(file.read(), path, os.fstat(file.fileno()).st_mtime)
-        except OSError:  # removed at this moment
-            continue
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # no heartbeat
+                beat = _beat(json.loads(file.read()), path, os.fstat(file.fileno()).st_mtime)
+        except (OSError, *_UNREADABLE):  # removed at this moment, or not a heartbeat
             continue
         if beat.role in ROLES and beat.state in STATES:
             beats.append(beat)
     return sorted(beats, key=lambda beat: (beat.started, beat.host, beat.pid))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a learner tells its actors.
+
+    Attributes:
+        learner: its heartbeat.
+        env_steps: of the whole run, as far as the learner has counted them.
+        counted: the share of each actor that has not ended, by its id.
+        num_actors: how many actors are at work.
+    """
+
+    learner: Beat
+    env_steps: int
+    counted: Mapping[str, int]
+    num_actors: int
+
+
+def write_pace(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Beat]) -> None:
+    """Replace pace.json. learner: the record of its heartbeat. beats: of the run. Raises: OSError."""
+    actors = [beat for beat in beats if beat.role == "actor"]
+    content = {
+        **learner,
+        "run_env_steps": env_steps_of(beats),
+        "counted": {beat.id: beat.env_steps for beat in actors if beat.life != "ended"},
+        "num_actors": sum(beat.is_alive for beat in actors),
+    }
+    text = json.dumps(content, default=str) + "\n"
+    write_text(run_dir / STATUS_FOLDER / PACE_FILE, text, is_durable=False)
+
+
+def read_pace(run_dir: Path) -> Pace | None:
+    """What the learner of a run says; None if there never was one, or the file cannot be read."""
+    path = run_dir / STATUS_FOLDER / PACE_FILE
+    try:
+        with path.open("rb") as file:
+            raw, modified = json.loads(file.read()), os.fstat(file.fileno()).st_mtime
+        counted = {str(name): int(steps) for name, steps in raw["counted"].items()}
+        return Pace(_beat(raw, path, modified), int(raw["run_env_steps"]), counted, int(raw["num_actors"]))
+    except (OSError, *_UNREADABLE):
+        return None
 
 
 def newest_learner(beats: Iterable[Beat]) -> Beat | None:
@@ -325,8 +381,7 @@ def env_steps_of(beats: Iterable[Beat]) -> int:
     return by_actors + learner.forgotten_env_steps + (learner.env_steps if learner.role == "both" else 0)
 
 
-def _parse(text: bytes, path: Path, modified: float) -> Beat:
-    raw = json.loads(text)
+def _beat(raw: Any, path: Path, modified: float) -> Beat:
     known = {name: kind(raw[name]) for name, kind in _KINDS.items() if raw.get(name) is not None}
     beat = Beat(**{**known, "modified": modified, "path": path})
     is_here = beat.machine == machine_id()

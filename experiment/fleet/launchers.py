@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,12 @@ from types import FrameType
 from typing import Any
 
 from ..checkpoint.store import CheckpointManager
+from ..config import ConfigError
 from ..contracts import RunContext
 from ..exits import CONFIG_ERROR
 from ..signals import StopRequest
 from .actors import Crew, actor_environment, library_program, supervise
+from .folder import EXPECTED, check_folder, mark
 from .heartbeat import read_heartbeats
 from .supervisor import GRACE_S, ActorSupervisor, end_with_parent
 
@@ -83,6 +86,7 @@ class Job:
         folder: to start in.
         seen: processes that had finished at submission, by the ids of their heartbeats. An actor that gets
             its turn only after the learner has finished has nothing to do.
+        expected: see `check_folder`.
     """
 
     main: Callable[..., int]
@@ -90,10 +94,13 @@ class Job:
     run_dir: Path
     folder: Path
     seen: frozenset[str] = frozenset()
+    expected: str | None = None
 
     def __call__(self) -> int:
         """Run; returns the exit status."""
         os.chdir(self.folder)
+        if self.expected is not None:
+            os.environ[EXPECTED] = self.expected
         if not self._is_learner and finished_learners(self.run_dir) - self.seen:
             return 0
         queue_again, is_warned = signal.getsignal(signal.SIGUSR2), False
@@ -161,7 +168,7 @@ def submit(
     )
     executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})
     words, seen = list(crew.learner_words), finished_learners(run_dir)
-    learner_job = Job(main, words, run_dir.absolute(), Path.cwd(), seen)
+    learner_job = Job(main, words, run_dir.absolute(), Path.cwd(), seen, mark(run_dir))
     actor_job = replace(learner_job, words=crew.words())
     executor.update_parameters(name=f"{run_dir.name}-learner", **learner)
     jobs = [executor.submit(learner_job)]
@@ -184,7 +191,8 @@ def ray_pool(
     settings = {
         "words": crew.words(),
         "num_actors": crew.num_actors,
-        "log_folder": str((ctx.run_dir / "logs" / "actors").absolute()),
+        "run_dir": str(ctx.run_dir.absolute()),
+        "expected": mark(ctx.run_dir),
         "address": address,
         "num_cpus": num_cpus,
         "num_gpus": num_gpus,
@@ -195,24 +203,29 @@ def ray_pool(
 # ---- Ray, in the keeper ----
 
 
-def host(index: int, words: Sequence[str], folder: str, log_folder: str) -> str | None:
+def host(index: int, words: Sequence[str], folder: str, run_dir: str, expected: str) -> str | None:
     """A Ray task: one collecting process and its supervisor, until it is cancelled or cannot go on.
 
     Args:
         index: number of the actor.
         words: its arguments.
         folder: working directory, like the next one on the shared file system.
-        log_folder: for its log.
+        run_dir: folder of the run.
+        expected: see `check_folder`.
 
     Returns: why it cannot go on.
     """
-    os.chdir(folder)
+    try:
+        check_folder(Path(run_dir), expected)
+        os.chdir(folder)
+    except (ConfigError, OSError) as error:
+        return f"actor {index} cannot start on {socket.gethostname()}: {error}"
     has_failed = threading.Event()
     with ActorSupervisor(
         [*library_program(), *words],
         1,
-        Path(log_folder),
-        actor_environment(os.environ),
+        Path(run_dir, "logs", "actors"),
+        {**actor_environment(os.environ), EXPECTED: expected},
         say=lambda line: print(line, flush=True),  # noqa: T201 - Ray passes it on to the keeper
         should_stop=lambda: False,
         on_failure=has_failed.set,
@@ -224,23 +237,38 @@ def host(index: int, words: Sequence[str], folder: str, log_folder: str) -> str 
 
 
 def keep(
-    words: list[str], num_actors: int, log_folder: str, address: str, num_cpus: float, num_gpus: float
+    words: list[str],
+    num_actors: int,
+    run_dir: str,
+    expected: str,
+    address: str,
+    num_cpus: float,
+    num_gpus: float,
 ) -> int:
     """Keep the actors until this process is told to end; returns its exit status. See ray_pool."""
     ray = connect_ray(address)
     remote = ray.remote(host).options(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=-1)
-    tasks = [remote.remote(i, words, str(Path.cwd()), log_folder) for i in range(num_actors)]
+    tasks = [remote.remote(i, words, str(Path.cwd()), run_dir, expected) for i in range(num_actors)]
     running = tasks
     with StopRequest() as stop:
         while running and not stop.requested():
-            _, running = ray.wait(tasks, num_returns=len(tasks), timeout=_POLL_S)
+            ended, running = ray.wait(running, num_returns=len(running), timeout=_POLL_S)
+            for task in ended:
+                sys.stderr.write(f"{_reason(ray, task)}\n")
+                sys.stderr.flush()
     for task in running:
         ray.cancel(task)
     ray.wait(tasks, num_returns=len(tasks), timeout=GRACE_S - 2)
-    if not running:
-        sys.stderr.write(f"{ray.get(tasks[-1])}\n")
     ray.shutdown()
     return 0 if running else CONFIG_ERROR  # trying again would not help
+
+
+def _reason(ray: Any, task: Any) -> str:
+    """Why a task of `host` has ended."""
+    try:
+        return str(ray.get(task))
+    except ray.exceptions.RayError as error:
+        return str(error)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Gradient updates per collected env step, kept between processes that only share a folder.
 
-Everybody counts for himself: an actor its env steps, the learner its updates; both are published in
-heartbeats and only grow. With U updates and S env steps since training began, ratio R, tolerance e and E
-updates per epoch,
+Each process publishes only its own counters in its heartbeat: an actor its env steps, the learner its
+updates. They only grow. The learner adds up the actors' counters and publishes the sum in pace.json.
+With U updates and S env steps since training began, ratio R, tolerance e and E updates per epoch,
 
     the learner waits while  U > R S + e max(R S, E),      actors wait while  U < R S - e max(R S, E).
 
 (Relative to one epoch at first: a share of next to nothing would make them wait for each other after every
 step.) Both at once would need U > U, so with equal knowledge one of them always goes on. Their knowledge may
-be old, but while both wait, nothing changes, and after one heartbeat it is equal. So there is no deadlock, in
-whatever order they start; what may happen is that one waits for processes that are gone, and it says so.
+be old, but while both wait, nothing changes, and two heartbeats later it is equal. So there is no deadlock in
+any order of starts; what may happen is that one waits for processes that are gone, and it says so.
 Waiting never depends on who is thought to be alive, on which processes with other clocks may not agree.
 
 The env steps of the run are the sum over the heartbeats of all actors that ever were. Only the learner
@@ -19,6 +19,7 @@ deletes such a file, a day after its process ended, and adds what it held to a n
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -30,13 +31,17 @@ import gin
 from ..contracts import NO_DATA, RunContext
 from ..distributed import from_main
 from ..numbers import check_number
-from .heartbeat import Beat, env_steps_of, newest_learner, read_heartbeats
+from .folder import SHARED, place_of
+from .heartbeat import Beat, Pace, newest_learner, read_heartbeats, read_pace
 
 FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
 WAIT_S = 0.2  # between two looks of a process that waits
 LOOK_EVERY_S = 0.5  # between an actor's looks at the learner
 LOOK_GAP_S = 0.05  # at least, between two of them
 REMIND_S = 30.0
+ALONE_S = 8.0  # without a word from the other side, after which a process says so
+SOME_MISSING_S = 30.0  # the same where only some actors are missing, as after a restart
+_logger = logging.getLogger("loxodon")
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,9 @@ class ReplayRatio:
         self._num_collecting = ctx.accelerator.num_processes if ctx.role.does_both else 1
         self._epoch_env_steps = 0  # of the running epoch
         self._updates_left = 0  # that may be made without another look
-        self._env_steps_left, self._look_at_s = 0.0, 0.0  # likewise; when to look anyway
+        self._env_steps_left, self._look_at_s = 0.0, 0.0  # that may be taken without one; when to look anyway
+        self._num_expected, self._expected_from = 0, 0  # actors that were asked for; from which epoch on
+        self._met_s, self._warned_s = time.monotonic(), -math.inf  # the other side; of its absence
         self._waited_s = 0.0  # since the figures were asked for
         self._has_said = False
 
@@ -133,7 +140,7 @@ class ReplayRatio:
 
     def begin(self) -> None:
         """`learn` begins: everything is built, and loaded if the run goes on."""
-        progress = self.ctx.progress
+        progress, self._met_s = self.ctx.progress, time.monotonic()
         if self.ctx.role.does_both:
             self.env_steps = progress.env_steps
         self.ctx.status.put(
@@ -154,6 +161,10 @@ class ReplayRatio:
             self._forgotten = max(self._forgotten, earlier.forgotten_env_steps)
         self._count()
         self._tell()
+
+    def expect_actors(self, number: int, first_epoch: int) -> None:
+        """In a learner whose launcher starts so many actors in that epoch: say so when they do not report."""
+        self._num_expected, self._expected_from = number, first_epoch
 
     def begin_epoch(self) -> None:
         """An epoch begins: tell which, and count what all actors collected so far."""
@@ -198,10 +209,41 @@ class ReplayRatio:
         self.env_steps += num_steps
         self._epoch_env_steps += num_steps
         self.ctx.status.put(env_steps=self.env_steps)
-        if self.ratio is not None and self.ctx.role.is_actor:
+        if self.ctx.role.is_actor:
             self._env_steps_left -= num_steps
             if self._env_steps_left < 1 or time.monotonic() >= self._look_at_s:
-                self._await_learner(self.ratio)
+                self._look()
+
+    def _look(self) -> None:
+        """See what the learner does, and wait for it where there is a ratio to keep."""
+        if self.ratio is not None:
+            self._await_learner(self.ratio)
+        else:
+            self._note_learner(read_pace(self.ctx.run_dir))
+            self._env_steps_left, self._look_at_s = math.inf, time.monotonic() + LOOK_EVERY_S
+
+    def _note_learner(self, pace: Pace | None) -> None:
+        """Warn again and again while there is no learner in this folder that an actor could follow."""
+        if pace is not None and (pace.learner.is_alive or pace.learner.state == "finished"):
+            self._met_s = time.monotonic()
+        elif self._is_to_warn(ALONE_S):
+            there_is = "There is no learner" if pace is None else "The learner is not running"
+            _logger.warning(
+                "%s in %s, the run folder that this actor sees, so its policy never changes. Fix: start "
+                "a learner with the same Experiment.run_name and Experiment.ckpt_base_dir. If one is "
+                "running, it sees another folder: %s.",
+                there_is,
+                place_of(self.ctx.run_dir),
+                SHARED,
+            )
+
+    def _is_to_warn(self, patience_s: float) -> bool:
+        """True every REMIND_S once the other side has been missing for so long."""
+        now_s = time.monotonic()
+        if now_s - self._met_s < patience_s or now_s - self._warned_s < REMIND_S:
+            return False
+        self._warned_s = now_s
+        return True
 
     def _await_learner(self, ratio: Ratio) -> None:
         """See how many steps may be taken until the next look; wait while it is none."""
@@ -229,12 +271,12 @@ class ReplayRatio:
         the same. Before there is a learner, and after it has finished, nobody waits. One that is dead is
         waited for: it will be started again, and has fallen behind enough.
         """
-        beats = read_heartbeats(self.ctx.run_dir)
-        learner = newest_learner(beats)
-        if learner is None or learner.state == "finished":
+        pace = read_pace(self.ctx.run_dir)
+        self._note_learner(pace)
+        if pace is None or pace.learner.state == "finished":
             return math.inf
-        written = sum(beat.env_steps for beat in beats if beat.id == self.process_id)
-        env_steps = env_steps_of(beats) - written + self.env_steps
+        learner, is_counted = pace.learner, self.process_id in pace.counted
+        env_steps = pace.env_steps - pace.counted.get(self.process_id, 0) + self.env_steps
         if learner.began_env_steps is None or learner.began_updates is None:
             if learner.note == NO_DATA:
                 return math.inf
@@ -244,8 +286,7 @@ class ReplayRatio:
             left = ratio.env_steps_allowed(env_steps - learner.began_env_steps, updates)
         if not left:
             self._tell_of_waiting(ratio, learner)
-        num_others = sum(b.role == "actor" and b.is_alive and b.id != self.process_id for b in beats)
-        return min(left, max(1, left // (1 + num_others)))
+        return min(left, max(1, left // max(1, pace.num_actors + (not is_counted))))
 
     def _tell_of_waiting(self, ratio: Ratio, learner: Beat) -> None:
         note = "for the learner's updates" if learner.is_alive else "for the learner, which is not running"
@@ -261,6 +302,8 @@ class ReplayRatio:
 
     def is_warm(self) -> bool:
         """Whether actors have collected as much as mode "both" has when it begins to train."""
+        if self.ratio is None and self._keeps_books and self._num_expected:
+            self._count()
         return self.ratio is None or from_main(
             lambda: self._count() >= self.warm_up or self._began_at is not None, self.ctx.accelerator
         )
@@ -301,7 +344,7 @@ class ReplayRatio:
                 if self._keeps_books and not any(b.is_alive and b.role == "actor" for b in self._beats):
                     self.ctx.console.say(  # otherwise, waiting is the ratio's way of working
                         f"Waiting for env steps, as Experiment.replay_ratio = {ratio.value} asks, and no "
-                        "actor is running (start --mode collect)."
+                        f"actor is running (start --mode collect) that sees {place_of(self.ctx.run_dir)}."
                     )
             time.sleep(WAIT_S)
         self._updates_left = left
@@ -327,6 +370,7 @@ class ReplayRatio:
     def _count(self) -> int:
         """Read all heartbeats; returns the env steps of the run, which a learner has from nowhere else."""
         self._beats = read_heartbeats(self.ctx.run_dir)
+        self._note_actors()
         progress, counted = self.ctx.progress, self._counted(self._beats)
         if self.ctx.role.does_both:
             return progress.env_steps + counted
@@ -336,6 +380,24 @@ class ReplayRatio:
     def count_env_steps(self) -> int:
         """Env steps so far of all that collect for the run; asked in the main process of a learner."""
         return max(self._count(), self.ctx.progress.env_steps)
+
+    def _note_actors(self) -> None:
+        """Warn again and again while actors that were asked for do not report in this folder."""
+        num_actors = sum(beat.role == "actor" and beat.is_alive for beat in self._beats)
+        if num_actors >= self._num_expected or self.ctx.progress.epoch < self._expected_from:
+            self._met_s = time.monotonic()
+        elif self._is_to_warn(SOME_MISSING_S if num_actors else ALONE_S):
+            run_dir = self.ctx.run_dir
+            _logger.warning(
+                "%d of %d actors report in %s, the run folder that this learner sees. The others have not "
+                "started yet, have failed, or see another folder. Fix: look into their logs (%s, or those of "
+                "the machine that runs them). If they see another folder, %s.",
+                num_actors,
+                self._num_expected,
+                place_of(run_dir),
+                run_dir / "logs",
+                SHARED,
+            )
 
     def _since_began(self) -> tuple[int, int]:
         """Env steps and updates since training began."""

@@ -58,6 +58,14 @@ def write_beat(run_dir: Path, name: str = "a", *, age_s: float = 0.0, **changes:
     return path
 
 
+def publish(run_dir: Path) -> None:
+    """What the learner of these heartbeats, if there is one, tells its actors; as old as its heartbeat."""
+    beats = read_heartbeats(run_dir)
+    if (learner := heartbeat.newest_learner(beats)) is not None:
+        heartbeat.write_pace(run_dir, json.loads(learner.path.read_text()), beats)
+        os.utime(run_dir / "status" / "pace.json", (learner.modified, learner.modified))
+
+
 def test_a_heartbeat_says_at_once_what_changed_and_how_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,7 @@ from loxodon.experiment.fleet import ReplayRatio, pace, read_heartbeats
 from loxodon.experiment.fleet.pace import Ratio
 
 from .fakes import make_experiment, metrics, run
-from .test_heartbeat import write_beat
+from .test_heartbeat import publish, write_beat
 
 RATIOS = st.builds(Ratio, st.floats(1e-4, 50.0), st.floats(0.0, 0.9), st.integers(0, 2000))
 COUNTS = st.integers(0, 10**7)
@@ -113,11 +116,105 @@ def test_an_actor_waits_while_it_is_too_far_ahead(
     warm_up = learner.pop("warm_up", 600)
     write_beat(tmp_path, "L", **{"role": "learner", "began_env_steps": 100, "began_updates": 10, **learner})
     write_beat(tmp_path, "other", env_steps=100, age_s=5000.0)  # its steps count, dead as it is
+    publish(tmp_path)
     actor = Process(tmp_path, "collect", "self", ratio=0.5, warm_up=warm_up)
     for _ in range(5):
         actor.pace.after_env_steps(100)
     assert actor.told == ([] if note is None else [("waiting", note), ("collecting",)])
     assert len(actor.lines) == (note == "for the learner, which is not running")
+
+
+OPENED: list[str] | None = None
+
+
+def note_opening(event: str, args: tuple[Any, ...]) -> None:
+    if OPENED is not None and event in ("open", "os.scandir", "os.listdir"):
+        OPENED.append(str(args[0]))
+
+
+sys.addaudithook(note_opening)  # for good, as hooks cannot be removed
+
+
+@pytest.mark.parametrize("ratio", [None, 0.5])
+def test_an_actor_opens_one_file_to_see_what_all_others_do(tmp_path: Path, ratio: float | None) -> None:
+    global OPENED  # noqa: PLW0603
+    write_beat(tmp_path, "L", role="learner", began_env_steps=0, began_updates=0, gradient_steps=1000)
+    for i in range(20):
+        write_beat(tmp_path, f"actor{i}", env_steps=50)
+    publish(tmp_path)
+    actor = Process(tmp_path, "collect", "actor3", ratio=ratio, tolerance=0.0)
+    OPENED = []
+    actor.pace.after_env_steps(60)
+    opened, OPENED = OPENED, None
+    assert opened == [str(tmp_path / "status" / "pace.json")]
+    if ratio is not None:  # 2000 env steps are due, and 19 * 50 + 60 taken; 20 actors share the rest
+        assert actor.pace._env_steps_left == (2000 - 1010 + 1) // 20
+
+
+def test_an_actor_without_a_learner_warns_and_names_the_folder_it_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=lambda _: None))
+
+    def num_warnings_in(seconds: int) -> int:
+        nonlocal now_s
+        caplog.clear()
+        for _ in range(seconds):
+            now_s += 1
+            actor.pace.after_env_steps(1)
+        return caplog.text.count(f"in {socket.gethostname()}:{tmp_path}, the run folder that this actor sees")
+
+    for ratio in (None, 0.5):
+        actor = Process(tmp_path, "collect", ratio=ratio)
+        actor.pace.begin()
+        assert num_warnings_in(10) == 1
+        assert "There is no learner" in caplog.text
+        assert num_warnings_in(60) == 2
+    actor = Process(tmp_path, "collect")
+    actor.pace.begin()
+    write_beat(tmp_path, "L", role="learner", state="learning")
+    publish(tmp_path)
+    assert num_warnings_in(100) == 0
+    write_beat(tmp_path, "L", role="learner", state="stopped")
+    publish(tmp_path)
+    assert num_warnings_in(10) == 1
+    assert "The learner is not running" in caplog.text
+    write_beat(tmp_path, "L", role="learner", state="finished")
+    publish(tmp_path)
+    assert num_warnings_in(100) == 0
+
+
+def test_a_learner_warns_while_the_actors_that_it_asked_for_do_not_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(now_s=1000.0, time=time.time, sleep=lambda _: None)
+    clock.monotonic = lambda: clock.now_s
+    monkeypatch.setattr(pace, "time", clock)
+    learner = Process(tmp_path)
+    learner.pace.begin()
+
+    def has_warned_after(seconds: float) -> bool:
+        caplog.clear()
+        clock.now_s += seconds
+        assert learner.pace.is_warm()
+        return f"actors report in {socket.gethostname()}:{tmp_path}" in caplog.text
+
+    assert not has_warned_after(100.0)  # nobody was asked for
+    learner.pace.expect_actors(2, first_epoch=4)
+    assert not has_warned_after(100.0)  # they start with epoch 4
+    learner.progress.epoch = 4
+    assert has_warned_after(10.0)
+    assert "0 of 2" in caplog.text
+    assert not has_warned_after(10.0)
+    assert has_warned_after(21.0)
+    write_beat(tmp_path, "one")
+    write_beat(tmp_path, "two")
+    assert not has_warned_after(100.0)
+    write_beat(tmp_path, "two", state="failed")
+    assert not has_warned_after(10.0)  # it may be starting again
+    assert has_warned_after(31.0)
+    assert "1 of 2" in caplog.text
 
 
 def test_a_learner_waits_for_the_first_data_and_whenever_it_is_too_far_ahead(

@@ -1,0 +1,81 @@
+"""Processes of a run that do not see the same folder."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loxodon.experiment.cli import main
+from loxodon.experiment.config import ConfigError
+from loxodon.experiment.fleet import folder, launchers
+from loxodon.experiment.fleet.folder import EXPECTED, check_folder, mark
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(folder, "_LOOK_S", 0.01)
+
+
+def test_a_process_in_another_folder_says_which_both_see(tmp_path: Path) -> None:
+    ours, copy = tmp_path / "ours", tmp_path / "copy"
+    expected, host = mark(ours), socket.gethostname()
+    assert mark(ours) == expected  # for each process that is started
+    check_folder(ours, expected)
+    check_folder(tmp_path / "anywhere", None)  # a process that was started by hand
+    (tmp_path / "empty").mkdir()
+    mark(copy)
+    places = {"missing": "is missing", "empty": "holds nothing of this run", "copy": "is another folder"}
+    for name, what in places.items():
+        words = rf"which is {host}:{ours}: {host}:{tmp_path / name} {what}. Fix: set Experiment.ckpt_base_dir"
+        with pytest.raises(ConfigError, match=words):
+            check_folder(tmp_path / name, expected)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_folder_that_becomes_visible_late_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "PATIENCE_S", 20.0)
+    expected = mark(tmp_path / "remote")
+    timer = threading.Timer(0.1, lambda: shutil.copytree(tmp_path / "remote", tmp_path / "here"))
+    timer.start()
+    check_folder(tmp_path / "here", expected)
+    timer.join()
+
+
+def test_an_actor_that_does_not_see_the_folder_ends_and_leaves_nothing_behind(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(EXPECTED, mark(tiny.run_dir.parent / "of_the_learner"))
+    assert main(["--config", "tiny.gin", "--mode", "collect"]) == 2
+    error = capsys.readouterr().err
+    assert f"which is {socket.gethostname()}:{tiny.run_dir.parent}/of_the_learner" in error
+    assert "tiny.gin:" not in error  # no line of it is wrong
+    assert not tiny.run_dir.exists()
+
+
+def test_a_ray_worker_that_does_not_see_the_folder_starts_nothing(tmp_path: Path) -> None:
+    expected, elsewhere = mark(tmp_path / "run"), tmp_path / "elsewhere"
+    failure = launchers.host(3, ["--mode", "collect"], str(tmp_path), str(elsewhere), expected)
+    assert failure is not None
+    assert f"actor 3 cannot start on {socket.gethostname()}" in failure
+    assert f"{tmp_path}/run: " in failure
+    assert not elsewhere.exists()
+
+
+def test_a_slurm_job_hands_the_token_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXPECTED, "that of the shell")
+    seen: list[str | None] = []
+
+    def run(*_: Any, **__: Any) -> int:
+        seen.append(folder.expected_here())
+        return 0
+
+    launchers.Job(run, ["--mode", "collect"], tmp_path, Path.cwd(), expected="token place")()
+    assert seen == ["token place"]
