@@ -106,6 +106,19 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             result[-1]["_ignore"] = ignored
         return result
 
+    def begin_episodes(self, rows: np.ndarray) -> None:
+        """As of its base; only an environment that leaves resets to others can be reset row by row."""
+        if self._mode != DISABLED:
+            raise NotImplementedError(
+                f"The agent ended episodes, but {type(self.env).__name__} resets finished rows itself (mode "
+                f"{self._mode}), so its rows cannot be reset from outside. Fix: use env_mode 'sync' or "
+                "'async', or an environment with metadata['autoreset_mode'] = AutoresetMode.DISABLED."
+            )
+        for key, column in self.buffers.obs.items():
+            self.buffers.final_obs[key][rows] = column[rows]
+        raw, _ = self.env.reset(options={"reset_mask": rows.copy()})
+        self._write(raw, self.buffers.obs, rows)
+
     def render(self) -> Any:
         """Whatever the environment renders."""
         return self.env.render()
