@@ -22,6 +22,7 @@ from .on_policy import Evaluation, OnPolicyAgent
 from .ppo import PPOAgent
 from .ppo_loss import PPOLoss
 from .rewards import RewardNormalizer
+from .rollout_hooks import RolloutHooks
 from .sac import SACAgent
 from .schedules import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule, value_at
 from .targets import lambda_returns, n_step_targets, retrace_targets
@@ -47,6 +48,7 @@ __all__ = [
     "PPOAgent",
     "PPOLoss",
     "RewardNormalizer",
+    "RolloutHooks",
     "SACAgent",
     "Schedule",
     "Values",

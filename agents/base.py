@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -284,6 +285,61 @@ class BaseAgent(nn.Module, ABC):
     def _said_of(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
         """What is to be kept of a timestep's actions, see ActOutput.extras."""
         return {}
+
+    # --- hooks of rollouts, see rollout_hooks.py -------------------------------------------------------
+
+    def post_env_step_modifications(
+        self,
+        obs: dict[str, np.ndarray],
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Hook: end episodes that their environments would continue.
+
+        Called after every step of a training rollout, not in evaluations. Where the agent ends an episode,
+        the environment is reset within the same step, as where it ends one itself.
+
+        Args:
+            obs: each (N, ...), what followed the actions, the final observation where an episode ended.
+            rewards: (N,) float32, the environments' own.
+            terminated: (N,) bool, of the environments. What has ended cannot be continued.
+            truncated: (N,) bool, of the environments too.
+        Returns: terminated and truncated, (N,) bool.
+        """
+        return terminated, truncated
+
+    def add_agent_info_to_obs(
+        self, obs: dict[str, np.ndarray], info: dict[str, np.ndarray] | None, is_first: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Hook: entries that the agent adds to the environment's observations.
+
+        They are acted on, stored and learned from like all others. An agent that adds some gives the
+        constructor of BaseAgent an obs_space that has them. Called once for every timestep, in evaluations
+        too, and once more for final observations. The agent must not keep them itself, since several groups
+        of environments act with one agent.
+
+        Args:
+            obs: each (N, ...), the environment's.
+            info: each (N, ...), the agent's own entries at the timestep before; None at the first one of all.
+            is_first: (N,) bool, True where an episode begins, and `info` is that of another one.
+        Returns: each (N, ...), as obs_space says.
+        """
+        return {}
+
+    def combine_rewards(self, rewards: np.ndarray, terms: dict[str, np.ndarray]) -> np.ndarray:
+        """Hook: the rewards to learn from, made of the environment's reward and its terms.
+
+        Called after every step of a training rollout, before RewardShaping. The policy's input and the
+        figures keep the environment's own reward.
+
+        Args:
+            rewards: (N,) float32, the environments' own.
+            terms: (N,) float32 by name, what environments report as info["metric/reward/<name>"] in this
+                step; 0 where one does not. Names that none has reported are missing.
+        Returns: (N,) float.
+        """
+        return rewards
 
     def on_checkpoint_loaded(self, is_resume: bool) -> None:
         """Hook: weights and buffers were loaded just now, whatever from.

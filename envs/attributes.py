@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
+from ..data.spaces import storage_dtype
 from .returned import step_result
 from .sequence_env import SequenceEnv
 
@@ -92,7 +94,24 @@ def tell(env: SequenceEnv, name: str, *args: Any) -> None:
         call_attr(env, name, args, {})
 
 
+def begin_episode(env: SequenceEnv, begins: bool) -> dict[str, Any] | None:
+    """Reset an environment, whatever its episode has come to, if `begins`; returns its name and observation.
+
+    Returns: "env_name", and "obs", each (1, ...), as buffers hold it; None if nothing was asked for.
+    """
+    if not begins:
+        return None
+    obs = {
+        key: np.empty((1, *(leaf.shape or ())), storage_dtype(leaf))
+        for key, leaf in env.obs_layout.space.spaces.items()
+    }
+    raw, _ = env.env.reset()
+    env.obs_layout.write(raw, list(obs.values()), 0)
+    return {"env_name": env.env_name, "obs": obs}
+
+
 ASKED: dict[str, Callable[..., Any]] = {
+    "begin_episode": begin_episode,
     "call": call_attr,
     "has_attr": has_attr,
     "set_attr": set_attr,

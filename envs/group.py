@@ -249,7 +249,7 @@ class EnvGroup:
         for row, (env, argument) in enumerate(zip(self.envs, arguments, strict=True)):
             self.failed_row = row
             answers.append(_QUESTIONS[what](env, *argument))
-        if what == "set_state":
+        if what in ("set_state", "begin_episode"):
             self._refresh_names(range(len(self.envs)))
         self._steps = self._step_methods()  # there may be a wrapper more now
         return answers

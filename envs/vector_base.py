@@ -183,6 +183,23 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._check_rows(values, "values")
         self._ask("set_attr", [(name, value) for value in values])
 
+    def begin_episodes(self, rows: np.ndarray) -> None:
+        """Reset the environments of some rows, after a step in which their episodes have not ended.
+
+        Their observations move from `buffers.obs` to `buffers.final_obs`, and `buffers.obs` has the first
+        ones of the new episodes then. rows: (N,) bool.
+
+        Raises: NotImplementedError for a vector environment made by the user that cannot do so.
+        """
+        buffers, names = self.buffers, list(self.env_names)
+        answers = self._ask("begin_episode", [(bool(row),) for row in rows])
+        for row in np.flatnonzero(rows).tolist():
+            names[row] = answers[row]["env_name"]
+            for key, value in answers[row]["obs"].items():
+                buffers.final_obs[key][row] = buffers.obs[key][row]
+                buffers.obs[key][row] = value[0]
+        self.env_names = names
+
     # ---- their states, see env_state.py ----
 
     def state_problem(self) -> str | None:

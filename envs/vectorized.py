@@ -118,6 +118,23 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             result[-1]["_ignore"] = ignored
         return result
 
+    def begin_episodes(self, rows: np.ndarray) -> None:
+        """As of its base; only an environment that leaves resets to others can be reset row by row."""
+        if self._mode != DISABLED:
+            raise NotImplementedError(
+                f"The agent ended episodes, but {type(self.env).__name__} resets finished rows itself (mode "
+                f"{self._mode}), so its rows cannot be reset from outside. Fix: use env_mode 'sync' or "
+                "'async', or an environment with metadata['autoreset_mode'] = AutoresetMode.DISABLED."
+            )
+        for key, column in self.buffers.obs.items():
+            self.buffers.final_obs[key][rows] = column[rows]
+        found = guarded(self._who, "reset", self.env.reset, options={"reset_mask": rows.copy()})
+        try:
+            self._write(reset_result(found, self.env)[0], self.buffers.obs, rows)
+            self._check(self._obs_checks)
+        except WrongValueError as error:
+            raise self._located(error) from None
+
     def render(self) -> Any:
         """Whatever the environment renders."""
         return guarded(self._who, "render", self.env.render)

@@ -303,6 +303,8 @@ class Experiment(Settings):
             self.traj_encoder_type,
             self.max_seq_len,
         )
+        if (own := getattr(self._policy, "obs_space", self.obs_space)) is not self.obs_space:
+            self.dataset.expect(build.layout_of(own, self.action_space))  # with what the agent adds
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
         if self.compile_learning:
             self._policy.compile_learning()

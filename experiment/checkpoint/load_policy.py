@@ -26,7 +26,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from ...agents import BaseAgent
+from ...agents import BaseAgent, RolloutHooks
 from ...data.errors import WrongValueError
 from ...envs import ActionCode, ActionMap, ObsLayout, is_text
 from ...nets import TrajEncoder, TstepEncoder
@@ -89,6 +89,8 @@ class LoadedPolicy:
         self._layout, self._map = ObsLayout(env_spaces.observation), ActionMap(env_spaces.action)
         self._code = ActionCode(self._map.policy_space)
         self._width = 1 + self._code.width
+        keys = [leaf.key for leaf in self._layout.leaves if not is_text(leaf.space)]
+        self._hooks = RolloutHooks(agent, keys)
         self.reset()
 
     def reset(self, num_envs: int | None = None) -> None:
@@ -103,6 +105,7 @@ class LoadedPolicy:
         self._rl2s = np.zeros((self._num_envs, self._width), np.float32)
         self._time_idxs = np.zeros((self._num_envs, 1), np.int64)
         self._has_acted = False
+        self._seen: dict[str, np.ndarray] | None = None
 
     def act(self, obs: Any, rewards: Any = None, is_first: Any = None) -> Any:
         """Actions for the newest observations.
@@ -121,7 +124,12 @@ class LoadedPolicy:
         """
         first = np.zeros(self._num_envs, np.bool_) if is_first is None else self._row(is_first, "is_first")
         first = first.astype(np.bool_)
-        inputs = {key: self._tensor(value) for key, value in self._flatten(obs).items()}
+        seen = self._flatten(obs)
+        if self._hooks.adds_to_obs:
+            begins = first if self._has_acted else np.ones_like(first)
+            seen |= self._hooks.info(self.agent, seen, self._seen, begins)
+            self._seen = seen
+        inputs = {key: self._tensor(value) for key, value in seen.items()}
         if self._has_acted:
             self._take_rewards(rewards, first)
         with torch.inference_mode():

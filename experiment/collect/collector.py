@@ -14,7 +14,7 @@ import gin
 import numpy as np
 import torch
 
-from ...agents import BaseAgent
+from ...agents import BaseAgent, RolloutHooks
 from ...data.sink import Arrays, Sink
 from ...envs import ActionCode, ExplorationWrapper, Histories, is_text
 
@@ -213,6 +213,7 @@ class Collector:
         self.action_code = ActionCode(envs.single_action_space)
         # Neither tensors nor files of plain arrays can hold texts.
         self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
+        self.hooks = RolloutHooks(agent, self._keys)
         if save_env_state and (problem := self._problem()) is not None:
             raise ValueError(
                 f"{problem}, which Collector.save_env_state needs. Fix: {_OFFER}, or set "
@@ -234,8 +235,9 @@ class Collector:
             group.histories.returns.restart()
             group.state = None  # if the reset fails, there is nothing that a checkpoint could go on from
             obs, _ = group.envs.reset(seed=own_seed)
+            obs = self._with_info(self._numbers(obs), None, np.ones(group.num_envs, dtype=bool))
             group.state = RolloutState(
-                obs=self._numbers(obs),
+                obs=obs,
                 rl2s=np.zeros((group.num_envs, 1 + self.action_code.width), dtype=np.float32),
                 time_idxs=np.zeros((group.num_envs, 1), dtype=np.int64),
                 env_names=list(group.envs.env_names),
@@ -378,23 +380,34 @@ class Collector:
         obs, rewards, terminated, truncated, infos = (
             group.envs.step_wait() if self._is_async else group.envs.step(actions)
         )
+        if self.hooks.ends_episodes and group.sinks:
+            terminated, truncated = self._end_episodes(group, obs, rewards, terminated, truncated, infos)
         env_s = self.timer.lap("env", start_s)
         obs, ended, ignored = self._numbers(obs), terminated | truncated, infos.get("_ignore")
+        fresh, before = ended if ignored is None else ended | ignored, state.obs
+        full = self._with_info(obs, before, fresh)
         _count(group.histories, rewards, ended, ignored, state.env_names, infos, quota)
         # New arrays every step: the hidden state may still refer to the previous ones.
         rl2s = self._rl2s(rewards, actions)
         time_idxs = state.time_idxs + 1
         if group.sinks:
-            following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
+            following = full
+            if "final_obs" in infos:
+                following = _true_next_obs(obs, infos, ended)
+                if self.hooks.adds_to_obs:
+                    final = self._with_info(following, before, np.zeros_like(ended))
+                    following = _true_next_obs(full, {"final_obs": final}, ended)
             stored, extras = rewards, state.extras
+            if self.hooks.combines_rewards:
+                stored = self.hooks.combined(self.agent, rewards, infos.get("metrics", ()))
             if self.shape_rewards is not None:
-                stored = self.shape_rewards(rewards)
+                stored = self.shape_rewards(stored)
+            if self.hooks.combines_rewards or self.shape_rewards is not None:
                 extras = {**(extras or {}), "raw_rewards": rewards[:, None]}
             step = (actions, stored, terminated, ended, following, rl2s, time_idxs, ignored, extras)
             group.tell("add", *step)
             self.timer.lap("store", env_s)
-        state.obs, state.rl2s, state.time_idxs = obs, rl2s, time_idxs
-        fresh = ended if ignored is None else ended | ignored
+        state.obs, state.rl2s, state.time_idxs = full, rl2s, time_idxs
         if np.count_nonzero(fresh):  # a third of what any() takes
             self._begin_episodes(group, state, fresh)
         state.actions = None
@@ -412,6 +425,34 @@ class Collector:
         if group.exploration is not None:
             group.exploration.on_episode_end(fresh)
         group.begin(np.flatnonzero(fresh))
+
+    def _end_episodes(
+        self,
+        group: Group,
+        obs: Arrays,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        infos: dict[str, Any],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Let the agent end episodes: those envs are reset, as `infos` says then; returns the flags."""
+        ended, over = terminated | truncated, infos.get("_ignore")
+        following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
+        flags = self.hooks.flags(self.agent, self._numbers(following), rewards, terminated, truncated)
+        more = (flags[0] | flags[1]) & ~ended
+        if over is not None:  # no step was taken there
+            more &= ~over
+        if more.any():
+            group.envs.begin_episodes(more)
+            infos["final_obs"], infos["_final_obs"] = group.envs.buffers.final_obs, ended | more
+        kept = ended | more
+        return flags[0] & kept, flags[1] & kept
+
+    def _with_info(self, obs: Arrays, before: Arrays | None, is_first: np.ndarray) -> Arrays:
+        """Observations (N, ...) and what the agent adds to them; before: those of the timestep before."""
+        if not self.hooks.adds_to_obs:
+            return obs
+        return {**obs, **self.hooks.info(self.agent, obs, before, is_first)}
 
     def _numbers(self, obs: Arrays) -> Arrays:
         """The observations without texts."""
