@@ -5,6 +5,7 @@ A listing costs what is new in the folder, not what is there.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -15,11 +16,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import READ_ONLY, BrokenTrajectoryError, visible
-from .files import TEMPORARY_SUFFIX, TrajectoryReader, parse_name
+from .errors import READ_ONLY, BrokenTrajectoryError, FormatError, visible
+from .files import TEMPORARY_SUFFIX, TrajectoryReader, bad_value_error, format_error, parse_name
 from .trajectory import Layout, Trajectory
+from .values import find_bad_value
 
 _STALE_TEMPORARY_S = 3600.0
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that are no file's fault
 MAX_BROKEN_SHARE = 0.05  # of all files that this process has listed
 _REASON_SUFFIX = ".txt"
 _logger = logging.getLogger("loxodon")
@@ -88,6 +91,12 @@ class Quarantine:
         self.refresh()
         _logger.warning("A broken trajectory file was %s: %s", done, reason)
 
+    def leave(self, path: Path, reason: str) -> None:
+        """Count a file that cannot be read, and leave it where it is: that may be no fault of the file."""
+        self._last_reason = reason
+        self._left_in_place.add(path.name)
+        _logger.warning("A trajectory file is left out: %s", reason)
+
     def move(self, path: Path, reason: str) -> Path:
         """Move a file here, with a text file that gives the reason. Returns its new place."""
         target = move_into(self.folder, path)
@@ -119,12 +128,13 @@ class Quarantine:
         return text + self._find_reason() if self.num_broken else ""
 
     def _list(self) -> frozenset[str]:
-        return frozenset(name for name in _names_in(self.folder) if not name.endswith(_REASON_SUFFIX))
+        names = _names_in(self.folder) or []
+        return frozenset(name for name in names if not name.endswith(_REASON_SUFFIX))
 
     def _find_reason(self) -> str:
         """The last reason of this process, else the first line beside what another one has moved here."""
         notes = (self.folder / (name + _REASON_SUFFIX) for name in sorted(self._now - self._before))
-        lines = (note.read_text(encoding="utf-8").splitlines() for note in notes if note.is_file())
+        lines = (note.read_text("utf-8", "replace").splitlines() for note in notes if note.is_file())
         return self._last_reason or next((found[0] for found in lines if found), "unknown.")
 
 
@@ -137,11 +147,17 @@ def move_into(folder: Path, path: Path) -> Path:
     return target
 
 
-def _names_in(folder: Path) -> list[str]:
+def _names_in(folder: Path) -> list[str] | None:
+    """Names in a folder, none if it does not exist; None, with a warning, if it cannot be listed."""
     try:
         return os.listdir(folder)  # noqa: PTH208 (only names are needed)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise
+        _logger.warning("%s cannot be listed now (%s), so what is new there is not seen.", folder, error)
+        return None
 
 
 def make_folders(buffer: Path) -> None:
@@ -206,6 +222,7 @@ class Buffer:
         self._reader = TrajectoryReader()
         self._layout: Layout | None = None
         self._checked: set[str] = set()  # paths of files whose layout is the expected one
+        self._sound: set[str] = set()  # and of those of which all values were looked at
 
     @property
     def fifo_files(self) -> list[TrajectoryFile]:
@@ -214,7 +231,7 @@ class Buffer:
 
     def expect(self, layout: Layout) -> None:
         """Treat files of another layout as broken from now on."""
-        self._layout, self._checked = layout, set()
+        self._layout, self._checked, self._sound = layout, set(), set()
 
     def refresh(self) -> None:
         """List the folders again; opened files that are gone are let go of. Raises like open."""
@@ -223,6 +240,8 @@ class Buffer:
         self._temporaries = []
         for is_protected, known in self._known.items():
             names = _names_in(self._folders[is_protected])
+            if names is None:
+                continue
             new = [name for name in names if name not in known]
             if len(names) - len(new) < len(known):
                 gone += [file for name in known.keys() - set(names) if (file := known.pop(name))]
@@ -243,52 +262,105 @@ class Buffer:
             self.sizes |= {file.path: _size_bytes(file) for file in self.files if file.path not in self.sizes}
 
     def open(self, file: TrajectoryFile) -> Trajectory | None:
-        """Return the trajectory of a file, or None if it is gone or broken; then it is off the list.
+        """Return the trajectory of a file, or None if it is gone or cannot be used; then it is off the list.
 
-        Raises:
+        Large observations may be StoredRows. Raises:
             ValueError: If more than 5 % of the files are broken.
         """
+        return self._use(file, lambda traj: traj)
+
+    def cut(self, file: TrajectoryFile, span: Callable[[int], tuple[int, int]]) -> Trajectory | None:
+        """Return the transitions from start to stop, which `span` chooses given their number, as arrays.
+
+        All values of the file are checked the first time. Otherwise as open.
+        """
+
+        def check_and_slice(traj: Trajectory) -> Trajectory:
+            if file.path not in self._sound:
+                if problem := find_bad_value(traj, self._layout):
+                    raise bad_value_error(file.path, problem)
+                self._sound.add(file.path)
+            return traj.slice(*span(len(traj)))
+
+        return self._use(file, check_and_slice)
+
+    def _use(self, file: TrajectoryFile, use: Callable[[Trajectory], Trajectory]) -> Trajectory | None:
+        """Apply a function to the trajectory of a file; see open."""
         try:
             traj = self._reader.load(file.path)
             if file.path not in self._checked:
                 self._check_layout(file, traj)
+            return use(traj)
+        except FormatError as error:  # the file was cut after it was opened
+            self._set_aside(file, format_error(file.path, error))
         except BrokenTrajectoryError as error:
-            self._ignore(file)
-            self.quarantine.put(Path(file.path), str(error))
-            self.quarantine.check_share(self._num_seen)
-            return None
+            self._set_aside(file, error)
         except OSError as error:
-            if not isinstance(error, FileNotFoundError) and error.errno != errno.ESTALE:  # of a file server
+            if error.errno in _EXHAUSTED:
                 raise
-            if self._is_listed(file):
-                if os.path.lexists(file.path):  # a dangling link, for example
-                    self._ignore(file)
-                else:  # whoever deleted it has mostly deleted others, too
-                    self.refresh()
-            return None
-        return traj
+            self._leave_out(file, error)
+        return None
+
+    def _set_aside(self, file: TrajectoryFile, error: BrokenTrajectoryError) -> None:
+        self._ignore(file)
+        self.quarantine.put(Path(file.path), str(error))
+        self.quarantine.check_share(self._num_seen)
+
+    def _leave_out(self, file: TrajectoryFile, error: OSError) -> None:
+        """Stop using a file that is gone or cannot be read."""
+        is_missing = isinstance(error, FileNotFoundError)
+        if is_missing and self._is_listed(file) and not os.path.lexists(file.path):
+            self.refresh()  # whoever deleted it has mostly deleted others, too
+        if not self._is_listed(file):
+            return
+        self._ignore(file)
+        if is_missing:
+            _logger.warning("%s is left out: it is a link to a file that does not exist.", file.path)
+            return
+        self.quarantine.leave(
+            Path(file.path),
+            f"{file.path} cannot be read ({error.strerror}). Fix: check its permissions and the file system.",
+        )
+        self.quarantine.check_share(self._num_seen)
 
     def check_broken_share(self) -> None:
         """Take notice of what other processes found, and raise ValueError if too much is broken."""
         self.quarantine.refresh()
         self.quarantine.check_share(self._num_seen)
 
-    def delete(self, doomed: list[TrajectoryFile]) -> None:
-        """Delete files; those that are gone already do no harm."""
+    def delete(self, doomed: list[TrajectoryFile]) -> int:
+        """Delete files; those that are gone already do no harm. Returns how many are gone.
+
+        Those that cannot be deleted stay, but are off the list.
+        """
+        failed: list[tuple[str, OSError]] = []
         for file in doomed:
-            Path(file.path).unlink(missing_ok=True)
-            self._known[file.is_protected].pop(file.name, None)
+            known: TrajectoryFile | None = self._known[file.is_protected].pop(file.name, None)
+            try:
+                Path(file.path).unlink(missing_ok=True)
+            except OSError as error:
+                failed.append((file.path, error))
+                if known is not None:
+                    self._known[file.is_protected][file.name] = None
+        if failed:
+            _logger.warning(
+                "%d of %d old trajectory files cannot be deleted, such as %s (%s). They are no longer "
+                "sampled, but take space. Fix: delete them by hand.",
+                len(failed),
+                len(doomed),
+                failed[0][0],
+                failed[0][1].strerror,
+            )
         if doomed:
             self._forget(doomed)
+        return len(doomed) - len(failed)
 
     def remove_stale_temporaries(self) -> None:
         """Delete temporary files, as of the last listing, that a killed writer left over an hour ago."""
         for path in self._temporaries:
-            try:
+            with contextlib.suppress(OSError):  # mostly because its writer has just finished it
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
-            except FileNotFoundError:  # its writer has just finished it
-                continue
 
     def let_go(self) -> None:
         """Close all opened files; they are opened again when they are needed."""
@@ -338,6 +410,7 @@ class Buffer:
             self.files = [file for file in self.files if file.path not in paths]
             self._reader.forget(paths)
             self._checked -= paths
+            self._sound -= paths
             for path in paths:
                 self.sizes.pop(path, None)
                 self.lengths.pop(path, None)
@@ -347,5 +420,5 @@ class Buffer:
 def _size_bytes(file: TrajectoryFile) -> int:
     try:
         return Path(file.path).stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0

@@ -34,7 +34,7 @@ from .buffer import MAX_BROKEN_SHARE, Quarantine
 from .convert import convert
 from .episodes import best_files
 from .errors import BrokenTrajectoryError, visible
-from .files import FILE_FORMATS, check_file, load_trajectory
+from .files import FILE_FORMATS, TrajectoryReader, check_file, load_trajectory
 from .find import Found, FoundFile, age_text, find_files, require_files
 from .minari import export_minari, import_episodes, open_minari
 from .trajectory import Array, Layout, Trajectory, action_indices
@@ -213,7 +213,7 @@ class _Summary:
     def add(self, path: Path) -> None:
         """Open one file; a broken one is noted, one that was deleted meanwhile is passed over."""
         try:
-            traj = load_trajectory(path)
+            traj = TrajectoryReader().load(str(path))  # leaves large observations in the file
             self.formats[format_of(path)] += 1
         except FileNotFoundError:
             return
@@ -469,8 +469,7 @@ def _read_all(files: Sequence[FoundFile]) -> tuple[list[tuple[Layout, list[Path]
     num_vanished = 0
     for file in _track("checking")(files):
         try:
-            check_file(file.path)
-            layout = load_trajectory(file.path).layout
+            layout = check_file(file.path).layout
         except FileNotFoundError:  # deleted since it was listed, by a process that trains
             num_vanished += 1
         except (BrokenTrajectoryError, OSError) as error:

@@ -37,14 +37,15 @@ def convert(
     num_bytes = 0
     for file, folder in track(targets):
         try:
-            num_bytes += _convert_file(file, folder, save_as).stat().st_size
-        except BrokenTrajectoryError as error:
+            traj = load_trajectory(file.path)
+        except (BrokenTrajectoryError, OSError) as error:
             broken[file.path] = str(error)
+        else:
+            num_bytes += _save_converted(file, traj, folder, save_as).stat().st_size
     return num_bytes, broken
 
 
-def _convert_file(file: FoundFile, folder: Path, save_as: str) -> Path:
-    traj = load_trajectory(file.path)
+def _save_converted(file: FoundFile, traj: Trajectory, folder: Path, save_as: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     name = file.name
     path = save_trajectory(folder, traj, save_as=save_as, traj_id=name.traj_id, unix_time=name.unix_time)

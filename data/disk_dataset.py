@@ -236,12 +236,11 @@ class DiskTrajDataset(RLDataset):
         self.refresh()
         buffer = self._buffer
         buffer.measure_sizes()
-        doomed: list[TrajectoryFile] = []
+        num_deleted = 0
         if self.has_edit_rights:
             self._take_lock(buffer.path)
         if self.has_edit_rights:
-            doomed = self._beyond_limits()
-            buffer.delete(doomed)
+            num_deleted = buffer.delete(self._beyond_limits())
             buffer.remove_stale_temporaries()
         buffer.check_broken_share()
         num_fifo = len(buffer.fifo_files)
@@ -249,7 +248,7 @@ class DiskTrajDataset(RLDataset):
             "fifo_files": float(num_fifo),
             "protected_files": float(self.num_files - num_fifo),
             "total_files": float(self.num_files),
-            "deleted_files": float(len(doomed)),
+            "deleted_files": float(num_deleted),
             "disk_gb": sum(buffer.sizes.values()) / 1e9,
             **self.metrics(),
         }
@@ -346,7 +345,8 @@ class DiskTrajDataset(RLDataset):
         """Names and sizes of the files as of the last refresh; None with priorities or a relabeler."""
         if self.priorities is not None or self.relabeler is not None:
             return None
-        files = sorted([file.name, Path(file.path).stat().st_size] for file in self._buffer.files)
+        self._buffer.measure_sizes()
+        files = sorted([file.name, self._buffer.sizes[file.path]] for file in self._buffer.files)
         return json.dumps([type(self).__name__, self.sample_by, self.recent_fraction, files])
 
     def close(self) -> None:
@@ -363,12 +363,16 @@ class DiskTrajDataset(RLDataset):
     def _cut_window(
         self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
     ) -> Trajectory | None:
-        traj = self._buffer.open(file)
-        if traj is None:
+        def span(length: int) -> tuple[int, int]:
+            return window_at(length, self.max_seq_len, self.padded_sampling, fraction)
+
+        if self.relabeler is None:
+            window = self._buffer.cut(file, span)
+        elif (window := self._buffer.cut(file, lambda length: (0, length))) is not None:
+            window = self.relabeler.apply(window, rng)
+            window = window.slice(*span(len(window)))
+        if window is None:
             return None
-        if self.relabeler is not None:
-            traj = self.relabeler.apply(traj, rng)
-        window = traj.slice(*window_at(len(traj), self.max_seq_len, self.padded_sampling, fraction))
         return window if self.priorities is None else window.with_source(priority_slot(file.traj_id))
 
     def _take_notice(self, gone: list[TrajectoryFile]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
-import mmap
 import os
 import re
 import stat
@@ -17,14 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import BrokenTrajectoryError, FormatError, check_choice
-from .foreign import arrays_of, from_arrays, to_arrays
+from .foreign import OBS_PREFIX, arrays_of, from_arrays, to_arrays
 from .npz import pack_npz, read_npz
+from .rows import Bytes, OpenFile, StoredRows, whole
 from .traj import MAGIC_OF_VERSION_1, is_traj, pack_traj, read_traj
-from .trajectory import Array, Trajectory
+from .trajectory import Trajectory
+from .values import find_bad_value
 
 FILE_FORMATS = ("npz", "npz-compressed", "traj")
 TEMPORARY_SUFFIX = ".tmp"
-MAP_ABOVE_BYTES = 128 << 10  # larger files are mapped, smaller ones read at once
+KEEP_OPEN_ABOVE_BYTES = 128 << 10  # windows of larger files are read one by one, smaller files at once
 _JOINED_BYTES = 16 << 20
 _OBJECT_BYTES = 4096  # what the Python objects of one opened file take, roughly
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
@@ -111,18 +113,18 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
 class _Opened(NamedTuple):
     traj: Trajectory
     ram_bytes: int
-    is_mapped: bool
+    file: OpenFile | None  # which rows of it are read from
 
 
 def load_trajectory(path: str | Path) -> Trajectory:
     """Read one file of any format; the arrays are read-only.
 
-    Large files are mapped, so that only what is looked at is read, small ones are read at once, and
-    compressed ones decoded. Files by AMAGO 3.x, older ones of ours and others that have the arrays of a
-    trajectory are brought to our dtypes and shapes.
+    Files by AMAGO 3.x, older ones of ours and others that have the arrays of a trajectory are brought to our
+    dtypes and shapes.
 
     Raises:
         FileNotFoundError: If it does not exist.
+        OSError: If it cannot be read.
         BrokenTrajectoryError: If it is not a complete trajectory. Nothing is ever unpickled.
     """
     return _open(str(path)).traj
@@ -131,113 +133,138 @@ def load_trajectory(path: str | Path) -> Trajectory:
 open_trajectory = load_trajectory  # both names are public
 
 
-def check_file(path: str | Path) -> None:
-    """Read all of a file and compare it with its checksums, which every format has.
+def check_file(path: str | Path) -> Trajectory:
+    """Read a file, compare it with its checksums, which every format has, and look at all its values.
 
-    Opening a file does not do this, since it would read what is not needed. Raises like load_trajectory.
+    Loading a file does not do this. Returns and raises like load_trajectory; values that cannot be trained on
+    make a file a broken one.
     """
-    _open(str(path), is_checked=True)
+    traj = _open(str(path), is_checked=True).traj
+    if problem := find_bad_value(traj):
+        raise bad_value_error(path, problem)
+    return traj
 
 
-def _open(path: str, *, is_checked: bool = False) -> _Opened:
+def bad_value_error(path: str | Path, problem: str) -> BrokenTrajectoryError:
+    """The error for a complete file with a value that find_bad_value describes."""
+    return BrokenTrajectoryError(
+        f"{path} cannot be trained on: {problem}. Fix: move the file out of the folder, and correct what "
+        "writes such values (environment, wrapper or conversion)."
+    )
+
+
+def format_error(path: str | Path, error: FormatError) -> BrokenTrajectoryError:
+    """The error for a file in which a reader found `error`."""
+    size = ""
+    with contextlib.suppress(OSError):
+        size = f" ({os.stat(path).st_size} bytes)"  # noqa: PTH116 (a str is as good as a Path)
+    return BrokenTrajectoryError(
+        f"{path}{size} is not a readable trajectory file: {error}. Allowed is a complete file in one of the "
+        f"formats {', '.join(FILE_FORMATS)}, of plain (never pickled) arrays. Fix: {error.mend}"
+    )
+
+
+def _open(path: str, *, is_checked: bool = False, keeps_open: bool = False) -> _Opened:
+    """Read a file; with keeps_open, large observations are StoredRows."""
     try:
-        buffer = _read_or_map(path)
+        file = _open_file(path)
+        source: Bytes = file
+        if not keeps_open or len(file) <= KEEP_OPEN_ABOVE_BYTES:
+            source = file[:]
+        arrays: dict[str, Any]
         env_name: str | None
-        if buffer[:2] == b"PK":
-            arrays, env_name = read_npz(buffer, is_checked=is_checked)
-        elif is_traj(buffer):
-            arrays, env_name = read_traj(buffer, is_checked=is_checked)
-        elif buffer[: len(MAGIC_OF_VERSION_1)] == MAGIC_OF_VERSION_1:
+        if source[:2] == b"PK":
+            arrays, env_name = read_npz(source, is_checked=is_checked)
+        elif is_traj(source):
+            arrays, env_name = read_traj(source, is_checked=is_checked)
+        elif source[: len(MAGIC_OF_VERSION_1)] == MAGIC_OF_VERSION_1:
             mend = "with that Loxodon, python -m loxodon.data convert FOLDER NEW_FOLDER --to npz"
             raise FormatError("it is a .traj file of version 1, which an earlier Loxodon wrote", mend)
         else:
-            raise FormatError(f"it begins with {buffer[:8]!r}, like neither an .npz nor a .traj file")
+            raise FormatError(f"it begins with {source[:8]!r}, like neither an .npz nor a .traj file")
         if env_name is None:
             parsed = parse_name(os.path.basename(path))  # noqa: PTH119 (a fifth of the time)
             env_name = parsed.env_name if parsed else "env"
+        stored = {name for name, array in arrays.items() if _stays_in_file(name, array)}
+        arrays = {name: array if name in stored else whole(array) for name, array in arrays.items()}
         traj = from_arrays(arrays, env_name)
     except FormatError as error:
-        raise BrokenTrajectoryError(
-            f"{path} ({Path(path).stat().st_size} bytes) is not a readable trajectory file: {error}. Allowed "
-            f"is a complete file in one of the formats {', '.join(FILE_FORMATS)}, of plain (never pickled) "
-            f"arrays. Fix: {error.mend}"
-        ) from error
-    in_memory = [array for array in arrays_of(traj) if not _is_mapped(array)]
-    ram_bytes = _OBJECT_BYTES + sum(array.nbytes for array in in_memory)
-    return _Opened(traj, ram_bytes, is_mapped=len(in_memory) < len(arrays_of(traj)))
+        raise format_error(path, error) from error
+    in_memory = (array.nbytes for array in arrays_of(traj) if isinstance(array, np.ndarray))
+    return _Opened(traj, _OBJECT_BYTES + sum(in_memory), file if stored else None)
 
 
-def _is_mapped(array: Array) -> bool:
-    base = array.base
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return isinstance(base, mmap.mmap)
+def _stays_in_file(name: str, array: Any) -> bool:
+    """Large observations do; each window needs a system call for one, so small arrays are kept in memory."""
+    is_large = isinstance(array, StoredRows) and array.nbytes > KEEP_OPEN_ABOVE_BYTES // 2
+    return is_large and name.startswith(OBS_PREFIX) and array.dtype.isnative
 
 
-def _read_or_map(path: str) -> bytes | mmap.mmap:
+def _open_file(path: str) -> OpenFile:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to would block
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise FormatError(_NOT_REGULAR) from error
+        if error.errno == errno.ELOOP:
+            raise FormatError("it is a link that leads to itself") from error
         raise
-    try:
-        status = os.fstat(descriptor)
-        size = status.st_size
-        if not stat.S_ISREG(status.st_mode):
-            raise FormatError("it is a folder" if stat.S_ISDIR(status.st_mode) else _NOT_REGULAR)
-        if size > MAP_ABOVE_BYTES:
-            return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        data = os.read(descriptor, size)
-    finally:
-        os.close(descriptor)
-    if not data:
+    file = OpenFile(descriptor)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        raise FormatError("it is a folder" if stat.S_ISDIR(mode) else _NOT_REGULAR)
+    if not len(file):
         raise FormatError("it is empty")
-    return data
+    return file
 
 
 class TrajectoryReader:
-    """Reads trajectory files and keeps the recently used ones open.
+    """Reads trajectory files and keeps the recently used ones.
 
-    Files never change once they have their final name, so a path identifies its content. Small and compressed
-    files are kept in memory, large ones as memory maps; both are bounded, least recently used goes first.
+    Files never change once they have their final name, so a path identifies its content. Small files,
+    compressed ones and the small arrays of others are kept in memory. Large observations are StoredRows: a
+    slice of the trajectory reads what it needs. If such a file was written to, it is opened anew. Memory and
+    the number of open files are bounded; the least recently used file is closed first.
 
     Args:
-        max_ram_bytes: memory for files that are held in memory.
-        max_open_maps: number of memory maps; each one keeps a file descriptor.
+        max_ram_bytes: memory for what is held in memory.
+        max_open_files: number of files that stay open.
     """
 
-    def __init__(self, *, max_ram_bytes: int = 256 << 20, max_open_maps: int = 256) -> None:
-        self._max_ram_bytes, self._max_open_maps = max_ram_bytes, max_open_maps
+    def __init__(self, *, max_ram_bytes: int = 256 << 20, max_open_files: int = 256) -> None:
+        self._max_ram_bytes, self._max_open_files = max_ram_bytes, max_open_files
         self._opened: OrderedDict[str, _Opened] = OrderedDict()  # least recently used first
-        self._mapped: OrderedDict[str, None] = OrderedDict()  # those of them that are maps, in the same order
+        self._in_files: OrderedDict[str, None] = OrderedDict()  # those with an open file, in the same order
         self.ram_bytes = 0
 
     @property
-    def num_maps(self) -> int:
-        """Number of files that are mapped now."""
-        return len(self._mapped)
+    def num_open_files(self) -> int:
+        """Number of files that are open now."""
+        return len(self._in_files)
 
     def __len__(self) -> int:
-        """Return the number of files that are kept open."""
+        """Return the number of files that are kept."""
         return len(self._opened)
 
     def load(self, path: str) -> Trajectory:
-        """Return the trajectory of a file. Raises like load_trajectory."""
+        """Return the trajectory of a file; slice it to get arrays. Raises like load_trajectory."""
         found = self._opened.get(path)
+        if found is not None and found.file is not None and found.file.has_changed:
+            self._forget(path)
+            found = None
         if found is not None:
             self._opened.move_to_end(path)
-            if found.is_mapped:
-                self._mapped.move_to_end(path)
+            if found.file is not None:
+                self._in_files.move_to_end(path)
             return found.traj
-        opened = self._opened[path] = _open(path)
+        opened = self._opened[path] = _open(path, keeps_open=True)
         self.ram_bytes += opened.ram_bytes
-        if opened.is_mapped:
-            self._mapped[path] = None
+        if opened.file is not None:
+            self._in_files[path] = None
         while self.ram_bytes > self._max_ram_bytes:
             self._forget(next(iter(self._opened)))
-        while len(self._mapped) > self._max_open_maps:
-            self._forget(next(iter(self._mapped)))
+        while len(self._in_files) > self._max_open_files:
+            self._forget(next(iter(self._in_files)))
         return opened.traj
 
     def forget(self, paths: Iterable[str]) -> None:
@@ -248,8 +275,8 @@ class TrajectoryReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the opened files behind when this goes to another process."""
-        return {**vars(self), "_opened": OrderedDict(), "_mapped": OrderedDict(), "ram_bytes": 0}
+        return {**vars(self), "_opened": OrderedDict(), "_in_files": OrderedDict(), "ram_bytes": 0}
 
     def _forget(self, path: str) -> None:
         self.ram_bytes -= self._opened.pop(path).ram_bytes
-        self._mapped.pop(path, None)
+        self._in_files.pop(path, None)

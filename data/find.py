@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import Counter
@@ -98,9 +97,13 @@ def _take_files(found: Found, folder: str, names: list[str]) -> None:
         elif (parsed := parse_name(name)) is None:
             foreign.append(name)
         else:
-            path = Path(folder, name)
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
-                found.files.append(FoundFile(path, parsed, path.stat().st_size))
+            path, size_bytes = Path(folder, name), 0
+            try:
+                size_bytes = path.stat().st_size
+            except OSError:  # reading it will report the error
+                if not os.path.lexists(path):  # a process that trains has deleted it
+                    continue
+            found.files.append(FoundFile(path, parsed, size_bytes))
     if len(found.files) > num_before:
         found.foreign += foreign
 

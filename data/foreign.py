@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 
 from .errors import FormatError
 from .trajectory import Array, Trajectory, action_rows, is_one_hot
+from .values import cast, find_bad_value
 
 OBS_PREFIX, EXTRA_PREFIX = "_OBS_KEY_", "_EXTRA_"  # of names in a file
 NVEC, POLICY_VERSION = "action_nvec", "policy_version"  # (1, K), of actions with several factors; (1,)
@@ -58,7 +61,7 @@ def from_arrays(arrays: dict[str, Array], env_name: str) -> Trajectory:
     """Make a Trajectory of a file's arrays, converting only what is not in our dtype and shape.
 
     Args:
-        arrays: by name in the file.
+        arrays: by name in the file; observations in the byte order of this machine may be StoredRows.
         env_name: of the environment.
 
     Returns: the trajectory, whose arrays are read-only.
@@ -93,7 +96,8 @@ def from_arrays(arrays: dict[str, Array], env_name: str) -> Trajectory:
     except ValueError as error:  # lengths that contradict each other, or actions out of range
         raise FormatError(str(error)) from error
     for array in arrays_of(traj):
-        array.flags.writeable = False
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
     return traj
 
 
@@ -107,7 +111,10 @@ def _convert(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     if array.dtype != dtype or array.ndim != _MATRIX:
         if array.dtype.kind not in "fiub" or array.ndim not in (1, _MATRIX):
             raise FormatError(f"{name} is {array.dtype}{list(array.shape)}, but must be rows of numbers")
-        array = (array[:, None] if array.ndim == 1 else array).astype(dtype, copy=False)
+        try:
+            array = cast(name, array[:, None] if array.ndim == 1 else array, dtype)
+        except ValueError as error:
+            raise FormatError(str(error)) from error
     width = array.shape[-1]
     if width < _MIN_RL2_WIDTH if name == "rl2s" else width != 1:
         raise FormatError(
@@ -176,15 +183,17 @@ def split_episodes(
     Returns: the trajectories in order; episodes without a transition are left out.
 
     Raises:
-        ValueError: If the lengths differ, or the actions are out of range.
+        ValueError: If the lengths differ, the actions are out of range, a value is not finite, or one would
+            change when it is brought to the dtype of its column.
     """
     columns = _as_columns(obs)
     following = None if next_obs is None else _as_columns(next_obs)
     nvec = tuple(num_actions) if isinstance(num_actions, Sequence) else None
     actions = np.asarray(actions)
     actions = action_rows(actions, sum(nvec), nvec) if nvec else _rows_of(actions, num_actions)
-    rews = np.asarray(rews, np.float32).reshape(-1, 1)
-    ends, cuts = (np.asarray(flags).reshape(-1).astype(bool) for flags in (terminated, truncated))
+    rews = cast("rews", np.asarray(rews), np.float32).reshape(-1, 1)
+    ends = cast("terminated", np.asarray(terminated), np.bool_).reshape(-1)
+    cuts = cast("truncated", np.asarray(truncated), np.bool_).reshape(-1)
     _check_columns(columns, following, actions=actions, rews=rews, terminated=ends, truncated=cuts)
     last_steps = np.flatnonzero(ends | cuts)
     trajs, start = [], 0
@@ -194,8 +203,17 @@ def split_episodes(
         start, last = stop, slice(stop - 1, stop)  # the row of what is known of the end
         if span.start < span.stop:
             after = columns if following is None else following
-            seen = {k: np.concatenate([v[span], after[k][last].astype(v.dtype)]) for k, v in columns.items()}
-            trajs.append(episode(seen, actions[span], rews[span], ends[span, None], env_name, nvec=nvec))
+            seen = {
+                key: np.concatenate([value[span], cast(f"next_obs[{key!r}]", after[key][last], value.dtype)])
+                for key, value in columns.items()
+            }
+            traj = episode(seen, actions[span], rews[span], ends[span, None], env_name, nvec=nvec)
+            if problem := find_bad_value(traj):
+                raise ValueError(
+                    f"The episode of rows {span.start} to {span.stop - 1} cannot be trained on: {problem}. "
+                    "Fix: correct the values, or leave the episode out."
+                )
+            trajs.append(traj)
     return trajs
 
 
@@ -234,7 +252,7 @@ def load_episodes(path: str | Path) -> list[Trajectory]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If an array is missing, or they contradict each other.
+        ValueError: If the file cannot be read, an array is missing, or they contradict each other.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -242,16 +260,24 @@ def load_episodes(path: str | Path) -> list[Trajectory]:
             f"There is no file {path} with offline data. Fix: set MemoryTrajDataset.npz_path to an .npz file."
         )
     names = ("observations", "actions", "rewards", "terminals", "timeouts")
-    with np.load(path, allow_pickle=False) as file:
-        missing = [name for name in names if name not in file]
-        if missing:
-            raise ValueError(
-                f"{path} has the arrays {sorted(file)}, but lacks {missing}. Fix: name the columns as in "
-                f"D4RL: {', '.join(names)}, and next_observations if you have them."
-            )
-        columns = dict(file.items())
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = dict(file.items())
+    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path} is not a readable .npz file: {error}. Fix: copy or make it anew."
+        ) from error
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise ValueError(
+            f"{path} has the arrays {sorted(columns)}, but lacks {missing}. Fix: name the columns as in "
+            f"D4RL: {', '.join(names)}, and next_observations if you have them."
+        )
     following = columns.get("next_observations")
-    return split_episodes(*(columns[name] for name in names), next_obs=following, env_name=path.stem)
+    try:
+        return split_episodes(*(columns[name] for name in names), next_obs=following, env_name=path.stem)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:

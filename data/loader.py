@@ -23,6 +23,7 @@ from .dataset import RLDataset
 from .trajectory import Array, Trajectory
 
 _MESSAGE_BYTES = 4 << 20  # of the batches that a worker sends together, about
+_POOL_BYTES = 256 << 20  # of windows that are drawn together, about
 _HEAD_BYTES = 64  # of a block; the first byte says whether the parent has copied it
 _SENT, _COPIED = 0, 1
 _KEPT_BLOCKS = 4  # per worker
@@ -40,9 +41,9 @@ class BatchLoader:
 
     Windows of similar length share a batch: those of `pool_batches` batches are drawn together, sorted by
     length and cut into batches, which come in random order. Each window that was drawn is used once, so a
-    window is as likely as without a pool; only its company differs. Where all have one length, nothing is
-    sorted. Windows are views of files or memory until their batch is made, so what they refer to stays alive
-    that long: with images in compressed files, a smaller pool saves memory.
+    window is as likely as without a pool; only its company differs. If all have one length, nothing is
+    sorted. The windows of a pool are in memory until their batches are made. So a pool has fewer batches if
+    they would take more than 256 MB, or, with images in compressed files, if `pool_batches` is smaller.
 
     Packed batches take windows in the order of drawing. They leave about as few places empty as sorted ones
     would, and all batches hold windows of all lengths.
@@ -138,13 +139,7 @@ class BatchLoader:
 
     def _batches_per_message(self, num_batches: int) -> int:
         """As many as have some size together, at most a pool of them, and a message for each worker."""
-        layout = self._dataset.layout
-        if layout is None:
-            return 1
-        obs_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.obs.values())
-        timestep_bytes = obs_bytes + 8 * layout.action_width + 32
-        timesteps = self._source.batch_size * (self._dataset.max_seq_len + 1)
-        by_size = _MESSAGE_BYTES // (timesteps * timestep_bytes)
+        by_size = self._source.num_batches_in(_MESSAGE_BYTES) or 1
         return max(1, min(by_size, self._source.pool_batches, num_batches // self._num_workers))
 
     def _of_workers(self) -> Iterator[Batch]:
@@ -239,14 +234,25 @@ class _EpochSource(IterableDataset[Any]):
         self._blocks: list[Tensor] = []  # of a worker
         self._num_made = 0
 
+    def num_batches_in(self, num_bytes: int) -> int | None:
+        """About how many batches of full windows take so many bytes; None if the layout is not known."""
+        layout = self._dataset.layout
+        if layout is None:
+            return None
+        obs_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.obs.values())
+        timestep_bytes = obs_bytes + 8 * layout.action_width + 32
+        return num_bytes // (self.batch_size * (self._dataset.max_seq_len + 1) * timestep_bytes)
+
     def sample(self, epoch: int, seed: int, num_batches: int, worker: int = 0) -> Iterator[Rows]:
         """Yield the rows of so many batches of the epoch."""
         self._dataset.on_new_epoch(epoch)
         self._dataset.refresh()
         rng = np.random.default_rng([seed, self._rank, epoch, worker])
+        by_size = self.num_batches_in(_POOL_BYTES)
+        largest = self.pool_batches if by_size is None else max(1, min(by_size, self.pool_batches))
         remaining = num_batches
         while remaining:
-            pool = min(self.pool_batches, remaining)
+            pool = min(largest, remaining)
             remaining -= pool
             windows = self._dataset.sample_windows(pool * self.batch_size, rng)
             if self._packs:

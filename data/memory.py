@@ -16,7 +16,8 @@ from .errors import check_choice
 from .foreign import arrays_of, load_episodes, split_episodes
 from .relabeling import Relabeler
 from .sampling import SAMPLE_BY
-from .trajectory import Array, Trajectory
+from .trajectory import Array, Layout, Trajectory
+from .values import find_bad_value
 
 
 @gin.configurable(denylist=["trajs"])
@@ -88,8 +89,9 @@ class MemoryTrajDataset(RLDataset):
         Its arrays are kept, not copied: do not write to them afterwards.
 
         Raises:
-            ValueError: If its layout differs from that of the others.
+            ValueError: If its layout differs from that of the others, or a value cannot be trained on.
         """
+        self._check_values(traj)
         if self._trajs and (problem := self._trajs[0].layout.describe_mismatch(traj.layout)):
             raise ValueError(
                 f"This trajectory of environment {traj.env_name!r} cannot join the "
@@ -102,6 +104,22 @@ class MemoryTrajDataset(RLDataset):
         # One trajectory may be longer than everything allowed; it stays until the next comes.
         while self._num_timesteps > (self.max_timesteps or np.inf) and len(self._trajs) > 1:
             self._num_timesteps -= len(self._trajs.pop(0))
+
+    def expect(self, layout: Layout) -> None:
+        """Learn what trajectories of this run look like. Raises ValueError if values do not fit."""
+        super().expect(layout)
+        for traj in self._trajs:
+            self._check_values(traj)
+
+    def _check_values(self, traj: Trajectory) -> None:
+        layout = self.layout
+        if layout is not None and layout.describe_mismatch(traj.layout):
+            layout = None  # making a batch of it is an error that says why
+        if problem := find_bad_value(traj, layout):
+            raise ValueError(
+                f"A trajectory of environment {traj.env_name!r} with {len(traj)} transitions cannot be "
+                f"trained on: {problem}. Fix: correct its values, or leave it out."
+            )
 
     @property
     def ready_for_training(self) -> bool:

@@ -6,6 +6,7 @@ in the environment that it comes from. `minari` and gymnasium are imported when 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -31,13 +32,14 @@ from .files import load_trajectory, parse_name, save_trajectory
 from .foreign import episode
 from .sampling import SAMPLE_BY
 from .trajectory import Array, Layout, Trajectory, action_indices, action_rows
+from .values import cast, find_bad_value
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
 ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
 CACHE_FOLDER = "loxodon-cache"
-_CONVERSION = 3  # raise it when the same episode would become another file
+_CONVERSION = 4  # raise it when the same episode would become another file
 _CACHE_FORMAT = "traj"
 _CONVERTING = ".loxodon-converting-"  # prefix of unfinished conversions; nobody else's folders have it
 _STALE_S = 86_400.0
@@ -100,7 +102,7 @@ class EpisodeCodec:
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        from .spaces import ActionCode, ActionMap, ObsLayout, is_text
+        from .spaces import ActionCode, ActionMap, ObsLayout, is_text, num_values
 
         self._space = observation_space
         self._layout = ObsLayout(observation_space)
@@ -112,6 +114,7 @@ class EpisodeCodec:
             )
         self._map = ActionMap(action_space)
         self._code = ActionCode(self._map.policy_space)
+        self._num_values = num_values(ObsLayout(observation_space).space)
 
     def to_trajectory(self, source: Any, env_name: str, policy_version: int | None = None) -> Trajectory:
         """A trajectory of an episode with `observations` (T+1) and `actions`, `rewards`, `terminations` (T).
@@ -136,8 +139,14 @@ class EpisodeCodec:
             ) from None
         nvec = self._code.nvec
         actions = action_rows(self._map.from_env(source.actions), self._code.width, nvec)
-        dones = np.asarray(source.terminations, np.bool_).reshape(-1, 1)
-        return episode(obs, actions, rews, dones, env_name, policy_version=policy_version, nvec=nvec)
+        dones = cast("terminations", np.asarray(source.terminations), np.bool_).reshape(-1, 1)
+        traj = episode(obs, actions, rews, dones, env_name, policy_version=policy_version, nvec=nvec)
+        layout = dataclasses.replace(traj.layout, num_values=self._num_values)
+        if problem := find_bad_value(traj, layout):
+            raise ValueError(
+                f"Episode {source.id} cannot be trained on: {problem}. Fix: repair or leave out this episode."
+            )
+        return traj
 
     def to_columns(self, traj: Trajectory) -> dict[str, Any]:
         """Observations and actions as the environment would have them, and rewards and flags of an episode.

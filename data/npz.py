@@ -1,4 +1,4 @@
-"""The `.npz` format: archives of arrays as numpy writes them, read without copying what is not compressed.
+"""The `.npz` format: archives of arrays as numpy writes them; what is not compressed is not copied.
 
 The archive's directory is parsed and written here, since zipfile takes many times longer for files as small
 as most trajectories.
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import FormatError
+from .rows import Bytes, array_in
 from .trajectory import Array
 
 MAX_BYTES = 1 << 31  # of an archive that is written or decoded; far beyond, zip needs 64-bit records
@@ -36,6 +37,7 @@ _ENCRYPTED = 1  # bit of the flags
 _MAX_COMMENT_BYTES = (1 << 16) - 1
 _LARGE = 0xFFFFFFFF, 0xFFFF  # stand for "see the 64-bit record"
 _TOO_LARGE = "it is an archive with 64-bit records (of over 4 GiB), which is not read here"
+_HEAD_BYTES = 256  # mostly more than what is before the numbers of an array
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTHS = {b"\1\0": struct.Struct("<H"), b"\2\0": struct.Struct("<I")}  # by version
 # what numpy's parser of array headers lets through, beside its own ValueError, when it meets nonsense
@@ -105,38 +107,42 @@ class _Member(NamedTuple):
     size: int  # of its bytes when decoded
 
 
-def read_npz(buffer: Any, *, is_checked: bool = False) -> tuple[dict[str, Array], str | None]:
-    """The arrays in the bytes (or memory map) of an archive, and the environment's name if it is there.
+def read_npz(source: Bytes, *, is_checked: bool = False) -> tuple[dict[str, Any], str | None]:
+    """The arrays in an archive, and the environment's name if it is there.
 
-    Uncompressed ones are views, compressed ones are decoded and compared with their checksums.
+    Uncompressed ones are as array_in returns them, compressed ones are decoded and compared with their
+    checksums.
 
     Raises:
         FormatError: If they are not one complete archive of plain arrays; if checked, also if a checksum of
             an uncompressed one differs. Pickled objects are refused, never loaded.
     """
-    members, comment = _list_members(buffer)
+    members, comment = _list_members(source)
     announced = sum(member.size for member in members if member.method == _DEFLATED)
     if announced > MAX_BYTES:
         raise FormatError(f"its arrays announce {announced:,} bytes, but at most {MAX_BYTES:,} are decoded")
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Any] = {}
     for member in members:
-        source, begin, end = buffer, member.begin, member.end
+        place = source, member.begin, member.end
         if member.method == _DEFLATED:
-            source, begin, end = _decode(buffer, member), 0, member.size
+            place = _decode(source, member), 0, member.size
         elif is_checked:
-            with memoryview(buffer) as view, view[begin:end] as data:
-                compare_crc(member.name, zlib.crc32(data), member.crc)
-        arrays[member.name.removesuffix(".npy")] = _view_array(source, begin, end, member.name)
+            compare_crc(member.name, zlib.crc32(source[member.begin : member.end]), member.crc)
+        arrays[member.name.removesuffix(".npy")] = _view_array(*place, member.name)
     return arrays, _parse_env_name(comment)
 
 
-def _list_members(buffer: Any) -> tuple[list[_Member], bytes]:
+def _list_members(source: Bytes) -> tuple[list[_Member], bytes]:
     """The members of an archive, and its comment."""
-    size = len(buffer)
-    end = buffer.rfind(b"PK\x05\x06", max(0, size - _END.size - _MAX_COMMENT_BYTES))
-    if end < 0 or end + _END.size > size:
+    size = len(source)
+    tail = source[max(0, size - _END.size) :]
+    if not tail.startswith(b"PK\x05\x06"):  # there is a comment
+        tail = source[max(0, size - _END.size - _MAX_COMMENT_BYTES) :]
+        tail = tail[tail.rfind(b"PK\x05\x06") :]
+    if not tail.startswith(b"PK\x05\x06") or len(tail) < _END.size:
         raise FormatError("its end is not that of an archive, so it is cut off or no .npz file")
-    _, disk, _, num_here, num_members, listing_bytes, listing, comment_bytes = _END.unpack_from(buffer, end)
+    end = size - len(tail)
+    _, disk, _, num_here, num_members, listing_bytes, listing, comment_bytes = _END.unpack_from(tail)
     if num_members == _LARGE[1] or listing == _LARGE[0] or listing_bytes == _LARGE[0]:
         raise FormatError(_TOO_LARGE)
     if disk or num_here != num_members or listing + listing_bytes != end:
@@ -144,19 +150,19 @@ def _list_members(buffer: Any) -> tuple[list[_Member], bytes]:
     if end + _END.size + comment_bytes != size:
         raise FormatError("the archive does not end where its end says")
     members: list[_Member] = []
-    position = listing
+    directory, position = source[listing:end], 0
     try:
         for _ in range(num_members):
-            member, position = _read_entry(buffer, position, listing)
+            member, position = _read_entry(source, directory, position, listing)
             members.append(member)
     except struct.error as error:
         raise FormatError("the directory of the archive names places outside of it") from error
-    return members, bytes(buffer[end + _END.size :])
+    return members, tail[_END.size :]
 
 
-def _read_entry(buffer: Any, position: int, listing: int) -> tuple[_Member, int]:
+def _read_entry(source: Bytes, directory: bytes, position: int, listing: int) -> tuple[_Member, int]:
     """The member that an entry of the directory describes, and where the next entry is."""
-    entry = _CENTRAL.unpack_from(buffer, position)
+    entry = _CENTRAL.unpack_from(directory, position)
     signature, _, _, flags, method, _, _, crc, packed, unpacked = entry[:10]
     name_bytes, extra_bytes, comment_length, _, _, _, offset = entry[10:]
     if signature != b"PK\x01\x02":
@@ -164,12 +170,13 @@ def _read_entry(buffer: Any, position: int, listing: int) -> tuple[_Member, int]
     if _LARGE[0] in (packed, unpacked, offset):
         raise FormatError(_TOO_LARGE)
     name_end = position + _CENTRAL.size + name_bytes
-    name = bytes(buffer[name_end - name_bytes : name_end]).decode("utf-8", "replace")
+    name = directory[name_end - name_bytes : name_end].decode("utf-8", "replace")
     if method not in (_STORED, _DEFLATED) or flags & _ENCRYPTED:
         raise FormatError(f"member {name!r} is encrypted or compressed by an unknown method ({method})")
-    if buffer[offset : offset + 4] != b"PK\x03\x04":
+    local = source[offset : offset + _LOCAL.size]
+    if local[:4] != b"PK\x03\x04":
         raise FormatError(f"member {name!r} is not where the directory of the archive says")
-    begin = offset + _LOCAL.size + sum(_LOCAL_LENGTHS.unpack_from(buffer, offset + 26))
+    begin = offset + _LOCAL.size + sum(_LOCAL_LENGTHS.unpack_from(local, 26))
     if begin + packed > listing or (method == _STORED and packed != unpacked):
         raise FormatError(f"member {name!r} is cut off")
     member = _Member(name, method, crc, begin, begin + packed, unpacked)
@@ -185,11 +192,11 @@ def _parse_env_name(comment: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _decode(buffer: Any, member: _Member) -> bytes:
+def _decode(source: Bytes, member: _Member) -> bytes:
     """Decode a compressed member and compare its checksum."""
+    packed = source[member.begin : member.end]
     try:
-        with memoryview(buffer) as view, view[member.begin : member.end] as packed:
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.size + 1)
+        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.size + 1)
     except zlib.error as error:
         raise FormatError(f"member {member.name!r} cannot be decoded ({error})") from error
     except MemoryError as error:
@@ -211,17 +218,20 @@ def compare_crc(name: str, found: int, written: int) -> None:
         )
 
 
-def _view_array(buffer: Any, begin: int, end: int, name: str) -> Array:
-    length_field = _NPY_LENGTHS.get(bytes(buffer[begin + 6 : begin + 8]))
-    if buffer[begin : begin + 6] != _NPY_MAGIC or length_field is None or begin + 12 > end:
+def _view_array(source: Bytes, begin: int, end: int, name: str) -> Any:
+    head = source[begin : min(begin + _HEAD_BYTES, end)]
+    length_field = _NPY_LENGTHS.get(head[6:8])
+    if head[:6] != _NPY_MAGIC or length_field is None or begin + 12 > end:
         raise FormatError(f"member {name!r} is not an array")
-    header_end = begin + 8 + length_field.size + length_field.unpack_from(buffer, begin + 8)[0]
-    if header_end > end:
+    head_bytes = 8 + length_field.size + length_field.unpack_from(head, 8)[0]
+    if begin + head_bytes > end:
         raise FormatError(f"member {name!r} is cut off")
-    shape, is_fortran, dtype = _parse_npy_header(bytes(buffer[begin:header_end]), name)
-    if header_end + math.prod(shape) * dtype.itemsize != end:
+    if head_bytes > len(head):
+        head = source[begin : begin + head_bytes]
+    shape, is_fortran, dtype = _parse_npy_header(head[:head_bytes], name)
+    if begin + head_bytes + math.prod(shape) * dtype.itemsize != end:
         raise FormatError(f"member {name!r} does not have the size that its header announces")
-    return np.ndarray(shape, dtype, buffer=buffer, offset=header_end, order="F" if is_fortran else "C")
+    return array_in(source, begin + head_bytes, shape, dtype, "F" if is_fortran else "C")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from .errors import WrongValueError
+from .values import cast
 
 SINGLE_KEY = "observation"
 _FLOAT64 = np.dtype(np.float64)
@@ -543,6 +544,21 @@ def _refuse_structure(space: Space[Any], raw: Any, name: str) -> None:
         _refuse_structure(child, raw[key], f"{name} {key!r}")
 
 
+def _num_values(leaf: Any) -> Any:
+    if isinstance(leaf, spaces.MultiBinary):
+        return 2
+    return int(leaf.n) if isinstance(leaf, spaces.Discrete) else leaf.nvec
+
+
+def num_values(space: spaces.Dict) -> dict[str, Any]:
+    """Numbers of values of the flat observations that count from 0: an integer, or one for each element."""
+    return {
+        key: _num_values(leaf)
+        for key, leaf in space.spaces.items()
+        if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+    }
+
+
 # ---- actions ----
 
 PolicyActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
@@ -630,7 +646,7 @@ class ActionMap:
             scaled: np.ndarray = np.clip(flat, -1.0, 1.0).astype(np.float32)
             return scaled
         nvec = np.asarray(getattr(self.policy_space, "nvec", getattr(self.policy_space, "n", None)))
-        indices: np.ndarray = actions.astype(np.int64) - self._start
+        indices: np.ndarray = cast("actions", actions, np.int64) - self._start
         indices = indices.reshape(-1, *nvec.shape)
         if (indices < 0).any() or (indices >= nvec).any():
             raise ValueError(

@@ -24,6 +24,7 @@ import numpy as np
 
 from .errors import FormatError
 from .npz import bytes_of, compare_crc
+from .rows import Bytes, array_in, whole
 from .trajectory import Array
 
 VERSION = 2
@@ -80,38 +81,38 @@ def _describe(described: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...],
     return text + b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
 
 
-def is_traj(buffer: Any) -> bool:
+def is_traj(source: Bytes) -> bool:
     """Whether bytes begin like those of this format: a length, and a JSON object."""
-    return bool(buffer[_LENGTH.size : _LENGTH.size + 1] == b"{")
+    return source[_LENGTH.size : _LENGTH.size + 1] == b"{"
 
 
-def read_traj(buffer: Any, *, is_checked: bool = False) -> tuple[dict[str, Array], str]:
-    """Views of the arrays in the bytes (or memory map) of a file, by name, and the environment's name.
+def read_traj(source: Bytes, *, is_checked: bool = False) -> tuple[dict[str, Any], str]:
+    """The arrays of a file by name, as array_in returns them, and the environment's name.
 
     Raises:
         FormatError: If the bytes are not one complete file of a known version; if checked, also if a checksum
             is not that of its array.
     """
-    size = len(buffer)
+    size = len(source)
     if size < _LENGTH.size:
         raise FormatError(f"the file ends within the {_LENGTH.size} bytes that it begins with")
-    (text_bytes,) = _LENGTH.unpack_from(buffer, 0)
+    (text_bytes,) = _LENGTH.unpack(source[: _LENGTH.size])
     start = _LENGTH.size + text_bytes
     if text_bytes > _MAX_TEXT_BYTES or start > size:
         raise FormatError(f"its header should have {text_bytes} bytes, but the file has only {size}")
-    text = bytes(buffer[_LENGTH.size : start])
+    text = source[_LENGTH.size : start]
     entries, env_name, data_bytes = _parse(text)
     if size != start + data_bytes:
         raise FormatError(
             f"it should have {start + data_bytes} bytes according to its header, but has {size}"
         )
     try:
-        arrays: dict[str, Array] = {
-            entry.name: np.ndarray(entry.shape, entry.dtype, buffer, start + entry.begin) for entry in entries
+        arrays: dict[str, Any] = {
+            entry.name: array_in(source, start + entry.begin, entry.shape, entry.dtype) for entry in entries
         }
     except ValueError as error:  # too many axes, for example
         raise FormatError(f"its header describes an impossible array ({error})") from error
-    crcs = arrays.pop(_CRCS)
+    crcs = whole(arrays.pop(_CRCS))
     if crcs.shape != (1 + len(arrays),) or crcs[0] != zlib.crc32(text):
         raise FormatError("the checksum of its header is wrong, so its content has changed")
     if is_checked:

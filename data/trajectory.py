@@ -21,11 +21,15 @@ class Layout:
         action_width: A, the number of discrete actions or of elements of a continuous one; with several
             factors the sum of their numbers of actions.
         nvec: number of actions of each of K factors (MultiDiscrete); None for other actions.
+        num_values: n of observations whose whole numbers lie in 0, …, n - 1, by key: an integer, or one for
+            each element. It says nothing of what trajectories look like, so it does not count when layouts
+            are compared.
     """
 
     obs: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
     action_width: int
     nvec: tuple[int, ...] | None = None
+    num_values: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def describe_mismatch(self, other: Layout) -> str | None:
         """Say why data of layout `other` cannot be trained on where this one is expected; None if it can.
@@ -228,6 +232,10 @@ def action_rows(actions: Array, width: int, nvec: tuple[int, ...] | None = None)
 
 def is_one_hot(actions: Array, nvec: tuple[int, ...] | None = None) -> bool:
     """Whether each row (T, A), or each factor's part of it, holds a single one among zeros."""
+    if nvec is None and actions.flags.c_contiguous:  # all ones, and the i-th of them in row i
+        ones = np.flatnonzero(actions)
+        rows = np.arange(len(actions))
+        return bool(np.array_equal(ones // actions.shape[1], rows) and (actions.reshape(-1)[ones] == 1).all())
     starts = np.cumsum((0, *nvec[:-1])) if nvec else [0]
     is_one = actions == 1
     is_single = np.add.reduceat(is_one, starts, axis=1, dtype=np.int64) == 1

@@ -1308,10 +1308,14 @@ class Experiment(Settings):
                 self.write_latest_policy()  # before the checkpoint, which keeps the version
             if is_due := self._is_due(self.ckpt_interval):
                 self.save_checkpoint()
-            elif is_due := self._is_time_to_save():
+            elif is_due := self._is_first_save_due(epoch) or self._is_time_to_save():
                 self._save(epoch, is_interim=True)
             self._saved_s = self.ctx.stop.age_s() if is_due else self._saved_s
         return True
+
+    def _is_first_save_due(self, epoch: int) -> bool:
+        """True after the first epoch, whose data may end the next one, unless saving in between is off."""
+        return epoch == 0 and self.checkpoints.every_minutes is not None and not self.checkpoints.exact_resume
 
     def _is_time_to_save(self) -> bool:
         """True in all processes if `CheckpointManager.every_minutes` have passed in any since the last one.
@@ -1420,7 +1424,9 @@ class Experiment(Settings):
                 problem = f"{type(error).__name__}: {error}"
         epochs = self.checkpoints.complete_epochs()
         newest = (
-            f"The newest checkpoint is of epoch {epochs[-1]}. {_GO_ON}" if epochs else "There is none yet."
+            f"The newest checkpoint is of epoch {epochs[-1]}. {_GO_ON}"
+            if epochs
+            else "No checkpoint has been written yet."
         )
         return f"it could not be saved ({problem}). {newest}"
 

@@ -83,8 +83,8 @@ class CheckpointManager:
             "error" refuses it, "warn" only says so, as of all other versions.
         keep: newest training states that stay; None for all. keep_every: those after a multiple of so many
             epochs stay too. Policy weights always stay.
-        every_minutes: after so many without a checkpoint, the running epoch ends with one, which is there
-            only until the next; None never does.
+        every_minutes: after so many without a checkpoint, and after the first epoch of a run, the running
+            epoch ends with one, which is deleted when the next is written. None writes no such checkpoints.
         exact_resume: where the training environments are not stored, begin new episodes at every checkpoint
             too, so that a run that was killed and resumed is the one that was not, to the last bit. The
             price: every running episode is cut, and none that is longer than Experiment.ckpt_interval epochs

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ...data import Layout
-from ...data.spaces import ActionCode, PolicyActionSpace, is_text
+from ...data.spaces import ActionCode, PolicyActionSpace, is_text, num_values
 from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, make_vector_env, resolve_env
 from ..rng import derive_seed
 
@@ -142,7 +142,7 @@ def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout
         if not is_text(space)
     }
     code = ActionCode(action_space)
-    return Layout(obs, code.width, code.nvec)
+    return Layout(obs, code.width, code.nvec, num_values(obs_space))
 
 
 def piece_lengths(traj_save_len: float, spread: int) -> tuple[int, int] | None:
