@@ -77,7 +77,7 @@ def test_missing_popgym_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> N
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_popgym)
-    with pytest.raises(ModuleNotFoundError, match=r"popgym, which is not installed. Fix: .* -e '\.\[envs\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"popgym, which is not installed. Fix: pip install 'loxodon\[envs\]'"):
         gym_env("popgym-RepeatPreviousEasy-v0").build()
 
 
@@ -197,7 +197,7 @@ def test_subclass_and_external_configurables() -> None:
     )  # as where nothing but the environment's module is imported
     gin.config._INVERSE_REGISTRY.pop(scripted_envs.SpacesEnv)
     arrived, _ = unship(sent)
-    assert arrived.build_raw().action_space == 5
+    assert arrived.target().action_space == 5
 
 
 def test_what_bindings_lead_to_reaches_workers_and_nothing_else() -> None:
