@@ -47,10 +47,20 @@ class WrongValueError(ValueError):
         super().__init__(f"The environment returned {found}. {allowed}")
         self.found, self.allowed, self.row = found, allowed, row
 
-    def located(self, env_name: str, place: str = "") -> ValueError:
-        """The error to raise where it is known which environment returned the value, and when."""
+    def at(self, row: int) -> WrongValueError:
+        """The same error with another row."""
+        return WrongValueError(self.found, self.allowed, row)
+
+    def told(self, subject: str, place: str = "", more: str = "") -> ValueError:
+        """The error to raise where more is known.
+
+        Args:
+            subject: who returned the value, such as "The environment CartPole returned".
+            place: where and when.
+            more: sentences to add.
+        """
         return ValueError(
-            f"The environment {env_name} returned {self.found}{place and f' ({place})'}. {self.allowed}"
+            f"{subject} {self.found}{place and f' ({place})'}. {self.allowed}{more and f' {more}'}"
         )
 
 

@@ -134,9 +134,7 @@ class EpisodeCodec:
                 if leaf.has_checks:
                     leaf.check(obs[leaf.key])
         except WrongValueError as error:
-            raise ValueError(
-                f"Episode {source.id} has {error.found}. {error.allowed} Or leave out this episode."
-            ) from None
+            raise error.told(f"Episode {source.id} has", more="Or leave out this episode.") from None
         nvec = self._code.nvec
         actions = action_rows(self._map.from_env(source.actions), self._code.width, nvec)
         dones = cast("terminations", np.asarray(source.terminations), np.bool_).reshape(-1, 1)

@@ -283,12 +283,14 @@ class EnvGroup:
         if isinstance(error, WrongValueError):
             raise self._located(error, row) from None
         if is_unpacking(error):
-            raise TypeError(wrong_result(self.envs[row], call, f"something else ({error})")) from None
+            raise wrong_result(self.envs[row], call, f"something else ({error})") from None
 
     def _located(self, error: WrongValueError, row: int) -> ValueError:
         """The error with the name of the environment, and when it happened."""
         self.failed_row = row
-        return error.located(self.env_names[row], place_of(self.first_row + row, self.num_steps))
+        return error.told(
+            f"The environment {self.env_names[row]} returned", place_of(self.first_row + row, self.num_steps)
+        )
 
     def _env_actions(self) -> Iterable[Any]:
         actions = self._buffers.actions

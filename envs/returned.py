@@ -27,26 +27,28 @@ Metrics = list[tuple[int, str, Any]]
 def reset_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
     """`(observation, info)` that `env.reset` returned. Raises: TypeError if it is something else."""
     if not isinstance(found, tuple) or len(found) != 2:  # noqa: PLR2004 - a pair
-        raise TypeError(wrong_result(env, "reset", _kind_of(found)))
+        raise wrong_result(env, "reset", _kind_of(found))
     return found[0], as_info(found[1])
 
 
 def step_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
     """The five values that `env.step` returned. Raises: TypeError if it is something else."""
     if not isinstance(found, tuple | list) or len(found) != NUM_STEP_PARTS:
-        raise TypeError(wrong_result(env, "step", _kind_of(found)))
+        raise wrong_result(env, "step", _kind_of(found))
     raw, reward, terminated, truncated, info = found
     return raw, reward, terminated, truncated, as_info(info)
 
 
-def wrong_result(env: gym.Env[Any, Any], call: str, found: str) -> str:
-    """What to say of a `step` or `reset` that returned something else than its parts."""
+def wrong_result(env: gym.Env[Any, Any], call: str, found: str) -> TypeError:
+    """The error for a `step` or `reset` that returned something else than its parts."""
     expected = {
         "reset": "the pair (observation, info). Fix: return observation, {} from it.",
         "step": "observation, reward, terminated, truncated, info. Fix: return these five; `done` of old gym "
         "was terminated or truncated.",
     }
-    return f"{type(env.unwrapped).__name__}.{call} returned {found}, but gymnasium expects {expected[call]}"
+    return TypeError(
+        f"{type(env.unwrapped).__name__}.{call} returned {found}, but gymnasium expects {expected[call]}"
+    )
 
 
 def is_unpacking(error: BaseException) -> bool:

@@ -65,7 +65,7 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
             raw, info = reset_result(self.env.reset(seed=seed, options=options), self.env)
             return self.obs_layout.flatten(raw), taken_out(info)
         except WrongValueError as error:
-            raise error.located(self.env_name) from None
+            raise error.told(f"The environment {self.env_name} returned") from None
 
     def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """One env step with an action of this wrapper's `action_space`."""
@@ -75,4 +75,4 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
             flags = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
             return self.obs_layout.flatten(raw), as_reward(reward), *flags, taken_out(info)
         except WrongValueError as error:
-            raise error.located(self.env_name) from None
+            raise error.told(f"The environment {self.env_name} returned") from None

@@ -292,7 +292,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             try:
                 self._layout.write(self._batch(final, "final_obs")[row], columns, row)
             except WrongValueError as error:
-                raise WrongValueError(error.found, error.allowed, row) from None
+                raise error.at(row) from None
 
     def _check(self, checks: Sequence[ColumnCheck], rows: np.ndarray | None = None) -> None:
         for check, column in checks:
@@ -302,7 +302,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 raise _of_row(error, rows) from None
 
     def _located(self, error: WrongValueError) -> ValueError:
-        return error.located(self.env_names[error.row or 0], place_of(error.row, self._num_steps))
+        name = self.env_names[error.row or 0]
+        return error.told(f"The environment {name} returned", place_of(error.row, self._num_steps))
 
     def _final_metrics(self, final: Any, ended: np.ndarray) -> Metrics:
         """Metrics of `final_info`, the infos of the last step of rows that ended.
@@ -343,7 +344,7 @@ def _of_row(error: WrongValueError, rows: np.ndarray | None) -> WrongValueError:
     """The error, found in the rows (N,) bool of a batch, with its row in the batch itself."""
     if rows is None or error.row is None:
         return error
-    return WrongValueError(error.found, error.allowed, int(np.flatnonzero(rows)[error.row]))
+    return error.at(int(np.flatnonzero(rows)[error.row]))
 
 
 def _final_obs(infos: Mapping[str, Any]) -> Any:

@@ -184,11 +184,9 @@ class LoadedPolicy:
                 if leaf.has_checks:
                     leaf.check(flat[leaf.key])
         except WrongValueError as error:
-            raise ValueError(
-                f"act() got {error.found}{'' if error.row is None else f' (environment {error.row})'}. "
-                f"{error.allowed} With N environments at once call reset(num_envs=N) first, and give arrays "
-                "of N rows."
-            ) from None
+            place = "" if error.row is None else f"environment {error.row}"
+            more = "With N environments at once call reset(num_envs=N) first, and give arrays of N rows."
+            raise error.told("act() got", place, more) from None
         return flat
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
