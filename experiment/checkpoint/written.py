@@ -33,8 +33,8 @@ def written(thing: Any) -> Any:
         return write(thing)
     name = getattr(thing, "__qualname__", repr(thing))
     raise TypeError(
-        f"{name} ({type(thing).__name__}) has no name by which another process can import it. Fix: define it at "
-        "the top of a module."
+        f"{name} ({type(thing).__name__}) has no name by which another process can import it. Fix: define it "
+        "at the top of a module."
     )
 
 
