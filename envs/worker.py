@@ -106,8 +106,7 @@ def _end_later(*_: object) -> None:
 def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
     envs: list[SequenceEnv] = []
     try:
-        seed_generators(job.seed, job.first_row)
-        recipes = _make(job.recipes, envs, job.first_row)
+        recipes = _make(job, envs)
         check_same_spaces(envs, recipes.obs_space, recipes.action_space, job.first_row)
         buffers = StepBuffers.carve(job.memory, recipes.obs_space, recipes.action_space, job.num_envs)
         group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows), job.first_row)
@@ -119,18 +118,21 @@ def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
     return group
 
 
-def _make(recipes: Recipes | bytes, made: list[SequenceEnv], first_row: int) -> Recipes:
+def _make(job: WorkerJob, made: list[SequenceEnv]) -> Recipes:
     """Make the environments as gin's bindings want them, and put them into `made`; returns the recipes."""
-    if not isinstance(recipes, bytes):
-        build_all(recipes.specs, made)
-        return recipes
-    recipes, text = unship(recipes)
+    seed_generators(job.seed, job.first_row)
+    if not isinstance(job.recipes, bytes):
+        build_all(job.recipes.specs, made)
+        return job.recipes
+    recipes: Recipes
+    recipes, text = unship(job.recipes)
     register_as(recipes.specs, recipes.registered)
     num_bound = bind_known(text)
     build_all(recipes.specs, made)
     if bind_known(text) > num_bound:  # building them has imported more, with bindings that were unknown then
-        close_all(made, first_row)
+        close_all(made, job.first_row)
         made.clear()
+        seed_generators(job.seed, job.first_row)
         build_all(recipes.specs, made)
     return recipes
 

@@ -33,8 +33,8 @@ def written(thing: Any) -> Any:
         return write(thing)
     name = getattr(thing, "__qualname__", repr(thing))
     raise TypeError(
-        f"{name} ({type(thing).__name__}) has no name by which another process can import it. Fix: define it at "
-        "the top of a module."
+        f"{name} ({type(thing).__name__}) has no name by which another process can import it. Fix: define it "
+        "at the top of a module."
     )
 
 
@@ -80,8 +80,8 @@ def read(value: Any, find: Callable[[str], Any], *, calls: bool = False) -> Any:
     if isinstance(value.get("name"), str):
         return find(value["name"])
     args, kwargs = value.get("args"), value.get("kwargs")
-    is_call = isinstance(args, list) and isinstance(kwargs, dict)
-    if is_call and "call" in value and (calls or "now" not in value):
+    may_call = "call" in value and (calls or "now" not in value)
+    if may_call and isinstance(args, list) and isinstance(kwargs, dict):
         function = read(value["call"], find, calls=calls)
         if callable(function):
             values = {key: read(one, find, calls=calls) for key, one in kwargs.items()}
