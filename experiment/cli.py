@@ -18,6 +18,7 @@ from ..data.errors import visible
 from ..gin_configs.presets import did_you_mean, preset_names, runnable_names
 from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, explained, load_config
+from .device import DEVICES, check_device, choose_device
 from .dry_run import dry_run
 from .exits import CONFIG_ERROR, FAILED, INTERRUPTED
 from .experiment import Experiment
@@ -60,6 +61,7 @@ def main(
     logging.getLogger("loxodon").setLevel(logging.INFO)
 
     def work() -> int:
+        choose_device(args.device if args.seeds is None else None)  # others may have another machine
         config = load_config(args.config, overrides(args))
         for warning in config.source.warnings:
             say(f"warning: {warning}", error=True)
@@ -114,6 +116,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("overrides", nargs="*", metavar="Name.param=value", help="gin bindings on top of the files")
     add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
     add("--actors", metavar="N", type=int, help="learn here, and keep N collecting processes running")
+    add("--device", choices=DEVICES, help="where the agent is; default: a GPU if there is one")
+    add("--actor-device", choices=DEVICES, default="cpu", help="where actors of --actors act (default: cpu)")
     add("--run-name", metavar="NAME", help="sets Experiment.run_name")
     add("--seed", metavar="N", type=int, help="sets Experiment.seed")
     add("--seeds", metavar="0:5", type=parse_seeds, help="a run per seed, called <run_name>-seed<k>")
@@ -129,6 +133,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no --config is given. Fix: e.g. --config tmaze. Presets: {', '.join(runnable)}")
     if args.seeds is not None and (args.test_run or args.seed is not None):
         parser.error("--seeds goes with neither --seed nor --test-run. Fix: leave one of the two out.")
+    if problem := _seed_problem(words):
+        parser.error(problem)
+    if args.jobs > 1 and args.seeds is None:
+        parser.error("--jobs is for runs of --seeds. Fix: add e.g. --seeds 0:5, or leave it out.")
     if args.through and shutil.which(args.through[0]) is None:
         parser.error(f"--through begins with {args.through[0]}, which is no program here. Fix: e.g. srun.")
     if args.jobs < 1:
@@ -143,6 +151,19 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
             "Fix: leave one of the two out."
         )
     return args
+
+
+def _seed_problem(words: Sequence[str]) -> str | None:
+    """What is wrong if the command line says twice which seed to use; one of the two would be ignored."""
+    names = {"--seed": 2, "--seeds": 2, "Experiment.seed": 1}  # how many words it takes, if `=` joins none
+    found = [
+        " ".join(words[i : i + names[name]]) if name == word else word
+        for i, word in enumerate(words)
+        if (name := word.partition("=")[0].strip()) in names
+    ]
+    if len(found) < 2:  # noqa: PLR2004 - the second one
+        return None
+    return f"the seed is set by both {found[0]} and {found[1]}. Fix: leave one of the two out."
 
 
 def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -161,9 +182,10 @@ def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
     return found
 
 
-def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
+def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | None) -> Experiment:
     """Build the experiment, after a look at its run folder: what to resume must be there."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    check_device(exp.DEVICE, device)
     check_folder(exp.run_dir, expected_here())
     if has_actors:
         exp.keep_pace_of_preset()
@@ -201,10 +223,11 @@ def _run(
 ) -> int:
     """Build, resume if asked, train, and say what came out."""
     with explained(config):
-        exp = _start(config, args.resume, args.actors is not None)
+        exp = _start(config, args.resume, args.actors is not None, args.device)
     if args.actors is not None and exp.accelerator.is_main_process:
-        exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, exp.start_collecting_at_epoch))
-        exp.pace.expect_actors(args.actors, exp.start_collecting_at_epoch)
+        first_epoch = exp.start_collecting_at_epoch
+        exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, first_epoch, args.actor_device))
+        exp.pace.expect_actors(args.actors, first_epoch)
     try:
         metrics = exp.learn()
     except SystemExit:  # stopped by a signal, or because no actor is left; everything is stored and closed

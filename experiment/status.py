@@ -11,17 +11,21 @@ from pathlib import Path
 
 from .fleet.overview import as_text, overview
 
-NO_RUN, NOBODY = 2, 3
+NO_RUN, NOBODY = 2, 3  # exit statuses; of a run that has finished, or that a process works on, it is 0
 _PERIOD_S = 2.0  # of --watch
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the status of a run; returns the exit status: 2 if it is no run, 3 if nobody is at work."""
+    """Print the status of a run; returns the exit status.
+
+    It is 0 if the run has finished or a process is at work, 3 if it stopped before its end, 2 without a run.
+    """
     parser = argparse.ArgumentParser(
         prog="loxodon status",
         description="Who works on a run, how fast, and what there is of it.",
-        epilog="Exit status: 0 if a process is at work, 3 if none is, 2 if the folder holds no run.",
+        epilog="Exit status: 0 if a process is at work or the run has finished, 3 if it has stopped before "
+        "its end and no process is at work, 2 if the folder holds no run.",
     )
     parser.add_argument("run_dir", type=Path, help="<ckpt_base_dir>/<run_name>")
     as_json = "print one JSON object (with --watch: one per line)"
@@ -45,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pass
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
-    return 0 if view["alive"] else NOBODY
+    return 0 if view["alive"] or view["is_finished"] else NOBODY
 
 
 if __name__ == "__main__":
