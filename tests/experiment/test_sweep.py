@@ -18,8 +18,8 @@ from .fakes import TINY
 from .processes import wait_for
 
 optuna = pytest.importorskip("optuna", reason="sweeps are an extra")
-# A run of two epochs, with a record and a checkpoint each. Trial 5 is bad and never ends by itself. While there
-# is a file "wait", none gets beyond its first epoch.
+# A run of two epochs, with a record and a checkpoint each. Trial 5 is bad and never ends by itself. While
+# there is a file "wait", none gets beyond its first epoch.
 STUB = """
 import json, pathlib, sys, time
 words = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
