@@ -77,7 +77,7 @@ setup(
         "dm_control": DM_CONTROL,
         "envpool": ["envpool>=1.0"],
         "jax": ["gymnax>=1.0", "six", "xminigrid>=0.9"],  # gymnax imports six without requiring it
-        "metaworld": ["metaworld>=3.0", "mujoco<3.17"],  # 3.17 has a longer eq_data than Meta-World 3.0 writes
+        "metaworld": ["metaworld>=3.0", "mujoco<3.17"],  # Meta-World 3.0 writes a shorter eq_data
         "minari": MINARI,
         "plots": PLOTS,
         "ray": RAY,

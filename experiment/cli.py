@@ -19,6 +19,7 @@ from ..gin_configs.words import parse_run, program_name
 from .checkpoint.store import CheckpointManager, about
 from .config import ConfigError, LoadedConfig, explained, load_config
 from .config.reading import COMMAND_LINE, find_config
+from .device import check_device, choose_device
 from .dry_run import dry_run
 from .exits import CONFIG_ERROR, FAILED, INTERRUPTED, Stopped, without_foreign_exits
 from .experiment import Experiment
@@ -49,6 +50,7 @@ def main(
 
     def work() -> int:
         nonlocal words
+        choose_device(args.device if args.seeds is None else None)  # others may have another machine
         config = load_config(args.configs, overrides(args))
         if args.save_config is not None:
             _save_config(args, config)
@@ -147,9 +149,10 @@ def _save_config(args: argparse.Namespace, config: LoadedConfig) -> None:
     say(f"saved {path}; {program_name()} {shlex.quote(str(path))} runs the same")
 
 
-def _start(config: LoadedConfig, resumes: bool, has_actors: bool) -> Experiment:
+def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | None) -> Experiment:
     """Build the experiment, after a look at its run folder: what to resume must be there."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    check_device(exp.DEVICE, device)
     check_folder(exp.run_dir, expected_here())
     if has_actors:
         exp.keep_pace_of_preset()
@@ -187,10 +190,11 @@ def _run(
 ) -> int:
     """Build, resume if asked, train, and say what came out."""
     with explained(config):
-        exp = _start(config, args.resume, args.actors is not None)
+        exp = _start(config, args.resume, args.actors is not None, args.device)
     if args.actors is not None and exp.accelerator.is_main_process:
-        exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, exp.start_collecting_at_epoch))
-        exp.pace.expect_actors(args.actors, exp.start_collecting_at_epoch)
+        first_epoch = exp.start_collecting_at_epoch
+        exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, first_epoch, args.actor_device))
+        exp.pace.expect_actors(args.actors, first_epoch)
     try:
         metrics = exp.learn()
     except Stopped:  # by a signal, or because no actor is left; everything is stored and closed

@@ -95,7 +95,13 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
         common["slurm_partition"] = args.slurm_partition
     jobs = submit(
         cli.main,
-        Crew(words, args.actors, exp.replay_ratio, exp.start_collecting_at_epoch),
+        Crew(
+            words,
+            args.actors,
+            exp.replay_ratio,
+            exp.start_collecting_at_epoch,
+            "cuda" if args.slurm_actor_gpus else parsed.actor_device,
+        ),
         exp.run_dir,
         cluster=args.slurm_cluster,
         common=common,

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from ..gin_configs.words import parse_status
 from .fleet.overview import as_text, overview
 
-NO_RUN, NOBODY = 2, 3
+NO_RUN, NOBODY = 2, 3  # exit statuses; of a run that has finished, or that a process works on, it is 0
 _PERIOD_S = 2.0  # of --watch
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the status of a run; returns the exit status: 2 if it is no run, 3 if nobody is at work."""
+    """Print the status of a run; returns the exit status.
+
+    It is 0 if the run has finished or a process is at work, 3 if it stopped before its end, 2 without a run.
+    """
     args = parse_status(argv)
     clear = ""
     try:
@@ -35,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pass
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
-    return 0 if view["alive"] else NOBODY
+    return 0 if view["alive"] or view["is_finished"] else NOBODY
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from .presets import did_you_mean, find_preset, no_such_config, preset_names, ru
 from .start import AGENTS, DEFAULT_AGENT, DEFAULT_ENCODER, encoder_names, gin_for, problem_with_id
 
 USAGE_ERROR = 2
+DEVICES = ("cpu", "cuda", "mps")
 _OVERRIDE = re.compile(r"(\w+/)*[A-Za-z_][\w.]*")
 _HINTS = {
     "run": "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists the options.",
@@ -82,7 +83,22 @@ def parse_run(words: Sequence[str]) -> argparse.Namespace:
         if problem := override_problem(text):
             parser.stop(f"command line, `{text}`: {problem}")
     _check_combinations(parser, args)
+    if problem := _seed_problem(words):
+        parser.error(problem)
     return args
+
+
+def _seed_problem(words: Sequence[str]) -> str | None:
+    """What is wrong if the command line says twice which seed to use; one of the two would be ignored."""
+    names = {"--seed": 2, "--seeds": 2, "Experiment.seed": 1}  # how many words it takes, if `=` joins none
+    found = [
+        " ".join(words[i : i + names[name]]) if name == word else word
+        for i, word in enumerate(words)
+        if (name := word.partition("=")[0].strip()) in names
+    ]
+    if len(found) < 2:  # noqa: PLR2004 - the second one
+        return None
+    return f"the seed is set by both {found[0]} and {found[1]}. Fix: leave one of the two out."
 
 
 def override_problem(text: str) -> str | None:
@@ -132,6 +148,8 @@ def _run_parser(prog: str) -> Parser:
     add("--save-config", metavar="FILE", type=Path, help=save)
     add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
     add("--actors", metavar="N", type=int, help="learn here, and keep N collecting processes running")
+    add("--device", choices=DEVICES, help="where the agent is; default: a GPU if there is one")
+    add("--actor-device", choices=DEVICES, default="cpu", help="where actors of --actors act (default: cpu)")
     add("--run-name", metavar="NAME", help="sets Experiment.run_name")
     add("--seed", metavar="N", type=int, help="sets Experiment.seed")
     add("--seeds", metavar="0:5", type=parse_seeds, help="a run per seed, called <run_name>-seed<k>")
@@ -201,7 +219,8 @@ def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="loxodon status",
         description="Who works on a run, how fast, and what there is of it.",
-        epilog="Exit status: 0 if a process is at work, 3 if none is, 2 if the folder holds no run.",
+        epilog="Exit status: 0 if a process is at work or the run has finished, 3 if it has stopped before "
+        "its end and no process is at work, 2 if the folder holds no run.",
         allow_abbrev=False,
     )
     parser.hint = _HINTS["status"]

@@ -23,6 +23,8 @@ _RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_A
 _RANK_NAMES |= {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
 _RANK_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_USE_", "FSDP_")
 _KEPT = {"ACCELERATE_USE_CPU"}  # a choice of device, which holds for actors too
+# The environment of a process that must not open a context on a GPU, which takes memory from the learner.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
 
 
 def is_bound(name: str) -> bool:
@@ -34,6 +36,12 @@ def is_bound(name: str) -> bool:
     return True
 
 
+def _needs_gpu() -> bool:
+    """Whether the config sets a precision that no CPU has."""
+    name = "Experiment.mixed_precision"
+    return is_bound(name) and gin.query_parameter(name) == "fp16"
+
+
 @dataclass(frozen=True)
 class Crew:
     """The actors that a learner asks for.
@@ -43,12 +51,14 @@ class Crew:
         num_actors: how many actors the run has.
         replay_ratio: that of the run, which all its processes keep.
         first_epoch: of the learner, in which they begin.
+        device: where they act. With "cpu" they see no GPU.
     """
 
     learner_words: Sequence[str]
     num_actors: int
     replay_ratio: float | None = None
     first_epoch: int = 0
+    device: str = "cpu"
 
     def words(self, num_per_machine: int = 1) -> list[str]:
         """The arguments of an actor; num_per_machine: how many share a machine.
@@ -65,7 +75,11 @@ class Crew:
             "Experiment.replay_ratio": self.replay_ratio,
             "ReplayRatio.actor_processes": self.num_actors,
         }
-        kept = without(self.learner_words, "--actors", "--mode", "--resume", "Experiment.mode", *own)
+        if self.device == "cpu" and _needs_gpu():
+            own["Experiment.mixed_precision"] = "no"
+        options = ("--actors", "--mode", "--resume", "--device", "--actor-device")
+        kept = without(self.learner_words, *options, "Experiment.mode", *own)
+        kept += [] if self.device == "cpu" else ["--device", self.device]
         said = {word.partition("=")[0] for word in kept}
         if "Experiment.torch_threads" not in said:
             own["Experiment.torch_threads"] = 1
@@ -73,6 +87,11 @@ class Crew:
         if num_per_machine > 1 and workers not in said and not is_bound(workers):
             own[workers] = max(1, num_usable_cores() // num_per_machine)
         return [*kept, "--mode", "collect", *(f"{name}={value!r}" for name, value in own.items())]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that hide GPUs from actors which are not to use one."""
+        return dict(NO_GPU) if self.device == "cpu" else {}
 
 
 # A context in which the actors of a run are at work.
@@ -87,12 +106,12 @@ def local_pool(ctx: RunContext, crew: Crew, *, program: Sequence[str]) -> ActorS
 def supervise(
     ctx: RunContext, crew: Crew, command: Sequence[str], num_processes: int, name: str = "actor"
 ) -> ActorSupervisor:
-    """Processes that live and end with `learn`, and end it when none of them can go on."""
+    """Processes that live and end with `learn`, and end it when none of them is left."""
     return ActorSupervisor(
         command,
         num_processes,
         ctx.run_dir / "logs" / "actors",
-        {**actor_environment(os.environ), EXPECTED: mark(ctx.run_dir)},
+        {**actor_environment(os.environ), **crew.environment, EXPECTED: mark(ctx.run_dir)},
         say=ctx.console.say,
         should_stop=ctx.stop.requested,
         on_failure=lambda: ctx.stop.ask("the supervisor of its actors"),

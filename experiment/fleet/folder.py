@@ -18,7 +18,7 @@ from .heartbeat import STATUS_FOLDER
 
 EXPECTED = "LOXODON_RUN_FOLDER"  # environment variable of a process that was started for a run
 PATIENCE_S = 8.0  # until a file that another machine has written is visible here
-SHARED = "set Experiment.ckpt_base_dir to a folder on a file system that all machines mount at the same path"
+SHARED = "set Experiment.ckpt_base_dir to a folder on a file system that all machines share"
 _TOKEN = "token"
 _LOOK_S = 0.2
 

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -86,7 +86,7 @@ class Job:
         folder: to start in.
         seen: processes that had finished at submission, by the ids of their heartbeats. An actor that gets
             its turn only after the learner has finished has nothing to do.
-        expected: see `check_folder`.
+        environment: variables to set, such as EXPECTED.
     """
 
     main: Callable[..., int]
@@ -94,13 +94,12 @@ class Job:
     run_dir: Path
     folder: Path
     seen: frozenset[str] = frozenset()
-    expected: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self) -> int:
         """Run; returns the exit status."""
         os.chdir(self.folder)
-        if self.expected is not None:
-            os.environ[EXPECTED] = self.expected
+        os.environ.update(self.environment)
         if not self._is_learner and finished_learners(self.run_dir) - self.seen:
             return 0
         queue_again, is_warned = signal.getsignal(signal.SIGUSR2), False
@@ -168,8 +167,9 @@ def submit(
     )
     executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})
     words, seen = list(crew.learner_words), finished_learners(run_dir)
-    learner_job = Job(main, words, run_dir.absolute(), Path.cwd(), seen, mark(run_dir))
-    actor_job = replace(learner_job, words=crew.words())
+    environment = {EXPECTED: mark(run_dir)}
+    learner_job = Job(main, words, run_dir.absolute(), Path.cwd(), seen, environment)
+    actor_job = replace(learner_job, words=crew.words(), environment={**environment, **crew.environment})
     executor.update_parameters(name=f"{run_dir.name}-learner", **learner)
     jobs = [executor.submit(learner_job)]
     executor.update_parameters(name=f"{run_dir.name}-actor", **actor)
@@ -188,11 +188,12 @@ def ray_pool(
 
     Ray's threads and a learner that forks would not go together, hence a process of its own.
     """
+    crew = replace(crew, device="cuda" if num_gpus else crew.device)
     settings = {
         "words": crew.words(),
         "num_actors": crew.num_actors,
         "run_dir": str(ctx.run_dir.absolute()),
-        "expected": mark(ctx.run_dir),
+        "environment": {**crew.environment, EXPECTED: mark(ctx.run_dir)},
         "address": address,
         "num_cpus": num_cpus,
         "num_gpus": num_gpus,
@@ -203,7 +204,9 @@ def ray_pool(
 # ---- Ray, in the keeper ----
 
 
-def host(index: int, words: Sequence[str], folder: str, run_dir: str, expected: str) -> str | None:
+def host(
+    index: int, words: Sequence[str], folder: str, run_dir: str, environment: Mapping[str, str]
+) -> str | None:
     """A Ray task: one collecting process and its supervisor, until it is cancelled or cannot go on.
 
     Args:
@@ -211,12 +214,12 @@ def host(index: int, words: Sequence[str], folder: str, run_dir: str, expected: 
         words: its arguments.
         folder: working directory, like the next one on the shared file system.
         run_dir: folder of the run.
-        expected: see `check_folder`.
+        environment: variables to set for the process, EXPECTED among them.
 
     Returns: why it cannot go on.
     """
     try:
-        check_folder(Path(run_dir), expected)
+        check_folder(Path(run_dir), environment[EXPECTED])
         os.chdir(folder)
     except (ConfigError, OSError) as error:
         return f"actor {index} cannot start on {socket.gethostname()}: {error}"
@@ -225,7 +228,7 @@ def host(index: int, words: Sequence[str], folder: str, run_dir: str, expected: 
         [*library_program(), *words],
         1,
         Path(run_dir, "logs", "actors"),
-        {**actor_environment(os.environ), EXPECTED: expected},
+        {**actor_environment(os.environ), **environment},
         say=lambda line: print(line, flush=True),  # noqa: T201 - Ray passes it on to the keeper
         should_stop=lambda: False,
         on_failure=has_failed.set,
@@ -240,7 +243,7 @@ def keep(
     words: list[str],
     num_actors: int,
     run_dir: str,
-    expected: str,
+    environment: dict[str, str],
     address: str,
     num_cpus: float,
     num_gpus: float,
@@ -248,7 +251,7 @@ def keep(
     """Keep the actors until this process is told to end; returns its exit status. See ray_pool."""
     ray = connect_ray(address)
     remote = ray.remote(host).options(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=-1)
-    tasks = [remote.remote(i, words, str(Path.cwd()), run_dir, expected) for i in range(num_actors)]
+    tasks = [remote.remote(i, words, str(Path.cwd()), run_dir, environment) for i in range(num_actors)]
     running = tasks
     with StopRequest() as stop:
         while running and not stop.requested():

@@ -26,7 +26,8 @@ _NUM_LEFT = 4  # columns of words; the others are numbers
 def overview(run_dir: Path) -> dict[str, Any]:
     """A run at one moment, as plain values for programs.
 
-    Returns: "run_dir", "time"; of all processes together "alive", "env_steps" (of all that ever collected),
+    Returns: "run_dir", "time", "is_finished"; of all processes together "alive", "env_steps" (of all that
+        ever collected),
         "env_steps_per_s", "gradient_steps", "policy_version" and "replay_ratio" (None where there is none);
         "processes", each with the fields of its `Beat` and "versions_behind", None but for actors at work;
         "buffer", see _look_at; "checkpoint_epochs".
@@ -53,6 +54,7 @@ def overview(run_dir: Path) -> dict[str, Any]:
     return {
         "run_dir": str(run_dir),
         "time": time.time(),
+        "is_finished": learner is not None and learner.state == "finished",
         "alive": sum(beat.is_alive for beat in beats),
         "env_steps": env_steps,
         "env_steps_per_s": sum(beat.env_steps_per_s for beat in beats if beat.is_alive),

@@ -216,6 +216,24 @@ def _empty(folder: Path, rank: int) -> dict[str, Any]:
     return {name: float(metrics[name]) for name in ("Loss", "grad_norm")}
 
 
+class OwnBufferAgent(Agent):
+    """Has a statistic that nobody merges."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.register_buffer("own", torch.zeros(2))
+
+
+def _buffers(folder: Path, rank: int) -> list[float]:
+    """A statistic of each process after an update."""
+    exp = make_learning(folder / "buffers", agent_type=partial(OwnBufferAgent, num_critics=2))
+    exp.policy.train()
+    exp.policy.own.fill_(float(rank))  # DDP has made them alike when it was built
+    exp.train_step(share(1, 0, rank, 2, True))
+    values: list[float] = exp.policy.own.tolist()
+    return values
+
+
 def _unused(folder: Path, rank: int) -> str:
     exp = make_learning(folder / "unused", agent_type=partial(Agent, online_coeff=0.0, offline_coeff=0.0))
     try:
@@ -276,6 +294,7 @@ def agreements(folder: Path) -> dict[str, Any]:
         "guarded": _guarded(folder, rank),
         "stored": _stored_envs(folder),
         "empty": _empty(folder, rank),
+        "buffers": _buffers(folder, rank),
         "metrics": merge_metrics(own, 3.0 - 2 * rank, exp.accelerator, sums=("n",), shares=("loss",)),
         "episodes": _episodes(exp, rank),
         "stops": _stops(exp, rank),

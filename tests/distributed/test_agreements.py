@@ -55,6 +55,10 @@ def test_an_overflow_in_one_process_skips_the_step_in_all(agreed: Any) -> None:
         assert torch.isfinite(value).all(), name
 
 
+def test_statistics_of_a_process_are_not_replaced_by_those_of_another(agreed: Any) -> None:
+    assert [rank["buffers"] for rank in agreed] == [[0.0, 0.0], [1.0, 1.0]]
+
+
 def test_a_process_without_any_timestep_does_not_change_the_mean(agreed: Any) -> None:
     assert agreed[0]["empty"] == agreed[1]["empty"]
     assert agreed[0]["empty"]["Loss"] > 0

@@ -266,6 +266,30 @@ def test_json_is_one_line_for_programs_and_nobody_at_work_another_exit_status(
     assert json.loads(out)["alive"] == 0
 
 
+@pytest.mark.parametrize(
+    ("state", "age_s", "expected"),
+    [
+        ("learning", 0.0, 0),
+        ("finished", 1e6, 0),
+        ("stopped", 0.0, 3),
+        ("failed", 0.0, 3),
+        ("learning", 1e6, 3),
+    ],
+)
+def test_the_exit_status_says_whether_a_run_needs_somebody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str, age_s: float, expected: int
+) -> None:
+    write_beat(tmp_path, "L", role="learner", state=state, age_s=age_s)
+    write_beat(tmp_path, "actor", state="stopped")
+    assert status.main([str(tmp_path)]) == expected
+
+
+def test_env_steps_of_actors_whose_files_are_gone_count(tmp_path: Path) -> None:
+    write_beat(tmp_path, "L", role="learner", forgotten_env_steps=100)
+    write_beat(tmp_path, "actor", env_steps=5)
+    assert heartbeat.env_steps_of(read_heartbeats(tmp_path)) == 105
+
+
 @pytest.mark.parametrize(("name", "words"), [("empty", "holds no run"), ("absent", "does not exist")])
 def test_a_folder_that_is_no_run_is_said_to_be_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str

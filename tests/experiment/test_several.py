@@ -154,6 +154,13 @@ def test_only_runs_go_on_that_have_not_finished(
         (["--seeds", "3:3"], "'3:3' names no seeds. Fix: e.g. --seeds 0:5"),
         (["--seeds", "0:2", "--seed", "1"], "goes with neither --seed nor --test-run. Fix:"),
         (["--seeds", "0:2", "--jobs", "0"], "--jobs is 0, but must be at least 1. Fix:"),
+        (["--jobs", "2"], "--jobs is for runs of --seeds. Fix:"),
+        (
+            ["--seeds", "0:2", "--seeds=4"],
+            "the seed is set by both --seeds 0:2 and --seeds=4. Fix: leave one",
+        ),
+        (["--seeds", "0:2", "Experiment.seed=4"], "set by both --seeds 0:2 and Experiment.seed=4. Fix:"),
+        (["--seed", "1", "Experiment.seed = 4"], "set by both --seed 1 and Experiment.seed = 4. Fix:"),
     ],
 )
 def test_seeds_typed_wrong(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:

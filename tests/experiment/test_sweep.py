@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -17,22 +18,32 @@ from .fakes import TINY
 from .processes import wait_for
 
 optuna = pytest.importorskip("optuna", reason="sweeps are an extra")
-# A run in two records. Trial 5 is bad and never ends by itself, as is every one while there is a file "wait".
+# A run of two epochs, with a record and a checkpoint each. Trial 5 is bad and never ends by itself. While
+# there is a file "wait", none gets beyond its first epoch.
 STUB = """
 import json, pathlib, sys, time
 words = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 name = sys.argv[sys.argv.index("--run-name") + 1]
-logs = pathlib.Path(words["Experiment.ckpt_base_dir"].strip("'"), name, "logs")
-with pathlib.Path("begun").open("a") as file:
-    file.write(f"{name}\\n")
+run_dir = pathlib.Path(words["Experiment.ckpt_base_dir"].strip("'"), name)
+def note_begin():
+    with pathlib.Path("begun").open("a") as file:
+        file.write(f"{name}\\n")
 if words["Experiment.batch_size"] == "3":
+    note_begin()
     sys.exit(7)
 value = -9.0 if name == "trial-5" else float(words["Experiment.learning_rate"])
-for steps in (0, 100):
-    with (logs / "metrics.jsonl").open("a") as file:
-        record = {"env_steps": steps, "gradient_steps": steps, "val/return": value if steps else -99.0}
-        file.write(json.dumps(record) + "\\n")
-if name == "trial-5" or pathlib.Path("wait").exists():
+for epoch in range(int("--resume" in sys.argv), 2):
+    with (run_dir / "logs" / "metrics.jsonl").open("a") as file:
+        record = {"epoch": epoch, "env_steps": 100 * epoch, "gradient_steps": epoch}
+        file.write(json.dumps({**record, "val/return": value if epoch else -99.0}) + "\\n")
+    checkpoint = run_dir / "ckpts" / "training_states" / f"{name}_epoch_{epoch}"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "COMPLETE").touch()
+    if epoch == int("--resume" in sys.argv):
+        note_begin()
+    if pathlib.Path("wait").exists():
+        time.sleep(600)
+if name == "trial-5":
     time.sleep(600)
 """
 SEARCHED = ["Experiment.learning_rate=log(1e-5,1e-3)", "Experiment.env_mode=choice(sync)"]
@@ -74,6 +85,9 @@ def test_a_sweep_goes_on_where_it_was_prunes_and_writes_the_best(capsys: pytest.
     assert main([*WORDS, "--trials", "6", "--through", "nice -n 1"]) == 0
     numbers = [0, 1, *range(6)]
     assert sorted(begun()) == sorted(f"trial-{number}" for number in numbers)
+    for trial in ("trial-0", "trial-1"):  # which were interrupted
+        lines = Path("sweeps/tiny/runs", trial, "logs/metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["epoch"] for line in lines] == [0, 1]
     printed = capsys.readouterr().out
     assert "trial 5 is ended after 100 env steps, worse than the median of others" in printed
     trials = optuna.load_study(study_name="sweep", storage="sqlite:///sweeps/tiny/study.db").trials

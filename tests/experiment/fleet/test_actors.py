@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import gin
 import psutil
@@ -18,7 +21,8 @@ import pytest
 
 from loxodon.experiment.cli import main
 from loxodon.experiment.config.registry import cleared_config
-from loxodon.experiment.fleet.actors import Crew, actor_environment
+from loxodon.experiment.fleet.actors import Crew, actor_environment, local_pool
+from loxodon.experiment.fleet.launchers import ray_pool
 
 from ..processes import wait_for
 
@@ -90,6 +94,39 @@ def test_actors_do_not_take_themselves_for_ranks_of_the_learner() -> None:
     assert kept.items() <= made.items()
     assert not launched.keys() & made.keys()
     assert actor_environment({})["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_actors_see_no_gpu_unless_they_are_asked_to_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
+    ctx: Any = SimpleNamespace(run_dir=tmp_path, console=mock.Mock(), stop=mock.Mock(), progress=mock.Mock())
+    crew = Crew(["--device", "cuda", "--actor-device", device], 1, device=device)
+    by_ray = ray_pool(ctx, crew, address="local", num_cpus=1.0, num_gpus=float(device == "cuda"))
+    (*_, settings) = by_ray.command
+    on_ray = json.loads(settings)["environment"]
+    here = local_pool(ctx, crew, program=["loxodon"])
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    if device == "cpu":
+        assert hidden.items() <= here.environment.items()
+        assert hidden.items() <= on_ray.items()
+        assert "--device" not in here.command
+    else:
+        assert here.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+        assert not hidden.keys() & on_ray.keys()
+        assert " ".join(here.command).count("--device cuda") == 1
+    assert "--actor-device" not in here.command
+
+
+def test_actors_on_the_cpu_have_no_precision_of_gpus() -> None:
+    with cleared_config():
+        gin.bind_parameter("Experiment.mixed_precision", "fp16")
+        assert "Experiment.mixed_precision='no'" in Crew(["Experiment.mixed_precision='fp16'"], 1).words()
+        assert "Experiment.mixed_precision='no'" not in Crew([], 1, device="cuda").words()
+        gin.bind_parameter("Experiment.mixed_precision", "bf16")
+        assert "Experiment.mixed_precision='no'" not in Crew([], 1).words()
 
 
 # ---- real processes ----

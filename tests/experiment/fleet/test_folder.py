@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import socket
 import threading
@@ -62,7 +63,7 @@ def test_an_actor_that_does_not_see_the_folder_ends_and_leaves_nothing_behind(
 
 def test_a_ray_worker_that_does_not_see_the_folder_starts_nothing(tmp_path: Path) -> None:
     expected, elsewhere = mark(tmp_path / "run"), tmp_path / "elsewhere"
-    failure = launchers.host(3, ["--mode", "collect"], str(tmp_path), str(elsewhere), expected)
+    failure = launchers.host(3, ["--mode", "collect"], str(tmp_path), str(elsewhere), {EXPECTED: expected})
     assert failure is not None
     assert f"actor 3 cannot start on {socket.gethostname()}" in failure
     assert f"{tmp_path}/run: " in failure
@@ -77,5 +78,6 @@ def test_a_slurm_job_hands_the_token_on(tmp_path: Path, monkeypatch: pytest.Monk
         seen.append(folder.expected_here())
         return 0
 
-    launchers.Job(run, ["--mode", "collect"], tmp_path, Path.cwd(), expected="token place")()
+    job = launchers.Job(run, ["--mode", "collect"], tmp_path, Path.cwd())
+    dataclasses.replace(job, environment={EXPECTED: "token place"})()
     assert seen == ["token place"]

@@ -19,6 +19,7 @@ import pytest
 
 from loxodon.experiment import launch
 from loxodon.experiment.cli import main
+from loxodon.experiment.fleet.folder import EXPECTED, mark
 from loxodon.experiment.fleet.launchers import Job, finished_learners, require
 
 from ..processes import wait_for
@@ -79,6 +80,9 @@ def test_what_is_asked_of_slurm(
     assert (for_learner["gpus_per_node"], for_actor["gpus_per_node"]) == (2, 0)
     assert (for_learner["cpus_per_task"], for_actor["cpus_per_task"]) == (8, 3)
     executor.batch.assert_called_once()  # one array
+    assert actor.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in learner.environment
+    assert actor.environment[EXPECTED] == learner.environment[EXPECTED] == mark(tiny.run_dir)
 
 
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
