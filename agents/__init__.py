@@ -24,7 +24,14 @@ from .ppo_loss import PPOLoss
 from .rewards import RewardNormalizer
 from .rollout_hooks import RolloutHooks
 from .sac import SACAgent
-from .schedules import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule, value_at
+from .schedules import (
+    ConstantSchedule,
+    CosineSchedule,
+    LinearSchedule,
+    Schedule,
+    TorchSchedule,
+    value_at,
+)
 from .targets import lambda_returns, n_step_targets, retrace_targets
 
 __all__ = [
@@ -51,6 +58,7 @@ __all__ = [
     "RolloutHooks",
     "SACAgent",
     "Schedule",
+    "TorchSchedule",
     "Values",
     "binary_filter",
     "exp_filter",

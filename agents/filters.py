@@ -74,5 +74,6 @@ def leaky_relu_filter(
     def ramp(x: Tensor) -> Tensor:
         return F.leaky_relu((x - tau) / beta, negative_slope)
 
-    bias = at_zero - ramp(advantages.new_zeros(()))
-    return binary_filter(advantages) + (bias + ramp(advantages)).clamp(clip_weights_low, clip_weights_high)
+    height = at_zero - ramp(advantages.new_zeros(())) + ramp(advantages)
+    approved: Tensor = binary_filter(advantages)
+    return approved + height.clamp(clip_weights_low, clip_weights_high)

@@ -6,11 +6,15 @@ A schedule is any function from training progress in [0, 1] to a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import gin
+import torch
+from torch.optim import lr_scheduler
 
 Schedule = Callable[[float], float]
+_ROUNDING = 1e-6  # of a step; progress is a quotient of epochs
 
 
 @gin.configurable
@@ -69,6 +73,60 @@ class CosineSchedule:
         """The value at `progress` in [0, 1]."""
         share = 0.5 - 0.5 * math.cos(math.pi * min(progress / self.until, 1.0))
         return (1.0 - share) * self.start + share * self.end
+
+
+@gin.configurable
+class TorchSchedule:
+    """A scheduler of torch for Experiment.lr_schedule, which is a factor of the learning rate.
+
+    The scheduler runs on a rate of 1, so those of its settings that are rates, such as `max_lr`, are factors
+    too. The factor follows from training progress alone, so a resumed run continues exactly.
+
+    Args:
+        scheduler: a class of torch.optim.lr_scheduler by name, such as "CosineAnnealingLR", or a class.
+        num_steps: how often it is stepped in the whole run; Experiment.epochs for once per epoch.
+        settings: its keywords, without the optimizer.
+    Raises: ValueError for an unknown name, a scheduler that needs more than its own steps, or settings that
+        it does not take.
+    """
+
+    def __init__(
+        self,
+        scheduler: str | Callable[..., Any] = gin.REQUIRED,
+        num_steps: int = gin.REQUIRED,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if num_steps < 1:
+            raise ValueError(
+                f"TorchSchedule.num_steps is {num_steps}, but must be at least 1. Fix: set it to "
+                "Experiment.epochs for a step per epoch."
+            )
+        kind = getattr(lr_scheduler, scheduler, None) if isinstance(scheduler, str) else scheduler
+        if not callable(kind) or kind is lr_scheduler.ReduceLROnPlateau:
+            raise ValueError(
+                f"TorchSchedule.scheduler is {scheduler!r}, but must be a class of torch.optim.lr_scheduler "
+                "that follows its own steps alone, unlike ReduceLROnPlateau. Fix: name one, such as "
+                "'CosineAnnealingLR'."
+            )
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=0.9)
+        try:
+            stepped = kind(optimizer, **(settings or {}))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"TorchSchedule.scheduler {scheduler!r} does not take TorchSchedule.settings = {settings!r}: "
+                f"{error}. Fix: see its arguments in torch's documentation."
+            ) from error
+        factors = [optimizer.param_groups[0]["lr"]]
+        for _ in range(num_steps):
+            optimizer.step()
+            stepped.step()
+            factors.append(optimizer.param_groups[0]["lr"])
+        self.factors = tuple(map(float, factors))
+
+    def __call__(self, progress: float) -> float:
+        """The factor at `progress` in [0, 1]."""
+        num_done = math.floor(min(max(progress, 0.0), 1.0) * (len(self.factors) - 1) + _ROUNDING)
+        return self.factors[num_done]
 
 
 def value_at(setting: float | Schedule, progress: float) -> float:

@@ -96,8 +96,8 @@ class Settings:
             whatever comes. Learner and actors wait for each other when they are further off than
             ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch instead of
             train_batches_per_epoch. Counting begins when training may begin.
-        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule();
-            it multiplies the warm-up. None for 1.
+        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule()
+            or @TorchSchedule(); it multiplies the warm-up. None for 1.
         on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
         callbacks: what makes each Callback: hooks of your own at the points of a run, or ParamFreezer,
             Pretraining, EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there.

@@ -233,6 +233,6 @@ def _cpu_has_lstm(dtype: torch.dtype) -> bool:
     oneDNN has no bfloat16 LSTM for processors without AVX-512, nor a float16 one for training on most others,
     and raises an error where torch could use another kernel.
     """
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return True
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gin
 import pytest
+import torch
 
-from loxodon.agents import ConstantSchedule, CosineSchedule, LinearSchedule, PPOLoss, value_at
+from loxodon.agents import (
+    ConstantSchedule,
+    CosineSchedule,
+    LinearSchedule,
+    PPOLoss,
+    TorchSchedule,
+    value_at,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +58,44 @@ def test_schedules_are_bound_in_gin() -> None:
         assert loss.clip_eps == pytest.approx(0.2)
     finally:
         gin.clear_config()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "settings"),
+    [
+        ("StepLR", {"step_size": 3, "gamma": 0.5}),
+        ("CosineAnnealingLR", {"T_max": 10, "eta_min": 0.1}),
+        ("CosineAnnealingWarmRestarts", {"T_0": 4}),
+        ("OneCycleLR", {"max_lr": 2.0, "total_steps": 11}),
+        (torch.optim.lr_scheduler.ExponentialLR, {"gamma": 0.9}),
+    ],
+)
+def test_schedulers_of_torch_give_the_rates_that_they_give_an_optimizer(
+    scheduler: Any, settings: Any
+) -> None:
+    """One step per epoch of 10, at a rate of 0.02; asked in any order, as after resuming."""
+    kind = getattr(torch.optim.lr_scheduler, scheduler) if isinstance(scheduler, str) else scheduler
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.02, momentum=0.9)
+    absolute = {key: 0.02 * x if key in ("eta_min", "max_lr") else x for key, x in settings.items()}
+    stepped, expected = kind(optimizer, **absolute), []
+    for _ in range(10):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        stepped.step()
+    schedule = TorchSchedule(scheduler, 10, settings)
+    for epoch in [7, *range(10)]:
+        assert 0.02 * value_at(schedule, epoch / 10) == pytest.approx(expected[epoch])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("NoSuchLR", 5), r"scheduler is 'NoSuchLR'.*Fix: name one"),
+        (("ReduceLROnPlateau", 5), r"unlike ReduceLROnPlateau.*Fix"),
+        (("StepLR", 5), r"'StepLR' does not take TorchSchedule.settings = None.*step_size.*Fix"),
+        (("StepLR", 0, {"step_size": 3}), r"num_steps is 0, .*at least 1.*Fix"),
+    ],
+)
+def test_schedulers_that_cannot_be_stepped_alone_are_refused(arguments: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        TorchSchedule(*arguments)
