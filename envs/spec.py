@@ -335,6 +335,12 @@ def _unknown_id_text(env_id: str, error: Exception) -> str:
     own = [other for other, thing in vars(sys.modules.get(module, object)).items() if callable(thing)]
     near = [f"{module}:{other}" for other in difflib.get_close_matches(name, own, n=3)] or near
     hint = f"Did you mean {', '.join(map(repr, near))}? " if near else ""
+    try:
+        gin.get_configurable(env_id)
+    except ValueError:
+        pass
+    else:
+        hint = f"gin knows a class or function of this name: Experiment.make_train_env = @{env_id}. "
     return (
         f"No environment is registered under {env_id!r} ({error}). {hint}Allowed are ids listed by "
         "gymnasium.pprint_registry(). "

@@ -62,10 +62,12 @@ def find_preset(name: str) -> Path | None:
 
 def no_such_config(name: str, typed: str) -> str:
     """The text of an error for what is neither a file nor a preset. typed: the words, in backquotes."""
+    if re.fullmatch(r"(\w+/)*[A-Z]\w*\.[a-z_]\w*", name) and not name.endswith(".gin"):
+        return f"command line, {typed}: a setting has a value. Fix: write {name}=value, without spaces."
     bare = name.removeprefix("./").removeprefix("gin_configs/").removesuffix(".gin")
+    hint = did_you_mean(bare, preset_names()) or f" Presets: {', '.join(preset_names())}."
     return (
-        f"command line, {typed}: there is no such file or preset."
-        f"{did_you_mean(bare, preset_names())} Presets: {', '.join(preset_names())}. "
+        f"command line, {typed}: there is no such file or preset.{hint} "
         "Fix: give the path of a .gin file, the name of a preset, or a setting Name.param=value."
     )
 
@@ -81,8 +83,12 @@ def about(name: str) -> Preset:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """A sentence ` Did you mean 'a' or 'b'?` with a leading space, or nothing when no name is near."""
-    near = difflib.get_close_matches(name, sorted(candidates))
+    """A sentence ` Did you mean 'a' or 'b'?` with a leading space, or nothing when no name is near.
+
+    Capitals count as little as possible: names that differ in nothing else come first.
+    """
+    known = sorted(candidates)
+    near = [one for one in known if one.lower() == name.lower()] or difflib.get_close_matches(name, known)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

@@ -107,6 +107,8 @@ def override_problem(text: str) -> str | None:
     if equals and value and _OVERRIDE.fullmatch(key):
         return None
     mend = f"for a config file write --config {text}" if not equals else "write Name.param=value"
+    if equals and value and _OVERRIDE.fullmatch(key.replace("-", "_")):
+        mend = f"write {key.replace('-', '_')}={value}"
     return f"an override must look like Name.param=value. Fix: {mend}."
 
 

@@ -218,7 +218,11 @@ def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
     if matches:
         full = ", ".join(str(c.entry.selector) for c in matches)
         return f"'{name}' can mean {full}. Fix: write one of these full names."
-    meant = did_you_mean(name.rpartition(".")[2], [known.name for known in registry.all_known()])
+    bare, known_names = name.rpartition(".")[2], sorted(known.name for known in registry.all_known())
+    meant = did_you_mean(bare, known_names)
+    longer = [known for known in known_names if bare.lower() in known.lower()]
+    if not meant and 0 < len(longer) <= MAX_CHOICES:
+        meant = f" Did you mean {' or '.join(map(repr, longer))}?"
     advice = "correct the name" if meant else "correct the name, or import its module: import my_module"
     return f"no class or function '{name}' is known to gin.{meant} Fix: {advice}."
 

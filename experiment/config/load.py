@@ -186,7 +186,7 @@ def _places(message: str, callers: Sequence[str], config: LoadedConfig) -> list[
             continue
         elif _found(key, advice) or (owns and binding.param in words):
             shown.append(binding)
-        elif isinstance(value, str) and not re.fullmatch("[a-z_]+", value) and repr(value) in body:
+        elif isinstance(value, str) and not re.fullmatch("[a-z_]+", value) and binding.param != "run_name":
             quoted.append(binding)
     first = [binding for _, binding in sorted(in_full, key=lambda pair: pair[0])[:1]]
     origins = [checks.line_of_value(binding, remaining).origin for binding in [*first, *(shown or quoted)]]
