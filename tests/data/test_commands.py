@@ -170,6 +170,32 @@ def test_check_lists_broken_and_odd_files_and_moves_them_with_their_reasons(
     assert "quarantine: 2 files set aside" in run(capsys, "ls", buffer)[1]
 
 
+def test_one_unusable_file_ends_no_command(tmp_path: Path, fill: Fill, capsys: Capture) -> None:
+    good = fill(tmp_path / "some", [4] * 3)
+    link, pipe = (good[0].with_name(f"env_000000f{i}_2000000000.0.npz") for i in range(2))
+    link.symlink_to(link.name)
+    os.mkfifo(pipe)
+    status, out, _ = run(capsys, "check", tmp_path / "some")
+    assert status == 1
+    assert "3 good, 2 broken" in out
+    assert "a link that leads to itself" in out
+    assert run(capsys, "ls", tmp_path / "some")[0] == 1
+    assert "3 files written" in run(capsys, "convert", tmp_path / "some", tmp_path / "new", "--to", "traj")[1]
+
+
+def test_check_names_the_value_that_nothing_can_be_learned_from(
+    tmp_path: Path, fill: Fill, capsys: Capture
+) -> None:
+    paths = fill(tmp_path / "some", [4, 4])
+    arrays = dict(np.load(paths[1]))
+    arrays["_OBS_KEY_position"][2] = np.nan
+    np.savez(paths[1], **arrays)
+    status, out, _ = run(capsys, "check", tmp_path / "some")
+    assert status == 1
+    reason = "cannot be trained on: observation 'position' (float32) is nan at timestep 2"
+    assert f"broken   {paths[1]}: {reason}" in out
+
+
 def test_check_leaves_a_mixture_alone(
     tmp_path: Path, fill: Fill, make_traj: MakeTraj, capsys: Capture
 ) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import tempfile
+import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from loxodon.data import (
     FILE_FORMATS,
     BrokenTrajectoryError,
     Trajectory,
+    TrajectoryReader,
     check_file,
     load_trajectory,
     pad_batch,
@@ -180,6 +182,25 @@ def test_what_is_too_large_for_an_archive_is_not_written_and_not_decoded(
         load_trajectory(path)
 
 
+def test_an_archive_that_inflates_to_more_than_it_announces_takes_no_memory(tmp_path: Path) -> None:
+    megabyte = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    block = megabyte.compress(bytes(1 << 20)) + megabyte.flush(zlib.Z_FULL_FLUSH)
+    path, name, data = tmp_path / "a.npz", b"rews.npy", 1024 * block + megabyte.flush()
+    fixed = (20, 0, 8, 0, 33, 0, len(data), 100, len(name))  # deflated, of 100 bytes
+    local = struct.pack("<4s5H3L2H", b"PK\3\4", *fixed, 0) + name
+    entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, *fixed, 0, 0, 0, 0, 0, 0) + name
+    begin = len(local) + len(data)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(entry), begin, 0)
+    path.write_bytes(local + data + entry + end)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BrokenTrajectoryError, match=r"does not have the size that the archive announces"):
+            load_trajectory(path)
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
+
+
 def test_memory_that_a_file_asks_for_and_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object) -> None:
         raise MemoryError
@@ -319,7 +340,7 @@ def test_impossible_arrays_are_named(tmp_path: Path, changes: dict[str, Any], pr
 
 @pytest.mark.parametrize("save_as", FILE_FORMATS)
 def test_a_file_cut_anywhere_is_never_a_trajectory(tmp_path: Path, save_as: str) -> None:
-    """After every byte of a short file, and at the places that matter of one that is mapped."""
+    """After every byte of a short file, and at the places that matter of one that stays open."""
     for length in (2, 6000):
         path = save(tmp_path, make(length, seed=3), save_as)
         content = path.read_bytes()
@@ -328,9 +349,10 @@ def test_a_file_cut_anywhere_is_never_a_trajectory(tmp_path: Path, save_as: str)
             load_trajectory(path)
         for kept in reversed(range(0, len(content), 1 if length == 2 else len(content) // 60)):
             os.truncate(path, kept)
-            with pytest.raises(BrokenTrajectoryError) as caught:
-                load_trajectory(path)
-            assert f"{path.name} ({kept} bytes) is not a readable" in str(caught.value)
+            for read in (load_trajectory, TrajectoryReader().load):
+                with pytest.raises(BrokenTrajectoryError) as caught:
+                    read(str(path))
+                assert f"{path.name} ({kept} bytes) is not a readable" in str(caught.value)
 
 
 @pytest.mark.parametrize("save_as", FILE_FORMATS)

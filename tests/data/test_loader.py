@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from loxodon.data import Batch, BatchLoader, DiskTrajDataset, RLDataset, Trajectory
+from loxodon.data import loader as loader_module
 from loxodon.data.loader import cut_by_length
 
 Fill = Callable[[Path, list[int]], list[Path]]
@@ -73,6 +74,20 @@ def test_every_drawn_window_is_used_once_beside_similar_ones(make_traj: Callable
     before, equal = rng.bit_generator.state, [windows[0].slice(0, 1) for _ in range(6)]
     assert [id(w) for batch in cut_by_length(equal, 2, rng) for w in batch] == [id(w) for w in equal]
     assert rng.bit_generator.state == before  # those of one length stay in the order of drawing
+
+
+def test_a_pool_of_large_windows_has_fewer_batches(
+    dataset: DiskTrajDataset, monkeypatch: pytest.MonkeyPatch, make_traj: Callable[..., Trajectory]
+) -> None:
+    counts: list[int] = []
+    draw = dataset.sample_windows
+    monkeypatch.setattr(dataset, "sample_windows", lambda n, rng: counts.append(n) or draw(n, rng))
+    dataset.expect(make_traj(1).layout)
+    batch_bytes = 2 * (6 + 1) * (2 * 4 + 8 * 3 + 32)  # of 2 windows of 7 timesteps
+    for pool_bytes in (1, 3 * batch_bytes, 100 * batch_bytes):
+        monkeypatch.setattr(loader_module, "_POOL_BYTES", pool_bytes)
+        list(BatchLoader(dataset, batch_size=2, num_workers=0, seed=0, pool_batches=4).epoch(0, 4))
+    assert counts == [2] * 4 + [6, 2] + [8]
 
 
 def test_a_pool_lowers_the_padding_and_the_metric_counts_it(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,51 @@ def test_other_actions_and_several_observations() -> None:
 def test_contradicting_arrays_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=rf"{text}.*Fix:"):
         split_episodes(**{**flat_steps(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rews": [0.0, np.nan, 0, 0, 0, 0, 0]}, r"rows 0 to .* cannot be trained on: rl2s .* is nan.*Fix:"),
+        (
+            {"rews": [0.0, 1e300, 0, 0, 0, 0, 0]},
+            r"rews is float64 and holds 1e\+300.*float32.*Fix:",
+        ),
+        ({"terminated": [0.0, 0.5, 0, 0, 0, 0, 1]}, r"terminated is float64 and holds 0.5.*bool cannot hold"),
+    ],
+)
+def test_flat_arrays_whose_values_would_change_or_are_not_finite_are_refused(
+    changes: dict[str, Any], text: str
+) -> None:
+    steps = {**flat_steps(), **{name: np.array(value) for name, value in changes.items()}}
+    with pytest.raises(ValueError, match=text):
+        split_episodes(**steps)
+
+
+def test_what_followed_is_not_cut_to_the_dtype_of_what_was_seen() -> None:
+    obs = np.zeros((3, 2), np.uint8)
+    ends = np.array([False, False, True])
+    steps = (np.zeros(3, np.int64), np.zeros(3), ends, ~ends & False)
+    with pytest.raises(ValueError, match=r"next_obs\['observation'\] is float64 and holds 0.25.*uint8"):
+        split_episodes(obs, *steps, next_obs=np.full((3, 2), 0.25))
+
+
+def test_trajectories_in_memory_must_have_values_that_the_run_can_take(
+    make_dataset: MakeDataset, make_traj: MakeTraj
+) -> None:
+    traj = make_traj(3)
+    spoilt = dataclasses.replace(traj, rews=np.full_like(traj.rews, np.inf))
+    with pytest.raises(ValueError, match=r"trained on: rews \(float32\) is inf at timestep 0.*Fix:"):
+        MemoryTrajDataset([spoilt])
+    dataset = make_dataset(MemoryTrajDataset([traj]))
+    with pytest.raises(ValueError, match=r"'image' \(uint8\) is 7 at timestep 0, but .* uint8 from 0 to 3"):
+        dataset.expect(dataclasses.replace(traj.layout, num_values={"image": 4}))
+
+
+def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "flat.npz").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"flat.npz is not a readable .npz file.*Fix:"):
+        MemoryTrajDataset(npz_path=str(tmp_path / "flat.npz"))
 
 
 def test_a_file_of_flat_arrays_fills_the_dataset(tmp_path: Path) -> None:

@@ -376,6 +376,39 @@ def test_texts_and_episodes_that_contradict_their_spaces_are_refused() -> None:
 # ---- export and import ----
 
 
+@pytest.mark.parametrize(
+    ("space", "observations", "text"),
+    [
+        (spaces.Box(0, 255, (1,), np.uint8), [[0.5], [1.0]], r"float64 and holds 0.5.*uint8 cannot hold"),
+        (spaces.Box(0, 255, (1,), np.uint8), [[0], [-1]], r"int64 and holds -1.*uint8 cannot hold"),
+        (spaces.Box(-1, 1, (1,), np.float32), [[0.0], [np.nan]], r"Episode 7 .*is nan at timestep 1.*Fix:"),
+        (spaces.Discrete(3), [0, 3], r"Episode 7 .*is 3 at timestep 1, but this run has int64 from 0 to 2"),
+    ],
+)
+def test_observations_that_do_not_fit_their_space_are_refused(
+    space: Any, observations: list[Any], text: str
+) -> None:
+    source = SimpleNamespace(
+        id=7, observations=np.array(observations), actions=np.array([1]), rewards=[0.0], terminations=[True]
+    )
+    with pytest.raises(ValueError, match=text):
+        EpisodeCodec(space, spaces.Discrete(2)).to_trajectory(source, "env")
+
+
+def test_actions_of_a_discrete_space_are_not_rounded() -> None:
+    with pytest.raises(ValueError, match=r"actions is float64 and holds 1.7.*int64 cannot hold"):
+        ActionMap(spaces.Discrete(3)).from_env(np.array([0.0, 1.7]))
+
+
+def test_what_is_exported_or_converted_may_be_read_by_others(
+    configured: Configured, numbered: str, root: Path
+) -> None:
+    configured(numbered)
+    cache = next(path for path in root.rglob(CACHE_FOLDER))
+    for folder in (root / numbered, *cache.iterdir()):
+        assert folder.stat().st_mode & 0o055 == 0o055
+
+
 def played(env_id: str, folder: Path) -> list[Trajectory]:
     """Whole random episodes of at most 30 steps, stored in pieces of at most 12."""
     env = SequenceEnv(gym.make(env_id, max_episode_steps=30))

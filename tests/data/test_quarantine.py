@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import multiprocessing
 import os
 import re
@@ -9,6 +11,7 @@ import socket
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +21,13 @@ from loxodon.data import (
     DiskTrajDataset,
     Layout,
     Trajectory,
+    TrajectoryReader,
     check_file,
     load_trajectory,
+    save_trajectory,
 )
 from loxodon.data.buffer import Quarantine
+from loxodon.data.errors import FormatError
 
 Fill = Callable[[Path, list[int]], list[Path]]
 MakeDataset = Callable[..., DiskTrajDataset]
@@ -39,6 +45,14 @@ def other_archive(path: Path) -> None:
         archive.writestr("readme.txt", "hello")
 
 
+def change(path: Path, good: Path, name: str, value: float, dtype: type | None = None) -> None:
+    """Copy a good file, with another value in row 3 of one of its arrays."""
+    arrays = dict(np.load(good))
+    arrays[name] = arrays[name].astype(dtype or arrays[name].dtype)
+    arrays[name][3] = value
+    np.savez(path, **arrays)
+
+
 # Files that bear the name of a trajectory and are none that can be used, of a good one.
 SPOILED: dict[str, Callable[[Path, Path], object]] = {
     "truncated": lambda path, good: path.write_bytes(good.read_bytes()[:-200]),
@@ -48,6 +62,15 @@ SPOILED: dict[str, Callable[[Path, Path], object]] = {
     "wrong space": lambda path, good: np.savez(path, **{**np.load(good), "_OBS_KEY_more": np.zeros(6)}),
     "folder": lambda path, good: path.mkdir(),
     "pipe": lambda path, good: os.mkfifo(path),  # which nobody writes to: opening it would wait for ever
+    "link to itself": lambda path, good: path.symlink_to(path.name),
+    "device": lambda path, good: path.symlink_to("/dev/zero"),
+    "NaN observed": lambda path, good: change(path, good, "_OBS_KEY_position", np.nan),
+    "infinite reward": lambda path, good: change(path, good, "rews", np.inf),
+    "NaN seen before": lambda path, good: change(path, good, "rl2s", np.nan),
+    "too large for float32": lambda path, good: change(path, good, "_OBS_KEY_position", 1e300, np.float64),
+    "NaN action": lambda path, good: change(path, good, "actions", np.nan, np.float32),
+    "two actions at once": lambda path, good: change(path, good, "actions", 1),
+    "half a termination": lambda path, good: change(path, good, "dones", 0.5, np.float32),
 }
 
 
@@ -68,7 +91,7 @@ def test_unusable_files_are_moved_and_training_goes_on(
     windows = dataset.sample_windows(200, np.random.default_rng(0))
     assert len(windows) == 200
     assert sorted(buffer.glob("fifo/*")) == sorted(good)
-    assert (buffer / "quarantine" / NAME).exists()
+    assert os.path.lexists(buffer / "quarantine" / NAME)
     note = (buffer / "quarantine" / f"{NAME}.txt").read_text(encoding="utf-8")
     assert all(words in note for words in (NAME, "Fix:", "moved from"))
     metrics = dataset.on_end_of_collection()
@@ -200,6 +223,126 @@ def test_processes_that_move_the_same_files_lose_none_and_overwrite_none(tmp_pat
     assert names - found == {f"{name}.txt" for name in found}
     quarantine.refresh()
     assert quarantine.num_broken == 102
+
+
+@pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOTCONN])
+def test_a_file_that_cannot_be_read_is_left_out_with_a_warning(
+    make_dataset: MakeDataset,
+    fill: Fill,
+    buffer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    sample_by: str,
+) -> None:
+    bad, open_file = str(fill(buffer / "fifo", [5] * 8)[3]), os.open
+
+    def fail(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path) == bad:
+            raise OSError(number, os.strerror(number), bad)
+        return open_file(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", fail)
+    dataset, rng = make_dataset(sample_by=sample_by), np.random.default_rng(0)
+    assert len(dataset.sample_windows(200, rng)) == 200
+    metrics = dataset.on_end_of_collection()
+    assert (metrics["broken_files"], metrics["total_files"]) == (1, 7)
+    assert Path(bad).exists()
+    assert f"{bad} cannot be read ({os.strerror(number)}). Fix:" in caplog.text
+
+
+def test_a_process_without_descriptors_blames_no_file(
+    make_dataset: MakeDataset, fill: Fill, buffer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(buffer / "fifo", [5] * 8)
+    dataset = make_dataset(sample_by="trajectory")
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        dataset.sample_windows(1, np.random.default_rng(0))
+    assert dataset.num_files == 8
+
+
+def test_a_folder_that_cannot_be_listed_for_a_while_keeps_its_files(
+    make_dataset: MakeDataset,
+    fill: Fill,
+    buffer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fill(buffer / "fifo", [5] * 8)
+    dataset = make_dataset()
+
+    def fail(folder: Any) -> list[str]:
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    monkeypatch.setattr(os, "listdir", fail)
+    assert dataset.on_end_of_collection()["total_files"] == 8
+    assert "cannot be listed now" in caplog.text
+
+
+@pytest.mark.parametrize("save_as", ["npz", "traj"])
+def test_a_file_that_is_cut_while_it_is_open_is_broken(
+    make_dataset: MakeDataset, make_traj: MakeTraj, buffer: Path, save_as: str
+) -> None:
+    """A page fault in a mapped file would end the process here."""
+    dataset, rng = make_dataset(max_seq_len=1000), np.random.default_rng(0)
+    paths = [
+        save_trajectory(
+            buffer / "fifo", make_traj(30_000), save_as=save_as, traj_id=f"{i:08x}", unix_time=1e9
+        )
+        for i in range(4)
+    ]
+    dataset.refresh()
+    dataset.sample_windows(50, rng)
+    os.truncate(paths[2], 5_000)
+    dataset.sample_windows(50, rng)
+    assert dataset.metrics()["broken_files"] == 1
+    assert not paths[2].exists()
+    reader = TrajectoryReader()
+    traj = reader.load(str(paths[1]))
+    os.truncate(paths[1], 100)
+    with pytest.raises(FormatError, match="cut off after it had been opened"):  # and checked
+        traj.slice(0, len(traj))
+    paths[1].write_bytes(paths[0].read_bytes())
+    whole = reader.load(str(paths[1]))
+    assert len(whole.slice(0, len(whole)).obs["position"]) == 30_001
+
+
+def test_old_files_that_cannot_be_deleted_are_no_longer_used(
+    make_dataset: MakeDataset, fill: Fill, buffer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(buffer / "fifo", [5] * 3)
+    (buffer / "fifo" / "env_00000000_1.0.npz").mkdir()
+    dataset = make_dataset(sample_by="trajectory", dset_max_size=2)
+    for num_deleted in (1, 0):
+        metrics = dataset.on_end_of_collection()
+        assert (metrics["fifo_files"], metrics["deleted_files"]) == (2, num_deleted)
+    assert "1 of 2 old trajectory files cannot be deleted" in caplog.text
+
+
+def test_whole_numbers_that_the_run_cannot_take_are_found(
+    make_dataset: MakeDataset, make_traj: MakeTraj, buffer: Path
+) -> None:
+    """A cast of the same kind would change 300 in a uint16 file to 44 in a uint8 batch."""
+    dataset, layout = make_dataset(), make_traj(1).layout
+    for i, (dtype, value) in enumerate([(np.uint16, 300), (np.uint8, 9), *[(np.uint8, 7)] * 50]):
+        traj = make_traj(5)
+        image = traj.obs["image"].astype(dtype)
+        image[2] = value
+        traj = dataclasses.replace(traj, obs={**traj.obs, "image": image})
+        save_trajectory(buffer / "fifo", traj, save_as="npz", traj_id=f"{i:08x}", unix_time=1e9)
+    dataset.expect(dataclasses.replace(layout, num_values={"image": 8}))
+    dataset.refresh()
+    dataset.sample_windows(2000, np.random.default_rng(0))
+    notes = sorted(note.read_text() for note in (buffer / "quarantine").glob("*.txt"))
+    assert "(uint16) is 300 at timestep 2, but this run has uint8 from 0 to 7" in notes[0]
+    assert "'image' (uint8) is 9 at timestep 2" in notes[1]
+    assert len(notes) == 2
 
 
 @pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])

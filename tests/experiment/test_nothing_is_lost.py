@@ -260,17 +260,21 @@ def test_a_failure_stores_what_is_finished_and_is_told_once(
 
 
 @pytest.mark.parametrize(
-    ("interval", "way_on"), [(1, "newest checkpoint is of epoch 0. To go"), (None, "none")]
+    ("minutes", "way_on"),
+    [(5.0, "newest checkpoint is of epoch 0. To go"), (None, "No checkpoint has been written yet.")],
 )
 def test_spoilt_weights_are_not_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], interval: int | None, way_on: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float | None, way_on: str
 ) -> None:
+    """The first epoch ends with a checkpoint, unless saving between the regular ones is switched off."""
+
     class Spoil(Callback):
         def before_play_steps(self, exp: Experiment) -> None:
             if exp.epoch == 1:
                 torch.nn.init.constant_(exp.policy.critic.weight, torch.nan)
 
-    exp = make_experiment(tmp_path, ckpt_interval=interval, callbacks=[Spoil], val_interval=None)
+    settings: dict[str, Any] = {"CheckpointManager.every_minutes": minutes, "ckpt_interval": None}
+    exp = make_experiment(tmp_path, callbacks=[Spoil], val_interval=None, **settings)
     exp.start()
     with pytest.raises(ValueError, match=r"loss of epoch 1 is nan.*Fix"):
         exp.learn()
@@ -278,7 +282,7 @@ def test_spoilt_weights_are_not_saved(
     text = said(capsys)
     assert "it could not be saved (the weights are not finite)" in text
     assert way_on in text
-    assert exp.checkpoints.complete_epochs() == ([] if interval is None else [0])
+    assert exp.checkpoints.complete_epochs() == ([] if minutes is None else [0])
 
 
 def test_a_second_interrupt_saves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
