@@ -27,7 +27,7 @@ print(json.dumps([middle - start, end - middle]))
 
 
 def time_imports() -> tuple[float, float]:
-    """CPU seconds to import torch, then CPU seconds to import loxodon.experiment, in one fresh interpreter."""
+    """CPU seconds to import torch, then those to import loxodon.experiment, in one fresh interpreter."""
     output = subprocess.run(
         [sys.executable, "-c", TIMED_IMPORTS], capture_output=True, text=True, check=True
     ).stdout

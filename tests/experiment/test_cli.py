@@ -17,9 +17,10 @@ import pytest
 from loxodon.data import DiskTrajDataset, MixtureOfDatasets
 from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
-from loxodon.experiment.cli import _program, closing_words, main
+from loxodon.experiment.cli import closing_words, main
 from loxodon.experiment.cli import words_on_test as report
 from loxodon.experiment.collect import StageTimer
+from loxodon.gin_configs.words import program_name
 
 from .fakes import TINY, CountingEnv, make_experiment, metrics, run
 
@@ -240,7 +241,7 @@ def test_the_command_that_trains_further_does(ends: list[str], capsys: pytest.Ca
     words = ["--config", "tiny.gin", "Experiment.verbose=False", *ends]
     assert main(words) == 0
     (line,) = (one for one in capsys.readouterr().out.splitlines() if one.startswith("train it further"))
-    _, program, further = line.partition(f"{_program()} ")
+    _, program, further = line.partition(f"{program_name()} ")
     assert program
     before = len(metrics(Path("runs/tiny")))
     assert main(shlex.split(further)) == 0

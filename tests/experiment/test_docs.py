@@ -38,6 +38,7 @@ PAGES = {
     path.stem: path.read_text(encoding="utf-8") for path in [*ROOT.glob("docs/*.md"), ROOT / "README.md"]
 }
 BASES = {
+    "multi_task": "ppo/pendulum",
     "on_policy": "ppo/cartpole",
     "pretraining": "ppo/cartpole",
 }  # of samples; those of others extend tmaze
