@@ -277,7 +277,8 @@ def load_episodes(path: str | Path) -> list[Trajectory]:
     try:
         return split_episodes(*(columns[name] for name in names), next_obs=following, env_name=path.stem)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        found, _, way_out = str(error).partition(" Fix: ")
+        raise ValueError(f"{path}: {found} Fix: {way_out}") from error
 
 
 def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:

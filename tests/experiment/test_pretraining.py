@@ -180,9 +180,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_weights(tmp_path: Path) -> None:
     bad = MemoryTrajDataset([demonstration(0)])
-    bad._trajs[0].rews[:] = np.nan
     exp = make_ppo(tmp_path, callbacks=[stage(bad, num_batches=2)])
     exp.start()
+    bad._trajs[0].rews[:] = np.nan  # after the values were checked
     before = weights_of(exp)
     with pytest.raises(ValueError, match=r"loss of pre-training is nan.*Fix:"):
         exp.learn()
