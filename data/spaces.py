@@ -376,6 +376,7 @@ def shown(value: Any) -> str:
 
 
 def _shortened(text: str) -> str:
+    text = " ".join(text.split())  # arrays have several lines
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 

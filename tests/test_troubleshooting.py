@@ -98,6 +98,16 @@ class NoEnv:
 
 FAULTS: dict[str, Any] = {
     "return another shape than its space says": {"shown": np.zeros(3, np.float32)},
+    "return floats where its space has `uint8`": {
+        "observation_space": gym.spaces.Box(0, 255, (2,), np.uint8),
+        "shown": np.full(2, 0.5),
+    },
+    "return a number that its Discrete space lacks": {
+        "observation_space": gym.spaces.Discrete(4),
+        "shown": 4,
+    },
+    "return a reward that is text": {"paid": "1.0"},
+    "declare no action space": {"action_space": None},
     "return NaN": {"shown": np.full(2, np.nan, np.float32)},
     "return infinity": {"paid": float("inf")},
     "have a `reset` of old gym": OldReset,
