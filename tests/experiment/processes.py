@@ -52,9 +52,11 @@ def finish(process: subprocess.Popen[Any]) -> Any:
     return process.communicate(timeout=100)[0]
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[Any] | None = None) -> None:
+def wait_for(
+    condition: Callable[[], Any], process: subprocess.Popen[Any] | None = None, limit_s: float = 60.0
+) -> None:
     """Until the condition holds; fails after a minute, or when the process ends before."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + limit_s
     while not condition():
         assert process is None or process.poll() is None, finish(process)
         assert time.monotonic() < deadline_s, "timed out"

@@ -150,6 +150,7 @@ def actor_pids(text: str) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_killed_actor_comes_back_and_all_end_with_a_learner_that_is_killed(tiny: Any) -> None:
     learner, output = run_script("--actors", "1", "--seed", "1", *LONG), Path("output.txt").read_text
     wait_for(lambda: len(tiny.actors()) == 1, learner)
@@ -167,6 +168,7 @@ def test_a_killed_actor_comes_back_and_all_end_with_a_learner_that_is_killed(tin
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_actors_end_with_their_run_and_a_new_one_begins_with_its_own_data(
     tiny: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,6 +197,7 @@ def test_actors_end_with_their_run_and_a_new_one_begins_with_its_own_data(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_actors_that_cannot_work_end_the_run_with_their_error(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
 def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--backend", "slurm", "--slurm-cluster", "local", "--slurm-learner-gpus", "0", *WORDS]
@@ -112,7 +113,7 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
     )
     assert found, printed
     results = [tiny.run_dir / "logs" / "slurm" / job / f"{job}_0_result.pkl" for job in found.groups()]
-    wait_for(lambda: all(path.exists() for path in results))
+    wait_for(lambda: all(path.exists() for path in results), limit_s=150.0)  # a whole run
     tiny.assert_it_has_trained(updates=8, num_actors=1)
     log = (results[0].parent / f"{found[1]}_0_log.out").read_text()
     assert "python -m loxodon.experiment.launch --backend slurm --config tiny.gin" in log
@@ -129,6 +130,7 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not has("ray"), reason="needs ray")
 def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
     words = ["--backend", "ray", "--ray-address", "local", "--ray-cpus", "0.1", *WORDS, "Experiment.epochs=4"]
@@ -149,6 +151,7 @@ def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not has("ray"), reason="needs ray")
 def test_a_command_runs_on_ray_and_is_told_to_end(tmp_path: Path) -> None:
     stub = (
