@@ -1,7 +1,7 @@
 """Code in the pages: `python docs/embed.py` copies each script of examples/ to where a page shows it.
 
-A page names the file in a comment right above the block, `<!-- examples/act.py -->`. It can be read anywhere, and
-a test compares it with the file.
+A page names the file in a comment right above the block, `<!-- examples/act.py -->`. So the code can be read
+wherever the page is shown, and a test compares it with the file.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from .written import called_name, name_of, read
 
 _FILE = "policy.safetensors"
 # What an agent may build and throw away again, beyond twice the tensors of its file, as it is built twice.
-_SPARE_MODULES, _SPARE_NUMBERS = 500, 1 << 20
+_SPARE_MODULES, _SPARE_NUMBERS = 500, 1 << 28
 _MOST_STATE_BYTES = 1 << 32  # of one environment's memory
 _MOST_TIMESTEPS = 1 << 31  # of a training sequence
 _BASES: dict[str, type] = {
@@ -247,7 +247,7 @@ def load_policy(
         )
     if not 0 < info.max_seq_len <= _MOST_TIMESTEPS:
         raise ValueError(
-            f"The header of {file} says max_seq_len = {info.max_seq_len}, but must be from "
+            f"The header of {file} says max_seq_len = {info.max_seq_len}, but it must be from "
             f"1 to {_MOST_TIMESTEPS:,}. Fix: use a file that Loxodon wrote."
         )
     trust = (trust,) if isinstance(trust, str) else trust
@@ -350,7 +350,7 @@ def _without_memory(build: Callable[[], BaseAgent]) -> BaseAgent | None:
         with torch.device("meta"):
             return build()
     except (RuntimeError, TypeError) as error:
-        if "meta" in str(error):
+        if "meta" in str(error).lower():
             return None
         raise
 
@@ -365,7 +365,7 @@ def _check_state(sketch: BaseAgent, max_seq_len: int) -> None:
     try:
         num_bytes = _num_bytes(sketch.init_hidden_state(1, torch.device("meta")))
     except (RuntimeError, TypeError) as error:
-        if "meta" in str(error):  # it computes with numbers
+        if "meta" in str(error).lower():  # it computes with numbers
             return
         raise
     if num_bytes > _MOST_STATE_BYTES:
