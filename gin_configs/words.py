@@ -77,12 +77,20 @@ def parse_run(words: Sequence[str]) -> argparse.Namespace:
     _check_start(parser, args)
     for name in args.configs:
         if isinstance(name, str) and find_preset(name) is None:
-            parser.stop(no_such_config(name, f"`--config {name}`" if name in args.config else f"`{name}`"))
+            typed = f"--config {name}" if name in args.config else name
+            parser.stop(f"command line, `{typed}`: {_not_a_config(name)}")
     for text in args.overrides:
         if problem := override_problem(text):
             parser.stop(f"command line, `{text}`: {problem}")
     _check_combinations(parser, args)
     return args
+
+
+def _not_a_config(name: str) -> str:
+    if re.fullmatch(r"(\w+/)*[A-Z]\w*\.[a-z_]\w*", name) and not name.endswith(".gin"):
+        return f"a setting has a value. Fix: write {name}=value, without spaces."
+    advice = "give the path of a .gin file, the name of a preset, or a setting Name.param=value"
+    return f"{no_such_config(name)} Fix: {advice}."
 
 
 def override_problem(text: str) -> str | None:

@@ -199,7 +199,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.epoch = 3", ["a.gin:3: CfgRun has no parameter 'epoch'", "Did you mean 'epochs'"]),
         ("\n# remark\nCfgRun:\n  epoch = 3\n", ["a.gin:6: CfgRun has no parameter 'epoch'"]),
         ("CfgGRU.width = 3", ["a.gin:3: CfgGRU.width is given by the code", "layers, rate, norm"]),
-        ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "or 'CfgGRU'?"]),
+        ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "Did you mean 'CfgGRU'?"]),
         ("NUM = 3\nCfgRun.epochs = %NUMM", ["a.gin:4:", "nothing defines NUMM", "'%NUM'"]),
         ("CfgRun.run_name = run one  # why", ["a.gin:3:", "put quotes around it: 'run one'."]),
         ("CfgRun.run_name = /some/where", ["a.gin:3:", "'/some/where'"]),
