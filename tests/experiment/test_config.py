@@ -428,3 +428,10 @@ def test_errors_lead_to_what_was_typed_or_is_quoted(message: str, place: str) ->
     with pytest.raises(ConfigError) as caught, explained(config):
         raise ValueError(f"{message} Fix: think.")
     assert str(caught.value) == f"{place}{message} Fix: think."
+
+
+def test_settings_of_a_failing_constructor_are_not_blamed_for_what_they_have_no_part_in() -> None:
+    config = load("CfgGRU.rate = 0.2\n", "CfgGRU.layers=2")
+    with pytest.raises(ConfigError) as caught, explained(config):
+        raise ValueError("'mission' is a Text. Fix: drop it.\n  In call to configurable 'CfgGRU' (<class>)")
+    assert str(caught.value) == "'mission' is a Text. Fix: drop it."
