@@ -61,14 +61,14 @@ def run() -> int:
     """`loxodon run` with the words of this script, which is what starts processes of the same run."""
     try:
         parse_run(sys.argv[1:])
-        return importlib.import_module("loxodon.experiment.cli").main()  # type: ignore[no-any-return]
+        return _function("run")(None)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _function(name: str) -> Callable[[Sequence[str]], int]:
+def _function(name: str) -> Callable[[Sequence[str] | None], int]:
     module, _, function = COMMANDS[name][0].partition(":")
-    found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    found: Callable[[Sequence[str] | None], int] = getattr(importlib.import_module(module), function)
     return found
 
 

@@ -60,16 +60,11 @@ def find_preset(name: str) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-def no_such_config(name: str, typed: str) -> str:
-    """The text of an error for what is neither a file nor a preset. typed: the words, in backquotes."""
-    if re.fullmatch(r"(\w+/)*[A-Z]\w*\.[a-z_]\w*", name) and not name.endswith(".gin"):
-        return f"command line, {typed}: a setting has a value. Fix: write {name}=value, without spaces."
+def no_such_config(name: str) -> str:
+    """A sentence for what is neither a file nor a preset, with near names or all of them."""
     bare = name.removeprefix("./").removeprefix("gin_configs/").removesuffix(".gin")
     hint = did_you_mean(bare, preset_names()) or f" Presets: {', '.join(preset_names())}."
-    return (
-        f"command line, {typed}: there is no such file or preset.{hint} "
-        "Fix: give the path of a .gin file, the name of a preset, or a setting Name.param=value."
-    )
+    return f"there is no such file or preset.{hint}"
 
 
 def about(name: str) -> Preset:

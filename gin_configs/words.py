@@ -78,7 +78,8 @@ def parse_run(words: Sequence[str]) -> argparse.Namespace:
     _check_start(parser, args)
     for name in args.configs:
         if isinstance(name, str) and find_preset(name) is None:
-            parser.stop(no_such_config(name, f"`--config {name}`" if name in args.config else f"`{name}`"))
+            typed = f"--config {name}" if name in args.config else name
+            parser.stop(f"command line, `{typed}`: {_not_a_config(name)}")
     for text in args.overrides:
         if problem := override_problem(text):
             parser.stop(f"command line, `{text}`: {problem}")
@@ -99,6 +100,13 @@ def _seed_problem(words: Sequence[str]) -> str | None:
     if len(found) < 2:  # noqa: PLR2004 - the second one
         return None
     return f"the seed is set by both {found[0]} and {found[1]}. Fix: leave one of the two out."
+
+
+def _not_a_config(name: str) -> str:
+    if re.fullmatch(r"(\w+/)*[A-Z]\w*\.[a-z_]\w*", name) and not name.endswith(".gin"):
+        return f"a setting has a value. Fix: write {name}=value, without spaces."
+    advice = "give the path of a .gin file, the name of a preset, or a setting Name.param=value"
+    return f"{no_such_config(name)} Fix: {advice}."
 
 
 def override_problem(text: str) -> str | None:

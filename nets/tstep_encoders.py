@@ -424,9 +424,11 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
     """Warn once of each Box among `keys` with several axes: an MLP sees no neighbourhood in it."""
     for key in keys:
         space = obs_space[key]
-        shape = tuple(map(int, space.shape)) if isinstance(space, spaces.Box) else ()
-        if len(shape) < 2 or sides_of(space)[0] < _SMALLEST_MAP:  # noqa: PLR2004 - too small for a picture
+        if not isinstance(space, spaces.Box) or len(space.shape) < 2:  # noqa: PLR2004
             continue
+        if sides_of(space)[0] < _SMALLEST_MAP:  # too small for a picture
+            continue
+        shape = tuple(map(int, space.shape))
         if kind_of(space) != "flat":
             mend = "leave out Experiment.tstep_encoder_type or set it to None, which takes convolutions"
         elif _FITS["image"](space):

@@ -11,7 +11,7 @@ import os
 import tokenize
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -507,7 +507,7 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     return "\n".join(notes)
 
 
-def _taken_instead(read: Set[str]) -> dict[str, str]:
+def _taken_instead(read: set[str]) -> dict[str, str]:
     """Of the CHOICES_OF_NONE those that were passed over, and what was taken instead of each."""
     found = [(read.intersection(names), names) for names in CHOICES_OF_NONE.values()]
     return {name: min(taken) for taken, names in found if taken for name in names if name not in taken}

@@ -363,7 +363,10 @@ def find_config(name: str) -> Path:
     Raises: ConfigError naming near matches and all presets.
     """
     if (path := find_preset(name)) is None:
-        raise ConfigError(no_such_config(name, f"`--config {name}`"))
+        raise ConfigError(
+            f"command line, `--config {name}`: {no_such_config(name)} "
+            "Fix: give the path of a .gin file, or the name of a preset."
+        )
     return path
 
 

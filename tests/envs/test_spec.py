@@ -227,3 +227,13 @@ def test_importing_envs_is_light() -> None:
     code = f"import loxodon.envs, sys; print(any(m in sys.modules for m in {heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_class_of_a_module_is_named_like_an_id_and_travels_as_text() -> None:
+    spec = pickle.loads(pickle.dumps(gym_env("scripted_envs:ScriptedEnv", kwargs={"gain": 2.0})))
+    assert spec.target == "scripted_envs:ScriptedEnv"
+    assert spec.build().unwrapped.gain == 2.0
+    with pytest.raises(ValueError, match=r"Did you mean 'scripted_envs:ScriptedEnv'.*Fix:"):
+        gym_env("scripted_envs:ScriptedEnw").build()
+    with pytest.raises(ModuleNotFoundError, match=r"module no_module_of_that_name, which is not found. Fix:"):
+        gym_env("no_module_of_that_name:X-v0").build()

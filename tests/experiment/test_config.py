@@ -204,7 +204,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.epoch = 3", ["a.gin:3: CfgRun has no parameter 'epoch'", "Did you mean 'epochs'"]),
         ("\n# remark\nCfgRun:\n  epoch = 3\n", ["a.gin:6: CfgRun has no parameter 'epoch'"]),
         ("CfgGRU.width = 3", ["a.gin:3: CfgGRU.width is given by the code", "layers, rate, norm"]),
-        ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "or 'CfgGRU'?"]),
+        ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "Did you mean 'CfgGRU'?"]),
         ("NUM = 3\nCfgRun.epochs = %NUMM", ["a.gin:4:", "nothing defines NUMM", "'%NUM'"]),
         ("CfgRun.run_name = run one  # why", ["a.gin:3:", "put quotes around it: 'run one'."]),
         ("CfgRun.run_name = /some/where", ["a.gin:3:", "'/some/where'"]),
@@ -476,3 +476,10 @@ def test_a_module_that_calls_exit_is_a_mistake_in_the_config(elsewhere: Path) ->
     (elsewhere / "mine.gin").write_text(f"import leaving\n{TINY}")
     with pytest.raises(ConfigError, match=r"leaving.py:2: SystemExit.*Fix"):
         load_config([str(elsewhere / "mine.gin")])
+
+
+def test_settings_of_a_failing_constructor_are_not_blamed_for_what_they_have_no_part_in() -> None:
+    config = load("CfgGRU.rate = 0.2\n", "CfgGRU.layers=2")
+    with pytest.raises(ConfigError) as caught, explained(config):
+        raise ValueError("'mission' is a Text. Fix: drop it.\n  In call to configurable 'CfgGRU' (<class>)")
+    assert str(caught.value) == "'mission' is a Text. Fix: drop it."

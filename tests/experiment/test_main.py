@@ -14,6 +14,7 @@ import pytest
 
 from loxodon.gin_configs import main as command
 from loxodon.gin_configs.main import COMMANDS, main
+from loxodon.gin_configs.words import program_name
 
 from .fakes import TINY
 
@@ -124,6 +125,25 @@ def test_words_are_checked_before_torch_is_imported(
     printed = capsys.readouterr()
     assert found == status
     assert says in printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    ("started", "shown"),
+    [
+        ("/venv/bin/loxodon", "loxodon run"),
+        ("-c", "loxodon run"),  # a run of --seeds that the command has started
+        ("examples/run.py", "python examples/run.py"),
+        (
+            str(Path(command.__file__).parents[1] / "experiment" / "__main__.py"),
+            "python -m loxodon.experiment",
+        ),
+    ],
+)
+def test_commands_to_go_on_with_begin_as_what_was_typed(
+    started: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
+    assert program_name() == shown
 
 
 def test_the_check_of_words_needs_no_torch() -> None:
