@@ -192,8 +192,9 @@ def test_a_failed_resume_changes_nothing(capsys: pytest.CaptureFixture[str]) -> 
     fifo = Path("runs/tiny/buffer/fifo")  # what is newer than the checkpoint is moved by a resume that works
     shutil.copy(next(fifo.iterdir()), fifo / "TMaze_00000000_9999999999.0.npz")
     before = files()
-    for wrong in ("FFTrajEncoder.d_model=4", "Experiment.env_mode='async'"):
-        assert main([*words, "--resume", "Experiment.epochs=2", wrong]) in (1, 2)
+    other_envs = ["Experiment.env_mode='async'", "Collector.save_env_state=True"]
+    for wrong in (["FFTrajEncoder.d_model=4"], other_envs):
+        assert main([*words, "--resume", "Experiment.epochs=2", *wrong]) in (1, 2)
         assert "Fix:" in capsys.readouterr().err
         assert files() == before
 

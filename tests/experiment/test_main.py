@@ -66,7 +66,7 @@ def test_run_is_also_what_no_command_means(
     assert main([*words, "--config", "tiny.gin", "--seed", "1", "Experiment.verbose=False"]) == 0
     again = "try another seed    loxodon run --config tiny.gin Experiment.verbose=False --seed 2"
     assert again in capsys.readouterr().out
-    assert main(["status", "runs/tiny"]) == 3  # nobody is at work
+    assert main(["status", "runs/tiny"]) == 0  # it has finished
     assert main(["data", "ls", "runs/tiny"]) == 0
 
 
