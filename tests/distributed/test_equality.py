@@ -48,8 +48,8 @@ def test_logged_figures_are_those_of_the_whole_batch(ranks: Any, alone: Any, for
         assert one.keys() == other.keys()
         names = {"Loss", "Actor Loss", "Critic Loss", "grad_norm", "batch_timesteps", "sequence_length"}
         if form.endswith("-1"):  # the agent's own figures are of the last micro-batch of each process
-            # The names taken away are not those of means over timesteps.
-            names |= one.keys() - {"q_ensemble_std", "batch_places", "batch_padded_share", *DEAD}
+            no_means = {"q_ensemble_std", "batch_places", "batch_padded_share", *DEAD}  # over timesteps
+            names |= one.keys() - no_means
         assert {n: other[n] for n in names} == pytest.approx({n: one[n] for n in names}, rel=1e-4, abs=1e-4)
 
 

@@ -21,7 +21,7 @@ from gymnasium import spaces
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from loxodon.agents import Agent
+from loxodon.agents import Agent, BaseAgent
 from loxodon.envs import EnvSpec, TMazePassive, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint.store import MARKER, contents
@@ -190,6 +190,17 @@ def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_run(policy_file: Path, tmp_path: Path) -> Path:
     """A copy of that run for a test that changes it."""
     return shutil.copytree(policy_file.parents[2], tmp_path / "tiny")
+
+
+def test_an_agent_is_told_that_its_weights_were_loaded(
+    policy_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, bool]] = []
+    monkeypatch.setattr(
+        BaseAgent, "on_checkpoint_loaded", lambda agent, is_resume: told.append((agent, is_resume))
+    )
+    policy = load_policy(policy_file)
+    assert told == [(policy.agent, False)]
 
 
 def test_a_single_environment_needs_no_axis(policy_file: Path) -> None:

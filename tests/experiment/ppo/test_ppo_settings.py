@@ -164,6 +164,9 @@ ELSEWHERE = {
     "PPOAgent.critic_obs_keys",
     "PPOAgent.distribution_type",
     "PPOLearner.stop_scope",
+    "TorchSchedule.num_steps",
+    "TorchSchedule.scheduler",
+    "TorchSchedule.settings",
 }
 
 
