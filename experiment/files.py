@@ -124,7 +124,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("its brackets are nested too deep") from error
+        raise json.JSONDecodeError("its brackets are nested too deep", "", 0) from error
 
 
 class WatchedFile(Generic[Content]):

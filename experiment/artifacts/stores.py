@@ -26,6 +26,7 @@ from typing import Any
 
 import gin
 
+from ...data.errors import FormatError
 from ..files import atomic_folder, check_tree, fsync, parse_json, remove_left_over, write_text
 from ..logs import wandb_files_in
 
@@ -302,10 +303,10 @@ def _json_of(path: Path) -> dict[str, Any]:
     try:
         found = parse_json(path.read_bytes())
         if not isinstance(found, dict):
-            raise ValueError("it is not a JSON object")
+            raise FormatError("it is not a JSON object")
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, FormatError) as error:
         logger.warning("%s cannot be read and counts as empty: %s.", path, error)
         return {}
     return found

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ...data.errors import FormatError
 from ..checkpoint.record import bindings_of
 from ..config.hash import is_setting
 from ..files import check_inside, parse_json, read_text
@@ -24,7 +25,10 @@ EVALUATIONS, EVALUATION_FORMAT = "evaluations", 1  # folder of a run; format of 
 _FOLDERS = ("ckpts", "logs", "status")
 _SHOWN = 60  # letters of a value in a warning
 # Errors of a file with other content than expected.
-_BROKEN = (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_BROKEN = (
+    *(OSError, FormatError, ArithmeticError, AttributeError),
+    *(LookupError, RecursionError, TypeError, ValueError),
+)
 _ATTEMPT = re.compile(r"val/return_attempt_(\d+)")
 Found = TypeVar("Found")
 
@@ -227,10 +231,10 @@ def _age(path: Path) -> tuple[float, str]:
 
 
 def _results(text: str) -> list[Result]:
-    """Raises: ValueError, or LookupError, TypeError or AttributeError for something else."""
+    """Raises: ValueError or FormatError, or LookupError, TypeError or AttributeError for something else."""
     found = parse_json(text)
     if found.get("format") != EVALUATION_FORMAT:
-        raise ValueError(f"its format is {found.get('format')!r} and not {EVALUATION_FORMAT}")
+        raise FormatError(f"its format is {found.get('format')!r} and not {EVALUATION_FORMAT}")
     return [
         Result(
             env=_typed(found["env"], str),
@@ -248,13 +252,13 @@ def _results(text: str) -> list[Result]:
 
 def _typed(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"it has {str(value)[:_SHOWN]!r} where {kind} is expected")
+        raise FormatError(f"it has {str(value)[:_SHOWN]!r} where {kind} is expected")
     return value
 
 
 def _returns(values: Any) -> np.ndarray:
     if not all(map(is_number, _typed(values, list))):
-        raise ValueError("its returns are not a list of finite numbers")
+        raise FormatError("its returns are not a list of finite numbers")
     return np.array(values, dtype=float)
 
 
