@@ -108,7 +108,7 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
     printed = capfd.readouterr().out
     found = re.fullmatch(
         r"learner  job (\d+)\nactors   jobs (\d+)\nlogs     runs/tiny/logs/slurm/<job>/\n"
-        r"watch    python -m loxodon.experiment.status runs/tiny\nstop     kill \1 \2\n",
+        r"watch    loxodon status runs/tiny\nstop     kill \1 \2\n",
         printed,
     )
     assert found, printed
