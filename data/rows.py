@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .errors import FormatError
 from .trajectory import Array
+
+_LOOK_EVERY_S = 0.1
 
 
 class OpenFile:
@@ -25,7 +28,7 @@ class OpenFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._state = self._find_state()
+        self._state, self._looked_s = self._find_state(), time.monotonic()
         self._size = self._state[0]
 
     def __len__(self) -> int:
@@ -39,7 +42,14 @@ class OpenFile:
 
     @property
     def has_changed(self) -> bool:
-        """True if the file was written to since it was opened, so that what is known of it may be wrong."""
+        """True if the file was written to since it was opened, so that what is known of it may be wrong.
+
+        A write is noticed within a tenth of a second. Looking costs as much as reading a window.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_EVERY_S:
+            return False
+        self._looked_s = now_s
         return self._find_state() != self._state
 
     def read(self, start: int, num_bytes: int) -> bytes:
