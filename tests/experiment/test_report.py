@@ -86,7 +86,7 @@ def write_run(folder: Path, returns: list[float], *, rate: float, seed: int, sta
     (folder / "ckpts" / "versions.json").write_text(json.dumps(versions))
     beat = {"id": "a", "role": "both", "host": "h", "pid": os.getpid(), "beat": 1, "state": state}
     beat |= {"started": time.time(), "time": time.time(), "machine": machine_id()}
-    (folder / "status" / "both.json").write_text(json.dumps(beat))
+    (folder / "status" / "both_h_1.json").write_text(json.dumps(beat))
     results = [
         {
             "context": context,
