@@ -414,7 +414,7 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
         "derived from BaseAgent",
     ),
     "nonsense": ({"gin": "= ["}, r"its gin configuration cannot be read.*Fix:"),
-    "brackets": ({"gin": "Agent.gamma = " + "[" * 5000}, r"cannot be built: .*recursion.*Fix:"),
+    "brackets": ({"gin": "Agent.gamma = " + "[" * 5000}, r"cannot be built: .*(recursion|nested).*Fix:"),
     **{
         name: ({"gin": f"+{name} = 100_000_000"}, r"cannot be built: its header asks for more than .*Fix:")
         for name in ("FFTstepEncoder.n_layers", "Actor.n_layers", "CriticEnsemble.n_layers")
