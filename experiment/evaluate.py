@@ -29,7 +29,7 @@ from ..agents import BaseAgent, PPOAgent
 from ..data import DiskTrajDataset
 from ..envs import EnvSpec, Histories, resolve_env
 from ..nets import ActionMemory, TrajEncoder
-from .checkpoint.load_policy import LoadedPolicy, load_policy
+from .checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
 from .checkpoint.spaces import EnvSpaces, check_spaces
 from .checkpoint.store import CheckpointManager
 from .checkpoint.written import read
@@ -236,7 +236,8 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     changes = [(text, f"--set {text}") for text in args.set]
     if args.parallel is not None:
         changes.append((f"Experiment.parallel_actors={args.parallel}", f"--parallel {args.parallel}"))
-    config = load_config([str(path) for path in texts], changes)
+    # Another version may have recorded settings that agents do not have here. No environment reads them.
+    config = load_config([str(path) for path in texts], changes, is_ignored=is_gone)
     # In place of what may be large, or not on this machine.
     for name, value in {"dataset": DiskTrajDataset(), "callbacks": (), "mixed_precision": "no"}.items():
         gin.bind_parameter(f"Experiment.{name}", value)

@@ -305,6 +305,8 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
 ) -> None:
     env = ["Experiment.make_val_env=@KShotWrapper", "Experiment.make_train_env=@KShotWrapper"]
     folder = a_run(*env, "KShotWrapper.env=@TMazePassive", "KShotWrapper.num_attempts=2")
+    with (folder / "ckpts/config.txt").open("a") as file:
+        file.write("Agent.of_another_version = 1\n")  # which is left out
     words = ["--episodes", "4", "--parallel", "3", "--policy"]
     assert main([str(folder), *words, "latest"]) == 0
     (one,) = results(folder / "evaluations/latest-val-greedy.json")
@@ -319,7 +321,7 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
     assert main([str(folder / "ckpts/latest/policy.safetensors"), "--episodes", "1"]) == 0
     capsys.readouterr()
     for wrong, says in {
-        ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has latest, epoch:0. Fix: choose one",
+        ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has best, latest, epoch:0. Fix: choose one",
         ("newest",): "--policy is 'newest', but must be best, latest or epoch:N. Fix: ",
         ("latest", "--set", "TMazePassive.horizn=2"): "Did you mean 'horizon'?",
         ("latest", "--env", "CartPole-v1"): "is of another environment: ",

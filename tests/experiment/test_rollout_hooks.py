@@ -68,9 +68,11 @@ def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str)
     assert lengths_of(collector) == [2] * 6
 
 
-def test_evaluations_play_episodes_to_their_end() -> None:
-    collector = make_collector([LENGTH, LENGTH], agent_type=Impatient)
-    collector.collect(2 * LENGTH)
+@pytest.mark.parametrize("stores", [False, True])
+def test_evaluations_play_episodes_to_their_end(stores: bool) -> None:
+    sinks = {"sinks": [RecordingSink()]} if stores else {}
+    collector = make_collector([LENGTH, LENGTH], agent_type=Impatient, **sinks)
+    collector.collect(2 * LENGTH, episodes=4)
     assert lengths_of(collector) == [LENGTH] * 4
 
 
