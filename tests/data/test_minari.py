@@ -379,10 +379,18 @@ def test_texts_and_episodes_that_contradict_their_spaces_are_refused() -> None:
 @pytest.mark.parametrize(
     ("space", "observations", "text"),
     [
-        (spaces.Box(0, 255, (1,), np.uint8), [[0.5], [1.0]], r"float64 and holds 0.5.*uint8 cannot hold"),
-        (spaces.Box(0, 255, (1,), np.uint8), [[0], [-1]], r"int64 and holds -1.*uint8 cannot hold"),
-        (spaces.Box(-1, 1, (1,), np.float32), [[0.0], [np.nan]], r"Episode 7 .*is nan at timestep 1.*Fix:"),
-        (spaces.Discrete(3), [0, 3], r"Episode 7 .*is 3 at timestep 1, but this run has int64 from 0 to 2"),
+        (
+            spaces.Box(0, 255, (1,), np.uint8),
+            [[0.5], [1.0]],
+            r"Episode 7 has 0.5 \(float64\) .*uint8, in which that is 0",
+        ),
+        (
+            spaces.Box(0, 255, (1,), np.uint8),
+            [[0], [-1]],
+            r"Episode 7 has -1 \(int64\) .*uint8, in which that is 255",
+        ),
+        (spaces.Box(-1, 1, (1,), np.float32), [[0.0], [np.nan]], r"Episode 7 has NaN as .*Fix:"),
+        (spaces.Discrete(3), [0, 3], r"Episode 7 has 3 as .*Discrete\(3\) does not contain that"),
     ],
 )
 def test_observations_that_do_not_fit_their_space_are_refused(
