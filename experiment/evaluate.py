@@ -39,7 +39,7 @@ from .collect.build import make_envs
 from .config import explained, load_config
 from .config.reading import search_in
 from .experiment import Experiment
-from .files import write_text
+from .files import json_object, write_text
 from .report.estimates import mean, with_interval
 from .report.runs import EVALUATION_FORMAT, EVALUATIONS
 from .rng import isolated_rng
@@ -222,8 +222,7 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     store = CheckpointManager(run_dir or Path(), "")
     # What environments in other processes read is only in the first.
     texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]
-    has_versions = run_dir is not None and store.versions_path.is_file()
-    versions = json.loads(store.versions_path.read_text(encoding="utf-8")) if has_versions else {}
+    versions = {} if run_dir is None else json_object(store.versions_path)
     search_in(*(folder for folder in versions.get("import_path", ()) if Path(folder).is_dir()), Path.cwd())
     if not any("Experiment.make_val_env" in path.read_text(encoding="utf-8") for path in texts):
         if versions.get("environments") is not None and not args.set:
