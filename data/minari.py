@@ -6,7 +6,6 @@ in the environment that it comes from. `minari` and gymnasium are imported when 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -102,7 +101,7 @@ class EpisodeCodec:
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        from .spaces import ActionCode, ActionMap, ObsLayout, is_text, num_values
+        from .spaces import ActionCode, ActionMap, ObsLayout, is_text
 
         self._space = observation_space
         self._layout = ObsLayout(observation_space)
@@ -114,7 +113,6 @@ class EpisodeCodec:
             )
         self._map = ActionMap(action_space)
         self._code = ActionCode(self._map.policy_space)
-        self._num_values = num_values(ObsLayout(observation_space).space)
 
     def to_trajectory(self, source: Any, env_name: str, policy_version: int | None = None) -> Trajectory:
         """A trajectory of an episode with `observations` (T+1) and `actions`, `rewards`, `terminations` (T).
@@ -140,8 +138,7 @@ class EpisodeCodec:
         actions = action_rows(self._map.from_env(source.actions), self._code.width, nvec)
         dones = cast("terminations", np.asarray(source.terminations), np.bool_).reshape(-1, 1)
         traj = episode(obs, actions, rews, dones, env_name, policy_version=policy_version, nvec=nvec)
-        layout = dataclasses.replace(traj.layout, num_values=self._num_values)
-        if problem := find_bad_value(traj, layout):
+        if problem := find_bad_value(traj):
             raise ValueError(
                 f"Episode {source.id} cannot be trained on: {problem}. Fix: repair or leave out this episode."
             )

@@ -545,21 +545,6 @@ def _refuse_structure(space: Space[Any], raw: Any, name: str) -> None:
         _refuse_structure(child, raw[key], f"{name} {key!r}")
 
 
-def _num_values(leaf: Any) -> Any:
-    if isinstance(leaf, spaces.MultiBinary):
-        return 2
-    return int(leaf.n) if isinstance(leaf, spaces.Discrete) else leaf.nvec
-
-
-def num_values(space: spaces.Dict) -> dict[str, Any]:
-    """Numbers of values of the flat observations that count from 0: an integer, or one for each element."""
-    return {
-        key: _num_values(leaf)
-        for key, leaf in space.spaces.items()
-        if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
-    }
-
-
 # ---- actions ----
 
 PolicyActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box

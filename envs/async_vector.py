@@ -22,9 +22,9 @@ from typing import Any
 import gin
 import numpy as np
 
-from .errors import EnvError
+from .errors import EnvError, close_all
 from .gin_values import ship
-from .group import StepBuffers, close_all
+from .group import StepBuffers
 from .returned import Metrics
 from .spec import EnvSpec, build_all, registered
 from .vector_base import SequenceVectorEnv, StepResult

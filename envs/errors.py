@@ -1,11 +1,14 @@
-"""The one public error class of this folder."""
+"""Errors of environments: the one public class of this folder, exits, and failures in close."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+logger = logging.getLogger("loxodon")
 
 
 class EnvError(RuntimeError):
@@ -44,3 +47,17 @@ def guarded(who: Callable[[], str], doing: str, call: Callable[..., Any], *args:
     except BaseException as error:
         raise_if_exit(error, who(), doing)
         raise
+
+
+def close_all(envs: Iterable[Any], first_row: int = 0) -> None:
+    """Close environments, the first of which is number `first_row`; failures are one warning together."""
+    problems = []
+    for row, env in enumerate(envs, start=first_row):
+        try:
+            env.close()
+        except (Exception, SystemExit, GeneratorExit) as error:  # the others have to be closed
+            name = type(env.unwrapped).__name__
+            problems.append(f"Environment {row} ({name}) failed in close: {type(error).__name__}: {error}")
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        logger.warning("%s%s. Fix: correct its close().", problems[0], more)

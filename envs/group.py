@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from ..data.errors import WrongValueError
 from ..data.spaces import ObsLayout, is_text, storage_dtype
 from .attributes import ASKED
 from .env_state import get_state, set_state, state_problem
-from .errors import EnvError
+from .errors import EnvError, close_all
 from .returned import (
     MAX_REWARD,
     NUM_STEP_PARTS,
@@ -33,7 +32,6 @@ from .returned import (
 from .sequence_env import SequenceEnv
 
 ALIGN_BYTES = 64
-logger = logging.getLogger("loxodon")
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     **ASKED,
     "state_problem": state_problem,
@@ -315,20 +313,6 @@ def column_checks(layout: ObsLayout, columns: dict[str, np.ndarray]) -> list[Col
 def place_of(row: int | None, num_steps: int) -> str:
     """Where and when an environment returned something, for errors; `row` counts all, None leaves it out."""
     return f"{'' if row is None else f'environment {row}, '}step {num_steps} since all were reset"
-
-
-def close_all(envs: Iterable[Any], first_row: int = 0) -> None:
-    """Close environments, the first of which is number `first_row`; failures are one warning together."""
-    problems = []
-    for row, env in enumerate(envs, start=first_row):
-        try:
-            env.close()
-        except (Exception, SystemExit, GeneratorExit) as error:  # the others have to be closed
-            name = type(env.unwrapped).__name__
-            problems.append(f"Environment {row} ({name}) failed in close: {type(error).__name__}: {error}")
-    if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        logger.warning("%s%s. Fix: correct its close().", problems[0], more)
 
 
 def check_same_spaces(

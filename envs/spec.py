@@ -16,7 +16,7 @@ import gin
 import gymnasium as gym
 
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_mission_tokens, with_tokens
-from .errors import raise_if_exit
+from .errors import close_all, raise_if_exit
 from .gin_values import in_current_scope
 from .joint_actions import JointActions, num_combinations
 from .returned import check_env
@@ -135,9 +135,7 @@ def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -
         for spec in specs:
             made.append(spec.build())
     except BaseException as error:
-        for env in made:
-            with contextlib.suppress(Exception, SystemExit, GeneratorExit):  # the first error counts
-                env.close()
+        close_all(made)
         raise_if_exit(error, f"Environment {len(made)} ({spec})", "its constructor")
         raise
     return made

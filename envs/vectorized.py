@@ -14,8 +14,8 @@ from ..data.errors import WrongValueError
 from ..data.spaces import ActionMap, ObsLayout, as_numpy
 from .attributes import layers, owns
 from .env_state import offers_state
-from .errors import guarded
-from .group import ColumnCheck, StepBuffers, close_all, column_checks, place_of
+from .errors import close_all, guarded
+from .group import ColumnCheck, StepBuffers, column_checks, place_of
 from .returned import (
     METRIC_PREFIX,
     Metrics,

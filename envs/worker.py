@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from .errors import close_all
 from .generators import generators_state, seed_generators, set_generators_state
 from .gin_values import bind_known, unship
-from .group import EnvGroup, StepBuffers, check_same_spaces, close_all
+from .group import EnvGroup, StepBuffers, check_same_spaces
 from .sequence_env import SequenceEnv
 from .spec import EnvSpec, build_all, register_as
 

@@ -41,7 +41,7 @@ def main(
         program: what to write before the words in a command for the user; None for what was started.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parse(words)
+    args = parse_run(words)
     end_with_parent()
     own_program = this_program() if argv is None else library_program()
     pool = pool or functools.partial(local_pool, program=own_program)
@@ -95,11 +95,6 @@ def exit_status(work: Callable[[], int]) -> int:
             raise
         say(f"error: {error}", error=True)  # where it was raised is no news
         return FAILED
-
-
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The options of these words; ends the process if they are wrong."""
-    return parse_run(words)
 
 
 def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ from ..agents import BaseAgent, PPOAgent
 from ..data import DiskTrajDataset
 from ..envs import EnvSpec, Histories, resolve_env
 from ..nets import ActionMemory, TrajEncoder
-from .checkpoint.load_policy import LoadedPolicy, load_policy
+from .checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
 from .checkpoint.spaces import EnvSpaces, check_spaces
 from .checkpoint.store import CheckpointManager
 from .checkpoint.written import read
@@ -39,7 +39,7 @@ from .collect.build import make_envs
 from .config import explained, load_config
 from .config.reading import search_in
 from .experiment import Experiment
-from .files import write_text
+from .files import json_object, write_text
 from .report.estimates import mean, with_interval
 from .report.runs import EVALUATION_FORMAT, EVALUATIONS
 from .rng import isolated_rng
@@ -222,8 +222,7 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     store = CheckpointManager(run_dir or Path(), "")
     # What environments in other processes read is only in the first.
     texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]
-    has_versions = run_dir is not None and store.versions_path.is_file()
-    versions = json.loads(store.versions_path.read_text(encoding="utf-8")) if has_versions else {}
+    versions = {} if run_dir is None else json_object(store.versions_path)
     search_in(*(folder for folder in versions.get("import_path", ()) if Path(folder).is_dir()), Path.cwd())
     if not any("Experiment.make_val_env" in path.read_text(encoding="utf-8") for path in texts):
         if versions.get("environments") is not None and not args.set:
@@ -236,7 +235,8 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     changes = [(text, f"--set {text}") for text in args.set]
     if args.parallel is not None:
         changes.append((f"Experiment.parallel_actors={args.parallel}", f"--parallel {args.parallel}"))
-    config = load_config([str(path) for path in texts], changes)
+    # Another version may have recorded settings that agents do not have here. No environment reads them.
+    config = load_config([str(path) for path in texts], changes, is_ignored=is_gone)
     # In place of what may be large, or not on this machine.
     for name, value in {"dataset": DiskTrajDataset(), "callbacks": (), "mixed_precision": "no"}.items():
         gin.bind_parameter(f"Experiment.{name}", value)

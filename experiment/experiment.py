@@ -1213,9 +1213,7 @@ class Experiment(Settings):
     def _epochs(self) -> Iterator[int]:
         """Numbers of the epochs that are left; without end for an actor."""
         first = self.epoch
-        if (
-            self._has_spent_env_steps()
-        ):  # by a run that was stopped in its last epoch, or has a lower limit now
+        if self._has_spent_env_steps():  # in an epoch that a stop has cut short, or the limit is lower now
             return
         for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
             self.ctx.progress.epoch, self.epoch_figures = epoch, {}
@@ -1374,6 +1372,8 @@ class Experiment(Settings):
         self.fleet.ending = "stopped", f"by {name}"
         self.hooks("on_training_stop")
         if self.ctx.role.is_actor:
+            if self.collector is not None:
+                self.collector.flush()  # raises where `close` would only warn
             self.close()
             self._tell(
                 f"Stopped by {name}: all finished trajectories are stored. "

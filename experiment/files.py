@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+logger = logging.getLogger("loxodon")
 Content = TypeVar("Content")
 _MOST_BYTES = 1 << 28  # of a text that is read at once
 
@@ -125,6 +127,20 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise json.JSONDecodeError("its brackets are nested too deep", "", 0) from error
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none, or it is damaged, which a warning says."""
+    try:
+        found = parse_json(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object. Fix: restore it from a copy, or remove it")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read and counts as empty: %s.", path, error)
+        return {}
+    return found
 
 
 class WatchedFile(Generic[Content]):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import gin
 
+from ..gin_configs.words import parse_run
 from . import cli
 from .config import ConfigError, load_config
 from .exits import CONFIG_ERROR
@@ -81,7 +82,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _submit(args: argparse.Namespace, words: list[str]) -> int:
     """Submit the jobs and say how to watch and end them."""
-    parsed = cli.parse(words)
+    parsed = parse_run(words)
     try:
         load_config(parsed.configs, cli.overrides(parsed))
     except ConfigError as error:

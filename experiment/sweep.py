@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.lock import FolderLock, Office
+from ..gin_configs.words import parse_run
 from . import cli
 from .checkpoint.store import CheckpointManager
 from .config import ConfigError, explained, load_config
@@ -189,7 +190,7 @@ def _state(name: str) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     """Search, or go on with it; returns the exit status."""
     args, words = _parser().parse_known_args(argv)
-    parsed = cli.parse(words)
+    parsed = parse_run(words)
     return cli.exit_status(lambda: _sweep(args, parsed, words))
 
 

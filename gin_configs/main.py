@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from .presets import did_you_mean, preset_names, runnable_names
-from .words import parse_run, parse_status
+from .words import USAGE_ERROR, parse_run, parse_status
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 COMMANDS = {
     "run": ("loxodon.experiment.cli:main", "train: a preset or .gin file, and settings on top"),
     "evaluate": (
@@ -41,9 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if name == "--completion":
             return _print_completion(words[1:])
-        if name == "--version":
-            sys.stdout.write(f"loxodon {version('loxodon')}\n")
-            return 0
         if name.startswith("-"):
             name, words = "run", ["run", *words]
         if name in COMMANDS:

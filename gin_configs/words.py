@@ -202,8 +202,8 @@ def _check_start(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def _check_combinations(parser: Parser, args: argparse.Namespace) -> None:
-    if args.seeds is not None and (args.test_run or args.seed is not None):
-        parser.error("--seeds goes with neither --seed nor --test-run. Fix: leave one of the two out.")
+    if args.seeds is not None and args.test_run:
+        parser.error("--seeds does not go with --test-run. Fix: leave one of the two out.")
     if args.through and shutil.which(args.through[0]) is None:
         parser.error(f"--through begins with {args.through[0]}, which is no program here. Fix: e.g. srun.")
     if args.jobs < 1:

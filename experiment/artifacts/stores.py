@@ -13,7 +13,6 @@ import fcntl
 import glob
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -26,11 +25,9 @@ from typing import Any
 
 import gin
 
-from ...data.errors import FormatError
-from ..files import atomic_folder, check_tree, fsync, parse_json, remove_left_over, write_text
+from ..files import atomic_folder, check_tree, fsync, json_object, remove_left_over, write_text
 from ..logs import wandb_files_in
 
-logger = logging.getLogger("loxodon")
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
 CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact
 METADATA, ALIASES = "metadata.json", "aliases.json"  # of a FolderStore
@@ -291,25 +288,11 @@ def _fill(folder: Path, name: str, files: Path, metadata: Mapping[str, Any]) -> 
 
 def _facts(version: Path) -> dict[str, dict[str, Any]]:
     """What is known of a version, as `_fill` wrote it; of a damaged one what there is."""
-    return {name: value for name, value in _json_of(version / METADATA).items() if isinstance(value, dict)}
+    return {name: value for name, value in json_object(version / METADATA).items() if isinstance(value, dict)}
 
 
 def _read_aliases(home: Path) -> dict[str, str]:
-    return {name: value for name, value in _json_of(home / ALIASES).items() if isinstance(value, str)}
-
-
-def _json_of(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is none, or it is damaged, which a warning says."""
-    try:
-        found = parse_json(path.read_bytes())
-        if not isinstance(found, dict):
-            raise FormatError("it is not a JSON object")
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError, FormatError) as error:
-        logger.warning("%s cannot be read and counts as empty: %s.", path, error)
-        return {}
-    return found
+    return {name: value for name, value in json_object(home / ALIASES).items() if isinstance(value, str)}
 
 
 def _digests(folder: Path) -> dict[str, str]:

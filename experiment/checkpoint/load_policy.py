@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import sys
 import threading
 import tokenize
@@ -39,6 +40,7 @@ from .spaces import EnvSpaces
 from .store import MARKER, damage, policy_in
 from .written import called_name, name_of, read
 
+logger = logging.getLogger("loxodon")
 _FILE = "policy.safetensors"
 # What an agent may build and throw away again, beyond twice the tensors of its file, as it is built twice.
 _SPARE_MODULES, _SPARE_NUMBERS = 500, 1 << 28
@@ -404,7 +406,14 @@ def _bind(info: PolicyInfo, trust: Sequence[str], given: Mapping[str, Callable[.
         if field not in given and isinstance(names, dict) and names.get(field) is not None
     }
     bindings = _read_gin(info.gin or "", trust)
-    gin.parse_config("\n".join(f"{b.key} = {b.value!r}" for b in bindings if _is_kept(b, trust)))
+    kept = [b for b in bindings if _is_kept(b, trust)]
+    if gone := [f"{b.key} = {b.value!r}" for b in kept if is_gone(b)]:
+        logger.warning(
+            "The policy was saved by another version of Loxodon, with settings that agents do not have here. "
+            "They are left out: %s. If the policy acts differently, use the version that wrote it.",
+            ", ".join(gone),
+        )
+    gin.parse_config("\n".join(f"{b.key} = {b.value!r}" for b in kept if not is_gone(b)))
     values = {b.key: b.value for b in bindings}
     for field, base in _BASES.items():
         value = values.get(f"Experiment.{field}")
@@ -458,6 +467,14 @@ def _is_kept(binding: Binding, trust: Sequence[str]) -> bool:
                     f"with arguments of this file's choice, load_policy(..., trust=({module!r},))."
                 )
     return True
+
+
+def is_gone(binding: Binding) -> bool:
+    """Whether an agent or network is given a parameter that it has in another version only."""
+    return any(
+        _is_part(found, ()) and binding.param not in found.params and not found.takes_any
+        for found in registry.find(binding.selector)
+    )
 
 
 def _is_part(found: registry.Configurable, trust: Sequence[str]) -> bool:

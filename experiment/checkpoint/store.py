@@ -37,7 +37,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...data.errors import FormatError, check_choice, visible
-from ..files import fsync, parse_json, remove_left_over, write_text
+from ..files import fsync, json_object, parse_json, remove_left_over, write_text
 from ..numbers import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
@@ -187,7 +187,7 @@ class CheckpointManager:
         self.run_id, self.has_begun = run_id, False
 
     def _run_on_disk(self) -> str | None:
-        return _json_of(self.versions_path).get("run_id")
+        return json_object(self.versions_path).get("run_id")
 
     # ---- full training states ----
 
@@ -471,15 +471,7 @@ def policy_in(folder: Path) -> Path | None:
 
 def about(folder: Path) -> dict[str, Any]:
     """The metadata of a checkpoint; empty if there is none that can be read."""
-    return _json_of(folder / "metadata.json")
-
-
-def _json_of(path: Path) -> dict[str, Any]:
-    try:
-        found = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return json_object(folder / "metadata.json")
 
 
 def damage(folder: Path) -> str | None:

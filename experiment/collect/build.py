@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gin
-import numpy as np
 from gymnasium import spaces
 
 from ...data import Layout
-from ...data.spaces import ActionCode, PolicyActionSpace, is_text, num_values
+from ...data.spaces import ActionCode, ObsLayout, PolicyActionSpace
 from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, make_vector_env, resolve_env
 from ..rng import derive_seed
 
@@ -136,13 +135,11 @@ def spaces_of(envs: Any, make_env: MakeEnv | Sequence[MakeEnv], num_envs: int, e
 
 def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout:
     """What trajectories of these spaces look like; texts are not stored."""
-    obs: dict[str, Any] = {
-        key: (tuple(space.shape or ()), np.dtype(space.dtype))
-        for key, space in obs_space.spaces.items()
-        if not is_text(space)
-    }
+    leaves = [leaf for leaf in ObsLayout(obs_space).leaves if leaf.dtype != object]
+    obs = {leaf.key: (leaf.shape, leaf.dtype) for leaf in leaves}
+    choices = {leaf.key: leaf.num_choices for leaf in leaves if leaf.num_choices is not None}
     code = ActionCode(action_space)
-    return Layout(obs, code.width, code.nvec, num_values(obs_space))
+    return Layout(obs, code.width, code.nvec, choices)
 
 
 def piece_lengths(traj_save_len: float, spread: int) -> tuple[int, int] | None:

@@ -372,7 +372,10 @@ class Collector:
         return state.hidden_state
 
     def _finish(self, group: Group, quota: Quota | None) -> int:
-        """Wait for the step and take in its results; returns the env steps taken. quota: None counts all."""
+        """Wait for the step and take in its results; returns the env steps taken.
+
+        quota: of an evaluation; None in training, where the agent's hooks change flags and rewards.
+        """
         state = group.state
         assert state is not None
         assert state.actions is not None
@@ -380,7 +383,7 @@ class Collector:
         obs, rewards, terminated, truncated, infos = (
             group.envs.step_wait() if self._is_async else group.envs.step(actions)
         )
-        if self.hooks.ends_episodes and group.sinks:
+        if self.hooks.ends_episodes and quota is None:
             terminated, truncated = self._end_episodes(group, obs, rewards, terminated, truncated, infos)
         env_s = self.timer.lap("env", start_s)
         obs, ended, ignored = self._numbers(obs), terminated | truncated, infos.get("_ignore")
@@ -398,11 +401,11 @@ class Collector:
                     final = self._with_info(following, before, np.zeros_like(ended))
                     following = _true_next_obs(full, {"final_obs": final}, ended)
             stored, extras = rewards, state.extras
-            if self.hooks.combines_rewards:
+            if combines := self.hooks.combines_rewards and quota is None:
                 stored = self.hooks.combined(self.agent, rewards, infos.get("metrics", ()))
             if self.shape_rewards is not None:
                 stored = self.shape_rewards(stored)
-            if self.hooks.combines_rewards or self.shape_rewards is not None:
+            if combines or self.shape_rewards is not None:
                 extras = {**(extras or {}), "raw_rewards": rewards[:, None]}
             step = (actions, stored, terminated, ended, following, rl2s, time_idxs, ignored, extras)
             group.tell("add", *step)

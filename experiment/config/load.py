@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,7 @@ def load_config(
     overrides: Iterable[str | tuple[str, str]] = (),
     *,
     root: str = "Experiment",
+    is_ignored: Callable[[Binding], bool] = lambda _: False,
 ) -> LoadedConfig:
     """Replace gin's configuration by config files (paths or preset names), in order, and overrides on top.
 
@@ -106,10 +107,12 @@ def load_config(
         configs: paths of .gin files, names of presets, or texts.
         overrides: `Name.param=value`, or a pair of that and the argument to name in errors.
         root: the configurable that will be called, with nothing but what gin supplies.
+        is_ignored: says of a binding whether to leave it out.
     Raises: ConfigError, before anything is built, with all problems of all files.
     """
     gin.clear_config()
     source = read_source(configs, [(text, text) if isinstance(text, str) else text for text in overrides])
+    source.bindings = [binding for binding in source.bindings if not is_ignored(binding)]
     unknown = checks.unknown_names(source.bindings)
     bindings = checks.resolved(source.bindings)
     bindings = [*_left_out(root, bindings), *bindings]

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from ...data.lock import FolderLock, Office
-from ..files import write_text
+from ..files import parse_json, write_text
 from ..versions import version_of
 
 STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stopped", "failed", "finished")
@@ -305,7 +305,7 @@ class Beat:
 
 
 _CASTS = {"str": str, "str | None": str, "int": int, "int | None": int, "float": float}
-_UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+_UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 _KINDS: dict[str, Any] = {f.name: _CASTS[str(f.type)] for f in dataclasses.fields(Beat) if f.type in _CASTS}
 
 
@@ -317,7 +317,7 @@ def read_heartbeats(run_dir: Path) -> list[Beat]:
             continue
         try:
             with path.open("rb") as file:
-                beat = _beat(json.loads(file.read()), path, os.fstat(file.fileno()).st_mtime)
+                beat = _beat(parse_json(file.read()), path, os.fstat(file.fileno()).st_mtime)
         except (OSError, *_UNREADABLE):  # removed at this moment, or not a heartbeat
             continue
         if beat.role in ROLES and beat.state in STATES:
@@ -360,7 +360,7 @@ def read_pace(run_dir: Path) -> Pace | None:
     path = run_dir / STATUS_FOLDER / PACE_FILE
     try:
         with path.open("rb") as file:
-            raw, modified = json.loads(file.read()), os.fstat(file.fileno()).st_mtime
+            raw, modified = parse_json(file.read()), os.fstat(file.fileno()).st_mtime
         counted = {str(name): int(steps) for name, steps in raw["counted"].items()}
         return Pace(_beat(raw, path, modified), int(raw["run_env_steps"]), counted, int(raw["num_actors"]))
     except (OSError, *_UNREADABLE):

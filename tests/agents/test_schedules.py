@@ -87,6 +87,12 @@ def test_schedulers_of_torch_give_the_rates_that_they_give_an_optimizer(
         assert 0.02 * value_at(schedule, epoch / 10) == pytest.approx(expected[epoch])
 
 
+def test_no_step_of_a_scheduler_is_lost_by_rounding() -> None:
+    schedule = TorchSchedule("StepLR", 100, {"step_size": 29, "gamma": 0.5})
+    assert 29 / 100 * 100 < 29
+    assert [value_at(schedule, epoch / 100) for epoch in (28, 29)] == [1.0, 0.5]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -379,8 +379,16 @@ def test_texts_and_episodes_that_contradict_their_spaces_are_refused() -> None:
 @pytest.mark.parametrize(
     ("space", "observations", "text"),
     [
-        (spaces.Box(0, 255, (1,), np.uint8), [[0.5], [1.0]], r"has 0.5 \(float64\) .*\(timestep 0\).*dtype uint8.*Fix:"),
-        (spaces.Box(0, 255, (1,), np.uint8), [[0], [-1]], r"has -1 \(int64\) .*\(timestep 1\).*dtype uint8.*Fix:"),
+        (
+            spaces.Box(0, 255, (1,), np.uint8),
+            [[0.5], [1.0]],
+            r"has 0.5 \(float64\) .*\(timestep 0\).*dtype uint8.*Fix:",
+        ),
+        (
+            spaces.Box(0, 255, (1,), np.uint8),
+            [[0], [-1]],
+            r"has -1 \(int64\) .*\(timestep 1\).*dtype uint8.*Fix:",
+        ),
         (spaces.Box(-1, 1, (1,), np.float32), [[0.0], [np.nan]], r"Episode 7 has NaN .*\(timestep 1\).*Fix:"),
         (spaces.Discrete(3), [0, 3], r"Episode 7 has 3 .*\(timestep 1\).*Discrete\(3\) does not contain"),
     ],

@@ -40,7 +40,7 @@ def reusing_specs(target: Any, is_tidy: bool, **kwargs: Any) -> list[EnvSpec]:
     return [EnvSpec(target, {"is_tidy": is_tidy, **kwargs})] * 3
 
 
-@pytest.mark.parametrize("kind", ["sync", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["sync", "fork"])
 @pytest.mark.parametrize(
     ("target", "kwargs"), [(ReusingEnv, {}), (ReusingEnv, {"nests": True}), (in_kshot, {})]
 )

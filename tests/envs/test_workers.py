@@ -306,9 +306,8 @@ def test_lambdas_cross_into_spawned_workers_unless_they_hold_what_cannot(opened:
 # ---- the environment is the one that was given ----
 
 
-@gin.configurable
-class ConfiguredEnv(ScriptedEnv):
-    """Rewards are what gin says."""
+class PlainReward(ScriptedEnv):
+    """Rewards as they are given; unknown to gin."""
 
     def __init__(self, reward: float = 0.0) -> None:
         super().__init__()
@@ -317,6 +316,11 @@ class ConfiguredEnv(ScriptedEnv):
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
         return obs, self.reward, *rest
+
+
+@gin.configurable
+class ConfiguredEnv(PlainReward):
+    """Rewards are what gin says."""
 
 
 @gin.configurable
@@ -395,18 +399,6 @@ def ways_to_give_an_environment() -> dict[str, Any]:
         "callable object": Maker(),
         "lambda": lambda: Local(),  # noqa: PLW0108 - that is the point
     }
-
-
-class PlainReward(ScriptedEnv):
-    """Like ConfiguredEnv, but unknown to gin."""
-
-    def __init__(self, reward: float = 0.0) -> None:
-        super().__init__()
-        self.reward = reward
-
-    def step(self, action: Any) -> Any:
-        obs, _, *rest = super().step(action)
-        return obs, self.reward, *rest
 
 
 KINDS_OF_PROCESS = ["sync", "fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]

@@ -24,10 +24,11 @@ from loxodon.experiment.artifacts import FolderStore
 from loxodon.experiment.artifacts.stores import find_artifact
 from loxodon.experiment.callbacks import HOOKS
 from loxodon.experiment.checkpoint.start_from import is_path
-from loxodon.experiment.cli import main, overrides, parse
+from loxodon.experiment.cli import main, overrides
 from loxodon.experiment.config import load_config
 from loxodon.experiment.plots import PANELS
 from loxodon.experiment.ppo import KLAdaptiveLR, PPOLearner
+from loxodon.gin_configs.words import parse_run
 from loxodon.nets import RunningNorm
 
 from .fakes import make_experiment, metrics, run
@@ -108,8 +109,8 @@ def test_a_command_is_understood(page: str, command: str) -> None:
     if "launch" in command:
         args, words = launch.parser().parse_known_args(words[1:])
         words += ["--actors", str(args.actors)]
-    parsed = parse(words)
-    assert load_config(parsed.config, overrides(parsed)).source.warnings == []
+    parsed = parse_run(words)
+    assert load_config(parsed.configs, overrides(parsed)).source.warnings == []
 
 
 # ---- artifacts ----
@@ -310,7 +311,7 @@ def exists(name: str, exp: Any) -> bool:
 def options() -> str:
     """The help text of examples/run.py."""
     with contextlib.redirect_stdout(io.StringIO()) as text, pytest.raises(SystemExit):
-        parse(["--help"])
+        parse_run(["--help"])
     return text.getvalue()
 
 

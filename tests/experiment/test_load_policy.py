@@ -317,6 +317,16 @@ def test_environments_of_the_config_need_not_be_installed(policy_file: Path) -> 
     load_policy(changed_header(policy_file, gin=text))
 
 
+def test_settings_that_agents_have_in_another_version_only_are_left_out(
+    policy_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with safe_open(policy_file, framework="pt") as file:
+        text = file.metadata()["gin"]
+    load_policy(changed_header(policy_file, gin=f"{text}\nAgent.num_actions_for_value = 1\n"))
+    assert "saved by another version" in caplog.text
+    assert "left out: Agent.num_actions_for_value = 1." in caplog.text
+
+
 # --- files by somebody else -----------------------------------------------------------------------------
 
 MARKS: list[str] = []

@@ -68,9 +68,11 @@ def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str)
     assert lengths_of(collector) == [2] * 6
 
 
-def test_evaluations_play_episodes_to_their_end() -> None:
-    collector = make_collector([LENGTH, LENGTH], agent_type=Impatient)
-    collector.collect(2 * LENGTH)
+@pytest.mark.parametrize("stores", [False, True])
+def test_evaluations_play_episodes_to_their_end(stores: bool) -> None:
+    sinks = {"sinks": [RecordingSink()]} if stores else {}
+    collector = make_collector([LENGTH, LENGTH], agent_type=Impatient, **sinks)
+    collector.collect(2 * LENGTH, episodes=4)
     assert lengths_of(collector) == [LENGTH] * 4
 
 
@@ -149,6 +151,8 @@ def test_what_an_agent_adds_is_stored_learned_from_and_acted_on(tmp_path: Path) 
     batch = next(iter(exp.loader.epoch(0, 1)))
     assert batch.obs["latent"].shape[-1] == 2
     policy = load_policy(exp.run_dir / "ckpts" / "latest" / "policy.safetensors", trust=__name__)
+    firsts, add = [], policy.agent.add_agent_info_to_obs
+    policy.agent.add_agent_info_to_obs = lambda *rest: firsts.append(rest[-1].tolist()) or add(*rest)  # type: ignore[func-returns-value, method-assign]
     latents, act = [], policy.agent.get_actions
     policy.agent.get_actions = lambda obs, *rest: latents.append(obs["latent"].tolist()) or act(obs, *rest)  # type: ignore[assignment, func-returns-value]
     obs = np.zeros((3, 2), np.float32)
@@ -156,6 +160,7 @@ def test_what_an_agent_adds_is_stored_learned_from_and_acted_on(tmp_path: Path) 
     policy.act(obs)
     policy.act(obs, np.zeros(3))
     policy.act(obs, np.zeros(3), is_first=np.array([False, True, False]))
+    assert firsts == [[True] * 3, [False] * 3, [False, True, False]]
     assert latents[0] == latents[1]
     assert [one == other for one, other in zip(latents[1], latents[2], strict=True)] == [True, False, True]
 
@@ -166,6 +171,32 @@ def test_ppo_evaluates_the_observations_that_it_acted_on(tmp_path: Path) -> None
     exp = run(make_experiment(tmp_path, **settings(LatentPPO, **changes)))
     name = "ppo/initial_logratio_abs_max"
     assert [one[name] < 1e-4 for one in metrics(exp.run_dir) if name in one] == [True]
+
+
+class Ageing(TinyAgent):
+    """Adds the number of the timestep."""
+
+    obs_space = spaces.Dict(
+        {"observation": CountingEnv.observation_space, "age": spaces.Box(0, 99, (1,), np.float32)}
+    )
+
+    def add_agent_info_to_obs(self, obs: Any, info: Any, is_first: np.ndarray) -> dict[str, np.ndarray]:
+        zeros = np.zeros((len(is_first), 1))
+        return {"age": zeros if info is None else np.where(is_first[:, None], zeros, info["age"] + 1)}
+
+
+class ObsSink(RecordingSink):
+    def add(self, *step: Any) -> None:
+        super().add(*step)
+        self.added[-1]["age"] = step[4]["age"].copy()
+
+
+def test_what_an_agent_adds_to_a_final_observation_is_of_the_episode_that_ended() -> None:
+    sink = ObsSink()
+    make_collector([2, 3], sinks=[sink], agent_type=Ageing).collect(7)
+    for step in sink.added:
+        assert step["age"][:, 0].tolist() == step["obs"][:, 1].tolist()
+    assert sum(int(step["ended"].sum()) for step in sink.added) == 5
 
 
 class Undeclared(TinyAgent):
@@ -220,6 +251,11 @@ def test_an_agent_combines_the_terms_of_rewards(tmp_path: Path) -> None:
         assert np.array_equal(step["rl2s"][:, 0], own)  # what the policy sees
     returns = [value for values in collector.histories.returns.returns.values() for value in values]
     assert sum(returns) == sum(step["raw_rewards"].sum() for step in sink.added)
+    sink.added.clear()
+    collector.collect(4, episodes=2)  # an evaluation
+    assert [step["rewards"].tolist() for step in sink.added] == [
+        (step["raw_rewards"][:, 0] / 2).tolist() for step in sink.added
+    ]
     agent.combine_rewards = lambda rewards, terms: np.full(2, np.nan)
     with pytest.raises(ValueError, match=r"Frugal.combine_rewards returned .*one finite number.*Fix:"):
         collector.collect(1)

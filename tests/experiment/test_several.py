@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from loxodon.experiment.cli import main, parse
+from loxodon.experiment.cli import main
 from loxodon.experiment.several import run_seeds
+from loxodon.gin_configs.words import parse_run
 
 from .fakes import TINY, metrics
 from .processes import wait_for
@@ -80,13 +81,13 @@ def test_runs_can_be_started_through_another_program(
     """On another machine the process that asked for it is not its parent, and must not be missed."""
     monkeypatch.chdir(tmp_path)
     stub = "import os; print('BY' in os.environ, 'LOXODON_PARENT' in os.environ)"
-    through = parse(["--config", "tmaze", "--through", "env BY=srun"]).through
+    through = parse_run(["--config", "tmaze", "--through", "env BY=srun"]).through
     words = ["--config", "x", "--seeds", "0:2", "--through", "env BY=srun"]
     assert run_seeds(Path("runs/x"), {}, [0, 1], words, [sys.executable, "-c", stub], 2, through) == 0
     logs = [tmp_path / "runs" / f"x-seed{seed}" / "logs" / "console.log" for seed in (0, 1)]
     assert [log.read_text() for log in logs] == ["True False\n"] * 2
     with pytest.raises(SystemExit):
-        parse(["--config", "tmaze", "--through", "srunn -c 2"])
+        parse_run(["--config", "tmaze", "--through", "srunn -c 2"])
     assert "--through begins with srunn, which is no program here. Fix:" in capsys.readouterr().err
     assert main(["--config", "tmaze", "--through", "env BY=srun"]) == 2
 
@@ -152,7 +153,7 @@ def test_only_runs_go_on_that_have_not_finished(
     ("words", "part"),
     [
         (["--seeds", "3:3"], "'3:3' names no seeds. Fix: e.g. --seeds 0:5"),
-        (["--seeds", "0:2", "--seed", "1"], "goes with neither --seed nor --test-run. Fix:"),
+        (["--seeds", "0:2", "--seed", "1"], "set by both --seeds 0:2 and --seed 1. Fix:"),
         (["--seeds", "0:2", "--jobs", "0"], "--jobs is 0, but must be at least 1. Fix:"),
         (["--jobs", "2"], "--jobs is for runs of --seeds. Fix:"),
         (
@@ -165,5 +166,5 @@ def test_only_runs_go_on_that_have_not_finished(
 )
 def test_seeds_typed_wrong(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        parse(["--config", "tmaze", *words])
+        parse_run(["--config", "tmaze", *words])
     assert part in capsys.readouterr().err
