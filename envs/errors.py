@@ -16,17 +16,18 @@ class EnvError(RuntimeError):
 
 
 def raise_if_exit(error: BaseException, who: str, doing: str) -> None:
-    """Raise EnvError for what would end the program without a word, such as the SystemExit of `sys.exit()`.
+    """Raise EnvError for what would pass by all that saves a run: exceptions that are no `Exception`.
 
-    A KeyboardInterrupt counts unless it comes from the user: from Python's own handler of SIGINT, or from
-    another handler, which raises a class of its own.
+    The SystemExit of `sys.exit()` is one, which would end the program without a word. A KeyboardInterrupt
+    counts unless it comes from the user: from Python's own handler of SIGINT, or from another handler, which
+    raises a class of its own.
 
     Args:
         error: what came out of an environment.
         who: the environment, to begin a sentence with.
         doing: what it was asked for, such as "step".
     """
-    if not isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
+    if isinstance(error, Exception):
         return
     if isinstance(error, KeyboardInterrupt):
         is_main = threading.current_thread() is threading.main_thread()

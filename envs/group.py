@@ -320,13 +320,20 @@ def check_same_spaces(
 ) -> None:
     """Raise EnvError unless every environment has the given spaces; `first` is the number of envs[0]."""
     for number, env in enumerate(envs, start=first):
-        if _signature(env.observation_space) != _signature(obs_space) or env.action_space != action_space:
+        if not have_same_spaces(env.observation_space, env.action_space, obs_space, action_space):
             raise EnvError(
                 f"Environment {number} ({env.env_name}) has observations {env.observation_space} and "
                 f"actions {env.action_space}, environment 0 has {obs_space} and {action_space}. All "
                 "parallel environments must agree in observation keys, shapes and dtypes, and in the action "
                 "space. Fix: pad or wrap them to common spaces."
             )
+
+
+def have_same_spaces(
+    obs_space: Any, action_space: Any, other_obs_space: Any, other_action_space: Any
+) -> bool:
+    """Whether an agent for the one pair of spaces, in the library's form, fits the other."""
+    return _signature(obs_space) == _signature(other_obs_space) and action_space == other_action_space
 
 
 def _signature(space: Any) -> list[tuple[Any, ...]]:

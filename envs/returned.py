@@ -108,11 +108,11 @@ def as_flag(flag: Any, name: str) -> bool:
 
 def as_rewards(rewards: Any, rows: np.ndarray | None) -> np.ndarray:
     """Rewards of N environments, (N,) float64; 0 where `rows`, (N,) bool or None for all, is False."""
-    array = as_numpy(rewards)
+    array = _array(rewards)
     if array.dtype.kind not in "biuf" or array.ndim != 1:
         raise WrongValueError(
             f"the rewards {shown(rewards)}",
-            f"Rewards are one real number per environment, ({len(array)},). Fix: return an array of float32.",
+            "Rewards are one real number per environment. Fix: return an array (num_envs,) of float32.",
         )
     found = array.astype(np.float64)
     if rows is not None:
@@ -125,23 +125,28 @@ def as_rewards(rewards: Any, rows: np.ndarray | None) -> np.ndarray:
 
 def as_flags(flags: Any, name: str, rows: np.ndarray | None) -> np.ndarray:
     """`terminated` or `truncated` of N environments, (N,) bool; False where `rows` is False."""
-    array = as_numpy(flags)
-    judged = array if rows is None else array[rows]
+    array = _array(flags)
+    judged = array if rows is None or array.ndim != 1 else array[rows]
     if array.ndim != 1 or (array.dtype != bool and not np.isin(judged, (0, 1)).all()):
         raise WrongValueError(
             f"{shown(flags)} as {name}",
-            f"It is one truth value per environment, ({len(array)},). Fix: return an array of bool.",
+            "It is one truth value per environment. Fix: return an array (num_envs,) of bool.",
         )
     return array.astype(np.bool_) if rows is None else array.astype(np.bool_) & rows
+
+
+def _array(value: Any) -> np.ndarray:
+    """The value as an array, which is one object for lists of different lengths."""
+    try:
+        return as_numpy(value)
+    except ValueError:
+        return np.asarray(None)
 
 
 def _one_number(value: Any) -> float | None:
     """The only number in a value; None if it is none, or has several."""
     if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
-        try:
-            array = as_numpy(value)
-        except ValueError:  # lists of different lengths
-            return None
+        array = _array(value)
         if array.size != 1 or array.dtype.kind not in "biuf":
             return None
         value = array.item()
@@ -168,10 +173,7 @@ def as_metric(value: Any, key: str, row: int) -> float | list[float]:
     """A special metric as a float, or as a list for an array of numbers."""
     if type(value) is float:
         return value
-    try:
-        array = as_numpy(value)
-    except ValueError:  # lists of different lengths
-        array = np.asarray(None)
+    array = _array(value)
     if array.dtype.kind not in "biuf":
         raise WrongValueError(
             f"{shown(value)} as info[{key!r}]",

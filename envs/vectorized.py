@@ -90,10 +90,10 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         """Begin new episodes everywhere; the environment turns the seed into one per row."""
         self._num_steps = 0
         found = guarded(self._who, "reset", self.env.reset, seed=seed, options=options)
-        raw, infos = reset_result(found, self.env)
         self.buffers.rewards.fill(0.0)
         self._resets_next = np.zeros(self.num_envs, np.bool_)
         try:
+            raw, infos = reset_result(found, self.env)
             metrics = self._columns_of(infos, self._all_rows, self._all_rows)
             self._write(raw, self.buffers.obs)
             self._check(self._obs_checks)
@@ -265,9 +265,13 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def _batch(self, value: Any, what: str) -> Any:
         """The value, which has one entry per environment. Raises: ValueError if it has not."""
-        if np.shape(value)[:1] != (self.num_envs,):
+        try:
+            shape = np.shape(value)
+        except ValueError:  # lists of different lengths
+            shape = (len(value),)
+        if shape[:1] != (self.num_envs,):
             raise ValueError(
-                f"{type(self.env).__name__} returned {what} with shape {np.shape(value)}, but its spaces and "
+                f"{type(self.env).__name__} returned {what} with shape {shape}, but its spaces and "
                 f"num_envs say ({self.num_envs}, ...). Fix: make the environment return every row in every "
                 "step (for EnvPool: batch_size equal to num_envs), in the shape of its spaces."
             )

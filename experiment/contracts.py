@@ -245,7 +245,7 @@ class Run(Protocol):
         ...
 
     def make_envs(self, make_env: Any) -> Any:
-        """A vector env of parallel_actors environments."""
+        """A vector env of parallel_actors environments that the agent fits."""
         ...
 
     def fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:

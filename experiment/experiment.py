@@ -272,10 +272,12 @@ class Experiment(Settings):
                 seed=self.ctx.seed_of("train_workers"),
             )
         if self.val_timesteps_per_epoch > 0 and (self.val_interval is not None or self.evaluate_at_end):
-            self.val_envs = self.make_envs(self.make_val_env)
+            self.val_envs = self._make_envs(self.make_val_env)
         envs = self.train_envs if self.train_envs is not None else self.val_envs
         found = build.spaces_of(envs, self.make_train_env, self.parallel_actors, self.env_mode)
         self.obs_space, self.action_space = found.obs, found.action
+        if self.val_envs is not None:
+            build.check_evaluation(self.val_envs, self.obs_space, self.action_space)
         self.tstep_encoder_type = self.tstep_encoder_type or default_tstep_encoder(self.obs_space)
         self.env_spaces = EnvSpaces(found.env_obs, found.env_action)
         self.dataset.expect(build.layout_of(found.obs, found.action))
@@ -764,7 +766,15 @@ class Experiment(Settings):
         return named
 
     def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
-        """A vector env of parallel_actors environments."""
+        """A vector env of parallel_actors environments that the agent fits.
+
+        Raises: ValueError if their observations or actions are not those the agent is made for.
+        """
+        envs = self._make_envs(make_env)
+        build.check_evaluation(envs, self.obs_space, self.action_space)
+        return envs
+
+    def _make_envs(self, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
         return build.make_envs(
             make_env,
             self.parallel_actors,

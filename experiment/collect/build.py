@@ -12,6 +12,7 @@ from gymnasium import spaces
 from ...data import Layout
 from ...data.spaces import ActionCode, ObsLayout, PolicyActionSpace
 from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, make_vector_env, resolve_env
+from ...envs.group import have_same_spaces
 from ..rng import derive_seed
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
@@ -131,6 +132,20 @@ def spaces_of(envs: Any, make_env: MakeEnv | Sequence[MakeEnv], num_envs: int, e
         make_env, num_envs, env_mode = first[0] if isinstance(first, list | tuple) else first, 1, "sync"
     with contextlib.closing(make_envs(make_env, num_envs, env_mode)) as probe:
         return spaces_of(probe, make_env, num_envs, env_mode)
+
+
+def check_evaluation(envs: Any, obs_space: spaces.Dict, action_space: PolicyActionSpace) -> None:
+    """Close environments that an agent for these spaces cannot be evaluated in, and raise ValueError."""
+    found = envs.single_observation_space, envs.single_action_space
+    if have_same_spaces(*found, obs_space, action_space):
+        return
+    names = ", ".join(sorted(set(envs.env_names)))
+    envs.close()
+    raise ValueError(
+        f"The environments to evaluate in ({names}) have observations {found[0]} and actions {found[1]}, but "
+        f"the agent is made for {obs_space} and {action_space}. Fix: give Experiment.make_val_env and "
+        "FinalTest.make_env environments with the spaces of the training environments."
+    )
 
 
 def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from scripted_envs import OddEnv, ReusingBatch, ReusingEnv, ScriptedEnv
 
 from loxodon.envs import EnvError, EnvSpec, KShotWrapper, PartialObs, SequenceEnv, make_vector_env
+from loxodon.envs.returned import as_flags, as_rewards
 
 NUM_STEPS = 25
 
@@ -110,6 +111,7 @@ IMAGE = spaces.Box(0, 255, (2,), np.uint8)
 PARTS = spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32), "y": spaces.Tuple([spaces.Discrete(3)] * 2)})
 X, Y = np.zeros(2, np.float32), (0, 1)
 BIG = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+WIDE = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 TEXT = spaces.Text(9)
 REFUSED: list[tuple[Any, Any, Any, str]] = [  # space, a good observation, the odd one, words of the error
     (IMAGE, np.zeros(2, np.uint8), np.array([0.5, 0.25]), r"0\.5 \(float64\) as .*dtype uint8, .*that is 0"),
@@ -132,6 +134,9 @@ REFUSED: list[tuple[Any, Any, Any, str]] = [  # space, a good observation, the o
     (spaces.MultiBinary(2), np.ones(2), np.array([0.5, 0]), r"0\.5 \(float64\) as"),
     (BIG, np.ones(1), np.array([1e300]), r"1e\+300 \(float64\) as .*float32, in which that is infinite"),
     (BIG, np.ones(1), np.array([-1e39]), r"-1e\+39 \(float64\) as"),
+    (WIDE, np.ones(1), np.array([1e39]), r"1e\+39 \(float64\) as .*networks compute in float32, in which"),
+    (WIDE, np.ones(1), [-1e300], r"-1e\+300 \(float64\) as .*networks compute in float32"),
+    (WIDE, np.full(1, -3e38), np.array([np.nan]), r"NaN as observation"),
     (BIG, [1], [np.inf], r"inf as observation"),
     (BIG, np.ones(1, int), np.array([1j]), r"array\(\[0\.\+1\.j\]\) as .*real numbers"),
     (BIG, np.ones(1), ["1.0"], r"\['1\.0'\] \(list\) as .*real numbers"),
@@ -226,6 +231,13 @@ def test_numbers_and_truth_values_may_come_in_any_form(reward: Any, flag: Any, o
     _, rewards, terminated, truncated, infos = env.step([0])
     assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == ([2.0], [True], [False])
     assert infos["metrics"] == [(0, "figures", [1.0, 2.0])]
+
+
+def test_a_single_value_for_a_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the rewards array\(1.\).*Fix"):
+        as_rewards(np.array(1.0), None)
+    with pytest.raises(ValueError, match=r"array\(True\) as truncated.*Fix"):
+        as_flags(np.array(True), "truncated", np.array([True]))
 
 
 @pytest.mark.parametrize(

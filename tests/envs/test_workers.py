@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -80,7 +81,7 @@ def play(env: Any) -> None:
     env.render()
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError])
 @pytest.mark.parametrize("where", ["constructor", "reset", "step", "render"])
 @pytest.mark.parametrize("kind", ["sync", "fork", "already_vectorized"])
 def test_an_environment_cannot_end_the_program(kind: str, where: str, error: type[BaseException]) -> None:

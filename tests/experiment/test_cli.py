@@ -13,6 +13,7 @@ from typing import Any
 
 import gin
 import pytest
+from gymnasium import spaces
 
 from loxodon.data import DiskTrajDataset, MixtureOfDatasets
 from loxodon.envs import EnvSpec, TMazePassive
@@ -349,17 +350,33 @@ def test_the_test_comes_once_after_training(tmp_path: Path, setting: str) -> Non
 
 
 class OtherEnv(CountingEnv):
-    """Has another action more."""
+    """Has another action more, or another observation."""
 
-    def __init__(self) -> None:
+    def __init__(self, obs_space: spaces.Space[Any] | None = None) -> None:
         super().__init__()
-        self.action_space = type(self.action_space)(4)
+        if obs_space is None:
+            self.action_space = type(self.action_space)(4)
+        else:
+            self.observation_space = obs_space
 
 
-def test_environments_that_do_not_fit_are_found_before_training(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, **{"FinalTest.make_env": OtherEnv, "FinalTest.timesteps": 6})
-    with pytest.raises(ValueError, match=r"FinalTest.make_env has .*Discrete\(4\).*Discrete\(3\).*Fix"):
+@pytest.mark.parametrize("setting", ["FinalTest.make_env", "make_val_env"])
+@pytest.mark.parametrize(
+    ("obs_space", "words"),
+    [
+        (None, r"actions Discrete\(4\), .* and Discrete\(3\)"),
+        (spaces.Discrete(4), r"Discrete\(4\).*made for Dict\('observation': Box"),
+        (spaces.Dict(observation=CountingEnv().observation_space, more=spaces.Discrete(2)), "'more'"),
+    ],
+)
+def test_environments_that_do_not_fit_are_found_before_training(
+    tmp_path: Path, setting: str, obs_space: Any, words: str
+) -> None:
+    env = EnvSpec(OtherEnv, {"obs_space": obs_space}, env_name="other")
+    exp = make_experiment(tmp_path, **{setting: env, "FinalTest.timesteps": 6})
+    with pytest.raises(ValueError, match=rf"evaluate in \(other\) have .*{words}.*Fix:.*make_val_env"):
         exp.start()
+    exp.close()
 
 
 # ---- time ----
