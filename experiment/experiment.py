@@ -349,6 +349,13 @@ class Experiment(Settings):
 
     def _make_trainer(self) -> Trainer:
         """What learns in an epoch: the only place that asks which kind of agent this is."""
+        if self.ctx.role.learns and self.ctx.is_main and 0 < self.epochs <= self.start_learning_at_epoch:
+            logger.warning(
+                "This run makes no update: Experiment.epochs is %d, and learning begins after %d epoch(s). "
+                "Fix: raise Experiment.epochs, or lower Experiment.start_learning_at_epoch.",
+                self.epochs,
+                self.start_learning_at_epoch,
+            )
         if not isinstance(self.policy, OnPolicyAgent):
             return OffPolicyTrainer(
                 self.ctx,

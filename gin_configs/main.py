@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from .presets import did_you_mean, preset_names, runnable_names
-from .words import parse_run, parse_status
+from .words import parse_evaluate, parse_export, parse_report, parse_run, parse_status, parse_sweep
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 COMMANDS = {
@@ -28,7 +28,14 @@ COMMANDS = {
     "export": ("loxodon.experiment.export:main", "a folder to share: policy, configuration, model card"),
 }
 """Module and function by command, and what it does in a line."""
-_PARSERS: dict[str, Callable[[Sequence[str]], object]] = {"run": parse_run, "status": parse_status}
+_PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
+    "run": parse_run,
+    "evaluate": parse_evaluate,
+    "report": parse_report,
+    "status": parse_status,
+    "sweep": parse_sweep,
+    "export": parse_export,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,9 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if name == "--completion":
             return _print_completion(words[1:])
-        if name == "--version":
-            sys.stdout.write(f"loxodon {version('loxodon')}\n")
-            return 0
         if name.startswith("-"):
             name, words = "run", ["run", *words]
         if name in COMMANDS:

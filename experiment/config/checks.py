@@ -382,7 +382,7 @@ def _mend(binding: Binding, value: Any, hint: Any) -> str:
     choices = [repr(ref) for name in classes if fits(ref := Reference(name, not wants_callable), hint)]
     if 0 < len(choices) <= MAX_CHOICES:
         return f"choose {' or '.join(choices)}"
-    return f"give it {describe(hint)}"
+    return f"give a value of type {describe(hint)}"
 
 
 def _respelled(value: Any) -> Iterator[Any]:

@@ -319,7 +319,7 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
     assert main([str(folder / "ckpts/latest/policy.safetensors"), "--episodes", "1"]) == 0
     capsys.readouterr()
     for wrong, says in {
-        ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has latest, epoch:0. Fix: choose one",
+        ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has best, latest, epoch:0. Fix: choose one",
         ("newest",): "--policy is 'newest', but must be best, latest or epoch:N. Fix: ",
         ("latest", "--set", "TMazePassive.horizn=2"): "Did you mean 'horizon'?",
         ("latest", "--env", "CartPole-v1"): "is of another environment: ",
