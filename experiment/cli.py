@@ -155,7 +155,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     check_device(exp.DEVICE, device)
     check_folder(exp.run_dir, expected_here())
     if has_actors:
-        exp.keep_pace_of_preset()
+        exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.ctx.role.is_actor:
         if resumes:

@@ -53,7 +53,6 @@ from .evaluation import Evaluator
 from .exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
-from .fleet.actors import is_bound
 from .fleet.folder import place_of
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
@@ -217,11 +216,14 @@ class Experiment(Settings):
         )
         return pace
 
-    def keep_pace_of_preset(self) -> None:
-        """Before `start` of a learner with actors: unless the config sets replay_ratio, that of "both".
+    def keep_pace_of_preset(self, *, is_chosen: bool) -> None:
+        """Before `start` of a learner with actors: if replay_ratio is None, set it to that of mode "both".
 
-        So a preset learns the same with actors, however fast they are. Without a phase of both in one epoch
-        (start_collecting_at_epoch) there is nothing to compare.
+        A preset then learns the same with actors, however fast they are. Without a phase of both in one
+        epoch (start_collecting_at_epoch) there is nothing to compare.
+
+        Args:
+            is_chosen: True if the user has set replay_ratio; None then lets both run as fast as they can.
 
         Raises: ValueError if an epoch collects nothing.
         """
@@ -232,7 +234,7 @@ class Experiment(Settings):
                 "Fix: set it to a positive number, or leave out --actors."
             )
         updates = self.train_batches_per_epoch // self.batches_per_update
-        if updates and not self.start_collecting_at_epoch and not is_bound("Experiment.replay_ratio"):
+        if updates and not self.start_collecting_at_epoch and self.replay_ratio is None and not is_chosen:
             self.replay_ratio = updates / env_steps
 
     def _is_over(self) -> bool:

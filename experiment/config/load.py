@@ -85,6 +85,10 @@ class LoadedConfig:
                 lines.append(_line(key, value, "default"))
         return lines
 
+    def is_set_by_user(self, key: str) -> bool:
+        """Whether the command line or a file that is not a preset sets this parameter, be it to None."""
+        return any(binding.key == key and not checks.is_in_preset(binding) for binding in self.bindings)
+
     def check_unused(self) -> str:
         """After `start()`, before training: stop if gin's record shows that a value was never read.
 
