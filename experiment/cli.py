@@ -168,7 +168,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     elif epochs := earlier.complete_epochs():
         say(
             f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
-            "moves them to ckpts_old<n>/. Fix: --resume goes on with it, --run-name begins another.",
+            "moves them to ckpts_old<n>/. Fix: --resume continues it, --run-name starts another.",
             error=True,
         )
     exp.start()

@@ -179,9 +179,10 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
         if versions.get("environments") is not None and not args.set:
             return _recipe_of(versions["environments"], args.parallel, texts)
         raise ValueError(
-            f"{args.run} says nowhere how its environment is made: in ckpts/config.txt if gin configured the "
-            "run, in ckpts/versions.json if it can be imported by its name. Fix: give the folder of "
-            "such a run, or name an environment: --env CartPole-v1. (--set needs a run that gin configured.)"
+            f"{args.run} does not say how its environment is made, which is in ckpts/config.txt if gin "
+            "configured the run, and in ckpts/versions.json if it can be imported by its name. Fix: give the "
+            "folder of such a run, or name an environment: --env CartPole-v1. (--set needs a run that gin "
+            "configured.)"
         )
     changes = [(text, f"--set {text}") for text in args.set]
     if args.parallel is not None:

@@ -21,7 +21,7 @@ class Stopped(SystemExit):
 
 @contextlib.contextmanager
 def without_foreign_exits() -> Iterator[None]:
-    """Let no code of others end the program without a word.
+    """Keep foreign code from ending the program silently.
 
     Raises: RuntimeError for a SystemExit that is not `Stopped`, with the place that it comes from.
     """

@@ -78,7 +78,7 @@ _SHOWN = {  # of the figures of an epoch, on the terminal
     "time/updates_per_s": "updates/s",
     "dataset/total_files": "files",
 }
-_GO_ON = "To go on: the same command with --resume."
+_GO_ON = "To continue: the same command with --resume."
 
 
 @gin.configurable
@@ -794,7 +794,7 @@ class Experiment(Settings):
         """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
         timesteps: how many to take in each env.
-        hidden_state: what the previous call returned, to go on in the same `envs` where that one stopped;
+        hidden_state: what the previous call returned, to continue in the same `envs` where that one stopped;
             otherwise all are reset.
         episodes: count so many, shared equally by `envs`, of those that begin within `timesteps`. Each is
             played to its end, see `Collector.collect`.
@@ -881,7 +881,7 @@ class Experiment(Settings):
                 self.artifacts.store_best(self.checkpoints.best_path)
 
     def why_idle(self) -> str:
-        """What is wrong when there is nothing to train on, and how to mend it."""
+        """What is wrong when there is nothing to train on, and how to fix it."""
         if self.ctx.role.is_learner:
             hint = "" if self.actors is not None else " (start --mode collect)"
             folder = self.dataset.save_new_trajs_to
@@ -889,7 +889,9 @@ class Experiment(Settings):
             return f"Waiting for trajectories in {place}{hint}."
         if self.collector is None:
             return (
-                "Nothing is collected. Fix: raise Experiment.train_timesteps_per_epoch, or name stored data."
+                f"Nothing is collected, and {type(self.dataset).__name__} holds too little. Fix: name "
+                "a folder that has some (DiskTrajDataset.dset_root, DiskTrajDataset.dset_name), or raise "
+                "Experiment.train_timesteps_per_epoch."
             )
         if self.dataset.save_new_trajs_to is None:
             return (
@@ -920,7 +922,7 @@ class Experiment(Settings):
         if (chosen := epoch) is None:
             chosen, problems = from_main(self.checkpoints.newest_intact_epoch, self.accelerator)
             if problems and self.ctx.is_main:
-                logger.warning("%s. Going on from the one of epoch %d instead.", "; ".join(problems), chosen)
+                logger.warning("%s. Continuing from that of epoch %d instead.", "; ".join(problems), chosen)
         path = self.checkpoints.state_dir(chosen)
         self.load_checkpoint_from_path(
             path if resume_training_state else path / "model.safetensors", resume_training_state
@@ -1127,7 +1129,7 @@ class Experiment(Settings):
             limit = f"Experiment.max_env_steps = {self.max_env_steps}"
         else:
             return False
-        logger.info("This run has finished: %s is reached. Raise it to go on.", limit)
+        logger.info("This run has finished: %s is reached. Raise it to continue.", limit)
         self.fleet.end("finished")
         return True
 
@@ -1386,7 +1388,7 @@ class Experiment(Settings):
             self.close()
             self._tell(
                 f"Stopped by {name}: all finished trajectories are stored. "
-                "Start the same command again to go on."
+                "Start the same command again to continue."
             )
         else:
             folder = self._save_running_epoch()

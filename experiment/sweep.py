@@ -224,7 +224,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     has_best = sweep.close()
     lock.release()
     if not is_complete:
-        cli.say("interrupted; the same command goes on")
+        cli.say("interrupted; the same command continues")
         return INTERRUPTED
     return 0 if has_best else FAILED
 
@@ -232,7 +232,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
 def _study(path: Path, direction: str, prune_after: int) -> Any:
     """The study in a file, which is made if there is none.
 
-    Raises: ValueError if the file is not the account of a sweep.
+    Raises: ValueError if the file is not the database of a sweep.
     """
     optuna = _optuna()
     try:
@@ -247,7 +247,7 @@ def _study(path: Path, direction: str, prune_after: int) -> Any:
     except Exception as error:  # Optuna, SQLAlchemy and SQLite have one each, and more than one
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise ValueError(
-            f"{path} cannot be used as the account of a sweep ({reason}). Fix: restore it from a copy, or "
+            f"{path} cannot be used as the database of a sweep ({reason}). Fix: restore it from a copy, or "
             "choose another folder with -o."
         ) from error
     return study

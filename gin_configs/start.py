@@ -97,7 +97,7 @@ def _file_of(encoder: str, is_ppo: bool) -> list[str]:
 
 
 def problem_with_id(env: str) -> str | None:
-    """What is certainly wrong with the id of an environment, with `Fix:`; None if nothing is.
+    """A definite mistake in the id of an environment, with `Fix:`; None if there is none.
 
     Ids of other packages are known when these are imported, which takes long, so that only near misses of
     gymnasium's own are found here.

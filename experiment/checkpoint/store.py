@@ -353,7 +353,7 @@ class CheckpointManager:
             raise OSError(
                 f"The checkpoint of epoch {epoch} could not be written to {self.states_dir}: {error}. "
                 f"{there_are}. Fix: make space on that disk, or restore the folder and its permissions, and "
-                f"{'go on with --resume' if epochs else 'start again'}."
+                f"{'continue with --resume' if epochs else 'start again'}."
             ) from error
 
     # ---- policy files ----

@@ -532,7 +532,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, seed: int | None = None) -> bool:
-        """Go on from what `state_dict` returned, be it in another process.
+        """Continue from what `state_dict` returned, also in another process.
 
         Comes before random generators get their states: where the rollout was stored, environments are reset
         first, with `seed`, and the sinks are told that pieces begin.
@@ -660,7 +660,7 @@ class Collector:
         if self.save_env_state:
             raise error
         logger.warning(
-            "Training begins new episodes instead of going on in those of the checkpoint: %s", error
+            "Training begins new episodes instead of continuing those of the checkpoint: %s", error
         )
         return False
 

@@ -7,9 +7,9 @@ With U updates and S env steps since training began, ratio R, tolerance e and E 
     the learner waits while  U > R S + e max(R S, E),      actors wait while  U < R S - e max(R S, E).
 
 (Relative to one epoch at first: a share of next to nothing would make them wait for each other after every
-step.) Both at once would need U > U, so with equal knowledge one of them always goes on. Their knowledge may
-be old, but while both wait, nothing changes, and two heartbeats later it is equal. So there is no deadlock in
-any order of starts; what may happen is that one waits for processes that are gone, and it says so.
+step.) Both at once would need U > U, so with equal knowledge one of them can always proceed. What they know
+may be old, but while both wait nothing changes, and two heartbeats later it is equal. So there is no deadlock
+in any order of starts; what may happen is that one waits for processes that are gone, and it says so.
 Waiting never depends on who is thought to be alive, on which processes with other clocks may not agree.
 
 The env steps of the run are the sum over the heartbeats of all actors that ever were. Only the learner

@@ -257,7 +257,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(
     assert exp.load_checkpoint() == 2
     (warning,) = (r.getMessage() for r in caplog.records if "damaged" in r.getMessage())
     assert "tiny_epoch_3 is damaged" in warning
-    assert warning.endswith("Going on from the one of epoch 1 instead.")
+    assert warning.endswith("Continuing from that of epoch 1 instead.")
     with pytest.raises(ValueError, match=rf"tiny_epoch_3 is damaged: .*{text}.*Fix:"):
         exp.load_checkpoint(3)
     if how == "marker":

@@ -188,7 +188,7 @@ def test_a_run_that_fails_can_be_resumed(
         exp.learn()
     exp.close()
     state = exp.checkpoints.state_dir(1)
-    expected = f"Stopped by an error in epoch 1: saved {state}. To go on: the same command with --resume."
+    expected = f"Stopped by an error in epoch 1: saved {state}. To continue: the same command with --resume."
     assert expected.replace(" ", "") in said(capsys).replace(" ", "")
     if kind is make_experiment:
         files = (exp.run_dir / "buffer/fifo").glob("*.npz")
