@@ -358,7 +358,7 @@ class Buffer:
     def remove_stale_temporaries(self) -> None:
         """Delete temporary files, as of the last listing, that a killed writer left over an hour ago."""
         for path in self._temporaries:
-            with contextlib.suppress(OSError):  # mostly because its writer has just finished it
+            with contextlib.suppress(OSError):  # usually because its writer has just finished it
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
 

@@ -162,7 +162,7 @@ class ObsLeaf:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Of columns that hold the values."""
+        """The dtype of columns that hold the values."""
         dtype: np.dtype[Any] = np.dtype(storage_dtype(self.space).str)  # NumPy's own object, not a copy of it
         return dtype
 
@@ -343,7 +343,7 @@ class ObsLeaf:
         if math.isfinite(np.vdot(values, values)):  # NaN and infinity spread; a fraction of what all() takes
             return
         is_wrong = ~np.isfinite(values)
-        if is_wrong.any():  # else only the squares are too large
+        if is_wrong.any():  # otherwise only the squares are too large
             row, place = _first(is_wrong)
             raise not_finite(f"observation {self.key!r}", float(values[place]), row)
 
@@ -365,7 +365,7 @@ def not_finite(what: str, value: float, row: int | None = None) -> WrongValueErr
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """As an array; a torch tensor may lie on a GPU. Raises: ValueError for lists of different lengths."""
+    """The value as an array, also from a tensor on a GPU. Raises: ValueError for lists of different lengths."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 

@@ -13,7 +13,7 @@ class EnvError(RuntimeError):
 
 
 def raise_if_exit(error: BaseException, who: str, doing: str) -> None:
-    """Raise EnvError for what would end the program without a word, such as the SystemExit of `sys.exit()`.
+    """Raise EnvError for what would end the program silently, such as the SystemExit of `sys.exit()`.
 
     A KeyboardInterrupt counts unless it comes from the user: from Python's own handler of SIGINT, or from
     another handler, which raises a class of its own.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 Content = TypeVar("Content")
-_MOST_BYTES = 1 << 28  # of a text that is read at once
+_MOST_BYTES = 1 << 28  # size of a text that is read at once
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ _STATE_NAME = re.compile(r".+_epoch_(\d+)")
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything a run needs to go on, beside the model.
+    """Everything a run needs to continue, besides the model.
 
     shared: the states of parts by their names, equal for all processes. own: those that each process has for
     itself. metadata: JSON values that say what the run was made with; see record.py. num_ranks: how many
@@ -391,7 +391,7 @@ def write_values(path: Path, values: Any) -> None:
 def read_values(path: Path) -> Any:
     """Read what write_values wrote; tensors are on the CPU, and all together no larger than the file.
 
-    Raises: ValueError if the file is no such file.
+    Raises: ValueError if the file is not one of these.
     """
     try:
         # Mapped: sizes that a crafted file claims cannot go beyond its end, and nothing is inflated.

@@ -91,7 +91,7 @@ def read(value: Any, find: Callable[[str], Any], *, calls: bool = False) -> Any:
 
 
 def called_name(value: Any) -> str | None:
-    """The `module:name` that a written type has, or that it calls; None if it is no written type."""
+    """The `module:name` that a written type has, or that it calls; None if it is not a written type."""
     for _ in range(_DEEPEST):
         if not isinstance(value, dict) or "call" not in value:
             break

@@ -150,7 +150,7 @@ def _line(key: str, value: str, comment: str) -> str:
 def explained(config: LoadedConfig) -> Iterator[None]:
     """Raise errors of what is built from a config as ConfigErrors, led by the places that they are about.
 
-    An error that names no `Fix:` is no error of the configuration and passes through.
+    An error without `Fix:` is not about the configuration and passes through.
     """
     try:
         yield

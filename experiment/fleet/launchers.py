@@ -77,7 +77,7 @@ class Job:
     """What a job runs: the command line of the library, with these words.
 
     Slurm's warning before a job is preempted or runs into its time limit ends it as SIGTERM would; the
-    learner saves a checkpoint, and the job, queued again, goes on from there.
+    learner saves a checkpoint, and the job, queued again, continues from there.
 
     Attributes:
         main: of the command line.

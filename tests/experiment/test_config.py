@@ -435,7 +435,7 @@ def test_errors_lead_to_what_was_typed_or_is_quoted(message: str, place: str) ->
     assert str(caught.value) == f"{place}{message} Fix: think."
 
 
-# --- modules beside a config ----------------------------------------------------------------------------
+# --- modules next to a config ---------------------------------------------------------------------------
 
 
 @pytest.fixture
