@@ -365,7 +365,7 @@ def not_finite(what: str, value: float, row: int | None = None) -> WrongValueErr
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """The value as an array, also from a tensor on a GPU. Raises: ValueError for lists of different lengths."""
+    """The value as an array; also for tensors on a GPU. Raises: ValueError for lists of different lengths."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
