@@ -261,7 +261,7 @@ def test_a_failure_stores_what_is_finished_and_is_told_once(
 
 @pytest.mark.parametrize(
     ("minutes", "way_on"),
-    [(5.0, "newest checkpoint is of epoch 0. To go"), (None, "No checkpoint has been written yet.")],
+    [(5.0, "newest checkpoint is of epoch 0. To continue"), (None, "No checkpoint has been written yet.")],
 )
 def test_spoilt_weights_are_not_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float | None, way_on: str
