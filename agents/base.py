@@ -342,7 +342,7 @@ class BaseAgent(nn.Module, ABC):
         return rewards
 
     def on_checkpoint_loaded(self, is_resume: bool) -> None:
-        """Hook: weights and buffers were loaded just now, whatever from.
+        """Hook: called after weights and buffers were loaded, from any source.
 
         An agent may bring up to date what it keeps outside of its parameters and buffers.
 

@@ -56,7 +56,7 @@ def leaky_relu_filter(
     clip_weights_low: float = 1e-7,
     clip_weights_high: float = 10.0,
 ) -> Tensor:
-    """`binary_filter` and a ramp that tells good actions from better ones. Any shape.
+    """`binary_filter` plus a ramp that distinguishes good actions from better ones. Any shape.
 
         f(A) = 1[A > 0] + clip(bias + leaky_relu((A - tau) / beta))
     with the bias that gives the ramp the height `at_zero` at A = 0.

@@ -106,11 +106,11 @@ class IQLAgent(OffPolicyAgent):
         return LossTerms(actor_loss, critic_loss, metrics)
 
     def _weights(self, advantages: Tensor) -> Tensor:
-        """What imitation counts at advantages (B, L, G, 1) times the reward multiplier."""
+        """Imitation weights of advantages (B, L, G, 1), which are times the reward multiplier."""
         return (self.beta * advantages / self.popart.scale).exp().clamp(max=self.max_weight)
 
     def judge(self, view: View) -> Judgement:
-        """V is that of the value function; advantages are by the least of all target critics."""
+        """V comes from the value function, advantages from the smallest of all target critics."""
         state = view.here.state
         q = self.recorded_values(self.critics, state, view.recorded)
         v = self.all_values(self.value_function, state)[:, :, 0]

@@ -72,14 +72,14 @@ class View:
 class Values:
     """What an agent makes of stored transitions, for each of G discounts; the last one acts.
 
-    All but `mask` and `discounts` are (B, L, G, 1) float, in environment units, and mean something where the
-    mask is True.
+    All but `mask` and `discounts` are (B, L, G, 1) float, in environment units, and meaningful only where
+    the mask is True.
 
     Attributes:
         q: values of the recorded actions, means of the critics.
         v: values of what the policy would do.
         advantages: how much better the recorded actions are, as the actor's loss sees it.
-        filter_weights: what imitation of the recorded actions counts; None for agents that do not imitate.
+        filter_weights: weights of the recorded actions in imitation; None for agents that do not imitate.
         q_std: standard deviation of the critics around q; 0 for a single critic.
         mask: (B, L, 1) bool, True on real transitions.
         discounts: (G, 1) float.
@@ -390,8 +390,9 @@ class OffPolicyAgent(BaseAgent, ABC):
     def get_values(self, batch: Batch) -> Values:
         """Q, V, advantages and weights of imitation of stored transitions, by the critics that learn.
 
-        In evaluation mode, whichever mode the agent is in. Values of MultiDiscrete and continuous actions are
-        those of num_actions_for_value_in_actor_loss samples, drawn from torch's generator.
+        They are computed in evaluation mode, regardless of the agent's mode. Values of MultiDiscrete and
+        continuous actions are those of num_actions_for_value_in_actor_loss samples, drawn from torch's
+        generator.
         """
         was_training = self.training
         self.eval()
@@ -404,7 +405,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         return Values(q.mean(2), v, advantages, weights, deviation, batch.mask, self.discounts)
 
     def judge(self, view: View) -> Judgement:
-        """What `get_values` tells; an agent whose losses see transitions in another way says so here."""
+        """Compute `get_values`; an agent whose losses treat transitions differently overrides this."""
         policy, state = self.policies(self.actor, view.here), view.here.state
         num_samples = self.num_actions_for_value_in_actor_loss
         v, q = self.values_of_both(self.critics, state, policy, view.recorded, num_samples)

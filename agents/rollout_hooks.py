@@ -22,7 +22,7 @@ class RolloutHooks:
     """The hooks that the class of an agent overrides.
 
     Attributes:
-        adds_to_obs, ends_episodes, combines_rewards: which of them there are.
+        adds_to_obs, ends_episodes, combines_rewards: True for a hook that it overrides.
 
     Args:
         agent: an agent of this class, which may differ from the one that acts.

@@ -14,7 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 
 Schedule = Callable[[float], float]
-_ROUNDING = 1e-6  # of a step; progress is a quotient of epochs
+_ROUNDING = 1e-6  # share of a step; progress is a quotient of epochs
 
 
 @gin.configurable

@@ -22,7 +22,7 @@ from .trajectory import Layout, Trajectory
 from .values import find_bad_value
 
 _STALE_TEMPORARY_S = 3600.0
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that are no file's fault
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that the file does not cause
 MAX_BROKEN_SHARE = 0.05  # of all files that this process has listed
 _REASON_SUFFIX = ".txt"
 _logger = logging.getLogger("loxodon")
@@ -92,7 +92,7 @@ class Quarantine:
         _logger.warning("A broken trajectory file was %s: %s", done, reason)
 
     def leave(self, path: Path, reason: str) -> None:
-        """Count a file that cannot be read, and leave it where it is: that may be no fault of the file."""
+        """Count a file that cannot be read, and leave it where it is: the file may not be the cause."""
         self._last_reason = reason
         self._left_in_place.add(path.name)
         _logger.warning("A trajectory file is left out: %s", reason)
@@ -156,7 +156,7 @@ def _names_in(folder: Path) -> list[str] | None:
     except OSError as error:
         if error.errno in _EXHAUSTED:
             raise
-        _logger.warning("%s cannot be listed now (%s), so what is new there is not seen.", folder, error)
+        _logger.warning("%s cannot be listed now (%s), so new files there are not seen.", folder, error)
         return None
 
 
@@ -310,7 +310,7 @@ class Buffer:
         """Stop using a file that is gone or cannot be read."""
         is_missing = isinstance(error, FileNotFoundError)
         if is_missing and self._is_listed(file) and not os.path.lexists(file.path):
-            self.refresh()  # whoever deleted it has mostly deleted others, too
+            self.refresh()  # others were probably deleted with it
         if not self._is_listed(file):
             return
         self._ignore(file)
@@ -358,7 +358,7 @@ class Buffer:
     def remove_stale_temporaries(self) -> None:
         """Delete temporary files, as of the last listing, that a killed writer left over an hour ago."""
         for path in self._temporaries:
-            with contextlib.suppress(OSError):  # mostly because its writer has just finished it
+            with contextlib.suppress(OSError):  # usually because its writer has just finished it
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
 

@@ -6,7 +6,7 @@ import difflib
 import errno
 from collections.abc import Sequence
 
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # writing to a folder fails with these without rights
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # raised where writing to a folder is not permitted
 
 
 def visible(text: str) -> str:

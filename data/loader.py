@@ -23,7 +23,7 @@ from .dataset import RLDataset
 from .trajectory import Array, Trajectory
 
 _MESSAGE_BYTES = 4 << 20  # of the batches that a worker sends together, about
-_POOL_BYTES = 256 << 20  # of windows that are drawn together, about
+_POOL_BYTES = 256 << 20  # approximate memory of windows that are drawn together
 _HEAD_BYTES = 64  # of a block; the first byte says whether the parent has copied it
 _SENT, _COPIED = 0, 1
 _KEPT_BLOCKS = 4  # per worker
@@ -267,7 +267,7 @@ class _EpochSource(IterableDataset[Any]):
         info, (epoch, seed, num_batches, size) = get_worker_info(), self.order
         assert info is not None
         own = np.random.SeedSequence([seed, self._rank, epoch, info.id, 1]).generate_state(1)[0]
-        random.seed(int(own))  # what a dataset of the user's draws from these follows the run's seed, too
+        random.seed(int(own))  # a dataset of the user's may draw from these, and then follows the run's seed
         np.random.seed(own)  # noqa: NPY002
         torch.manual_seed(int(own))
         begins = range(info.id * size, num_batches, info.num_workers * size)

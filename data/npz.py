@@ -37,7 +37,7 @@ _ENCRYPTED = 1  # bit of the flags
 _MAX_COMMENT_BYTES = (1 << 16) - 1
 _LARGE = 0xFFFFFFFF, 0xFFFF  # stand for "see the 64-bit record"
 _TOO_LARGE = "it is an archive with 64-bit records (of over 4 GiB), which is not read here"
-_HEAD_BYTES = 256  # mostly more than what is before the numbers of an array
+_HEAD_BYTES = 256  # usually more than the header of an array
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTHS = {b"\1\0": struct.Struct("<H"), b"\2\0": struct.Struct("<I")}  # by version
 # what numpy's parser of array headers lets through, beside its own ValueError, when it meets nonsense

@@ -36,7 +36,7 @@ class OpenFile:
         return self._size
 
     def __getitem__(self, span: slice) -> bytes:
-        """Return the bytes of a slice, of which the part beyond the end is left out, as with bytes."""
+        """Return the bytes of a slice; it stops at the end, as a slice of bytes does."""
         start, stop, _ = span.indices(self._size)
         return self.read(start, max(0, stop - start))
 

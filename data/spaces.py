@@ -163,7 +163,7 @@ class ObsLeaf:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Of columns that hold the values."""
+        """The dtype of columns that hold the values."""
         dtype: np.dtype[Any] = np.dtype(storage_dtype(self.space).str)  # NumPy's own object, not a copy of it
         return dtype
 
@@ -345,7 +345,7 @@ class ObsLeaf:
         if float(np.vdot(values, values)) < self._largest_square:
             return
         is_wrong = ~(np.abs(values) <= math.sqrt(self._largest_square))
-        if is_wrong.any():  # else only the squares are too large
+        if is_wrong.any():  # otherwise only the squares are too large
             row, place = _first(is_wrong)
             if np.isfinite(values[place]):
                 raise self._too_large(values[place], row)
@@ -379,7 +379,7 @@ def not_finite(what: str, value: float, row: int | None = None) -> WrongValueErr
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """As an array; a torch tensor may lie on a GPU. Raises: ValueError for lists of different lengths."""
+    """The value as an array; also for tensors on a GPU. Raises: ValueError for lists of different lengths."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 

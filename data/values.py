@@ -1,4 +1,4 @@
-"""Values that nothing can be learned from, or that a cast would change without a word."""
+"""Values that nothing can be learned from, or that a cast would silently change."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ class TrajectoryWriter(Sink):
             self._keep(pieces)
 
     def take_over(self, state: dict[str, Any], *, stores_pieces: bool) -> None:
-        """See Sink. The next `flush_partial` writes the pieces; numbers go on, so that ids stay unique."""
+        """See Sink. The next `flush_partial` writes the pieces; numbers continue, so that ids stay unique."""
         self._num_pieces = max(self._num_pieces, int(state["num_pieces"]))
         self._clock.last_time_us = max(self._clock.last_time_us, int(state["last_time_us"]))
         self.policy_version = state["policy_version"]

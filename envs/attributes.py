@@ -95,7 +95,7 @@ def tell(env: SequenceEnv, name: str, *args: Any) -> None:
 
 
 def begin_episode(env: SequenceEnv, begins: bool) -> dict[str, Any] | None:
-    """Reset an environment, whatever its episode has come to, if `begins`; returns its name and observation.
+    """Reset an environment if `begins`, even in mid-episode; returns its name and observation.
 
     Returns: "env_name", and "obs", each (1, ...), as buffers hold it; None if nothing was asked for.
     """

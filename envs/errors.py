@@ -16,9 +16,9 @@ class EnvError(RuntimeError):
 
 
 def raise_if_exit(error: BaseException, who: str, doing: str) -> None:
-    """Raise EnvError for what would pass by all that saves a run: exceptions that are no `Exception`.
+    """Raise EnvError for an exception that is not an `Exception`, which the code that saves a run would miss.
 
-    The SystemExit of `sys.exit()` is one, which would end the program without a word. A KeyboardInterrupt
+    The SystemExit of `sys.exit()` is one; it would end the program silently. A KeyboardInterrupt
     counts unless it comes from the user: from Python's own handler of SIGINT, or from another handler, which
     raises a class of its own.
 

@@ -265,7 +265,7 @@ def _imported(module: str, env_id: str) -> Any:
         if f"{module}.".startswith(f"{error.name}."):
             raise ModuleNotFoundError(
                 f"The environment {env_id!r} needs the module {module}, which is not found. Fix: correct "
-                f"the name, install it, or add `import {module}` to a gin file beside it.",
+                f"the name, install it, or add `import {module}` to a gin file in its folder.",
                 name=error.name,
             ) from error
         raise

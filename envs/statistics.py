@@ -25,7 +25,7 @@ def _mean_of_means(groups: Mapping[str, Sequence[float]]) -> float:
 
 
 def _figures(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
-    """Those of `_OWN`, of some episodes."""
+    """The figures of `_OWN` over some episodes."""
     values = (np.mean(returns), np.percentile(returns, 20), np.mean(lengths), len(returns), np.sum(lengths))
     return {name: float(value) for name, value in zip(_OWN, values, strict=True)}
 

@@ -119,7 +119,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         return result
 
     def begin_episodes(self, rows: np.ndarray) -> None:
-        """As of its base; only an environment that leaves resets to others can be reset row by row."""
+        """See the base class; only an environment that leaves resets to others can be reset row by row."""
         if self._mode != DISABLED:
             raise NotImplementedError(
                 f"The agent ended episodes, but {type(self.env).__name__} resets finished rows itself (mode "

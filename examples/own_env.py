@@ -33,6 +33,6 @@ class ShellGame(gym.Env):
         return np.zeros(3, np.float32), float(ended and found), ended, False, info
 
 
-if __name__ == "__main__":  # the settings of a preset, with this environment in place of its own
+if __name__ == "__main__":  # the settings of a preset, with this environment instead of its own
     words = ["Experiment.make_train_env=@ShellGame", "Experiment.make_val_env=@ShellGame"]
     sys.exit(main(["--config", "tmaze", "--run-name", "own-env", *words, *sys.argv[1:]]))

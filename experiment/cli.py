@@ -150,7 +150,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     check_device(exp.DEVICE, device)
     check_folder(exp.run_dir, expected_here())
     if has_actors:
-        exp.keep_pace_of_preset()
+        exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.ctx.role.is_actor:
         if resumes:
@@ -163,7 +163,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     elif epochs := earlier.complete_epochs():
         say(
             f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
-            "moves them to ckpts_old<n>/. Fix: --resume goes on with it, --run-name begins another.",
+            "moves them to ckpts_old<n>/. Fix: --resume continues it, --run-name starts another.",
             error=True,
         )
     exp.start()

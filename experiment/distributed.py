@@ -168,7 +168,7 @@ def explained_loss_of_contact(accelerator: Accelerator) -> Iterator[None]:
         raise RuntimeError(
             f"Training process {accelerator.process_index} of {accelerator.num_processes} lost contact with "
             "another one, which has ended or does not answer; if that one failed, its own error is in the "
-            "output too. Fix: start the same command with --resume; it goes on from the newest complete "
+            "output too. Fix: start the same command with --resume; it continues from the newest complete "
             "checkpoint."
         ) from error
 

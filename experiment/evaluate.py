@@ -28,6 +28,7 @@ from torch import Tensor
 from ..agents import BaseAgent, PPOAgent
 from ..data import DiskTrajDataset
 from ..envs import EnvSpec, Histories, resolve_env
+from ..gin_configs.words import PARALLEL_WITH_ENV, parse_evaluate
 from ..nets import ActionMemory, TrajEncoder
 from .checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
 from .checkpoint.spaces import EnvSpaces, check_spaces
@@ -45,8 +46,7 @@ from .report.runs import EVALUATION_FORMAT, EVALUATIONS
 from .rng import isolated_rng
 
 VIDEOS = "videos"  # folder of a run
-_PARALLEL = 8  # environments of --env
-_MOST_STEPS = 1_000_000  # of each environment, which may have no end
+_MOST_STEPS = 1_000_000  # of each environment, whose episodes may have no end
 _VIDEO_EPISODES = 3
 _PLAIN_WIDTH = 300  # of the table where it goes to no terminal
 _WEIGHTS = re.compile(r"policy_epoch_(\d+)\.safetensors")
@@ -77,60 +77,8 @@ class Recipe(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Play, print a table, write the results; returns the exit status."""
-    args = _parse(argv)
+    args = parse_evaluate(argv)
     return exit_status(lambda: _evaluate(args))
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="loxodon evaluate",
-        description="Play with a trained policy, in the environments the run was validated in. The run's "
-        "configuration is a program, so do this with runs that you trust; --env reads none of it.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run, or a policy file")
-    add("--policy", metavar="best|latest|epoch:N", help="default: best if there is one, else latest")
-    add("--env", metavar="ID", help="play in this environment of gymnasium's instead")
-    add("--set", action="append", default=[], metavar="Name.param=value", help="change a setting; repeatable")
-    add("--episodes", type=int, default=100, metavar="N", help="in all environments together (100)")
-    add(
-        "--parallel",
-        type=int,
-        metavar="N",
-        help=f"environments (those of the run, or {_PARALLEL} with --env)",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="of episodes and sampled actions (0)")
-    add("--sampled", action="store_true", help="draw actions; otherwise the most likely one is taken")
-    add(
-        "--context",
-        type=_sizes,
-        default=[None],
-        metavar="1,16,full",
-        help="act on the last k timesteps alone",
-    )
-    add("--video", type=Path, nargs="?", const=Path(), metavar="FOLDER", help="record episodes (RUN/videos)")
-    add("--json", "--output", dest="output", type=Path, metavar="FILE", help="default: in RUN/evaluations")
-    add("--device", default="cpu", help="where the policy acts (cpu)")
-    add("--trust", action="append", default=[], metavar="MODULE", help="see load_policy; repeatable")
-    args = parser.parse_args(argv)
-    if args.env is not None and args.set:
-        parser.error("--set changes the run's environments, which --env replaces. Fix: leave one out.")
-    for name in ("episodes", "parallel"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(
-                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: e.g. --{name} 100."
-            )
-    return args
-
-
-def _sizes(text: str) -> list[int | None]:
-    """`1,16,full` as [1, 16, None]."""
-    if not re.fullmatch(r"([1-9]\d*|full)(,([1-9]\d*|full))*", text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no list such as 1,16,full. Fix: write numbers from 1 on."
-        )
-    return [None if part == "full" else int(part) for part in text.split(",")]
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -208,7 +156,9 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
         saved = (_WEIGHTS.fullmatch(path.name) for path in store.weights_dir.glob("*"))
         names += [f"epoch:{n}" for n in sorted(int(one[1]) for one in saved if one)]
         there = f"{place} has {', '.join(names)}" if names else f"{place} has saved none"
-        if not place.is_dir():
+        if broken := store.broken_link():
+            there = broken
+        elif not place.is_dir():
             there = f"{place} {'is not a folder' if place.exists() else 'does not exist'}"
         fix = "choose one of these with --policy" if names else "give the folder of a run that has saved one"
         raise FileNotFoundError(f"There is no policy {files[which]}: {there}. Fix: {fix}.")
@@ -218,7 +168,7 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
 def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     """The environments to play in; without --env those of the run, whose configuration gin holds then."""
     if args.env is not None:
-        return Recipe(args.env, args.parallel or _PARALLEL, "sync")
+        return Recipe(args.env, args.parallel or PARALLEL_WITH_ENV, "sync")
     store = CheckpointManager(run_dir or Path(), "")
     # What environments in other processes read is only in the first.
     texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]
@@ -228,9 +178,10 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
         if versions.get("environments") is not None and not args.set:
             return _recipe_of(versions["environments"], args.parallel, texts)
         raise ValueError(
-            f"{args.run} says nowhere how its environment is made: in ckpts/config.txt if gin configured the "
-            "run, in ckpts/versions.json if it can be imported by its name. Fix: give the folder of "
-            "such a run, or name an environment: --env CartPole-v1. (--set needs a run that gin configured.)"
+            f"{args.run} does not say how its environment is made, which is in ckpts/config.txt if gin "
+            "configured the run, and in ckpts/versions.json if it can be imported by its name. Fix: give the "
+            "folder of such a run, or name an environment: --env CartPole-v1. (--set needs a run that gin "
+            "configured.)"
         )
     changes = [(text, f"--set {text}") for text in args.set]
     if args.parallel is not None:

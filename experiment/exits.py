@@ -21,7 +21,7 @@ class Stopped(SystemExit):
 
 @contextlib.contextmanager
 def without_foreign_exits() -> Iterator[None]:
-    """Let no code of others end the program without a word.
+    """Keep foreign code from ending the program silently.
 
     Raises: RuntimeError for a SystemExit that is not `Stopped`, with the place that it comes from.
     """
@@ -33,7 +33,7 @@ def without_foreign_exits() -> Iterator[None]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise RuntimeError(
             f"{place.filename}:{place.lineno} (in {place.name}) called sys.exit({error.code!r}), which would "
-            "end the run without a word. Fix: raise an exception there; a callback ends training by "
+            "end the run silently. Fix: raise an exception there; a callback ends training by "
             "run.request_stop()."
         ) from error
 

@@ -53,7 +53,6 @@ from .evaluation import Evaluator
 from .exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
 from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
-from .fleet.actors import is_bound
 from .fleet.folder import place_of
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
@@ -79,7 +78,7 @@ _SHOWN = {  # of the figures of an epoch, on the terminal
     "time/updates_per_s": "updates/s",
     "dataset/total_files": "files",
 }
-_GO_ON = "To go on: the same command with --resume."
+_GO_ON = "To continue: the same command with --resume."
 
 
 @gin.configurable
@@ -217,11 +216,14 @@ class Experiment(Settings):
         )
         return pace
 
-    def keep_pace_of_preset(self) -> None:
-        """Before `start` of a learner with actors: unless the config sets replay_ratio, that of "both".
+    def keep_pace_of_preset(self, *, is_chosen: bool) -> None:
+        """Before `start` of a learner with actors: if replay_ratio is None, set it to that of mode "both".
 
-        So a preset learns the same with actors, however fast they are. Without a phase of both in one epoch
-        (start_collecting_at_epoch) there is nothing to compare.
+        A preset then learns the same with actors, however fast they are. Without a phase of both in one
+        epoch (start_collecting_at_epoch) there is nothing to compare.
+
+        Args:
+            is_chosen: True if the user has set replay_ratio; None then lets both run as fast as they can.
 
         Raises: ValueError if an epoch collects nothing.
         """
@@ -232,7 +234,7 @@ class Experiment(Settings):
                 "Fix: set it to a positive number, or leave out --actors."
             )
         updates = self.train_batches_per_epoch // self.batches_per_update
-        if updates and not self.start_collecting_at_epoch and not is_bound("Experiment.replay_ratio"):
+        if updates and not self.start_collecting_at_epoch and self.replay_ratio is None and not is_chosen:
             self.replay_ratio = updates / env_steps
 
     def _is_over(self) -> bool:
@@ -351,6 +353,13 @@ class Experiment(Settings):
 
     def _make_trainer(self) -> Trainer:
         """What learns in an epoch: the only place that asks which kind of agent this is."""
+        if self.ctx.role.learns and self.ctx.is_main and 0 < self.epochs <= self.start_learning_at_epoch:
+            logger.warning(
+                "This run makes no update: Experiment.epochs is %d, and learning begins after %d epoch(s). "
+                "Fix: raise Experiment.epochs, or lower Experiment.start_learning_at_epoch.",
+                self.epochs,
+                self.start_learning_at_epoch,
+            )
         if not isinstance(self.policy, OnPolicyAgent):
             return OffPolicyTrainer(
                 self.ctx,
@@ -795,7 +804,7 @@ class Experiment(Settings):
         """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
         timesteps: how many to take in each env.
-        hidden_state: what the previous call returned, to go on in the same `envs` where that one stopped;
+        hidden_state: what the previous call returned, to continue in the same `envs` where that one stopped;
             otherwise all are reset.
         episodes: count so many, shared equally by `envs`, of those that begin within `timesteps`. Each is
             played to its end, see `Collector.collect`.
@@ -882,7 +891,7 @@ class Experiment(Settings):
                 self.artifacts.store_best(self.checkpoints.best_path)
 
     def why_idle(self) -> str:
-        """What is wrong when there is nothing to train on, and how to mend it."""
+        """What is wrong when there is nothing to train on, and how to fix it."""
         if self.ctx.role.is_learner:
             hint = "" if self.actors is not None else " (start --mode collect)"
             folder = self.dataset.save_new_trajs_to
@@ -890,7 +899,9 @@ class Experiment(Settings):
             return f"Waiting for trajectories in {place}{hint}."
         if self.collector is None:
             return (
-                "Nothing is collected. Fix: raise Experiment.train_timesteps_per_epoch, or name stored data."
+                f"Nothing is collected, and {type(self.dataset).__name__} holds too little. Fix: name "
+                "a folder that has some (DiskTrajDataset.dset_root, DiskTrajDataset.dset_name), or raise "
+                "Experiment.train_timesteps_per_epoch."
             )
         if self.dataset.save_new_trajs_to is None:
             return (
@@ -921,7 +932,7 @@ class Experiment(Settings):
         if (chosen := epoch) is None:
             chosen, problems = from_main(self.checkpoints.newest_intact_epoch, self.accelerator)
             if problems and self.ctx.is_main:
-                logger.warning("%s. Going on from the one of epoch %d instead.", "; ".join(problems), chosen)
+                logger.warning("%s. Continuing from that of epoch %d instead.", "; ".join(problems), chosen)
         path = self.checkpoints.state_dir(chosen)
         self.load_checkpoint_from_path(
             path if resume_training_state else path / "model.safetensors", resume_training_state
@@ -1128,7 +1139,7 @@ class Experiment(Settings):
             limit = f"Experiment.max_env_steps = {self.max_env_steps}"
         else:
             return False
-        logger.info("This run has finished: %s is reached. Raise it to go on.", limit)
+        logger.info("This run has finished: %s is reached. Raise it to continue.", limit)
         self.fleet.end("finished")
         return True
 
@@ -1387,7 +1398,7 @@ class Experiment(Settings):
             self.close()
             self._tell(
                 f"Stopped by {name}: all finished trajectories are stored. "
-                "Start the same command again to go on."
+                "Start the same command again to continue."
             )
         else:
             folder = self._save_running_epoch()

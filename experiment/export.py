@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..data.errors import visible
+from ..gin_configs.words import parse_export
 from .checkpoint.policy_file import PolicyInfo, read_info, read_json
 from .checkpoint.store import CheckpointManager
 from .checkpoint.written import called_name
@@ -27,27 +28,7 @@ _FILE, _CONFIG, _FILM = "policy.safetensors", "config.gin", "replay.mp4"  # the 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the folder, and upload it if that is asked for; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="loxodon export",
-        description="Write a policy of a run, its configuration and a model card into a folder.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run")
-    add(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="files of the same names are replaced"
-    )
-    add("--policy", metavar="best|latest|epoch:N", help="default: best if there is one, else latest")
-    add(
-        "--license",
-        default="unknown",
-        metavar="ID",
-        help="under which you share it, such as mit or cc-by-4.0",
-    )
-    add(
-        "--push", metavar="REPO_ID", help="upload the folder to this model repository of the Hugging Face Hub"
-    )
-    args = parser.parse_args(argv)
+    args = parse_export(argv)
     return exit_status(lambda: _export(args))
 
 

@@ -84,13 +84,13 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
     """Submit the jobs and say how to watch and end them."""
     parsed = parse_run(words)
     try:
-        load_config(parsed.configs, cli.overrides(parsed))
+        config = load_config(parsed.configs, cli.overrides(parsed))
     except ConfigError as error:
         sys.stderr.write(f"config error: {error}\n")
         return CONFIG_ERROR
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
-    exp.keep_pace_of_preset()
+    exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
     common = {"timeout_min": args.slurm_minutes, **dict(args.slurm_set)}
     if args.slurm_partition is not None:
         common["slurm_partition"] = args.slurm_partition

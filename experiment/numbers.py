@@ -15,7 +15,7 @@ def check_number(
     whole: bool = False,
     optional: bool = False,
 ) -> None:
-    """Raise TypeError for a setting that is no number, ValueError for one below `lowest` or not `above`.
+    """Raise TypeError for a setting that is not a number, ValueError for one below `lowest` or not `above`.
 
     optional: None is fine too.
     """
@@ -28,6 +28,6 @@ def check_number(
         allowed += f" above {above}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (whole and not float(value).is_integer()):
-        raise TypeError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")
+        raise TypeError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to such a number.")
     if not value >= lowest or value <= above:  # nor is NaN
-        raise ValueError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to one.")
+        raise ValueError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to such a number.")

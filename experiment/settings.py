@@ -35,7 +35,7 @@ class Settings:
         dataset: where trajectories are kept; by default in the run folder.
         tstep_encoder_type: a type; its keywords are set in gin. None, or no line in gin, takes FFTstepEncoder
             for numbers, else DictTstepEncoder.
-        traj_encoder_type, agent_type: likewise, but always to be named.
+        traj_encoder_type, agent_type: types too, which must always be named.
         val_timesteps_per_epoch: an evaluation counts every episode that begins within so many env steps of
             its actor, and plays each to its end (but for ten times as many steps, and 1,000 more, at most);
             0 never evaluates.
@@ -84,7 +84,7 @@ class Settings:
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
         max_env_steps: end training after the epoch in which all collecting processes of the run together have
-            taken so many env steps; None for no limit. Schedules follow Experiment.epochs all the same.
+            taken so many env steps; None for no limit. Schedules still follow Experiment.epochs.
         torch_threads: of this process, never more than
             OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
         compile_learning: compile the losses of updates with torch.compile (slow to start, for GPUs).
@@ -93,7 +93,7 @@ class Settings:
         packed_batches: put short windows behind each other in one row instead of padding each; the losses are
             the same. It saves what padding costs without sorting windows by length.
         replay_ratio: gradient updates per collected env step, all collecting processes together; None for
-            whatever comes. Learner and actors wait for each other when they are further off than
+            no fixed ratio. Learner and actors wait for each other when they are further off than
             ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch instead of
             train_batches_per_epoch. Counting begins when training may begin.
         lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule()

@@ -146,7 +146,7 @@ def run_seeds(
     if failures:
         _say(f"error: {len(failures)} of {len(runs)} runs failed: {', '.join(failures)}")
     if not is_complete:
-        _say("interrupted; the same command with --resume goes on")
+        _say("interrupted; the same command with --resume continues")
         return INTERRUPTED
     return FAILED if failures else 0
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.lock import FolderLock, Office
-from ..gin_configs.words import parse_run
+from ..gin_configs.words import parse_sweep
 from . import cli
 from .checkpoint.store import CheckpointManager
 from .config import ConfigError, explained, load_config
@@ -188,37 +188,16 @@ def _state(name: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search, or go on with it; returns the exit status."""
-    args, words = _parser().parse_known_args(argv)
-    parsed = parse_run(words)
+    """Search, or continue a search; returns the exit status."""
+    args, parsed, words = parse_sweep(argv)
     return cli.exit_status(lambda: _sweep(args, parsed, words))
-
-
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="loxodon sweep",
-        description="Search for good settings with Optuna. Other arguments are those of loxodon run; what to "
-        "search is written Name.param=log(a,b), uniform(a,b), int(a,b) or choice(x,y,...), each in quotes.",
-        epilog="The same command goes on with a sweep that was interrupted, or has more --trials.",
-        allow_abbrev=False,
-    )
-    add = made.add_argument
-    add("--trials", type=int, required=True, metavar="N", help="runs in all")
-    add("--jobs", type=int, default=1, metavar="N", help="how many run at a time, a thread each")
-    add("--metric", default="val/return", metavar="NAME", help="its last value counts (default: val/return)")
-    add("--direction", choices=("maximize", "minimize"), default="maximize")
-    by_median = "end a trial that is below the median of others at as many env steps, from so many on"
-    add("--prune-after", type=int, default=0, metavar="ENV_STEPS", help=f"{by_median} (default: 0)")
-    add("-o", "--output", type=Path, metavar="DIR", help="folder of the sweep; default: sweeps/<run_name>")
-    return made
 
 
 def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence[str]) -> int:
     found = {typed: space for typed in parsed.overrides if (space := parse_space(typed)) is not None}
-    if not found or parsed.seeds is not None or args.jobs < 1 or parsed.run_name is not None:
+    if not found:
         raise ConfigError(
-            "A sweep needs a parameter to search and at least one of --jobs, and names its runs itself. Fix: "
-            "write e.g. 'Experiment.learning_rate=log(1e-5,1e-3)', and neither --seeds nor --run-name."
+            "A sweep needs a parameter to search. Fix: write e.g. 'Experiment.learning_rate=log(1e-5,1e-3)'."
         )
     parsed.overrides = [typed for typed in parsed.overrides if typed not in found]
     name = _check(parsed, found)
@@ -245,7 +224,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     has_best = sweep.close()
     lock.release()
     if not is_complete:
-        cli.say("interrupted; the same command goes on")
+        cli.say("interrupted; the same command continues")
         return INTERRUPTED
     return 0 if has_best else FAILED
 
@@ -253,7 +232,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
 def _study(path: Path, direction: str, prune_after: int) -> Any:
     """The study in a file, which is made if there is none.
 
-    Raises: ValueError if the file is not the account of a sweep.
+    Raises: ValueError if the file is not the database of a sweep.
     """
     optuna = _optuna()
     try:
@@ -268,7 +247,7 @@ def _study(path: Path, direction: str, prune_after: int) -> Any:
     except Exception as error:  # Optuna, SQLAlchemy and SQLite have one each, and more than one
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise ValueError(
-            f"{path} cannot be used as the account of a sweep ({reason}). Fix: restore it from a copy, or "
+            f"{path} cannot be used as the database of a sweep ({reason}). Fix: restore it from a copy, or "
             "choose another folder with -o."
         ) from error
     return study

@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from .presets import did_you_mean, preset_names, runnable_names
-from .words import USAGE_ERROR, parse_run, parse_status
+from .words import (
+    USAGE_ERROR,
+    parse_evaluate,
+    parse_export,
+    parse_report,
+    parse_run,
+    parse_status,
+    parse_sweep,
+)
 
 INTERRUPTED = 130
 COMMANDS = {
@@ -28,7 +36,14 @@ COMMANDS = {
     "export": ("loxodon.experiment.export:main", "a folder to share: policy, configuration, model card"),
 }
 """Module and function by command, and what it does in a line."""
-_PARSERS: dict[str, Callable[[Sequence[str]], object]] = {"run": parse_run, "status": parse_status}
+_PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
+    "run": parse_run,
+    "evaluate": parse_evaluate,
+    "report": parse_report,
+    "status": parse_status,
+    "sweep": parse_sweep,
+    "export": parse_export,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

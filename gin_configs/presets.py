@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_PLAIN_WIDTH = 300  # of the table where it goes to no terminal: one line each
 _NARROWEST = 40  # columns that texts are wrapped to
 _INCLUDE = re.compile(r"^include '(.+)'", re.MULTILINE)
 
@@ -154,18 +153,16 @@ def _encoder_in(text: str) -> str:
 
 
 def _print_table(presets: Sequence[Preset]) -> None:
-    """A line for each preset where the output goes to a program; on a terminal lines that fit it."""
+    """One line per preset if the output goes to a program, or lines that fit the terminal."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         _print_wrapped(presets, max(shutil.get_terminal_size().columns, _NARROWEST))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("preset", "task", "encoder", "measured", box=None, padding=(0, 2, 0, 0))
-    table.columns[0].no_wrap = True
-    for one in presets:
-        table.add_row(one.name, one.task, one.encoder, one.measured or "not yet")
-    Console(width=_PLAIN_WIDTH, highlight=False, markup=False).print(table)
+    rows = [("preset", "task", "encoder", "measured")]
+    rows += [(one.name, one.task, one.encoder, one.measured or "not yet") for one in presets]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
 
 
 def _print_wrapped(presets: Sequence[Preset], width: int) -> None:

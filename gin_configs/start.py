@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from .presets import preset_names
+from .presets import find_preset, preset_names
 
 DEFAULT_AGENT, DEFAULT_ENCODER = "agent", "transformer"
 AGENTS = {
@@ -97,7 +97,7 @@ def _file_of(encoder: str, is_ppo: bool) -> list[str]:
 
 
 def problem_with_id(env: str) -> str | None:
-    """What is certainly wrong with the id of an environment, with `Fix:`; None if nothing is.
+    """A definite mistake in the id of an environment, with `Fix:`; None if there is none.
 
     Ids of other packages are known when these are imported, which takes long, so that only near misses of
     gymnasium's own are found here.
@@ -109,6 +109,8 @@ def problem_with_id(env: str) -> str | None:
         )
     if module:
         return None
+    if find_preset(env) is not None:
+        return f"--env {env!r} is a preset, not an environment. Fix: loxodon run {env}."
     import gymnasium
 
     if name in gymnasium.registry:

@@ -1,4 +1,4 @@
-"""The words of `loxodon run` and `loxodon status`, and mistakes in them that are found without torch."""
+"""The words of commands that need torch, and the mistakes in them that are found before it is imported."""
 
 from __future__ import annotations
 
@@ -17,25 +17,22 @@ from .start import AGENTS, DEFAULT_AGENT, DEFAULT_ENCODER, encoder_names, gin_fo
 USAGE_ERROR = 2
 DEVICES = ("cpu", "cuda", "mps")
 _OVERRIDE = re.compile(r"(\w+/)*[A-Za-z_][\w.]*")
-_HINTS = {
-    "run": "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists the options.",
-    "status": "Fix: loxodon status RUN_DIR; --help lists the options.",
-}
+_OF_POLICY = "best|latest|epoch:N"
+PARALLEL_WITH_ENV = 8  # environments of `loxodon evaluate --env`, unless --parallel is given
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors begin with `config error: command line:` and say how to fix them.
+    """An argument parser whose errors begin with `config error: command line:` and say how to fix them."""
 
-    hint: the advice of errors that have none of their own.
-    """
-
-    hint = _HINTS["run"]
+    takes_settings = False  # Name.param=value
 
     def error(self, message: str) -> NoReturn:
         """Write the message with its advice, and end the process."""
-        hint = self.hint
+        hint = f"Fix: {self.prog} --help lists the options."
         if message.startswith("unrecognized arguments: "):
             options = [option for action in self._actions for option in action.option_strings]
+            if self.takes_settings:
+                hint = "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists options."
             hint = f"{did_you_mean(message.split()[2].partition('=')[0], options)} {hint}".lstrip()
         self.stop(f"command line: {message}" if "Fix:" in message else f"command line: {message}. {hint}")
 
@@ -114,10 +111,10 @@ def override_problem(text: str) -> str | None:
     key, equals, value = (part.strip() for part in text.partition("="))
     if equals and value and _OVERRIDE.fullmatch(key):
         return None
-    mend = f"for a config file write --config {text}" if not equals else "write Name.param=value"
+    fix = f"for a config file write --config {text}" if not equals else "write Name.param=value"
     if equals and value and _OVERRIDE.fullmatch(key.replace("-", "_")):
-        mend = f"write {key.replace('-', '_')}={value}"
-    return f"an override must look like Name.param=value. Fix: {mend}."
+        fix = f"write {key.replace('-', '_')}={value}"
+    return f"an override must look like Name.param=value. Fix: {fix}."
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -141,6 +138,7 @@ def _run_parser(prog: str) -> Parser:
         f"{', '.join(name for name in preset_names() if name not in runnable)}.",
         allow_abbrev=False,
     )
+    parser.takes_settings = True
     add = parser.add_argument
     add(
         "words",
@@ -149,12 +147,12 @@ def _run_parser(prog: str) -> Parser:
         help="presets, .gin files, and gin bindings on top",
     )
     add("--config", action="append", default=[], metavar="FILE", help="a .gin file or preset; repeatable")
-    env = "begin without a gin file: a gymnasium id, module:id, or module:Class"
+    env = "start without a gin file: a gymnasium id, module:id, or module:Class"
     add("--env", metavar="ID", help=env)
     add("--agent", metavar="NAME", help=f"of --env: {', '.join(AGENTS)}; {DEFAULT_AGENT} by default")
     encoders = f"of --env: {', '.join(encoder_names())}; {DEFAULT_ENCODER} by default"
     add("--encoder", metavar="NAME", help=encoders)
-    save = "write a gin file that runs the same, then go on"
+    save = "write a gin file that runs the same, then continue"
     add("--save-config", metavar="FILE", type=Path, help=save)
     add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
     add("--actors", metavar="N", type=int, help="learn here, and keep N collecting processes running")
@@ -166,7 +164,7 @@ def _run_parser(prog: str) -> Parser:
     add("--jobs", metavar="N", type=int, default=1, help="how many of them run at a time, a thread each")
     through = "words before the command of each of them, e.g. 'srun --cpus-per-task=2'"
     add("--through", metavar="WORDS", type=shlex.split, default=[], help=through)
-    add("--resume", action="store_true", help="go on from the newest complete checkpoint of this run name")
+    add("--resume", action="store_true", help="continue from the newest complete checkpoint of this run")
     add("--test-run", action="store_true", help="collect, train, evaluate and save once, in seconds")
     add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
     add("--print-config", action="store_true", help="print the resolved config with the origin of each value")
@@ -179,7 +177,10 @@ def _check_start(parser: Parser, args: argparse.Namespace) -> None:
         for name in ("agent", "encoder"):
             if getattr(args, name) is not None:
                 file = f"{name}s/{getattr(args, name)}"
-                parser.error(f"--{name} goes with --env. Fix: for a preset put {file} on top of it.")
+                advice = (
+                    f"put {file} on top of a preset" if find_preset(file) else "add e.g. --env CartPole-v1"
+                )
+                parser.error(f"--{name} needs --env. Fix: {advice}.")
         if not args.configs:
             names = ", ".join(runnable_names())
             parser.error(
@@ -205,11 +206,11 @@ def _check_combinations(parser: Parser, args: argparse.Namespace) -> None:
     if args.seeds is not None and args.test_run:
         parser.error("--seeds does not go with --test-run. Fix: leave one of the two out.")
     if args.through and shutil.which(args.through[0]) is None:
-        parser.error(f"--through begins with {args.through[0]}, which is no program here. Fix: e.g. srun.")
+        parser.error(f"--through begins with {args.through[0]}, which is not a program here. Fix: e.g. srun.")
     if args.jobs < 1:
         parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: e.g. --jobs 2.")
     if args.seeds is None and args.jobs > 1:
-        parser.error("--jobs is for runs of --seeds. Fix: add e.g. --seeds 0:5, or leave it out.")
+        parser.error("--jobs is for runs of --seeds. Fix: add e.g. --seeds 0:5, or leave out --jobs.")
     if args.actors is not None and args.test_run:
         parser.error("--test-run is one process, without --actors. Fix: leave one of the two out.")
     if args.actors is not None and args.actors < 1:
@@ -233,9 +234,144 @@ def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
         "its end and no process is at work, 2 if the folder holds no run.",
         allow_abbrev=False,
     )
-    parser.hint = _HINTS["status"]
     parser.add_argument("run_dir", type=Path, help="<ckpt_base_dir>/<run_name>")
     as_json = "print one JSON object (with --watch: one per line)"
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument("--watch", action="store_true", help="look again every two seconds until Ctrl-C")
+    args = parser.parse_args(words)
+    _check_exists(args.run_dir)
+    return args
+
+
+def _check_exists(run: Path) -> None:
+    """End the process if there is no file or folder of this name."""
+    if not run.expanduser().exists():
+        broken = f"is a link to {run.readlink()}, which does not exist" if run.is_symlink() else ""
+        advice = "Fix: give the folder of a run, <ckpt_base_dir>/<run_name>."
+        sys.stderr.write(f"error: {run} {broken or 'does not exist'}. {advice}\n")
+        raise SystemExit(USAGE_ERROR)
+
+
+# ---- evaluate, export, report ----
+
+
+def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of `loxodon evaluate`; ends the process if they are wrong.
+
+    Returns: a namespace; `context` has a number of timesteps per entry, or None for all of them.
+    """
+    parser = Parser(
+        prog="loxodon evaluate",
+        description="Play with a trained policy, in the environments the run was validated in. The run's "
+        "configuration is a program, so do this with runs that you trust; --env reads none of it.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run, or a policy file")
+    add("--policy", metavar=_OF_POLICY, help="default: best if there is one, else latest")
+    add("--env", metavar="ID", help="play in this environment of gymnasium's instead")
+    add("--set", action="append", default=[], metavar="Name.param=value", help="change a setting; repeatable")
+    add("--episodes", type=int, default=100, metavar="N", help="in all environments together (100)")
+    parallel = f"environments (those of the run, or {PARALLEL_WITH_ENV} with --env)"
+    add("--parallel", type=int, metavar="N", help=parallel)
+    add("--seed", type=int, default=0, metavar="N", help="of episodes and sampled actions (0)")
+    add("--sampled", action="store_true", help="draw actions; otherwise the most likely one is taken")
+    context = "act on the last k timesteps alone"
+    add("--context", type=_sizes, default=[None], metavar="1,16,full", help=context)
+    add("--video", type=Path, nargs="?", const=Path(), metavar="FOLDER", help="record episodes (RUN/videos)")
+    add("--json", "--output", dest="output", type=Path, metavar="FILE", help="default: in RUN/evaluations")
+    add("--device", default="cpu", help="where the policy acts (cpu)")
+    add("--trust", action="append", default=[], metavar="MODULE", help="see load_policy; repeatable")
+    args = parser.parse_args(words)
+    if args.env is not None and args.set:
+        parser.error("--set changes the run's environments, which --env replaces. Fix: leave one out.")
+    for name in ("episodes", "parallel"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(
+                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: e.g. --{name} 100."
+            )
+    _check_exists(args.run)
+    return args
+
+
+def _sizes(text: str) -> list[int | None]:
+    """`1,16,full` as [1, 16, None]."""
+    if not re.fullmatch(r"([1-9]\d*|full)(,([1-9]\d*|full))*", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list such as 1,16,full. Fix: write whole numbers above 0, or full."
+        )
+    return [None if part == "full" else int(part) for part in text.split(",")]
+
+
+def parse_export(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of `loxodon export`; ends the process if they are wrong."""
+    parser = Parser(
+        prog="loxodon export",
+        description="Write a policy of a run, its configuration and a model card into a folder.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run")
+    replaced = "files of the same names are replaced"
+    add("-o", "--output", type=Path, required=True, metavar="DIR", help=replaced)
+    add("--policy", metavar=_OF_POLICY, help="default: best if there is one, else latest")
+    licence = "under which you share it, such as mit or cc-by-4.0"
+    add("--license", default="unknown", metavar="ID", help=licence)
+    push = "upload the folder to this model repository of the Hugging Face Hub"
+    add("--push", metavar="REPO_ID", help=push)
+    args = parser.parse_args(words)
+    _check_exists(args.run)
+    return args
+
+
+def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of `loxodon report`; ends the process if they are wrong."""
+    parser = Parser(
+        prog="loxodon report",
+        description="Write one HTML page (and its figures as PNG files) about runs; it works offline.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, or of folders of runs")
+    add("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help="default: report")
+    add("--metric", metavar="NAME", help="compare by its last value; default: val/return")
+    add("--minimize", action="store_true", help="less of it is better")
+    by_name = "runs whose names begin so are a group (repeatable); others are grouped by their settings"
+    add("--group", action="append", default=[], metavar="PREFIX", help=by_name)
     return parser.parse_args(words)
+
+
+# ---- sweep ----
+
+
+def parse_sweep(
+    words: Sequence[str] | None = None,
+) -> tuple[argparse.Namespace, argparse.Namespace, list[str]]:
+    """The options of `loxodon sweep`, those of its runs, and the words of the latter.
+
+    Ends the process if any of them is wrong.
+    """
+    parser = Parser(
+        prog="loxodon sweep",
+        description="Search for good settings with Optuna. Other arguments are those of loxodon run; what to "
+        "search is written Name.param=log(a,b), uniform(a,b), int(a,b) or choice(x,y,...), each in quotes.",
+        epilog="The same command continues a sweep that was interrupted, and adds trials if --trials is "
+        "larger.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--trials", type=int, required=True, metavar="N", help="runs in all")
+    add("--jobs", type=int, default=1, metavar="N", help="how many run at a time, a thread each")
+    add("--metric", default="val/return", metavar="NAME", help="its last value counts (default: val/return)")
+    add("--direction", choices=("maximize", "minimize"), default="maximize")
+    by_median = "end a trial that is below the median of others at as many env steps, from so many on"
+    add("--prune-after", type=int, default=0, metavar="ENV_STEPS", help=f"{by_median} (default: 0)")
+    add("-o", "--output", type=Path, metavar="DIR", help="folder of the sweep; default: sweeps/<run_name>")
+    args, others = parser.parse_known_args(words)
+    for name in ("trials", "jobs"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: e.g. --{name} 2.")
+    run = parse_run(others)
+    if run.seeds is not None or run.run_name is not None:
+        parser.error("a sweep names its runs itself. Fix: leave out --seeds and --run-name.")
+    return args, run, others

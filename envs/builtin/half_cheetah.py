@@ -17,7 +17,7 @@ _NUM_LAST = 50  # timesteps that the error is told of
 
 @gin.configurable
 class HalfCheetahVelocity(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
-    """Run at a velocity that only the rewards tell: -|velocity - wanted one| less the cost of the action.
+    """Run at a velocity that shows only in the rewards: -|velocity - target| less the cost of the action.
 
     Metrics of an episode: `velocity_error`, the mean of |velocity - wanted one| over its last 50 timesteps.
 

@@ -1,4 +1,4 @@
-"""Meta-World's meta-learning benchmarks: a robot arm, and a task whose goal only the rewards tell."""
+"""Meta-World's meta-learning benchmarks: a robot arm, and a task whose goal shows only in the rewards."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _fill(folder: Path, name: str, files: Path, metadata: Mapping[str, Any]) -> 
 
 
 def _facts(version: Path) -> dict[str, dict[str, Any]]:
-    """What is known of a version, as `_fill` wrote it; of a damaged one what there is."""
+    """The facts of a version, as `_fill` wrote them; those that can be read if it is damaged."""
     return {name: value for name, value in json_object(version / METADATA).items() if isinstance(value, dict)}
 
 

@@ -160,7 +160,7 @@ class Uploads:
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning(
-                "The artifact %s/%s could not be stored in %r: %s: %s. The run goes on and tries again at "
+                "The artifact %s/%s could not be stored in %r: %s: %s. The run continues and tries again at "
                 "its next checkpoint; its own checkpoint is complete.",
                 self._run_name,
                 what,

@@ -44,8 +44,8 @@ logger = logging.getLogger("loxodon")
 _FILE = "policy.safetensors"
 # What an agent may build and throw away again, beyond twice the tensors of its file, as it is built twice.
 _SPARE_MODULES, _SPARE_NUMBERS = 500, 1 << 28
-_MOST_STATE_BYTES = 1 << 32  # of one environment's memory
-_MOST_TIMESTEPS = 1 << 31  # of a training sequence
+_MOST_STATE_BYTES = 1 << 32  # size of one environment's memory
+_MOST_TIMESTEPS = 1 << 31  # length of a training sequence
 _BASES: dict[str, type] = {
     "agent_type": BaseAgent,
     "tstep_encoder_type": TstepEncoder,
@@ -528,7 +528,7 @@ def _read_type(value: Any, base: type, trust: Sequence[str]) -> Any:
 def find_part(name: str, trust: Sequence[str]) -> Any:
     """A class or function that a file gives to an agent or encoder as an argument.
 
-    Raises: ImportError if it is not here; ValueError if it is no network and its module may not be used.
+    Raises: ImportError if it is not here; ValueError if it is not a network and its module may not be used.
     """
     found = _look_up(name, trust, type | FunctionType)
     module = name.partition(":")[0]

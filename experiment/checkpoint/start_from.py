@@ -107,7 +107,7 @@ def find_files(path: Path, name: str) -> Path:
 
 
 def _nearby(path: Path) -> str:
-    """What the run has in which somebody looked for `path`; empty if it is in none."""
+    """The contents of the run that `path` lies in, for an error; empty if it lies in none."""
     for folder in (path, *path.absolute().parents[:4]):  # deeper nothing of a run lies
         root = folder if folder.name == "ckpts" else folder / "ckpts"
         if root.is_dir():

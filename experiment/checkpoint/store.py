@@ -51,7 +51,7 @@ _STATE_NAME = re.compile(r".+_epoch_(\d+)")
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything a run needs to go on, beside the model.
+    """Everything a run needs to continue, besides the model.
 
     shared: the states of parts by their names, equal for all processes. own: those that each process has for
     itself. metadata: JSON values that say what the run was made with; see record.py. num_ranks: how many
@@ -210,11 +210,19 @@ class CheckpointManager:
                 found[int(match[1])] = marker.parent
         return found
 
+    def broken_link(self) -> str | None:
+        """What is wrong if the folder of checkpoints is a link that leads nowhere."""
+        if not self.root.is_symlink() or self.root.exists():
+            return None
+        return f"{self.root} is a link to {self.root.readlink()}, which does not exist"
+
     def newest_epoch(self) -> int:
         """Epoch of the newest complete checkpoint.
 
         Raises: FileNotFoundError when there is none.
         """
+        if broken := self.broken_link():
+            raise FileNotFoundError(f"{broken}. Fix: make that folder available, or remove the link.")
         epochs = self.complete_epochs()
         if not epochs:
             old = sorted(path.name for path in self.root.parent.glob("ckpts_old*"))
@@ -345,7 +353,7 @@ class CheckpointManager:
             raise OSError(
                 f"The checkpoint of epoch {epoch} could not be written to {self.states_dir}: {error}. "
                 f"{there_are}. Fix: make space on that disk, or restore the folder and its permissions, and "
-                f"{'go on with --resume' if epochs else 'start again'}."
+                f"{'continue with --resume' if epochs else 'start again'}."
             ) from error
 
     # ---- policy files ----
@@ -383,7 +391,7 @@ def write_values(path: Path, values: Any) -> None:
 def read_values(path: Path) -> Any:
     """Read what write_values wrote; tensors are on the CPU, and all together no larger than the file.
 
-    Raises: ValueError if the file is no such file.
+    Raises: ValueError if the file is not one of these.
     """
     try:
         # Mapped: sizes that a crafted file claims cannot go beyond its end, and nothing is inflated.

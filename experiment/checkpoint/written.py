@@ -40,7 +40,7 @@ def written(thing: Any) -> Any:
 
 def _of_dict(values: dict[Any, Any]) -> dict[str, Any]:
     if wrong := [key for key in values if not isinstance(key, str)]:
-        raise TypeError(f"a dict has the key {wrong[0]!r}, which is no text. Fix: use texts as keys.")
+        raise TypeError(f"a dict has the key {wrong[0]!r}, which is not a string. Fix: use strings as keys.")
     return {"dict": {key: written(value) for key, value in values.items()}}
 
 
@@ -87,11 +87,11 @@ def read(value: Any, find: Callable[[str], Any], *, calls: bool = False) -> Any:
             values = {key: read(one, find, calls=calls) for key, one in kwargs.items()}
             made = functools.partial(function, *read(args, find, calls=calls), **values)
             return made() if "now" in value else made
-    raise ValueError(f"{str(value)[:200]} is nothing that Loxodon writes. Fix: use a file that it wrote.")
+    raise ValueError(f"{str(value)[:200]} is not a value that Loxodon writes. Fix: use a file that it wrote.")
 
 
 def called_name(value: Any) -> str | None:
-    """The `module:name` that a written type has, or that it calls; None if it is no written type."""
+    """The `module:name` that a written type has, or that it calls; None if it is not a written type."""
     for _ in range(_DEEPEST):
         if not isinstance(value, dict) or "call" not in value:
             break

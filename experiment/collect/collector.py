@@ -535,12 +535,12 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, seed: int | None = None) -> bool:
-        """Go on from what `state_dict` returned, be it in another process.
+        """Continue from what `state_dict` returned, also in another process.
 
         Comes before random generators get their states: where the rollout was stored, environments are reset
         first, with `seed`, and the sinks are told that pieces begin.
 
-        Returns: whether the rollout goes on in the middle of its episodes: not where none was stored or,
+        Returns: whether the rollout continues in the middle of its episodes: not where none was stored or,
         unless save_env_state requires it, where it does not fit; `restart` is left to the caller then. With
         other numbers of environments, see `take_over`.
 
@@ -571,10 +571,10 @@ class Collector:
     def take_over(
         self, states: Sequence[dict[str, Any]], difference: str, settings: str, *, stores_pieces: bool = True
     ) -> bool:
-        """Continue after rollouts in other environments, of which nothing per environment fits.
+        """Continue after rollouts in other environments, whose state per environment does not fit.
 
-        Schedules of exploration go on. What exploration draws for each environment stays as it was drawn in
-        this process. Pieces of trajectories that were running are stored with the next flush.
+        Schedules of exploration continue. What exploration draws for each environment stays as this process
+        drew it. Pieces of trajectories that were running are stored with the next flush.
 
         Args:
             states: what the collectors of these rollouts returned as `state_dict`. The first one decides the
@@ -663,7 +663,7 @@ class Collector:
         if self.save_env_state:
             raise error
         logger.warning(
-            "Training begins new episodes instead of going on in those of the checkpoint: %s", error
+            "Training begins new episodes instead of continuing those of the checkpoint: %s", error
         )
         return False
 

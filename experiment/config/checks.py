@@ -382,7 +382,7 @@ def _mend(binding: Binding, value: Any, hint: Any) -> str:
     choices = [repr(ref) for name in classes if fits(ref := Reference(name, not wants_callable), hint)]
     if 0 < len(choices) <= MAX_CHOICES:
         return f"choose {' or '.join(choices)}"
-    return f"give it {describe(hint)}"
+    return f"give a value of type {describe(hint)}"
 
 
 def _respelled(value: Any) -> Iterator[Any]:
@@ -479,7 +479,7 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
         if earlier[binding.source].keys() - final.keys():
             num_left_over += 1
         elif target.name in taken and ("", target.name) in final:
-            if not _is_in_preset(binding):
+            if not is_in_preset(binding):
                 other = taken[target.name]
                 problems.append(
                     f"{shown(binding)} has no effect: these observations take {other}. Fix: set "
@@ -513,8 +513,8 @@ def _taken_instead(read: set[str]) -> dict[str, str]:
     return {name: min(taken) for taken, names in found if taken for name in names if name not in taken}
 
 
-def _is_in_preset(binding: Binding) -> bool:
-    """Whether it stands in a shipped file, whose settings are for any observations."""
+def is_in_preset(binding: Binding) -> bool:
+    """Whether a line is part of a shipped file, whose settings are for any observations and any launch."""
     return preset_root().resolve() in Path(binding.origin.file).resolve().parents
 
 

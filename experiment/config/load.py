@@ -85,6 +85,10 @@ class LoadedConfig:
                 lines.append(_line(key, value, "default"))
         return lines
 
+    def is_set_by_user(self, key: str) -> bool:
+        """Whether the command line or a file that is not a preset sets this parameter, be it to None."""
+        return any(binding.key == key and not checks.is_in_preset(binding) for binding in self.bindings)
+
     def check_unused(self) -> str:
         """After `start()`, before training: stop if gin's record shows that a value was never read.
 
@@ -149,7 +153,7 @@ def _line(key: str, value: str, comment: str) -> str:
 def explained(config: LoadedConfig) -> Iterator[None]:
     """Raise errors of what is built from a config as ConfigErrors, led by the places that they are about.
 
-    An error that names no `Fix:` is no error of the configuration and passes through.
+    An error without `Fix:` is not about the configuration and passes through.
     """
     try:
         yield

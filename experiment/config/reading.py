@@ -298,7 +298,7 @@ def _shown(path: Path) -> str:
 def search_in(*folders: str | Path) -> None:
     """Let modules be imported from these folders, in this process and in those that it starts.
 
-    They come last: a file beside a config is never taken for a module of Python's or an installed one.
+    They come last: a file next to a config is never taken for a module of Python's or an installed one.
     """
     sys.path += [folder for folder in dict.fromkeys(map(str, folders)) if folder not in sys.path]
 
@@ -321,7 +321,7 @@ def _run_import(statement: Any, origin: Origin, folder: Path) -> str | None:
     search_in(Path.cwd())
     try:
         module = importlib.import_module(statement.module)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{statement.module}.".startswith(f"{missing}."):
             raise ConfigError(

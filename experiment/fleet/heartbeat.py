@@ -226,7 +226,7 @@ class _Writer:
             if not self.has_complained:
                 self.has_complained = True
                 _logger.warning(
-                    "The heartbeat %s cannot be written (%s); the run goes on without. Fix: make space or "
+                    "The heartbeat %s cannot be written (%s); the run continues. Fix: make space or "
                     "restore the folder's permissions.",
                     self.path,
                     error,
@@ -327,7 +327,7 @@ def read_heartbeats(run_dir: Path) -> list[Beat]:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a learner tells its actors.
+    """What a learner reports to its actors.
 
     Attributes:
         learner: its heartbeat.
@@ -356,7 +356,7 @@ def write_pace(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Beat])
 
 
 def read_pace(run_dir: Path) -> Pace | None:
-    """What the learner of a run says; None if there never was one, or the file cannot be read."""
+    """The report of a run's learner; None if there never was one, or the file cannot be read."""
     path = run_dir / STATUS_FOLDER / PACE_FILE
     try:
         with path.open("rb") as file:

@@ -77,7 +77,7 @@ class Job:
     """What a job runs: the command line of the library, with these words.
 
     Slurm's warning before a job is preempted or runs into its time limit ends it as SIGTERM would; the
-    learner saves a checkpoint, and the job, queued again, goes on from there.
+    learner saves a checkpoint, and the job, queued again, continues from there.
 
     Attributes:
         main: of the command line.
@@ -207,7 +207,7 @@ def ray_pool(
 def host(
     index: int, words: Sequence[str], folder: str, run_dir: str, environment: Mapping[str, str]
 ) -> str | None:
-    """A Ray task: one collecting process and its supervisor, until it is cancelled or cannot go on.
+    """A Ray task: one collecting process and its supervisor, until it is cancelled or cannot continue.
 
     Args:
         index: number of the actor.
@@ -216,7 +216,7 @@ def host(
         run_dir: folder of the run.
         environment: variables to set for the process, EXPECTED among them.
 
-    Returns: why it cannot go on.
+    Returns: why it cannot continue.
     """
     try:
         check_folder(Path(run_dir), environment[EXPECTED])

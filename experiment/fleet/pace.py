@@ -7,9 +7,9 @@ With U updates and S env steps since training began, ratio R, tolerance e and E 
     the learner waits while  U > R S + e max(R S, E),      actors wait while  U < R S - e max(R S, E).
 
 (Relative to one epoch at first: a share of next to nothing would make them wait for each other after every
-step.) Both at once would need U > U, so with equal knowledge one of them always goes on. Their knowledge may
-be old, but while both wait, nothing changes, and two heartbeats later it is equal. So there is no deadlock in
-any order of starts; what may happen is that one waits for processes that are gone, and it says so.
+step.) Both at once would need U > U, so with equal knowledge one of them can always proceed. What they know
+may be old, but while both wait nothing changes, and two heartbeats later it is equal. So there is no deadlock
+in any order of starts; what may happen is that one waits for processes that are gone, and it says so.
 Waiting never depends on who is thought to be alive, on which processes with other clocks may not agree.
 
 The env steps of the run are the sum over the heartbeats of all actors that ever were. Only the learner
@@ -39,7 +39,7 @@ WAIT_S = 0.2  # between two looks of a process that waits
 LOOK_EVERY_S = 0.5  # between an actor's looks at the learner
 LOOK_GAP_S = 0.05  # at least, between two of them
 REMIND_S = 30.0
-ALONE_S = 8.0  # without a word from the other side, after which a process says so
+ALONE_S = 8.0  # silence of the other side after which a process reports it
 SOME_MISSING_S = 30.0  # the same where only some actors are missing, as after a restart
 _logger = logging.getLogger("loxodon")
 
@@ -223,7 +223,7 @@ class ReplayRatio:
             self._env_steps_left, self._look_at_s = math.inf, time.monotonic() + LOOK_EVERY_S
 
     def _note_learner(self, pace: Pace | None) -> None:
-        """Warn again and again while there is no learner in this folder that an actor could follow."""
+        """Warn repeatedly while there is no learner in this folder that an actor could follow."""
         if pace is not None and (pace.learner.is_alive or pace.learner.state == "finished"):
             self._met_s = time.monotonic()
         elif self._is_to_warn(ALONE_S):
@@ -382,7 +382,7 @@ class ReplayRatio:
         return max(self._count(), self.ctx.progress.env_steps)
 
     def _note_actors(self) -> None:
-        """Warn again and again while actors that were asked for do not report in this folder."""
+        """Warn repeatedly while actors that were asked for do not report in this folder."""
         num_actors = sum(beat.role == "actor" and beat.is_alive for beat in self._beats)
         if num_actors >= self._num_expected or self.ctx.progress.epoch < self._expected_from:
             self._met_s = time.monotonic()

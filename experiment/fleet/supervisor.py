@@ -201,7 +201,7 @@ class ActorSupervisor:
         actor.is_given_up = True
         num_left = sum(not other.is_given_up for other in self._actors)
         if num_left:
-            self.say(f"{death} and is given up; {num_left} more go on. Its log: {actor.log}")
+            self.say(f"{death} and is given up; {num_left} more continue. Its log: {actor.log}")
             return
         times = "once" if status == CONFIG_ERROR else f"{actor.num_failures} times in a row"
         self._fail(

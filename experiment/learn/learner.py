@@ -51,7 +51,7 @@ def masked_losses(
         batch: its mask (B, L, 1) bool is where masks begin from.
         terms: the losses, actor (B, L, G, 1) and critic (B, L, C, G, 1). NaN under False is ignored.
         edit_actor_mask: (batch, loss, mask) -> mask, all but the batch of the loss's shape; None for no edit.
-        edit_critic_mask: likewise.
+        edit_critic_mask: the same for the critic loss.
     Returns: the scalar tensors "Actor Loss" and "Critic Loss"; the masks of both, "Actor Mask" and "Critic
         Mask"; "squared_errors" (B, L, C, G, 1) of the critics, without gradient, for datasets that keep
         priorities; "Sequence Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows,

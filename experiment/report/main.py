@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ...data.errors import visible
+from ...gin_configs.words import parse_report
 from ..files import write_text
 from ..metrics import describe
 from ..plots import AXES, ENV_STEPS, PANELS, STAGES, UPDATES, WALL, Line, Panel
@@ -348,18 +348,7 @@ def _metric(runs: Sequence[Run], asked: str | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make a report; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="loxodon report",
-        description="Write one HTML page (and its figures as PNG files) about runs; it works offline.",
-    )
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, or of folders of runs")
-    add("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help="default: report")
-    add("--metric", metavar="NAME", help="compare by its last value; default: val/return")
-    add("--minimize", action="store_true", help="less of it is better")
-    by_name = "runs whose names begin so are a group (repeatable); others are grouped by their settings"
-    add("--group", action="append", default=[], metavar="PREFIX", help=by_name)
-    args = parser.parse_args(argv)
+    args = parse_report(argv)
     try:
         path, without = write_report(
             args.runs, args.output, metric=args.metric, prefixes=args.group, is_less_better=args.minimize

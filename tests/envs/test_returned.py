@@ -276,7 +276,7 @@ def test_workers_name_the_environment_too(opened: Any) -> None:
         env.step([0, 0])
 
 
-# --- what is told of once --------------------------------------------------------------------------------
+# --- what is reported once --------------------------------------------------------------------------------
 
 NARROW = spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np.float32))
 

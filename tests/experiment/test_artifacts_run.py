@@ -63,7 +63,7 @@ def test_a_run_whose_store_fails_is_complete(tmp_path: Path, caplog: pytest.LogC
     (tmp_path / "store").write_text("not a folder")
     exp = run(with_store(tmp_path))
     assert exp.checkpoints.complete_epochs() == [0, 1]
-    texts = [r.getMessage() for r in caplog.records if "The run goes on" in r.getMessage()]
+    texts = [r.getMessage() for r in caplog.records if "The run continues" in r.getMessage()]
     assert len(texts) == 2  # one for states, one for policies
     (tmp_path / "store").unlink()
     again = run(with_store(tmp_path, epochs=3), lambda exp: exp.load_checkpoint())
@@ -148,7 +148,7 @@ def test_each_kind_of_error_is_one_warning_and_all_is_tried_again(
     for store.error in errors:
         sender.send(1)
         sender.uploads.close()
-    texts = [r.getMessage() for r in caplog.records if "The run goes on" in r.getMessage()]
+    texts = [r.getMessage() for r in caplog.records if "The run continues" in r.getMessage()]
     assert [text.partition(" The run")[0] for text in texts] == [
         "The artifact run/state could not be stored in SlowStore: OSError: a.",
         "The artifact run/state could not be stored in SlowStore: ValueError: c.",

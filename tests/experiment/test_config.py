@@ -224,7 +224,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.epochs = 3.0", ["a.gin:3: CfgRun.epochs = 3.0 is a float, but int is allowed", "write 3."]),
         ("CfgRun.epochs = True", ["is a bool, but int is allowed"]),
         ("N = 'x'\nCfgRun.epochs = %N", ["a.gin:3: CfgRun.epochs = %N is a str"]),
-        ("CfgRun.epochs = None", ["is None, but int is allowed", "Fix: give it int"]),
+        ("CfgRun.epochs = None", ["is None, but int is allowed", "Fix: give a value of type int"]),
         ("CfgRun.epochs = @cfg_bonus", ["the class or function itself", "write @cfg_bonus()"]),
         ("CfgRun.run_name = @cfg_bonus()", ["what that call returns, but str is allowed"]),
         ("CfgRun.encoder_type = 'CfgGRU'", ["@Name of a CfgEncoder or None", "Fix: write @CfgGRU."]),
@@ -435,7 +435,7 @@ def test_errors_lead_to_what_was_typed_or_is_quoted(message: str, place: str) ->
     assert str(caught.value) == f"{place}{message} Fix: think."
 
 
-# --- modules beside a config ----------------------------------------------------------------------------
+# --- modules next to a config ---------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -360,4 +360,4 @@ def test_a_run_that_python_configured_is_evaluated_in_its_own_environment(
         make_experiment(Path(), make_val_env=lambda: CountingEnv(length=3), epochs=1, run_name="b", **types)
     )
     assert main([str(nameless.run_dir)]) == 1
-    assert "says nowhere how its environment is made" in capsys.readouterr().err
+    assert "does not say how its environment is made" in capsys.readouterr().err

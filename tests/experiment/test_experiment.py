@@ -200,6 +200,14 @@ def test_starting_epochs_hold_back_collecting_and_learning(tmp_path: Path) -> No
     ]
 
 
+def test_a_run_that_ends_before_it_learns_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "loxodon"):
+        run(make_experiment(tmp_path / "enough", epochs=2, start_learning_at_epoch=1))
+        assert "makes no update" not in caplog.text
+        run(make_experiment(tmp_path / "too_few", epochs=1, start_learning_at_epoch=1))
+    assert "Experiment.epochs is 1, and learning begins after 1 epoch(s). Fix: raise" in caplog.text
+
+
 def test_no_finished_episode_means_a_warning_and_no_nan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -112,7 +112,7 @@ def test_a_subclass_written_for_amago_runs(tmp_path: Path) -> None:
 
 
 class Told(TinyAgent):
-    """Notes what it is told of checkpoints, and a weight that it has then."""
+    """Records each notice of a loaded checkpoint, and a weight that it has then."""
 
     def on_checkpoint_loaded(self, is_resume: bool) -> None:
         self.__dict__.setdefault("told", []).append((is_resume, self.actor.bias[0].item()))

@@ -79,7 +79,7 @@ def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
             assert_equal_but_for_rounding(other[name], value, NUM_OPS, name)
 
 
-def test_compute_loss_tells_the_sizes_of_a_batch_and_logs_those_of_an_update(tmp_path: Path) -> None:
+def test_compute_loss_returns_the_sizes_of_a_batch_and_logs_those_of_an_update(tmp_path: Path) -> None:
     exp, batch = learning(tmp_path, Picky), pad_batch(TRAJECTORIES)
     for log_step in (False, True):
         found = exp.compute_loss(batch, log_step=log_step)

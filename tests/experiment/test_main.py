@@ -14,6 +14,7 @@ import pytest
 
 from loxodon.gin_configs import main as command
 from loxodon.gin_configs.main import COMMANDS, main
+from loxodon.gin_configs.presets import about, runnable_names
 from loxodon.gin_configs.words import program_name
 
 from .fakes import TINY
@@ -25,9 +26,9 @@ def test_help_and_presets_need_no_torch() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # set by readline
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
     text = done.stdout.decode()
-    for name, (_, about) in COMMANDS.items():
+    for name, (_, purpose) in COMMANDS.items():
         assert f"{name} " in text
-        assert about in text
+        assert purpose in text
     (tmaze,) = (line for line in text.splitlines() if line.startswith("tmaze "))
     assert "remember one bit for 50 steps" in tmaze
     assert "transformer_small" in tmaze
@@ -90,10 +91,23 @@ def test_run_is_also_what_no_command_means(
             "`Experiment.epochs=`: an override must look like Name.param=value. Fix",
         ),
         (
-            "run tmaze --agent ppo",
+            "run tmaze --agent sac",
             2,
-            "--agent goes with --env. Fix: for a preset put agents/ppo on top of it.",
+            "--agent needs --env. Fix: put agents/sac on top of a preset.",
         ),
+        ("run tmaze --agent ppo", 2, "--agent needs --env. Fix: add e.g. --env CartPole-v1."),
+        ("run tmaze --seed x", 2, "argument --seed: invalid int value: 'x'. Fix: loxodon run --help"),
+        ("evaluate nowhere", 2, "error: nowhere does not exist. Fix: give the folder of a run"),
+        ("evaluate . --contxt 1", 2, "unrecognized arguments: --contxt 1. Did you mean '--context'"),
+        ("evaluate . --context 1,two", 2, "'1,two' is not a list such as 1,16,full. Fix: "),
+        ("export nowhere -o there", 2, "error: nowhere does not exist. Fix: give the folder of a run"),
+        ("export .", 2, "the following arguments are required: -o/--output. Fix: loxodon export --help"),
+        ("report . --metrics val/return", 2, "Did you mean '--metric'"),
+        ("status nowhere", 2, "error: nowhere does not exist. Fix: give the folder of a run"),
+        ("sweep tmaze", 2, "the following arguments are required: --trials. Fix: loxodon sweep --help"),
+        ("sweep tmaze --trials 0", 2, "--trials is 0, but must be at least 1. Fix: "),
+        ("sweep tmase --trials 2", 2, "command line, `tmase`: there is no such file or preset. Did you mean"),
+        ("sweep tmaze --trials 2 --seeds 0:2", 2, "a sweep names its runs itself. Fix: leave out --seeds"),
         ("run tmaze --jobs 2", 2, "--jobs is for runs of --seeds. Fix: "),
         (
             "run tmaze --env CartPole-v1",
@@ -107,7 +121,8 @@ def test_run_is_also_what_no_command_means(
             "--agent 'pppo' is not known. Did you mean 'ppo'? Fix: choose",
         ),
         ("run --env CartPole-v1 --encoder grru", 2, "--encoder 'grru' is not known. Did you mean 'gru'"),
-        ("status --wach", 2, "error: "),
+        ("run --env tmaze", 2, "--env 'tmaze' is a preset, not an environment. Fix: loxodon run tmaze."),
+        ("status . --wach", 2, "unrecognized arguments: --wach. Did you mean '--watch'"),
     ],
 )
 def test_words_are_checked_before_torch_is_imported(
@@ -164,6 +179,18 @@ def test_presets_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     text = capsys.readouterr().out
     for part in ("# T-maze: remember", "loxodon run tmaze\n", "transformer_small", "Experiment.epochs = 150"):
         assert part in text
+
+
+def test_a_program_gets_one_line_for_each_preset(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["presets"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["preset", "task", "encoder", "measured"]
+    for line, name in zip(lines, runnable_names(), strict=True):
+        assert line.startswith(name)
+        assert line.endswith(about(name).measured or "not yet")
 
 
 def test_presets_are_printed_with_the_places_of_their_parts_or_as_json(

@@ -188,7 +188,7 @@ def test_a_run_that_fails_can_be_resumed(
         exp.learn()
     exp.close()
     state = exp.checkpoints.state_dir(1)
-    expected = f"Stopped by an error in epoch 1: saved {state}. To go on: the same command with --resume."
+    expected = f"Stopped by an error in epoch 1: saved {state}. To continue: the same command with --resume."
     assert expected.replace(" ", "") in said(capsys).replace(" ", "")
     if kind is make_experiment:
         files = (exp.run_dir / "buffer/fifo").glob("*.npz")
@@ -261,7 +261,7 @@ def test_a_failure_stores_what_is_finished_and_is_told_once(
 
 @pytest.mark.parametrize(
     ("minutes", "way_on"),
-    [(5.0, "newest checkpoint is of epoch 0. To go"), (None, "No checkpoint has been written yet.")],
+    [(5.0, "newest checkpoint is of epoch 0. To continue"), (None, "No checkpoint has been written yet.")],
 )
 def test_spoilt_weights_are_not_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float | None, way_on: str

@@ -88,7 +88,7 @@ def test_runs_can_be_started_through_another_program(
     assert [log.read_text() for log in logs] == ["True False\n"] * 2
     with pytest.raises(SystemExit):
         parse_run(["--config", "tmaze", "--through", "srunn -c 2"])
-    assert "--through begins with srunn, which is no program here. Fix:" in capsys.readouterr().err
+    assert "--through begins with srunn, which is not a program here. Fix:" in capsys.readouterr().err
     assert main(["--config", "tmaze", "--through", "env BY=srun"]) == 2
 
 

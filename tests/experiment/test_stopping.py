@@ -118,7 +118,7 @@ def test_a_signal_saves_at_once_and_says_how_to_go_on(
         )
         return
     assert f"Stopped by {name} in {where}: saved " in said
-    assert "To go on: the same command with --resume." in said
+    assert "To continue: the same command with --resume." in said
     assert exp.checkpoints.newest_intact_epoch()[1] == []
     again = make_experiment(tmp_path, **{**NEVER, "epochs": 1, "mode": exp.mode})
     again.start()
@@ -311,7 +311,7 @@ def test_a_requested_stop_returns_and_resumes_as_if_nothing_had_been(
     assert (exp.epoch, exp.is_finished) == (1, False)
     said = " ".join(capsys.readouterr().out.split())
     assert "Training stops after epoch 0 (enough seen): saved" in said
-    assert "To go on: the same command with --resume." in said
+    assert "To continue: the same command with --resume." in said
     rest = run(make_experiment(tmp_path / "parts", **settings), lambda e: e.load_checkpoint())
     assert rest.is_finished
     assert metrics(rest.run_dir) == metrics(whole.run_dir)

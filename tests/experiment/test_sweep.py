@@ -148,7 +148,7 @@ def test_an_account_that_cannot_be_read_is_one_clear_error(
     else:
         place.write_bytes(b"no database" if what == "text" else b"SQLite format 3\0" + b"\xff" * 5000)
     assert main([*WORDS, "--trials", "1", "-o", "sweep"]) == 1
-    assert "error: sweep/study.db cannot be used as the account of a sweep (" in capsys.readouterr().err
+    assert "error: sweep/study.db cannot be used as the database of a sweep (" in capsys.readouterr().err
     assert begun() == []
 
 

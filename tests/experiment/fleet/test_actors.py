@@ -19,7 +19,9 @@ import gin
 import psutil
 import pytest
 
+from loxodon.experiment import Experiment
 from loxodon.experiment.cli import main
+from loxodon.experiment.config import load_config
 from loxodon.experiment.config.registry import cleared_config
 from loxodon.experiment.fleet.actors import Crew, actor_environment, local_pool
 from loxodon.experiment.fleet.launchers import ray_pool
@@ -76,6 +78,25 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
         "ReplayRatio.actor_processes=2",
         "Experiment.torch_threads=1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("preset", "typed", "ratio"),
+    [
+        ("tmaze", [], 50 / 612),  # the preset sets None, which is for one process
+        ("tmaze", ["Experiment.replay_ratio=None"], None),
+        ("tmaze", ["Experiment.replay_ratio=0.2"], 0.2),
+        ("recall", [], 0.04),
+    ],
+)
+def test_a_preset_learns_at_the_same_pace_with_actors(
+    preset: str, typed: list[str], ratio: float | None
+) -> None:
+    with cleared_config():
+        config = load_config([preset], typed)
+        exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+        exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
+        assert exp.replay_ratio == ratio
 
 
 def test_threads_and_workers_of_actors_can_be_chosen() -> None:

@@ -75,7 +75,7 @@ def test_actors_that_keep_failing_wait_longer_each_time_and_are_given_up_with_th
     assert "Fix: mend what the log says" in failure
     assert sorted(fleet.waits()) == ["0.01", "0.01", "0.02", "0.02", "0.03", "0.03"]
     assert len(fleet.pids()) == 8
-    assert sum("given up; 1 more go on" in line for line in fleet.lines) == 1
+    assert sum("given up; 1 more continue" in line for line in fleet.lines) == 1
     assert (tmp_path / "actor_0.log").read_text().count("==== start ") == 4
 
 
