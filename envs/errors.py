@@ -56,7 +56,9 @@ def close_all(envs: Iterable[Any], first_row: int = 0) -> None:
     for row, env in enumerate(envs, start=first_row):
         try:
             env.close()
-        except (Exception, SystemExit, GeneratorExit) as error:  # the others have to be closed
+        except BaseException as error:  # the others have to be closed, also after a `sys.exit()`
+            if type(error) is KeyboardInterrupt:  # that is the user's, see raise_if_exit
+                raise
             name = type(env.unwrapped).__name__
             problems.append(f"Environment {row} ({name}) failed in close: {type(error).__name__}: {error}")
     if problems:

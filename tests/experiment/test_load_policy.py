@@ -694,7 +694,7 @@ def call(name: str, **kwargs: Any) -> str:
                     "now": True,
                 },
             ),
-            "nothing that Loxodon writes.*Fix",
+            "not a value that Loxodon writes.*Fix",
         ),
         ('{"agent_type": {"call": 3}}', "never writes.*Fix"),
         ('{"agent_type": ' + '{"call": ' * 300 + "3" + "}" * 301, "never writes.*Fix"),
