@@ -32,9 +32,8 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             options = [option for action in self._actions for option in action.option_strings]
             if self.takes_settings:
-                hint = (
-                    "Fix: settings look like Experiment.epochs=5 (Name.param=value); --help lists the options."
-                )
+                settings = "settings look like Experiment.epochs=5 (Name.param=value)"
+                hint = f"Fix: {settings}; --help lists the options."
             hint = f"{did_you_mean(message.split()[2].partition('=')[0], options)} {hint}".lstrip()
         self.stop(f"command line: {message}" if "Fix:" in message else f"command line: {message}. {hint}")
 
