@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -101,8 +103,11 @@ def test_next_step_marks_the_row_that_only_resets() -> None:
     assert "_ignore" not in infos
 
 
+NEEDS_ENVPOOL = pytest.mark.skipif(find_spec("envpool") is None, reason="envpool is not installed")
+
+
 def envpool_cartpole() -> Any:
-    envpool = pytest.importorskip("envpool", reason="envpool is not installed")
+    envpool = importlib.import_module("envpool")
     return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=4)
 
 
@@ -113,7 +118,7 @@ def envpool_cartpole() -> Any:
         (lambda: gym.make_vec("CartPole-v1", num_envs=3), 1),
         (lambda: gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"), 1),
         (lambda: gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="async"), 1),
-        (envpool_cartpole, None),
+        pytest.param(envpool_cartpole, None, marks=NEEDS_ENVPOOL),
     ],
     ids=["default", "sync", "async", "envpool"],
 )
