@@ -158,7 +158,7 @@ class ObsLeaf:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of one value."""
+        """Shape of one value."""
         return tuple(self.space.shape or ())
 
     @cached_property

@@ -96,7 +96,7 @@ def ship(thing: Any) -> bytes:
 
 
 def unship(data: bytes) -> tuple[Any, str]:
-    """What was given to `ship`, and the text of the configuration, for `bind_known`."""
+    """Return what was given to `ship`, and the text of the configuration for `bind_known`."""
     unpickler = pickle.Unpickler(io.BytesIO(data))  # written by our own parent
     shipped: tuple[Any, str] = unpickler.load()
     with suppress(EOFError):

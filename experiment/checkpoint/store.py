@@ -211,7 +211,7 @@ class CheckpointManager:
         return found
 
     def broken_link(self) -> str | None:
-        """What is wrong if the folder of checkpoints is a link that leads nowhere."""
+        """Describe a checkpoint folder that is a link to nowhere; None for any other."""
         if not self.root.is_symlink() or self.root.exists():
             return None
         return f"{self.root} is a link to {self.root.readlink()}, which does not exist"

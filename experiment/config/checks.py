@@ -151,7 +151,7 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
 
 
 def _choices_of(binding: Binding) -> list[Reference]:
-    """What is chosen among where this binds None."""
+    """Return the parts among which a binding to None chooses."""
     return [Reference(n, False) for n in CHOICES_OF_NONE.get(binding.key, ()) if binding.value is None]
 
 
@@ -508,7 +508,7 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
 
 
 def _taken_instead(read: set[str]) -> dict[str, str]:
-    """Of the CHOICES_OF_NONE those that were passed over, and what was taken instead of each."""
+    """Map each of CHOICES_OF_NONE that was passed over to the one that was taken instead."""
     found = [(read.intersection(names), names) for names in CHOICES_OF_NONE.values()]
     return {name: min(taken) for taken, names in found if taken for name in names if name not in taken}
 
