@@ -19,7 +19,7 @@ from .vectorized import AlreadyVectorizedEnv
 
 MODES = ("async", "sync", "already_vectorized", "auto")
 AUTO_TRIAL_S = 0.25
-FEWEST_STEPS = 2  # of a trial
+FEWEST_STEPS = 2  # smallest number of steps in a timing trial
 logger = logging.getLogger("loxodon")
 
 

@@ -21,7 +21,7 @@ class FadingMixer(Mixer):
         super().__init__()
         self.inp, self.out = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
         self.fade = nn.Parameter(torch.linspace(0.0, 6.0, d_model))  # sigmoid: 0.5 to 0.998 per timestep
-        self.state_shapes = {"mean": (d_model,)}  # what is remembered of one environment
+        self.state_shapes = {"mean": (d_model,)}  # the memory of one environment
 
     def forward(self, x, resets, state):  # sequences (B, L, D), to learn from; nothing crosses a reset
         keep = self.fade.sigmoid()

@@ -46,7 +46,7 @@ from .report.runs import EVALUATION_FORMAT, EVALUATIONS
 from .rng import isolated_rng
 
 VIDEOS = "videos"  # folder of a run
-_MOST_STEPS = 1_000_000  # of each environment, whose episodes may have no end
+_MOST_STEPS = 1_000_000  # limit per environment; its episodes may never end
 _VIDEO_EPISODES = 3
 _PLAIN_WIDTH = 300  # of the table where it goes to no terminal
 _WEIGHTS = re.compile(r"policy_epoch_(\d+)\.safetensors")

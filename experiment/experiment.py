@@ -891,7 +891,7 @@ class Experiment(Settings):
                 self.artifacts.store_best(self.checkpoints.best_path)
 
     def why_idle(self) -> str:
-        """What is wrong when there is nothing to train on, and how to fix it."""
+        """Explain why there is nothing to train on, and how to fix it."""
         if self.ctx.role.is_learner:
             hint = "" if self.actors is not None else " (start --mode collect)"
             folder = self.dataset.save_new_trajs_to

@@ -88,7 +88,7 @@ def parse_run(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _seed_problem(words: Sequence[str]) -> str | None:
-    """What is wrong if the command line says twice which seed to use; one of the two would be ignored."""
+    """Describe a seed that the command line sets twice, since one of the two would be ignored; else None."""
     names = {"--seed": 2, "--seeds": 2, "Experiment.seed": 1}  # how many words it takes, if `=` joins none
     found = [
         " ".join(words[i : i + names[name]]) if name == word else word
@@ -108,7 +108,7 @@ def _not_a_config(name: str) -> str:
 
 
 def override_problem(text: str) -> str | None:
-    """What is wrong with the form of `Name.param=value`, with `Fix:`; None if it is sound."""
+    """Describe a malformed `Name.param=value` and its fix; None if it is well-formed."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if equals and value and _OVERRIDE.fullmatch(key):
         return None

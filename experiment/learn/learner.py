@@ -413,7 +413,7 @@ class Learner:
         details = {
             name: torch.as_tensor(value).detach()
             for name, value in metrics.items()
-            if _is_scalar(value) and name not in _SIZES  # of one micro-batch; below are those of all
+            if _is_scalar(value) and name not in _SIZES  # sizes of all micro-batches are added below
         }
         details["batch_timesteps"] = torch.stack([b.mask.sum() for b in batches]).sum()
         details["batch_places"] = torch.tensor(sum(b.mask.numel() for b in batches))
