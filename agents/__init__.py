@@ -19,6 +19,21 @@ from .multi_task import MultiTaskAgent
 from .objectives import masked_mean
 from .off_policy import OffPolicyAgent, Values
 from .on_policy import Evaluation, OnPolicyAgent
+from .parts import (
+    FixedUnits,
+    LambdaReturns,
+    NStep,
+    PlainValues,
+    PopArt,
+    RandomSubset,
+    Retrace,
+    StartAtReward,
+    SummedValues,
+    WeighByReward,
+    lambda_returns,
+    n_step_targets,
+    retrace_targets,
+)
 from .ppo import PPOAgent
 from .ppo_loss import PPOLoss
 from .rewards import RewardNormalizer
@@ -32,7 +47,6 @@ from .schedules import (
     TorchSchedule,
     value_at,
 )
-from .targets import lambda_returns, n_step_targets, retrace_targets
 
 __all__ = [
     "GAE",
@@ -46,20 +60,30 @@ __all__ = [
     "DQNAgent",
     "Demonstrations",
     "Evaluation",
+    "FixedUnits",
     "IQLAgent",
+    "LambdaReturns",
     "LinearSchedule",
     "LossTerms",
     "MultiTaskAgent",
+    "NStep",
     "OffPolicyAgent",
     "OnPolicyAgent",
     "PPOAgent",
     "PPOLoss",
+    "PlainValues",
+    "PopArt",
+    "RandomSubset",
+    "Retrace",
     "RewardNormalizer",
     "RolloutHooks",
     "SACAgent",
     "Schedule",
+    "StartAtReward",
+    "SummedValues",
     "TorchSchedule",
     "Values",
+    "WeighByReward",
     "binary_filter",
     "exp_filter",
     "gae",

@@ -20,11 +20,16 @@ from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, View, expectat
 class Agent(OffPolicyAgent):
     """Actor and critics over every timestep of a sequence, for several discount factors at once.
 
-    Per discount g (the last one acts), with s the shared encoder's output:
-        y = m r + g (1 - d) min_{c in subset} Q'_c(s', a'),  a' ~ pi'(s')   (Discrete: expectation over pi')
-        critic loss = (norm(Q_c(s, a)) - norm(y))^2
-        actor loss  = -online_coeff norm(min_c Q_c(sg(s), a ~ pi)) - offline_coeff f(A) log pi(a | s)
-        A = mean_c Q_c(s, a) - mean_c V_c(s), in environment units; primes are Polyak averages
+    Per discount g (the last one acts), with s the shared encoder's output and Q = values(outputs):
+        V'(s')      = critic_subset of E Q'_c(s', a'), a' ~ pi'(s')        (Discrete: exact mean over pi')
+        y           = returns(m r, d, V')                                  (published: m r + g (1 - d) V'(s'))
+        critic loss = ((Q_c(s, a) - y) / sigma)^2
+        actor loss  = -online_coeff (min_c Q_c(sg(s), a ~ pi) - mu) / sigma - offline_coeff f(A) log pi(a | s)
+        A           = mean_c Q_c(s, a) - mean_c E Q_c(s, a ~ pi), in environment units
+        loss        = loss_weights (actor loss + Experiment.critic_loss_weight * critic loss)
+    Names of settings stand for parts (see `agents/parts/`); mu and sigma are those of `values`, m is
+    reward_multiplier, and primes are Polyak averages. With the default parts this is the published agent;
+    `gin_configs/base_offpolicy.gin` lists what we recommend instead, and docs/algorithm.md compares the two.
     The critics' parameters get no gradient from the actor loss. MultiDiscrete actions enter the critics like
     continuous ones, as one-hots; gradients pass through samples of them (see MultiCategorical).
 
@@ -43,8 +48,7 @@ class Agent(OffPolicyAgent):
         fake_filter: f = 1 (behaviour cloning).
         entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
-        returns: see OffPolicyAgent.
-        **shared: settings of OffPolicyAgent, such as gamma and n_step; reward_multiplier is m above.
+        **shared: settings of OffPolicyAgent, such as gamma and the parts; reward_multiplier is m.
     Raises: ValueError for settings that do not fit together.
     """
 
@@ -64,7 +68,6 @@ class Agent(OffPolicyAgent):
         fake_filter: bool = False,
         entropy_coeff: float = 0.0,
         use_target_actor: bool = True,
-        returns: str | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(
@@ -73,7 +76,6 @@ class Agent(OffPolicyAgent):
             tstep_encoder_type,
             traj_encoder_type,
             max_seq_len,
-            returns=returns,
             **shared,
         )
         self.online_coeff, self.offline_coeff, self.entropy_coeff = online_coeff, offline_coeff, entropy_coeff
@@ -140,7 +142,7 @@ class Agent(OffPolicyAgent):
         """(B, L, G, 1) loss and (B, L, G, 1) filter weights."""
         weights, loss = self._filter_weights(advantages), torch.zeros_like(advantages)
         if self.online_coeff:
-            loss = loss - self.online_coeff * self.popart.normalize(q_policy.amin(2))
+            loss = loss - self.online_coeff * self.values.normalize(q_policy.amin(2))
         if self.offline_coeff:
             loss = loss - self.offline_coeff * weights * policy.log_prob(view.recorded)
         if self.entropy_coeff:

@@ -21,6 +21,7 @@ from ..nets import (
 )
 from .base import LossTerms
 from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, Timesteps, View, expectation
+from .parts import RandomSubset
 
 
 class GreedyPolicy(Categorical):
@@ -55,7 +56,7 @@ class DQNAgent(OffPolicyAgent):
         max_seq_len: see BaseAgent.
         double_q: choose the next action by Q and judge it by Q', else both by Q'.
         num_critics: see OffPolicyAgent.
-        num_critics_td: see OffPolicyAgent.
+        critic_subset: see OffPolicyAgent.
         critic_type: builds the critics.
         **shared: other settings of OffPolicyAgent.
     Raises: ValueError for another action space, or settings that do not fit together.
@@ -73,7 +74,7 @@ class DQNAgent(OffPolicyAgent):
         *,
         double_q: bool = True,
         num_critics: int = 1,
-        num_critics_td: int = 1,
+        critic_subset: RandomSubset = RandomSubset(size=1),
         critic_type: Callable[..., CriticEnsemble] = DuelingCriticEnsemble,
         **shared: Any,
     ) -> None:
@@ -82,7 +83,7 @@ class DQNAgent(OffPolicyAgent):
                 f"DQNAgent got actions in {action_space}, but compares the values of all actions, so it "
                 "needs a Discrete space. Fix: Experiment.agent_type = @SACAgent or @Agent."
             )
-        settings = {**shared, "num_critics": num_critics, "num_critics_td": num_critics_td}
+        settings = {**shared, "num_critics": num_critics, "critic_subset": critic_subset}
         super().__init__(
             obs_space,
             action_space,

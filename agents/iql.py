@@ -13,6 +13,7 @@ from torch import Tensor
 from ..nets import CriticEnsemble, TrajEncoder, TstepEncoder
 from .base import LossTerms
 from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, View
+from .parts import RandomSubset, UncorrectedReturns
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -21,11 +22,11 @@ class IQLAgent(OffPolicyAgent):
 
     Per discount g (the last one acts), with s the shared encoder's output:
         q = min_{c in subset} Q'_c(s, a)
-        y = m r + g (1 - d) V(s')
-        critic loss = (norm(Q_c(s, a)) - norm(y))^2
-        value loss  = |expectile - 1[u < 0]| u^2,  u = norm(q) - norm(V(s))
+        y = returns(m r, d, V)                  (published: m r + g (1 - d) V(s'))
+        critic loss = ((Q_c(s, a) - y) / sigma)^2
+        value loss  = |expectile - 1[u < 0]| u^2,  u = (q - V(s)) / sigma
         actor loss  = -min(exp(beta A), max_weight) log pi(a | s),  A = (q - V(s)) / sigma
-    The value loss counts as that of one more critic. sigma is PopArt's, 1 without. Q' are Polyak averages.
+    The value loss counts as that of one more critic. sigma is that of `values`. Q' are Polyak averages.
 
     Source: Kostrikov et al. 2021, arXiv:2110.06169, eq. 5 to 7.
 
@@ -39,6 +40,7 @@ class IQLAgent(OffPolicyAgent):
         beta: how strongly better actions are preferred; 0 clones behaviour.
         max_weight: largest weight of an action.
         num_critics: see OffPolicyAgent.
+        critic_subset: see OffPolicyAgent; all critics by default.
         **shared: other settings of OffPolicyAgent.
     Raises: ValueError for settings that do not fit together.
     """
@@ -55,9 +57,10 @@ class IQLAgent(OffPolicyAgent):
         beta: float = 3.0,
         max_weight: float = 100.0,
         num_critics: int = 2,
+        critic_subset: RandomSubset = RandomSubset(replace=False),
         **shared: Any,
     ) -> None:
-        settings = {**shared, "num_critics": num_critics}
+        settings = {**shared, "num_critics": num_critics, "critic_subset": critic_subset}
         super().__init__(
             obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **settings
         )
@@ -67,10 +70,10 @@ class IQLAgent(OffPolicyAgent):
                 "must lie in (0, 1), the others be at least 0 and above 0. "
                 "Fix: leave them out for 0.7, 3 and 100."
             )
-        if self.returns == "retrace":
+        if not isinstance(self.returns, UncorrectedReturns):
             raise ValueError(
-                "IQLAgent.returns is 'retrace', but IQL has no values of actions that the data do not hold. "
-                "Fix: bind IQLAgent.returns = 'n_step' or 'lambda'."
+                f"IQLAgent.returns is {self.returns}, but IQL has no values of actions that the data do not "
+                "hold. Fix: bind IQLAgent.returns = @NStep() or @LambdaReturns()."
             )
         self.expectile, self.beta, self.max_weight = expectile, beta, max_weight
         # V is a critic with a single action
@@ -79,14 +82,14 @@ class IQLAgent(OffPolicyAgent):
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
         with torch.no_grad():
             next_values = self.all_values(self.value_function, view.following.state)[:, :, 0]
-            targets = self.returns_from(view, next_values)
+            targets = self.returns.from_values(self.steps(view), next_values)
             critics, reduced = self.drawn_critics(view.here.state)
             recorded = self.recorded_values(critics, view.here.state, view.recorded)
             q_target = reduced(recorded)
         self.gather_targets(targets, view)
         q = self.recorded_values(self.critics, view.here.state, view.recorded)
         v = self.all_values(self.value_function, view.here.state)
-        errors = (q_target[:, :, None] - v) / self.popart.scale
+        errors = (q_target[:, :, None] - v) / self.values.sigma
         value_loss = torch.where(errors < 0, 1.0 - self.expectile, self.expectile) * errors.square()
         policy = self.policies(self.actor, view.here)
         advantages = q_target - v.detach()[:, :, 0]
@@ -107,7 +110,7 @@ class IQLAgent(OffPolicyAgent):
 
     def _weights(self, advantages: Tensor) -> Tensor:
         """Imitation weights of advantages (B, L, G, 1), which are times the reward multiplier."""
-        return (self.beta * advantages / self.popart.scale).exp().clamp(max=self.max_weight)
+        return (self.beta * advantages / self.values.sigma).exp().clamp(max=self.max_weight)
 
     def judge(self, view: View) -> Judgement:
         """V comes from the value function, advantages from the smallest of all target critics."""

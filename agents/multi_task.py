@@ -16,15 +16,17 @@ from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, TrajEn
 from .base import LossTerms
 from .filters import binary_filter
 from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, View
+from .parts import PlainValues, RandomSubset
 
 
-@gin.configurable(denylist=CODE_SUPPLIED)
+@gin.configurable(denylist=[*CODE_SUPPLIED, "values", "loss_weights"])
 class MultiTaskAgent(OffPolicyAgent):
     """Critics that classify values into bins, and an actor that imitates what was better than itself.
 
     Per discount g (the last one acts), with s the shared encoder's output and v(Q) the value of a
     distribution Q over bins (see ValueBins):
-        y = m r + g (1 - d) mean_{c in subset} v(Q'_c(s', a')),  a' ~ pi'(s')
+        V'(s') = critic_subset of v(Q'_c(s', a')), a' ~ pi'(s')            (published: a mean)
+        y = returns(m r, d, V')                                            (published: m r + g (1 - d) V'(s'))
         critic loss = cross-entropy(bins(y), Q_c(s, a))
         actor loss  = -f(A) log pi(a | s)
         A = mean_c v(Q_c(s, a)) - mean_c mean_k v(Q_c(s, a_k)),  a_k ~ pi(s)
@@ -47,14 +49,16 @@ class MultiTaskAgent(OffPolicyAgent):
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
         bins_type: builds the bins; their range has to hold all returns times reward_multiplier, m above.
         critic_type: builds the critics.
-        **shared: other settings of OffPolicyAgent. popart has no effect.
+        critic_subset: see OffPolicyAgent; a mean by default, since the actor does not maximise over the
+            critics' errors.
+        **shared: other settings of OffPolicyAgent, except `values` and `loss_weights`: classifiers have
+            no scale.
     Raises: ValueError for settings that do not fit together.
     """
 
     has_target_actor = True
-    is_pessimistic = False  # nothing here seeks out the critics' mistakes
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
         obs_space: spaces.Dict,
         action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
@@ -69,6 +73,7 @@ class MultiTaskAgent(OffPolicyAgent):
         use_target_actor: bool = True,
         bins_type: Callable[..., ValueBins] = ValueBins,
         critic_type: Callable[..., BinnedCriticEnsemble] = BinnedCriticEnsemble,
+        critic_subset: RandomSubset = RandomSubset(reduce="mean"),
         **shared: Any,
     ) -> None:
         bins = bins_type()
@@ -78,14 +83,17 @@ class MultiTaskAgent(OffPolicyAgent):
         ) -> BinnedCriticEnsemble:
             return critic_type(width, action_dim, num_discounts, bins.num_bins, num_critics=num_critics)
 
-        settings = {
-            **shared,
-            "critic_type": make_critics,
-            "popart": False,
-            "num_actions_for_value_in_actor_loss": num_actions_for_value_in_actor_loss,
-        }
         super().__init__(
-            obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **settings
+            obs_space,
+            action_space,
+            tstep_encoder_type,
+            traj_encoder_type,
+            max_seq_len,
+            critic_type=make_critics,
+            critic_subset=critic_subset,
+            values=PlainValues(),
+            num_actions_for_value_in_actor_loss=num_actions_for_value_in_actor_loss,
+            **shared,
         )
         self.bins = bins
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter

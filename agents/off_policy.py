@@ -23,7 +23,6 @@ from ..nets import (
     CriticEnsemble,
     DistributionType,
     PolicyDistribution,
-    PopArt,
     TrajEncoder,
     TstepEncoder,
     dead_units,
@@ -31,11 +30,10 @@ from ..nets import (
 from ..nets.traj_encoders import MemorylessTrajEncoder
 from .base import ActOutput, BaseAgent, LossTerms
 from .objectives import masked_mean
-from .targets import lambda_returns, n_step_targets, retrace_targets
+from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByReward
 
-TRAINING_DISCOUNTS = (0.1, 0.5, 0.9, 0.99)
+TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)  # Grigsby et al. 2023
 CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
-_RETURNS, _SUBSETS = ("n_step", "lambda", "retrace"), ("update", "element")
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,14 @@ class Judgement(NamedTuple):
 
 
 class OffPolicyAgent(BaseAgent, ABC):
-    """Critics, and mostly an actor, over every timestep of a sequence, for several discount factors at once.
+    """Critics, and in most agents an actor, over every timestep of a sequence, for several discounts at once.
 
-    Values of a discount add to those of the discount below it (see PopArt). Subclasses say in `losses` what
-    is learned. Their settings are these and their own: what their constructor hands on by `**shared` belongs
-    to its signature, for gin, checks of configs and people.
+    Subclasses say in `losses` what is learned. The parts that a target and a loss are made of are in
+    `agents/parts/`, and are called in this order: `critic_subset` draws critics, `returns` makes targets of
+    their values, `values` and `loss_weights` gather statistics, the subclass computes its losses with
+    `values`, and `loss_weights` weighs them. Defaults are the published ones; what we recommend is in
+    `gin_configs/base_offpolicy.gin`. The settings of a subclass are these and its own: what its constructor
+    passes on by `**shared` belongs to its signature, for gin, checks of configs and people.
 
     Args:
         obs_space: see BaseAgent.
@@ -122,43 +123,33 @@ class OffPolicyAgent(BaseAgent, ABC):
         gamma: discount of the acting policy.
         training_discounts: trained in addition to it (empty: none).
         training_discounts_continuous: these instead, if actions are continuous (Box); None for the same.
-        reward_multiplier: rewards count times this; metrics are reported without it.
+        reward_multiplier: factor of all rewards; metrics are reported without it.
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
-        num_critics_td: critics that each target is made of, drawn without repetition.
-        critic_subset: draw these once per "update", or anew for every "element" of the batch.
-        returns: "n_step"; "lambda", uncorrected lambda-returns; "retrace", for discrete actions; or None for
-            "retrace" if actions are discrete, else "lambda". Runs of "retrace" store with which probability
-            each action was taken; where data do not say, its upper bound 1 stands for it (that is tree
-            backup).
-        n_step: of "n_step".
-        trace_decay: lambda, of the other two; None for 0.9 of "retrace" and 0.8 of "lambda", which looks
-            the less far ahead as nothing corrects it.
-        burn_in: transitions at the begin of a window that only refresh memory, unless the episode begins
+        critic_subset: which critics make a target, see RandomSubset.
+        returns: the targets of critics: NStep, LambdaReturns or Retrace (for discrete actions).
+        returns_continuous: these instead, if actions are continuous (Box); None for the same.
+        burn_in: transitions at the beginning of a window that only refresh memory, unless the episode begins
             there: they have no losses.
         num_actions_for_value_in_critic_loss: policy samples per expectation over MultiDiscrete or continuous
             actions, in targets.
         num_actions_for_value_in_actor_loss: those in the actor's loss.
-        popart: normalise values per discount.
-        popart_beta: rate of the moving averages behind that.
-        popart_floor: least standard deviation of the targets that it reckons with, as a share of their root
-            mean square; 0 for whatever they have.
-        weigh_discounts: with popart, losses of a discount count by `discount_weights`; False for all alike.
+        values: how outputs of critics become values: PopArt, PlainValues, FixedUnits or SummedValues.
+        loss_weights: how much losses of each discount count, see WeighByReward; None for all alike.
         distribution_type: see BaseAgent.
         action_mask_key: see BaseAgent.
         pass_obs_keys_to_actor: see BaseAgent.
         pass_timestep_to_heads: see BaseAgent.
-        action_memory_type: builds what remembers what came of each action, ActionMemory or None for none.
-            There is one where heads can use it: actions are Discrete and as many as it is for, the policy is
-            Categorical, the trajectory encoder has memory, and constructors of heads take memory_dim.
+        action_memory_type: builds a memory of what followed each action, which the heads read besides the
+            sequence model, see ActionMemory; None for none.
         actor_type: builds the policy head.
         critic_type: builds the critics.
-    Raises: ValueError for impossible sizes, names or discounts.
+    Raises: ValueError for impossible sizes or discounts, or parts that do not fit the actions; TypeError for
+        a setting that is not a part of its kind.
     """
 
     has_actor: ClassVar[bool] = True
     has_target_actor: ClassVar[bool] = False
-    is_pessimistic: ClassVar[bool] = True  # the minimum of the critics in targets, or their mean
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
@@ -172,25 +163,21 @@ class OffPolicyAgent(BaseAgent, ABC):
         training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
         training_discounts_continuous: Sequence[float] | None = None,
         reward_multiplier: float = 10.0,
-        tau: float = 0.03,
+        tau: float = 0.003,
         num_critics: int = 4,
-        num_critics_td: int = 2,
-        critic_subset: str = "update",
-        returns: str | None = "n_step",
-        n_step: int = 1,
-        trace_decay: float | None = None,
+        critic_subset: RandomSubset = RandomSubset(),
+        returns: Returns = NStep(),
+        returns_continuous: Returns | None = None,
         burn_in: int = 0,
         num_actions_for_value_in_critic_loss: int = 1,
         num_actions_for_value_in_actor_loss: int = 1,
-        popart: bool = True,
-        popart_beta: float = 5e-4,
-        popart_floor: float = 0.1,
-        weigh_discounts: bool = True,
+        values: ValueScale = PopArt(),
+        loss_weights: WeighByReward | None = None,
         distribution_type: DistributionType | str | None = None,
         action_mask_key: str | None = None,
         pass_obs_keys_to_actor: Sequence[str] | None = None,
         pass_timestep_to_heads: bool = False,
-        action_memory_type: Callable[..., ActionMemory] | None = ActionMemory,
+        action_memory_type: Callable[..., ActionMemory] | None = None,
         actor_type: Callable[..., nn.Module] = Actor,
         critic_type: Callable[..., CriticEnsemble] = CriticEnsemble,
     ) -> None:
@@ -205,20 +192,23 @@ class OffPolicyAgent(BaseAgent, ABC):
             pass_obs_keys_to_actor=pass_obs_keys_to_actor,
             pass_timestep_to_heads=pass_timestep_to_heads,
         )
-        if training_discounts_continuous is not None and isinstance(action_space, spaces.Box):
-            training_discounts = training_discounts_continuous
+        if isinstance(action_space, spaces.Box):
+            training_discounts = (
+                training_discounts if training_discounts_continuous is None else training_discounts_continuous
+            )
+            returns = returns if returns_continuous is None else returns_continuous
         discounts = [*training_discounts, gamma]
-        self.num_critics_td, self.n_step, self.tau = num_critics_td, n_step, tau
-        if returns is None:
-            returns = "retrace" if self.is_discrete else "lambda"
-        if trace_decay is None:
-            trace_decay = 0.9 if returns == "retrace" else 0.8
-        self.critic_subset, self.returns, self.trace_decay = critic_subset, returns, trace_decay
+        self.tau, self.critic_subset, self.returns = tau, critic_subset, returns
+        # Agents that are made with the same part do not share its statistics.
+        self.values, self.loss_weights = copy.deepcopy(values), copy.deepcopy(loss_weights)
         self.reward_multiplier = reward_multiplier
         self.num_actions_for_value_in_critic_loss = num_actions_for_value_in_critic_loss
         self.num_actions_for_value_in_actor_loss = num_actions_for_value_in_actor_loss
-        self.burn_in, self.weigh_discounts = burn_in, weigh_discounts
+        self.burn_in = burn_in
         self._check_settings(num_critics, discounts)
+        self.values.build(discounts)
+        if self.loss_weights is not None:
+            self.loss_weights.build(discounts)
         self.discounts: Tensor
         column = torch.tensor(discounts, dtype=torch.float32)[:, None]
         self.register_buffer("discounts", column, persistent=False)
@@ -243,7 +233,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         if self.has_target_actor:
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.popart = PopArt(discounts, beta=popart_beta, floor=popart_floor, enabled=popart)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -255,18 +244,26 @@ class OffPolicyAgent(BaseAgent, ABC):
     def _memory_of_actions(
         self, kind: Callable[..., ActionMemory] | None, heads: Sequence[Callable[..., nn.Module]]
     ) -> ActionMemory | None:
-        """What remembers what came of each action, or None where heads could make nothing of it."""
-        can_be_read = (
-            isinstance(self.action_space, spaces.Discrete)
-            and self.distribution is Categorical
-            and not isinstance(self.traj_encoder, MemorylessTrajEncoder)
-            and all("memory_dim" in inspect.signature(head).parameters for head in heads)
-        )
-        if kind is None or not can_be_read:
+        """The memory of what followed each action, if there is to be one.
+
+        Raises: ValueError where heads could not read it, or where it would be the only memory.
+        """
+        if kind is None:
             return None
-        with torch.random.fork_rng(devices=[]):  # what follows begins as without it
-            memory = kind(self.tstep_encoder.emb_dim, self.action_dim, self.max_seq_len)
-        return memory if memory.is_for_these else None
+        needed = {
+            f"Discrete actions, not {self.action_space}": isinstance(self.action_space, spaces.Discrete),
+            "a Categorical policy": self.distribution is Categorical,
+            "heads that take memory_dim": all("memory_dim" in inspect.signature(h).parameters for h in heads),
+            "a trajectory encoder with memory": not isinstance(self.traj_encoder, MemorylessTrajEncoder),
+        }
+        if missing := [what for what, is_there in needed.items() if not is_there]:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.action_memory_type is set, but a memory of actions needs {' and '.join(missing)}. "
+                f"Fix: bind {name}.action_memory_type = None."
+            )
+        with torch.random.fork_rng(devices=[]):  # other networks begin as without it
+            return kind(self.tstep_encoder.emb_dim, self.action_dim, self.max_seq_len)
 
     @abstractmethod
     def losses(self, view: View, with_metrics: bool) -> LossTerms:
@@ -278,40 +275,26 @@ class OffPolicyAgent(BaseAgent, ABC):
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> ActOutput:
-        if self.returns != "retrace":
+        if not self.returns.needs_probabilities:
             return super().act(obs, rl2s, time_idxs, hidden_state, sample)
         return ActOutput(*self._act(obs, rl2s, time_idxs, hidden_state, sample))
 
     def _said_of(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
-        if self.returns != "retrace":
+        if not self.returns.needs_probabilities:
             return {}
         probs: Tensor = cast(Any, policy).probs  # as all discrete ones have
         return {"action_probs": probs if sample else F.one_hot(policy.act(False), probs.shape[-1]).float()}
 
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
         view = self.view(batch)
-        terms, weights = self.losses(view, with_metrics), self.discount_weights
-        if weights is not None:
+        terms = self.losses(view, with_metrics)
+        if self.loss_weights is not None:
+            weights = self.loss_weights.weights(self.values.sigma)
             terms = replace(terms, actor=terms.actor * weights, critic=terms.critic * weights)
         if view.mask is batch.mask:
             return terms
         kept = view.mask[..., None]
         return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None])
-
-    @property
-    def discount_weights(self) -> Tensor | None:
-        """(G, 1) what losses of each discount g count, as a share of the largest; None for all alike.
-
-        ((1 - g) sigma_g)^2 where every timestep pays, with sigma_g the deviation of the targets, as (1 - g)
-        makes a mean reward of a return. What discounts share then learns from those whose returns tell
-        actions apart. If all count alike and an action pays at once, chance makes most of a return over a
-        long horizon, and recall is learned late or not at all (docs/choices.md). Where rewards are rare there
-        is no chance of others, and horizons that hold one count alike (see PopArt.per_reward).
-        """
-        if not (self.weigh_discounts and self.popart.enabled):
-            return None
-        deviation = self.popart.per_reward.float() * self.popart.scale
-        return (deviation / deviation.max()).square()
 
     def view(self, batch: Batch) -> View:
         """Encode a batch."""
@@ -337,7 +320,7 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def all_values(self, critics: Any, state: Tensor) -> Tensor:
         """Values (..., C, G, A) of all discrete actions in states (..., D)."""
-        return self.popart.value(critics(state))
+        return self.values.value(critics(state))
 
     def policy_values(
         self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int | None = None
@@ -359,7 +342,7 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         """Values (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
-        values = self.popart.value(critics(state, rearrange(actions, "k b l g a -> b l (k g) a")))
+        values = self.values.value(critics(state, rearrange(actions, "k b l g a -> b l (k g) a")))
         # g2 counts the actions' discounts, g those of the values: the critic of g judges the action of g
         values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
         sampled: Tensor = reduce(values.diagonal(dim1=-2, dim2=-1), "b l k c g -> b l c g 1", "mean")
@@ -369,7 +352,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         """Values (B, L, C, G, 1) of actions (B, L, 1, A)."""
         if isinstance(self.action_space, spaces.Discrete):
             return expectation(self.all_values(critics, state), actions)
-        return self.popart.value(critics(state, actions).squeeze(2))
+        return self.values.value(critics(state, actions).squeeze(2))
 
     def values_of_both(
         self,
@@ -429,63 +412,38 @@ class OffPolicyAgent(BaseAgent, ABC):
 
         bonus: (B, L, G, 1), added to the values of these timesteps.
         """
-        state = view.following.state
-        critics, reduced = self.drawn_critics(state)
-        added = 0.0 if bonus is None else bonus[:, :, None]
-        if self.returns != "retrace":
-            return self.returns_from(view, reduced(self.policy_values(critics, state, policy) + added))
-        none = torch.zeros_like(view.recorded[:, :1])
-        actions = torch.cat([view.recorded[:, 1:], none], dim=1)
-        values, q = self.values_of_both(critics, state, policy, actions)
-        log_ratio = policy.log_prob(actions)
-        if (taken := view.batch.log_probs) is not None:
-            behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
-            log_ratio = log_ratio - behavior.nan_to_num(nan=0.0)[:, :, None]
-        traces = self.trace_decay * log_ratio.clamp(max=0.0).exp()
-        # Each critic is corrected by its own values: the least of several is lower for one action than for a
-        # mean of actions, and every step would add the difference.
-        rewards, dones, mask = (x[:, :, None] for x in self._steps(view))
-        steps = (rewards, dones, mask, values + added, self.discounts)
-        return reduced(retrace_targets(*steps, next_q=q, next_traces=traces[:, :, None]))
+        critics, reduce = self.drawn_critics(view.following.state)
+        return self.returns.targets(self.steps(view), _Following(self, view, critics, policy, bonus), reduce)
 
-    @torch.no_grad()
-    def returns_from(self, view: View, next_values: Tensor) -> Tensor:
-        """(B, L, G, 1) returns that bootstrap from values (B, L, G, 1) of the following timesteps."""
-        steps = (*self._steps(view), next_values, self.discounts)
-        if self.returns == "lambda":
-            return lambda_returns(*steps, trace_decay=self.trace_decay)
-        return n_step_targets(*steps, n_step=self.n_step)
+    @staticmethod
+    def next_actions(view: View) -> Tensor:
+        """(B, L, 1, A) the recorded action after each transition; zeros at the end of a window."""
+        return torch.cat([view.recorded[:, 1:], torch.zeros_like(view.recorded[:, :1])], dim=1)
 
-    def _steps(self, view: View) -> tuple[Tensor, Tensor, Tensor]:
+    def steps(self, view: View) -> Steps:
+        """The batch's transitions, as parts of targets take them."""
         batch = view.batch
         rewards = self.reward_multiplier * batch.rews[..., None]
-        return rewards, batch.dones[..., None], batch.mask[..., None]
+        return Steps(rewards, batch.dones[..., None], batch.mask[..., None], self.discounts)
 
     def drawn_critics(self, state: Tensor) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
         """Target critics for states (B, L, D), and what makes one value (B, L, G, 1) of their values."""
-
-        def of_all(q: Tensor) -> Tensor:
-            return q.amin(2) if self.is_pessimistic else q.mean(2)
-
-        num_critics = self.target_critics.num_critics
-        if self.num_critics_td == num_critics:
-            return self.target_critics, of_all
-        if self.critic_subset == "update":
-            members = torch.randperm(num_critics, device=state.device)[: self.num_critics_td]
-            return self.target_critics.frozen(members), of_all
-        chances = torch.rand(*state.shape[:2], num_critics, len(self.discounts), 1, device=state.device)
-        subset = chances.argsort(2)[:, :, : self.num_critics_td]
-        return self.target_critics, lambda q: of_all(q.gather(2, subset))
+        shape = state.shape[0], state.shape[1]
+        return self.critic_subset.draw(self.target_critics, shape, len(self.discounts), state.device)
 
     def critic_errors(self, values: Tensor, targets: Tensor) -> Tensor:
         """(B, L, C, G, 1) squared differences of values from targets (B, L, G, 1), at unit scale."""
-        return ((values - targets[:, :, None]) / self.popart.scale).square()
+        return ((values - targets[:, :, None]) / self.values.sigma).square()
 
     def gather_targets(self, targets: Tensor, view: View) -> None:
-        """Let the scale of values follow the targets, and where they begin the rewards, in training mode."""
-        if self.training:
-            self.popart.gather(targets, view.mask)
-            self.popart.gather_rewards(*self._steps(view))
+        """Add targets and rewards to the statistics of `values` and `loss_weights`, in training mode."""
+        if not self.training:
+            return
+        rewards, terminated, mask, _ = self.steps(view)
+        self.values.gather(targets, view.mask)
+        self.values.gather_rewards(rewards, terminated, mask)
+        if self.loss_weights is not None:
+            self.loss_weights.gather(rewards, mask)
 
     # --- figures -------------------------------------------------------------------------------------------
 
@@ -535,7 +493,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         actions = None if self.critics.from_action is None else view.recorded
         layers, _ = self.critics.activations(view.here.state, actions)
         found["dead_units/critics"] = dead_units(layers, places)
-        scales = {"popart_mu": self.popart.mu, "popart_sigma": self.popart.sigma}
+        scales = {"target_mu": self.values.mu, "target_sigma": self.values.sigma}
         for name, values in per_discount.items():
             scales[name] = values.where(mask_g, 0.0).sum((0, 1)) / mask.sum().clamp(min=1)
         for name, by_discount in scales.items():
@@ -558,13 +516,20 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def _check_settings(self, num_critics: int, discounts: Sequence[float]) -> None:
         name = type(self).__name__
-        if not 1 <= self.num_critics_td <= num_critics:
-            raise ValueError(
-                f"num_critics_td is {self.num_critics_td}, but must lie between 1 and num_critics = "
-                f"{num_critics}. Fix: bind {name}.num_critics_td or {name}.num_critics."
-            )
+        parts = {
+            "critic_subset": (self.critic_subset, RandomSubset, "@RandomSubset()"),
+            "returns": (self.returns, Returns, "@NStep()"),
+            "values": (self.values, ValueScale, "@PopArt()"),
+            "loss_weights": (self.loss_weights, WeighByReward | None, "@WeighByReward()"),
+        }
+        for setting, (part, kind, example) in parts.items():
+            if not isinstance(part, kind):
+                raise TypeError(
+                    f"{name}.{setting} is {part!r}, but must be a part from loxodon.agents.parts, in gin "
+                    f"with parentheses. Fix: bind, say, {name}.{setting} = {example}."
+                )
+        self.critic_subset.check(num_critics, name)
         lowest = {
-            "n_step": 1,
             "num_actions_for_value_in_critic_loss": 1,
             "num_actions_for_value_in_actor_loss": 1,
             "burn_in": 0,
@@ -575,23 +540,48 @@ class OffPolicyAgent(BaseAgent, ABC):
                     f"{setting} is {getattr(self, setting)}, but must be at least {least}. "
                     f"Fix: bind {name}.{setting} to such an integer."
                 )
-        if not all(0.0 <= g <= 1.0 for g in (*discounts, self.trace_decay)):
+        if not all(0.0 <= g <= 1.0 for g in discounts):
             raise ValueError(
-                f"Discounts are {list(discounts)} and trace_decay is {self.trace_decay}, but must lie in "
-                f"[0, 1]. Fix: bind {name}.gamma, {name}.training_discounts (or "
-                f"training_discounts_continuous), {name}.trace_decay."
+                f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma and "
+                f"{name}.training_discounts (or training_discounts_continuous) so."
             )
-        if self.returns not in _RETURNS or self.critic_subset not in _SUBSETS:
+        if self.returns.needs_probabilities and not self.is_discrete:
             raise ValueError(
-                f"returns is {self.returns!r} and critic_subset {self.critic_subset!r}, but allowed are "
-                f"{', '.join(map(repr, _RETURNS))} and {', '.join(map(repr, _SUBSETS))}. "
-                f"Fix: bind {name}.returns and {name}.critic_subset to one of these."
+                f"{name}.returns is {self.returns}, but the action space is {self.action_space}, whose "
+                f"actions have densities, not probabilities. "
+                f"Fix: bind {name}.returns_continuous = @LambdaReturns()."
             )
-        if self.returns == "retrace" and not self.is_discrete:
-            raise ValueError(
-                f"returns is 'retrace', but the action space is {self.action_space}, whose actions have "
-                f"densities, not probabilities. Fix: bind {name}.returns = 'lambda' or 'n_step'."
-            )
+
+
+@dataclass(frozen=True)
+class _Following:
+    """The timesteps after each transition, by target critics and a policy; a `Lookahead`.
+
+    bonus: (B, L, G, 1), added to the policy's values.
+    """
+
+    agent: OffPolicyAgent
+    view: View
+    critics: Callable[..., Tensor]
+    policy: PolicyDistribution
+    bonus: Tensor | None
+
+    def policy_values(self) -> Tensor:
+        return self._with_bonus(
+            self.agent.policy_values(self.critics, self.view.following.state, self.policy)
+        )
+
+    def corrections(self) -> tuple[Tensor, Tensor, Tensor]:
+        actions = self.agent.next_actions(self.view)
+        values, q = self.agent.values_of_both(self.critics, self.view.following.state, self.policy, actions)
+        log_ratio = self.policy.log_prob(actions)
+        if (taken := self.view.batch.log_probs) is not None:
+            behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
+            log_ratio = log_ratio - behavior.nan_to_num(nan=0.0)[:, :, None]
+        return self._with_bonus(values), q, log_ratio
+
+    def _with_bonus(self, values: Tensor) -> Tensor:
+        return values if self.bonus is None else values + self.bonus[:, :, None]
 
 
 def expectation(values: Tensor, probs: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class SACAgent(OffPolicyAgent):
         num_samples = self.num_actions_for_value_in_actor_loss
         q_policy = self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
         value, entropy = q_policy.amin(2), policy.entropy()
-        actor_loss = -(value + alpha * entropy) / self.popart.scale
+        actor_loss = -(value + alpha * entropy) / self.values.sigma
         actor_loss = actor_loss + self.log_alpha * (entropy.detach() - self.target_entropy)
         metrics: dict[str, Tensor] = {}
         if with_metrics:

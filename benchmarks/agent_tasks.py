@@ -27,7 +27,7 @@ class PeerTask(Task):
 
 RECURRENT: dict[str, Task] = {
     "dqn_cartpole_no_velocity": Task(
-        ("cartpole_no_velocity", "agents/dqn"), "val/return", 475.0, 100_000, overrides=("DQNAgent.n_step=5",)
+        ("cartpole_no_velocity", "agents/dqn"), "val/return", 475.0, 100_000, overrides=("NStep.n=5",)
     ),
     "dqn_repeat": Task(("popgym_repeat", "agents/dqn"), "val/return", 0.95, 50_000),
     "sac_pendulum_no_velocity": Task(

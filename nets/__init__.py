@@ -41,10 +41,10 @@ from .mixers.mlstm import MLSTMTrajEncoder
 from .mixers.s5 import S5TrajEncoder
 from .mlp import MLP, orthogonal_init
 from .normalization import (
-    PopArt,
     RunningNorm,
     RunningStatistics,
     ValueNorm,
+    debiased_rate,
     sum_over_processes,
     summed_over_processes,
 )
@@ -104,7 +104,6 @@ __all__ = [
     "NatureishCNN",
     "PolicyDistribution",
     "PolicyHead",
-    "PopArt",
     "RunningNorm",
     "RunningStatistics",
     "S5TrajEncoder",
@@ -117,6 +116,7 @@ __all__ = [
     "ValueHead",
     "ValueNorm",
     "dead_units",
+    "debiased_rate",
     "default_tstep_encoder",
     "orthogonal_init",
     "sum_over_processes",

@@ -13,24 +13,27 @@ from .mlp import require_positive
 
 @gin.configurable(denylist=["d_embedded", "num_actions", "horizon"])
 class ActionMemory(nn.Module):
-    """For each of A discrete actions, a sum over what was seen right after it in this episode.
+    """A memory of its own, next to the sequence model: for each discrete action, a sum over what followed it.
 
         memory_t[a] = asinh(sum over i <= t with a_(i-1) = a of exp(-(t - i) / horizon) W x_i)
     with x_i the embedded timestep that action a_(i-1) led to: its observation, its reward, the action itself.
-    It is attention whose keys are actions and need not be learned, and heads judge each action by its own
-    row, by the same weights for all. To tell from states alone which of 64 places were tried before took more
-    than a million timesteps, as each place is a case of its own then (docs/choices.md).
+    It is attention whose keys are actions and need not be learned. Heads judge each action by its own row
+    (see ActionReader), with the same weights for all actions.
 
-    Sums fade within an episode, so that they stay in one range however long it is. They are like no other
-    episode's, and critics may learn episodes by heart by them before the sequence model recalls anything: so
-    x does not learn from here, and heads begin without (see ActionReader).
+    Reason: knowing from states alone which of 64 places were tried before takes over a million timesteps,
+    since each place has to be learned separately. Source: ours. Off: `action_memory_type = None` (the
+    default).
+
+    Do not use it to compare memories: heads then remember without the sequence model, and cutting the
+    sequence model's context does not show it. Sums fade within an episode, so they stay in one range however
+    long it is. They also identify an episode, so critics could memorise episodes by them before the sequence
+    model recalls anything: x therefore gets no gradient from here, and heads begin without the memory.
 
     Args:
         d_embedded: given by the agent, width E of embedded timesteps.
         num_actions: given by the agent, A.
         horizon: given by the agent, timesteps within which a summand fades to 1 / e.
         width: K, of a row.
-        min_actions, max_actions: with how many actions agents use it. Few are learned one by one as soon.
     Raises: ValueError for a width below 1.
     """
 
@@ -41,13 +44,10 @@ class ActionMemory(nn.Module):
         horizon: int,
         *,
         width: int = 8,
-        min_actions: int = 8,
-        max_actions: int = 128,
     ) -> None:
         super().__init__()
         require_positive("ActionMemory", width=width)
         self.num_actions, self.width, self.rate = num_actions, width, 1.0 / horizon
-        self.is_for_these = min_actions <= num_actions <= max_actions
         self.value = nn.Linear(d_embedded, width)
 
     def _added(self, embedded: Tensor, previous: Tensor) -> Tensor:

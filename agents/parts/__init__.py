@@ -1,0 +1,46 @@
+"""The parts that an off-policy agent is made of, each one idea that gin can exchange or leave out.
+
+    y    = returns(r, d, V')              returns.py: NStep (published), LambdaReturns, Retrace
+    V'   = critic_subset(Q')              critic_subset.py: RandomSubset
+    Q    = values(outputs)                values.py: PopArt (published), PlainValues, FixedUnits, SummedValues
+    loss = loss_weights (Q - y)^2 / s^2   loss_weights.py: WeighByReward (published: none), s from values
+
+`docs/algorithm.md` has the equations side by side, the effect of each part and how to switch it off.
+"""
+
+from .critic_subset import RandomSubset
+from .loss_weights import WeighByReward
+from .returns import (
+    LambdaReturns,
+    Lookahead,
+    NStep,
+    Retrace,
+    Returns,
+    Steps,
+    UncorrectedReturns,
+    lambda_returns,
+    n_step_targets,
+    retrace_targets,
+)
+from .values import FixedUnits, PlainValues, PopArt, StartAtReward, SummedValues, ValueScale
+
+__all__ = [
+    "FixedUnits",
+    "LambdaReturns",
+    "Lookahead",
+    "NStep",
+    "PlainValues",
+    "PopArt",
+    "RandomSubset",
+    "Retrace",
+    "Returns",
+    "StartAtReward",
+    "Steps",
+    "SummedValues",
+    "UncorrectedReturns",
+    "ValueScale",
+    "WeighByReward",
+    "lambda_returns",
+    "n_step_targets",
+    "retrace_targets",
+]

@@ -1,0 +1,82 @@
+"""How much the losses of each discount count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gin
+import torch
+from torch import Tensor
+
+from ...nets import RunningStatistics, debiased_rate
+
+
+@gin.configurable
+class WeighByReward(RunningStatistics):
+    """Losses of long discounts count less where every timestep pays, and alike where rewards are rare.
+
+        w_g = (k_g sigma_g)^2 / max over discounts
+        k_g = min(1, (1 - g) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
+
+    sigma_g is the deviation of the targets of discount g. k_g makes a mean reward of a return: a return adds
+    up 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] pays (exactly so if all rewards other than 0
+    are equal). With `rare` = 10, a horizon that holds a tenth of a reward on average counts fully: in nine of
+    ten cases it has no other reward than the one it sees, so there is nothing to average.
+
+    Reason: the layers that discounts share then learn from those whose returns distinguish actions. If all
+    discounts count alike and an action pays at once, chance makes up most of a return over a long horizon,
+    and recall is learned late or not at all. Source: ours. Off: `loss_weights = None` (published).
+
+    Shapes: `weights` is (G, 1).
+
+    Args:
+        beta: rate of the moving averages of |r| and r^2, higher at first to make up for their start.
+        rare: see above; infinity always divides by the horizon.
+    """
+
+    reward_sizes: Tensor
+    updates: Tensor
+    pending: Tensor
+    _discounts: Tensor
+
+    def __init__(self, *, beta: float = 5e-4, rare: float = 10.0) -> None:
+        super().__init__()
+        self.beta, self.rare = beta, rare
+
+    def build(self, discounts: Sequence[float]) -> None:
+        """Take the discounts of the agent, in the order of its losses."""
+        self.register_buffer("reward_sizes", torch.zeros(2))  # means of |r| and r^2
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("pending", torch.zeros(3), persistent=False)  # sums of |r| and r^2, and number
+        self.register_buffer("_discounts", torch.tensor(discounts)[:, None], persistent=False)
+
+    def weights(self, sigma: Tensor) -> Tensor:
+        """(G, 1) weights, the largest of them 1, for deviations (G, 1) of the targets."""
+        size, square = self.reward_sizes.unbind()
+        share = (size.square() / square).where(square > 0.0, 1.0)
+        share = (self.rare * share).clamp(max=1.0)
+        per_timestep = (1.0 - self._discounts).clamp(min=1e-3)
+        deviation = (per_timestep / share).clamp(max=1.0) * sigma
+        return (deviation / deviation.max()).square()
+
+    @torch.no_grad()
+    def gather(self, rewards: Tensor, mask: Tensor) -> None:
+        """Add rewards where mask is True; both of one shape."""
+        kept = rewards.where(mask, 0.0)
+        self.pending += torch.stack([kept.abs().sum(), kept.square().sum(), mask.sum().float()])
+
+    def pending_sums(self) -> Tensor:
+        return self.pending.double()
+
+    def set_pending_sums(self, sums: Tensor) -> None:
+        self.pending.copy_(sums)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move the averages, without waiting for a GPU."""
+        *sizes, n = self.pending.unbind()
+        moves = n > 0
+        self.updates += moves
+        rate = debiased_rate(self.beta, self.updates).where(moves, 0.0)
+        self.reward_sizes.lerp_(torch.stack(sizes) / n.clamp(min=1.0), rate)
+        self.pending.zero_()

@@ -1,0 +1,264 @@
+"""The targets of critics: returns of a sequence that bootstrap from values, and the parts that choose one.
+
+Axes: B batch, L time, C critics, G discounts. All return (B, L, G, 1) float. If all inputs have more axes
+between L and G, such as one of critics, so has the result. A return never looks beyond a termination, nor
+beyond the last real step before a place where mask is False; there it bootstraps, as at a truncation. So
+sequences that share a row have at least one such place between them. Entries where mask is False are
+meaningless, and do not influence any other entry.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import gin
+import torch
+from torch import Tensor
+
+
+class Steps(NamedTuple):
+    """Transitions, as the functions below take them."""
+
+    rewards: Tensor  # (B, L, 1, 1) float, times the reward multiplier
+    terminated: Tensor  # (B, L, 1, 1) bool
+    mask: Tensor  # (B, L, 1, 1) bool, True on real transitions
+    discounts: Tensor  # (G, 1) float
+
+
+class Lookahead(Protocol):
+    """The timestep after each transition; each value is computed when it is asked for."""
+
+    def policy_values(self) -> Tensor:
+        """(B, L, C, G, 1) values of what the policy would do."""
+
+    def corrections(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Values of the policy and of the recorded action, and log(pi / mu) of the latter.
+
+        Both values are (B, L, C, G, 1), the last (B, L, G, 1). mu is the probability with which the action
+        was taken; where data do not say, its upper bound 1.
+        """
+
+
+Reduce = Callable[[Tensor], Tensor]
+"""One value (B, L, G, 1) of those of several critics (B, L, C, G, 1); see RandomSubset."""
+
+
+class Returns(ABC):
+    """Base of the parts that choose the critics' target."""
+
+    needs_probabilities: ClassVar[bool] = False
+    """Whether trajectories have to keep the probabilities with which actions were taken."""
+
+    @abstractmethod
+    def targets(self, steps: Steps, following: Lookahead, reduce: Reduce) -> Tensor:
+        """(B, L, G, 1) targets, of transitions and the timestep after each."""
+
+
+class UncorrectedReturns(Returns):
+    """Base of returns that need one value of each following timestep, and take recorded actions as given."""
+
+    @abstractmethod
+    def from_values(self, steps: Steps, next_values: Tensor) -> Tensor:
+        """(B, L, G, 1) targets from values (B, L, G, 1) of the timestep after each transition."""
+
+    def targets(self, steps: Steps, following: Lookahead, reduce: Reduce) -> Tensor:
+        return self.from_values(steps, reduce(following.policy_values()))
+
+
+@gin.configurable
+@dataclass(frozen=True)
+class NStep(UncorrectedReturns):
+    """n rewards, then the value of the timestep that they lead to.
+
+        y_t = sum_{i<n} g^i r_{t+i} + g^n V_{t+n}
+
+    Source: Grigsby et al. 2023, arXiv:2310.09971 (published: n = 1). Exact form: `n_step_targets`.
+
+    Args:
+        n: rewards before the value, at least 1; may exceed the length of a window.
+    """
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"NStep.n is {self.n}, but must be at least 1. Fix: bind NStep.n = 1.")
+
+    def from_values(self, steps: Steps, next_values: Tensor) -> Tensor:
+        rewards, terminated, mask, discounts = steps
+        return n_step_targets(rewards, terminated, mask, next_values, discounts, n_step=self.n)
+
+
+@gin.configurable
+@dataclass(frozen=True)
+class LambdaReturns(UncorrectedReturns):
+    """A mean of targets of all lengths, whose weights decay with the length.
+
+        y_t = r_t + g ((1 - lambda) V_{t+1} + lambda y_{t+1})
+
+    Reason: rewards reach earlier timesteps within one update, not within one update per timestep. Not
+    corrected for what the policy would have done otherwise, so lambda is shorter than Retrace's. Source:
+    Sutton & Barto 2018, eq. 12.18; for Q functions Peng & Williams 1996. Off: `returns = @NStep()`
+    (published).
+
+    Args:
+        trace_decay: lambda, in [0, 1]; 0 gives one-step targets.
+    """
+
+    trace_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        _check_decay("LambdaReturns", self.trace_decay)
+
+    def from_values(self, steps: Steps, next_values: Tensor) -> Tensor:
+        rewards, terminated, mask, discounts = steps
+        decay = self.trace_decay
+        return lambda_returns(rewards, terminated, mask, next_values, discounts, trace_decay=decay)
+
+
+@gin.configurable
+@dataclass(frozen=True)
+class Retrace(Returns):
+    """Multi-step targets, corrected for what the policy would have done otherwise. For discrete actions.
+
+        y_t = r_t + g (V_{t+1} + c_{t+1} (y_{t+1} - Q(s_{t+1}, a_{t+1})))
+        c   = lambda min(1, pi(a|s) / mu(a|s))
+
+    Each critic is corrected by its own values, and the critics are reduced afterwards: the minimum of several
+    is lower for one action than for a mean of actions, and every timestep would add the difference.
+
+    Reason: rewards reach earlier timesteps within one update, and exploration does not bias them. Actors
+    store the probability mu of each action; without it the correction is tree backup's (mu = 1). Source:
+    Munos et al. 2016, arXiv:1606.02647; tree backup: Precup et al. 2000. Off: `returns = @NStep()`
+    (published).
+
+    Args:
+        trace_decay: lambda, in [0, 1]; 0 gives one-step targets.
+    """
+
+    trace_decay: float = 0.9
+    needs_probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_decay("Retrace", self.trace_decay)
+
+    def targets(self, steps: Steps, following: Lookahead, reduce: Reduce) -> Tensor:
+        values, q, log_ratio = following.corrections()
+        traces = self.trace_decay * log_ratio.clamp(max=0.0).exp()
+        rewards, terminated, mask = (x[:, :, None] for x in steps[:3])
+        found = retrace_targets(
+            rewards, terminated, mask, values, steps.discounts, next_q=q, next_traces=traces[:, :, None]
+        )
+        return reduce(found)
+
+
+def _check_decay(name: str, trace_decay: float) -> None:
+    if not 0.0 <= trace_decay <= 1.0:
+        raise ValueError(
+            f"{name}.trace_decay is {trace_decay}, but must lie in [0, 1]. Fix: bind {name}.trace_decay so."
+        )
+
+
+def n_step_targets(
+    rewards: Tensor, terminated: Tensor, mask: Tensor, next_values: Tensor, discounts: Tensor, *, n_step: int
+) -> Tensor:
+    """TD targets that look up to n steps ahead.
+
+    y_t = sum_{i<k} discount^i r_{t+i} + discount^k (1 - d_{t+k-1}) V_{t+k}, where k is n, or the number of
+    steps until the first terminal step or the last real one of the sequence, whichever comes first. With
+    n_step = 1 it is r + discount (1 - d) V'. No importance correction.
+
+    Args:
+        rewards: (B, L, 1, 1) float.
+        terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
+        mask: (B, L, 1, 1) bool, True on real steps; False at least once between two sequences of a row.
+        next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
+        discounts: (G, 1) float in [0, 1].
+        n_step: at least 1; may exceed L.
+    """
+    targets = rewards + discounts * next_values * ~terminated
+    # extended[t] is the target with i + 1 steps; a step whose successor is terminal or padding keeps the
+    # shorter one
+    extended = targets
+    can_look_on = _goes_on(terminated, mask)
+    for _ in range(min(n_step, rewards.shape[1]) - 1):
+        following = torch.cat([extended[:, 1:], extended[:, -1:]], dim=1)
+        extended = torch.where(can_look_on, rewards + discounts * following, targets)
+    return extended
+
+
+def lambda_returns(
+    rewards: Tensor,
+    terminated: Tensor,
+    mask: Tensor,
+    next_values: Tensor,
+    discounts: Tensor,
+    *,
+    trace_decay: float,
+) -> Tensor:
+    """The mean of all n-step targets with weights (1 - lambda) lambda^(n-1), the last one taking the rest.
+
+    y_t = r_t + discount (1 - d_t) ((1 - lambda) V_{t+1} + lambda y_{t+1}). No importance correction.
+
+    Args:
+        rewards: (B, L, 1, 1) float.
+        terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
+        mask: (B, L, 1, 1) bool, True on real steps; False at least once between two sequences of a row.
+        next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
+        discounts: (G, 1) float in [0, 1].
+        trace_decay: lambda in [0, 1]; 0 gives the one-step target.
+    Source: Sutton & Barto 2018, eq. 12.18; for Q functions Peng & Williams 1996.
+    """
+    mixed = rewards + discounts * ~terminated * (1.0 - trace_decay) * next_values
+    weight = (trace_decay * discounts * ~terminated).expand_as(mixed)
+    last = rewards + discounts * next_values * ~terminated
+    return _scan(mixed, weight, last, _goes_on(terminated, mask))
+
+
+def retrace_targets(
+    rewards: Tensor,
+    terminated: Tensor,
+    mask: Tensor,
+    next_values: Tensor,
+    discounts: Tensor,
+    *,
+    next_q: Tensor,
+    next_traces: Tensor,
+) -> Tensor:
+    """Returns with corrections for what the policy would have done otherwise.
+
+    y_t = r_t + discount (1 - d_t) (V_{t+1} + c_{t+1} (y_{t+1} - Q_{t+1})), V the mean of Q under the policy.
+
+    Args:
+        rewards: (B, L, 1, 1) float.
+        terminated: (B, L, 1, 1) bool, True where the environment terminated; truncation is not termination.
+        mask: (B, L, 1, 1) bool, True on real steps; False at least once between two sequences of a row.
+        next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
+        discounts: (G, 1) float in [0, 1].
+        next_q: (B, L, G, 1) float, value of the recorded action of the timestep after each step. Unused
+            where there is none.
+        next_traces: (B, L, G, 1) float in [0, 1], its c: lambda min(1, pi(a|s) / mu(a|s)) for Retrace, with
+            mu the policy that acted; lambda pi(a|s) for tree backup.
+    Source: Munos et al. 2016, arXiv:1606.02647, eq. 3 and 4; tree backup: Precup et al. 2000.
+    """
+    going = discounts * ~terminated
+    mixed = rewards + going * (next_values - next_traces * next_q)
+    last = rewards + discounts * next_values * ~terminated
+    return _scan(mixed, going * next_traces, last, _goes_on(terminated, mask))
+
+
+def _goes_on(terminated: Tensor, mask: Tensor) -> Tensor:
+    """(B, L, 1, 1) bool, True where a real step of the same episode follows."""
+    return ~terminated & torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+
+
+def _scan(mixed: Tensor, weight: Tensor, last: Tensor, goes_on: Tensor) -> Tensor:
+    """y_t = mixed_t + weight_t y_{t+1} where the sequence goes on, else last_t."""
+    targets, following = torch.empty_like(last), last[:, -1]
+    for t in reversed(range(last.shape[1])):
+        following = torch.where(goes_on[:, t], mixed[:, t] + weight[:, t] * following, last[:, t])
+        targets[:, t] = following
+    return targets

@@ -1,0 +1,367 @@
+"""How the outputs of critics become values, and the unit in which their errors count.
+
+Axes: G discounts, A actions (1 for critics that read the action). Statistics are (G, 1). Values and targets
+are in environment units times the reward multiplier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from ...nets import RunningStatistics, debiased_rate
+
+_LEAST_SIGMA = 1e-4  # keeps divisions finite
+
+
+class ValueScale(RunningStatistics):
+    """Base of the parts that turn outputs (..., G, A) into values (..., G, A).
+
+    The loss of a critic is ((value(output) - target) / sigma)^2, and the actor's loss has values as
+    (value - mu) / sigma. An agent calls `build` once, then `gather` for every batch that it trains on, before
+    it computes the losses of that batch.
+    """
+
+    mu: Tensor
+    sigma: Tensor
+
+    def build(self, discounts: Sequence[float]) -> None:
+        """Take the discounts of the agent, in the order of the critics' outputs."""
+
+    def value(self, outputs: Tensor) -> Tensor:
+        """Values (..., G, A) float32 of critics' outputs of this shape."""
+        raise NotImplementedError
+
+    def normalize(self, value: Tensor) -> Tensor:
+        """Values (..., G, 1) in the unit of the losses."""
+        return ((value - self.mu) / self.sigma).float()
+
+    def gather(self, targets: Tensor, mask: Tensor) -> None:
+        """Add targets (B, L, G, 1) where mask (B, L, 1) bool is True."""
+
+    def gather_rewards(self, rewards: Tensor, ends: Tensor, mask: Tensor) -> None:
+        """Add rewards, and whether episodes terminate after them, where mask is True; all of one shape."""
+
+
+@gin.configurable
+class PlainValues(ValueScale):
+    """Values are the outputs of the critics, and errors count as they are.
+
+        value_g = x_g,  sigma_g = 1
+
+    For comparisons: the published agent without value normalisation.
+    """
+
+    def build(self, discounts: Sequence[float]) -> None:
+        shape = (len(discounts), 1)
+        self.register_buffer("mu", torch.zeros(shape), persistent=False)
+        self.register_buffer("sigma", torch.ones(shape), persistent=False)
+
+    def value(self, outputs: Tensor) -> Tensor:
+        return outputs.float()
+
+    def normalize(self, value: Tensor) -> Tensor:
+        return value
+
+    def pending_sums(self) -> Tensor:
+        return self.mu.new_zeros(0, dtype=torch.float64)
+
+    def set_pending_sums(self, sums: Tensor) -> None:
+        pass
+
+    def commit(self) -> None:
+        pass
+
+
+class _MovingMoments(ValueScale):
+    """Bias-corrected moving averages of the targets and of their squares, for each discount."""
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        if not 0.0 < beta <= 1.0:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.beta is {beta}, but a rate lies above 0 and is at most 1. "
+                f"Fix: bind {name}.beta = 5e-4."
+            )
+        self.beta = beta
+
+    def build(self, discounts: Sequence[float]) -> None:
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        # number of targets, their sums and sums of their squares
+        self.register_buffer("pending", torch.zeros(3, len(discounts), 1), persistent=False)
+
+    @torch.no_grad()
+    def gather(self, targets: Tensor, mask: Tensor) -> None:
+        kept = targets.float().where(mask[..., None], 0.0)
+        self.pending[0] += mask.sum()
+        self.pending[1] += kept.sum((0, 1))
+        self.pending[2] += kept.square().sum((0, 1))
+
+    def pending_sums(self) -> Tensor:
+        return self.pending.double().flatten()
+
+    def set_pending_sums(self, sums: Tensor) -> None:
+        self.pending.copy_(sums.view_as(self.pending))
+
+
+@gin.configurable
+class PopArt(_MovingMoments):
+    """Critics predict targets at unit scale, and a move of that scale changes no value.
+
+        value_g = sigma_g (w_g x_g + b_g) + mu_g
+        mu, nu: moving averages of y and y^2;  sigma = sqrt(clip(nu - mu^2, 1e-4, 1e8))
+        w <- w sigma_old / sigma,  b <- (sigma_old b + mu_old - mu) / sigma
+
+    The statistics move before the loss of the same batch, so the losses have the targets that were gathered
+    since the last update within mu and sigma. Several processes that train together gather alone, and share
+    their statistics after each update.
+
+    Reason: one learning rate for all discounts and reward scales. Source: van Hasselt et al. 2016,
+    arXiv:1602.07714; one set of statistics per discount: Grigsby et al. 2023, arXiv:2310.09971.
+    Off: `values = @PlainValues()`.
+
+    Args:
+        beta: rate of the moving averages, higher at first to make up for their start.
+        init_nu: mean square of the targets that is assumed until there are some.
+    """
+
+    def __init__(self, *, beta: float = 5e-4, init_nu: float = 100.0) -> None:
+        super().__init__(beta)
+        self.init_nu = init_nu
+
+    def build(self, discounts: Sequence[float]) -> None:
+        super().build(discounts)
+        shape = (len(discounts), 1)
+        for name, value in (("_mu", 0.0), ("_nu", self.init_nu), ("_w", 1.0), ("_b", 0.0)):
+            self.register_buffer(name, torch.full(shape, value))
+
+    def _moved(self) -> tuple[Tensor, Tensor]:
+        """Mu and nu (G, 1), with all that was gathered."""
+        n, total, squares = self.pending
+        rate = debiased_rate(self.beta, self.updates + 1).where(n > 0, 0.0)
+        n = n.clamp(min=1.0)
+        return self._mu.lerp(total / n, rate), self._nu.lerp(squares / n, rate)
+
+    @property
+    def mu(self) -> Tensor:  # type: ignore[override]
+        """Mean of the targets, (G, 1)."""
+        return self._moved()[0]
+
+    @property
+    def sigma(self) -> Tensor:  # type: ignore[override]
+        """Standard deviation of the targets, (G, 1)."""
+        return _deviation(*self._moved())
+
+    def value(self, outputs: Tensor) -> Tensor:
+        # the affine map before the last move: the move keeps all values
+        sigma = _deviation(self._mu, self._nu)
+        return sigma * (self._w * outputs.float() + self._b) + self._mu
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        mu, nu = self._moved()
+        old, new = _deviation(self._mu, self._nu), _deviation(mu, nu)
+        self._b.copy_((old * self._b + self._mu - mu) / new)
+        self._w.mul_(old / new)
+        self._mu.copy_(mu)
+        self._nu.copy_(nu)
+        self.updates += self.pending[0, 0] > 0
+        self.pending.zero_()
+
+
+def _deviation(mu: Tensor, nu: Tensor) -> Tensor:
+    return (nu - mu.square()).clamp(1e-4, 1e8).sqrt()
+
+
+@gin.configurable
+class StartAtReward(nn.Module):
+    """Values begin at the return of the smallest reward, if all rewards have one sign.
+
+        value_g = c p / (1 - g p) at first
+
+    c is the reward closest to 0 among those after which the episode continues, and p their share. Both are of
+    the first update, and 0 is the start if some rewards are positive and some are negative.
+
+    Reason: with a price for every timestep, values of long horizons hold it only after the target networks
+    have followed for as long as these horizons are, and until then an early end looks bad or good by mistake.
+    Source: ours. Off: `SummedValues.start = None`.
+    """
+
+    gathered: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # smallest and largest reward after which an episode continues; number of these, and of all
+        self.register_buffer("gathered", torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]), persistent=False)
+
+    @torch.no_grad()
+    def gather(self, rewards: Tensor, ends: Tensor, mask: Tensor) -> None:
+        """Add rewards, and whether episodes terminate after them, where mask is True; all of one shape."""
+        continues = mask & ~ends
+        least, most, num_continuing, num_all = self.gathered.unbind()
+        least.copy_(torch.minimum(least, rewards.where(continues, torch.inf).amin()))
+        most.copy_(torch.maximum(most, rewards.where(continues, -torch.inf).amax()))
+        num_continuing += continues.sum()
+        num_all += mask.sum()
+
+    @property
+    def _constant(self) -> Tensor:
+        """The smallest reward, () float32; 0 if signs differ or nothing was gathered."""
+        least, most = self.gathered[0], self.gathered[1]
+        return (least.clamp(min=0.0) + most.clamp(max=0.0)).where(least <= most, 0.0)
+
+    def value(self, discounts: Tensor) -> Tensor:
+        """(G, 1) values to begin with, for discounts (G, 1); 0 for none."""
+        share = self.gathered[2] / self.gathered[3].clamp(min=1.0)
+        return self._constant * share / (1.0 - discounts * share).clamp(min=1e-3)
+
+    def sums(self) -> Tensor:
+        """What was gathered, (5,) float64, in a form that processes can add up."""
+        constant = self._constant
+        has_one = torch.stack([constant, constant != 0.0, torch.ones_like(constant)])
+        return torch.cat([has_one, self.gathered[2:]]).double()
+
+    def set_sums(self, sums: Tensor) -> None:
+        """Take what all processes gathered: the mean of their constants, if all of them have one."""
+        constant, num_with, num_processes, *counts = sums
+        constant = (constant / num_processes.clamp(min=1.0)).where(num_with == num_processes, 0.0)
+        has_some = num_processes > 0
+        least, most = constant.where(has_some, torch.inf), constant.where(has_some, -torch.inf)
+        self.gathered.copy_(torch.stack([least, most, *counts]))
+
+    def clear(self) -> None:
+        """Forget what was gathered."""
+        self.gathered.copy_(torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]))
+
+
+@gin.configurable
+class FixedUnits(_MovingMoments):
+    """The scale of outputs is set once, by the first targets; only the loss follows the targets' deviation.
+
+        value_g = origin_g + unit_g x_g
+        sigma = max(sqrt(nu - mu^2), floor sqrt(nu));  mu, nu: moving averages of y and y^2
+
+    unit and origin are sigma and mu of the first targets that vary, and 0 until then. The first update
+    therefore trains no critic: it only sets the scale.
+
+    Reason: no value moves when statistics move, and no weight has to be rescaled to make up for it. Without a
+    floor, targets that hardly vary (a constant reward under a small discount) would be blown up.
+    Source: ours. Off: `values = @PopArt()` (published).
+
+    Args:
+        beta: rate of the moving averages, higher at first to make up for their start.
+        floor: smallest sigma, as a share of the root mean square of the targets, above 0.
+        start: `StartAtReward`; None lets origin be the mean of the first targets.
+    Raises: ValueError for a rate or floor out of range.
+    """
+
+    mu: Tensor
+    nu: Tensor
+    unit: Tensor
+    origin: Tensor
+    _discounts: Tensor
+
+    def __init__(self, *, beta: float = 5e-4, floor: float = 0.1, start: StartAtReward | None = None) -> None:
+        super().__init__(beta)
+        if not 0.0 < floor <= 1.0:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.floor is {floor}, but a share lies above 0 and is at most 1. "
+                f"Fix: bind {name}.floor = 0.1."
+            )
+        self.floor, self.start = floor, start
+
+    def build(self, discounts: Sequence[float]) -> None:
+        super().build(discounts)
+        shape = (len(discounts), 1)
+        for name, value in (("mu", 0.0), ("nu", 1.0), ("unit", 0.0), ("origin", 0.0)):
+            self.register_buffer(name, torch.full(shape, value))
+        self.register_buffer("_discounts", torch.tensor(discounts)[:, None], persistent=False)
+
+    @property
+    def sigma(self) -> Tensor:  # type: ignore[override]
+        """Standard deviation of the targets, (G, 1), at least `floor` times their root mean square."""
+        deviation = (self.nu - self.mu.square()).clamp(min=0.0).sqrt()
+        return deviation.maximum(self.floor * self.nu.sqrt()).clamp(min=_LEAST_SIGMA)
+
+    def value(self, outputs: Tensor) -> Tensor:
+        return self.unit * outputs.float() + self.origin
+
+    def gather_rewards(self, rewards: Tensor, ends: Tensor, mask: Tensor) -> None:
+        if self.start is not None:
+            self.start.gather(rewards, ends, mask)
+
+    def pending_sums(self) -> Tensor:
+        found = super().pending_sums()
+        return found if self.start is None else torch.cat([found, self.start.sums()])
+
+    def set_pending_sums(self, sums: Tensor) -> None:
+        num = self.pending.numel()
+        super().set_pending_sums(sums[:num])
+        if self.start is not None:
+            self.start.set_sums(sums[num:])
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move mu and nu, without waiting for a GPU."""
+        n, total, squares = self.pending
+        moves = n > 0  # alike for all discounts
+        self.updates += moves[0, 0]
+        rate = debiased_rate(self.beta, self.updates).where(moves, 0.0)
+        n = n.clamp(min=1.0)
+        self.mu.lerp_(total / n, rate)
+        self.nu.lerp_(squares / n, rate)
+        is_first = moves & (self.updates == 1)
+        if self.start is not None:
+            begin = self.start.value(self._discounts)
+            does_begin = is_first & (begin != 0.0)
+            variance = (self.nu - self.mu.square()).clamp(min=0.0)
+            self.nu.copy_(torch.where(does_begin, begin.square() + variance, self.nu))
+            self.mu.copy_(torch.where(does_begin, begin, self.mu))
+            self.start.clear()
+        # where targets have not varied yet there is nothing worth preserving
+        is_new = is_first | (moves & (self.unit <= _LEAST_SIGMA))
+        self.unit.copy_(torch.where(is_new, self.sigma, self.unit))
+        self.origin.copy_(torch.where(is_new, self.mu, self.origin))
+        self.pending.zero_()
+
+
+@gin.configurable
+class SummedValues(FixedUnits):
+    """An output for discount g is what the value of g adds to that of the discount below it.
+
+        value_g = origin_g + sum over i <= g of unit_i x_i,  discounts in ascending order
+
+    With unit and origin as in `FixedUnits`.
+
+    Reason: what a short horizon knows of actions is in the values of all longer ones at once. Source: Romoff
+    et al. 2019, arXiv:1902.01883; in fixed units: ours. Off: `values = @FixedUnits()`, or `@PopArt()`
+    (published).
+
+    Args:
+        beta: see FixedUnits.
+        floor: see FixedUnits.
+        start: see FixedUnits.
+    """
+
+    _places: Tensor | None
+
+    def build(self, discounts: Sequence[float]) -> None:
+        super().build(discounts)
+        # (2, G): places of discounts in ascending order, and in that order the places of the given ones
+        places, given = None, range(len(discounts))
+        if (ascending := sorted(given, key=lambda place: discounts[place])) != list(given):
+            places = torch.tensor([ascending, sorted(given, key=ascending.__getitem__)])
+        self.register_buffer("_places", places, persistent=False)
+
+    def value(self, outputs: Tensor) -> Tensor:
+        added = self.unit * outputs.float()
+        if self._places is None:
+            return added.cumsum(-2) + self.origin
+        ascending, given = self._places
+        values = added.index_select(-2, ascending).cumsum(-2).index_select(-2, given)
+        return values + self.origin
