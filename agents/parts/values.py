@@ -126,7 +126,7 @@ class PopArt(_MovingMoments):
 
     Args:
         beta: rate of the moving averages, higher at first to make up for their start.
-        init_nu: mean square of the targets that is assumed until there are some.
+        init_nu: mean square of the targets to begin with; it counts like the targets of one update.
     """
 
     def __init__(self, *, beta: float = 5e-4, init_nu: float = 100.0) -> None:
@@ -135,6 +135,7 @@ class PopArt(_MovingMoments):
 
     def build(self, discounts: Sequence[float]) -> None:
         super().build(discounts)
+        self.updates.fill_(1)  # the start counts as one
         shape = (len(discounts), 1)
         for name, value in (("_mu", 0.0), ("_nu", self.init_nu), ("_w", 1.0), ("_b", 0.0)):
             self.register_buffer(name, torch.full(shape, value))
@@ -169,7 +170,7 @@ class PopArt(_MovingMoments):
         self._w.mul_(old / new)
         self._mu.copy_(mu)
         self._nu.copy_(nu)
-        self.updates += self.pending[0, 0] > 0
+        self.updates += self.pending[0, 0, 0] > 0
         self.pending.zero_()
 
 
