@@ -436,6 +436,8 @@ def test_half_of_a_recurrent_layer_starts_with_memories_of_all_lengths(kind: Any
         assert keeps[4:].max() < 1 - 1 / 4
         for gate in weight.view(-1, 8, 8):
             assert_equal_but_for_rounding(gate @ gate.T, torch.eye(8), NUM_OPS)
+    rnn = kind(DIM, 64, d_hidden=8, lasting_share=0).rnn
+    assert max(weight.abs().max() for name, weight in rnn.named_parameters() if "hh" not in name) < 8**-0.5
 
 
 @pytest.mark.parametrize("name", sorted(REMEMBERING))
