@@ -1,4 +1,4 @@
-"""The Transformer's settings in `gin_configs/encoders/transformer.gin`, without its sizes."""
+"""Settings of networks in `base_offpolicy.gin` and `encoders/transformer.gin`, without sizes."""
 
 from __future__ import annotations
 
@@ -12,3 +12,5 @@ TRANSFORMER: dict[str, Any] = {
     "normformer_norms": False,
     "head_scaling": False,
 }
+ACTOR: dict[str, Any] = {"out_gain": 0.1, "out_bias_gain": 0.0}
+CRITICS: dict[str, Any] = {"out_gain": 1.0, "joint_fan_in": False}
