@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from provenance import provenance
+from recommended import TRANSFORMER
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -38,7 +39,7 @@ TRUNK = {"d_model": WIDTH, "n_layers": LAYERS}
 RNN = {"d_hidden": WIDTH, "n_layers": LAYERS, "d_output": WIDTH}
 HYBRID = {"mixers": ["gated_delta", "gated_delta", "attention"], "d_model": WIDTH}
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "transformer": ("TransformerTrajEncoder", {**TRUNK, "d_ff": 4 * WIDTH}),
+    "transformer": ("TransformerTrajEncoder", {**TRUNK, "d_ff": 4 * WIDTH, **TRANSFORMER}),
     "gru": ("GRUTrajEncoder", RNN),
     "lstm": ("LSTMTrajEncoder", RNN),
     "min_gru": ("MinGRUTrajEncoder", TRUNK),

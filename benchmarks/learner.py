@@ -32,6 +32,7 @@ from accelerate import Accelerator
 from encoders import count_flop, flops_per_s
 from gymnasium import spaces
 from provenance import provenance
+from recommended import TRANSFORMER
 
 from loxodon.agents import Agent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent
 from loxodon.data import Batch
@@ -44,7 +45,7 @@ from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 BATCH, LENGTH, OBS_DIM, NUM_ACTIONS, WIDTH = 24, 128, 16, 4, 128
 DISCRETE, BOX = spaces.Discrete(NUM_ACTIONS), spaces.Box(-1, 1, (NUM_ACTIONS,), np.float32)
 tstep = partial(FFTstepEncoder, n_layers=2, d_hidden=WIDTH, d_output=WIDTH)
-transformer = partial(TransformerTrajEncoder, d_model=WIDTH, d_ff=4 * WIDTH, n_layers=3)
+transformer = partial(TransformerTrajEncoder, d_model=WIDTH, d_ff=4 * WIDTH, n_layers=3, **TRANSFORMER)
 gru = partial(GRUTrajEncoder, d_hidden=WIDTH, d_output=WIDTH, n_layers=2)
 WORKLOADS: dict[str, tuple[type, Any, Any, int]] = {
     "discrete": (Agent, DISCRETE, transformer, LENGTH),

@@ -18,6 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from accelerate import Accelerator
 from gymnasium import spaces
 from provenance import provenance
 from recall_probe import NO_ANSWER, SYMBOLS, episodes
+from recommended import ACTOR, CRITICS, TRANSFORMER
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,7 +37,7 @@ from loxodon.data import Batch
 from loxodon.experiment import Learner
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
-from loxodon.nets import FFTstepEncoder, TransformerTrajEncoder
+from loxodon.nets import Actor, CriticEnsemble, FFTstepEncoder, TransformerTrajEncoder
 
 FIRST_EPISODES, EPISODES_PER_UPDATE, BATCH, ENOUGH, LOOK_EVERY = 96, 0.125, 7, 0.95, 35
 
@@ -89,8 +91,10 @@ def updates_needed(
         obs_space,
         spaces.Discrete(SYMBOLS),
         FFTstepEncoder,
-        TransformerTrajEncoder,
+        partial(TransformerTrajEncoder, **TRANSFORMER),
         length,
+        actor_type=partial(Actor, **ACTOR),
+        critic_type=partial(CriticEnsemble, **CRITICS),
         training_discounts=discounts[:-1],
         gamma=discounts[-1],
     )

@@ -1,7 +1,7 @@
 """How soon is recall learned, without the rest of reinforcement learning? Prints JSON.
 
-    python benchmarks/recall_probe.py --positions rope rope+fixed fixed --seeds 0 1
-    python benchmarks/recall_probe.py reverse --positions rope+fixed --first-episodes 24 120
+    python benchmarks/recall_probe.py --positions rotary mixed fixed --seeds 0 1
+    python benchmarks/recall_probe.py reverse --positions mixed --first-episodes 24 120
 
 A Transformer of the general preset's size sees symbols, draws answers at random and regresses their values to
 1 (right) or -1, as a critic does: at a distance of 32, in reverse, by key, or of one symbol after a delay of
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from provenance import provenance
+from recommended import TRANSFORMER
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,6 +30,12 @@ SYMBOLS, KEYS, WIDTH, BATCH, WARM_UP = 4, 32, 128, 24, 100
 DISTANCE, LIST, DELAY = 32, 52, 100
 NO_ANSWER = -1
 ENOUGH, LOOK_EVERY = 0.95, 5
+POSITIONS: dict[str, dict[str, Any]] = {
+    "rotary": {"heads": "rotary"},
+    "mixed": {},  # the heads of the recommended preset
+    "fixed": {"heads": "plain", "pos_emb": "fixed"},
+    "learned": {"heads": "plain", "pos_emb": "learned"},
+}
 
 
 def episodes(task: str, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -68,7 +75,12 @@ def updates_needed(
                 nn.Linear(seen.shape[-1], WIDTH), nn.LeakyReLU(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
             ),
             TransformerTrajEncoder(
-                WIDTH, seen.shape[1], d_model=WIDTH, d_ff=4 * WIDTH, n_layers=2, pos_emb=positions
+                WIDTH,
+                seen.shape[1],
+                d_model=WIDTH,
+                d_ff=4 * WIDTH,
+                n_layers=2,
+                **{**TRANSFORMER, **POSITIONS[positions]},
             ),
             nn.Linear(WIDTH, SYMBOLS),
         ]
@@ -112,7 +124,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tasks", nargs="*", default=["distance", "reverse", "by_key", "delay"])
-    parser.add_argument("--positions", nargs="+", default=["rope", "rope+fixed", "fixed", "learned"])
+    parser.add_argument("--positions", nargs="+", choices=tuple(POSITIONS), default=[*POSITIONS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--first-episodes", type=int, nargs="+", default=[96])
     parser.add_argument("--episodes-per-update", type=float, nargs="+", default=[0.5])

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from provenance import provenance
+from recommended import TRANSFORMER
 
 from loxodon.agents import Agent
 from loxodon.data import TrajectoryWriter
@@ -43,7 +44,9 @@ from loxodon.nets.kv_cache import KeyValueCache
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS, SAVE_LEN = 50, 1024
 ENCODERS: dict[str, Callable[..., Any]] = {
-    "transformer": functools.partial(TransformerTrajEncoder, d_model=128, n_layers=3, n_heads=8, d_ff=512),
+    "transformer": functools.partial(
+        TransformerTrajEncoder, d_model=128, n_layers=3, d_ff=512, **TRANSFORMER
+    ),
     "gru": functools.partial(GRUTrajEncoder, d_hidden=128, n_layers=2, d_output=128),
     "ff": functools.partial(FFTrajEncoder, d_model=128, n_layers=2),
 }

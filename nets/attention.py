@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from .head_kinds import COUNT_SCALE
 from .positions import Places, rotate
 from .recurrence import in_full_precision
 
@@ -23,7 +24,6 @@ stands for a causal one with L = S, and for none with L = 1. Returns (B, H, L, E
 
 _QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
 _COUNTING_QUERIES = 512  # whose logits are held at once
-_MANY = 32.0  # timesteps up to which counts grow about evenly; with 8, recall in reverse was late
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -120,7 +120,7 @@ def fits(logits: Tensor, threshold: float) -> Tensor:
 
 def damped(sums: Tensor) -> Tensor:
     """Sums of values as layers can use them, of any number of timesteps."""
-    return (sums / _MANY).asinh()
+    return (sums / COUNT_SCALE).asinh()
 
 
 def _masked_logits(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:

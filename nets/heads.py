@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
+from .init import FAN_IN_GAIN, ORTHOGONAL_GAIN, READER_GAIN
 from .mlp import MLP, activation_fn, as_rows, orthogonal_init, require_at_least, require_positive
 
 _DEAD = 0.025  # of its layer's average activation
@@ -31,6 +32,8 @@ class Actor(nn.Module):
         n_layers: hidden layers.
         d_hidden: their width.
         activation: name of the non-linearity.
+        out_gain: factor of the output layer's first weights; a small one begins near the uniform policy.
+        out_bias_gain: factor of the output layer's first biases.
     Raises: ValueError for a size below 1.
     """
 
@@ -44,6 +47,8 @@ class Actor(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
+        out_gain: float = 1.0,
+        out_bias_gain: float = 1.0,
         memory_dim: int = 0,
     ) -> None:
         super().__init__()
@@ -51,9 +56,9 @@ class Actor(nn.Module):
         self.distribution, self.num_discounts = distribution, num_discounts
         self.num_params = distribution.num_params(action_dim)
         self.mlp = MLP(state_dim, d_hidden, num_discounts * self.num_params, n_layers, activation)
-        with torch.no_grad():  # start near the uniform policy
-            self.mlp.out.weight.mul_(0.1)
-            self.mlp.out.bias.zero_()
+        with torch.no_grad():
+            self.mlp.out.weight.mul_(out_gain)
+            self.mlp.out.bias.mul_(out_bias_gain)
         self.state_dim = state_dim
         self.reader = ActionReader(1, d_hidden, num_discounts, memory_dim) if memory_dim else None
 
@@ -90,54 +95,72 @@ def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
     return (sizes <= _DEAD * sizes.mean(-1, keepdim=True)).float().mean()
 
 
-_HIDDEN_GAIN = math.sqrt(3.0)  # weights of variance 1 / d_in
-
-
 class EnsembleLinear(nn.Module):
     """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
 
-    First weights are between plus and minus `gain` / sqrt(d_in), biases 1 / sqrt(d_in).
+    First weights are uniform within `gain` / sqrt(d_in), first biases within `bias_gain` / sqrt(d_in).
     """
 
-    def __init__(self, num_members: int, d_in: int, d_out: int, gain: float = 1.0) -> None:
+    def __init__(
+        self, num_members: int, d_in: int, d_out: int, gain: float = 1.0, bias_gain: float = 1.0
+    ) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(d_in)
         self.weight = nn.Parameter(
             torch.empty(num_members, d_in, d_out).uniform_(-gain * bound, gain * bound)
         )
-        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(
+            torch.empty(num_members, 1, d_out).uniform_(-bias_gain * bound, bias_gain * bound)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.baddbmm(self.bias, x, self.weight)
 
 
+@gin.configurable(denylist=["num_members", "d_state", "num_outputs", "memory_dim"])
 class ActionReader(nn.Module):
     """What a head of C members adds to its outputs of each action, from its memory row (see ActionMemory).
 
         added_oa = sum over k of (U h)_ok f(memory_a)_k
-    with h the head's last hidden layer, which does not learn from here, and f a small network, the same for
-    all actions and 0 at first.
+    with h the head's last hidden layer, which receives no gradient from here, and f a small network that all
+    actions share.
 
     Shapes: hidden (C, n, D), memory (n, A, K) -> (C, n, O, A).
+
+    Args:
+        num_members, d_state, num_outputs, memory_dim: C, D, O and K, given by the head.
+        d_hidden: width of the hidden layer of f.
+        width: width of the result of f.
+        hidden_gain: first weights of f's hidden layer are uniform within this / sqrt(fan_in).
+        out_gain: the same for f's output layer and its biases; 0 begins with what the head computes alone.
+    Raises: ValueError for a size below 1.
+    Source: Ours.
     """
 
-    D_HIDDEN, WIDTH = 32, 16
-
-    def __init__(self, num_members: int, d_hidden: int, num_outputs: int, memory_dim: int) -> None:
+    def __init__(
+        self,
+        num_members: int,
+        d_state: int,
+        num_outputs: int,
+        memory_dim: int,
+        *,
+        d_hidden: int = 32,
+        width: int = 16,
+        hidden_gain: float = FAN_IN_GAIN,
+        out_gain: float = READER_GAIN,
+    ) -> None:
         super().__init__()
-        self.num_outputs, self.memory_dim = num_outputs, memory_dim
-        self.state = EnsembleLinear(num_members, d_hidden, num_outputs * self.WIDTH)
-        self.memory = EnsembleLinear(num_members, memory_dim, self.D_HIDDEN, _HIDDEN_GAIN)
-        self.out = EnsembleLinear(num_members, self.D_HIDDEN, self.WIDTH)
-        with torch.no_grad():  # begin with what the head says alone
-            self.out.weight.zero_()
-            self.out.bias.zero_()
+        require_positive("ActionReader", d_hidden=d_hidden, width=width)
+        self.num_outputs, self.memory_dim, self.width = num_outputs, memory_dim, width
+        self.state = EnsembleLinear(num_members, d_state, num_outputs * width)
+        self.memory = EnsembleLinear(num_members, memory_dim, d_hidden, hidden_gain)
+        self.out = EnsembleLinear(num_members, d_hidden, width, out_gain, out_gain)
 
     def forward(self, hidden: Tensor, memory: Tensor) -> Tensor:
         num_members, num_rows = hidden.shape[:2]
         rows = memory.flatten(0, 1).expand(num_members, -1, -1)
         of_actions = self.out(F.leaky_relu(self.memory(rows))).unflatten(1, (num_rows, -1))
-        of_state = self.state(hidden.detach()).unflatten(-1, (self.num_outputs, self.WIDTH))
+        of_state = self.state(hidden.detach()).unflatten(-1, (self.num_outputs, self.width))
         added: Tensor = of_state @ of_actions.transpose(-1, -2)
         return added
 
@@ -149,9 +172,9 @@ class CriticEnsemble(nn.Module):
     Discrete actions: one pass gives the values of all A actions. Continuous: the action enters the first
     layer beside the state, whose share of that layer is computed once for any number of actions.
 
-    First weights of hidden layers have a variance of 1 / d_in (LeCun et al. 1998, Efficient BackProp). With
-    a third of that, as torch has it, the sequence model hears little of the critics at first, and learns to
-    recall late.
+    First weights are uniform within a gain / sqrt(fan_in), biases within 1 / sqrt(fan_in). The default gain
+    gives weights a variance of 1 / fan_in (see `nets/init.py`). State and action are one input of the first
+    layer, so that its fan-in is D + A.
 
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
@@ -165,6 +188,10 @@ class CriticEnsemble(nn.Module):
         n_layers: hidden layers.
         d_hidden: their width.
         activation: name of the non-linearity.
+        hidden_gain: gain of the hidden layers' first weights.
+        out_gain: gain of the output layer's first weights.
+        joint_fan_in: first weights count state and action as one input. False gives each its own fan-in, D
+            and A, so that a few action features weigh as much as a hundred features of the state.
     """
 
     def __init__(
@@ -178,6 +205,9 @@ class CriticEnsemble(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
+        hidden_gain: float = FAN_IN_GAIN,
+        out_gain: float = FAN_IN_GAIN,
+        joint_fan_in: bool = True,
         memory_dim: int = 0,
     ) -> None:
         super().__init__()
@@ -193,12 +223,15 @@ class CriticEnsemble(nn.Module):
         with torch.no_grad():
             for layer in (self.from_state, self.from_action):
                 if layer is not None:
-                    layer.weight.mul_(_HIDDEN_GAIN)
+                    layer.weight.mul_(hidden_gain)
+                    if joint_fan_in and not is_discrete:  # torch scaled all by their own fan-in
+                        for weights in layer.parameters():
+                            weights.mul_((layer.in_features / (state_dim + action_dim)) ** 0.5)
         self.hidden = nn.ModuleList(
-            EnsembleLinear(num_critics, d_hidden, d_hidden, _HIDDEN_GAIN) for _ in range(n_layers - 1)
+            EnsembleLinear(num_critics, d_hidden, d_hidden, hidden_gain) for _ in range(n_layers - 1)
         )
-        self.num_outputs = action_dim if is_discrete else 1
-        self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)
+        self.num_outputs, self.out_gain = action_dim if is_discrete else 1, out_gain
+        self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs, out_gain)
         self.state_dim = state_dim
         self.reader = ActionReader(num_critics, d_hidden, num_discounts, memory_dim) if memory_dim else None
 
@@ -284,7 +317,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
                 "DuelingCriticEnsemble needs an output per action, so a Discrete action space. "
                 "Fix: bind CriticEnsemble in its place."
             )
-        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim))
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim), self.out_gain)
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
         parts = super().forward(state, actions)
@@ -317,7 +350,7 @@ class BinnedCriticEnsemble(CriticEnsemble):
         **settings: Any,
     ) -> None:
         super().__init__(state_dim, action_dim, num_discounts, False, num_critics=num_critics, **settings)
-        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins)
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins, self.out_gain)
 
     def forward(
         self,
@@ -442,6 +475,6 @@ def _orthogonal_mlp(
     require_at_least(0, owner, n_layers=n_layers)
     require_positive(owner, d_hidden=d_hidden)
     mlp = MLP(d_in, d_hidden, d_output, n_layers, activation)
-    orthogonal_init(mlp, gain=math.sqrt(2.0))
+    orthogonal_init(mlp, gain=ORTHOGONAL_GAIN)
     orthogonal_init(mlp.out, gain=out_gain)
     return mlp

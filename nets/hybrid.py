@@ -7,6 +7,8 @@ from typing import Any
 
 import gin
 
+from .head_kinds import HeadKinds
+from .init import QK_GAIN
 from .mixers.ffm import FFMMixer
 from .mixers.gated_delta import GatedDeltaNetMixer
 from .mixers.gla import GLAMixer
@@ -37,16 +39,15 @@ MIXERS: dict[str, type[Mixer]] = {
 class HybridTrajEncoder(TrunkTrajEncoder):
     """A residual trunk with a mixer of its own in each layer, e.g. three of linear cost to one of attention.
 
-    Attention has normalised queries and keys and reaches `max_seq_len` timesteps back. A quarter of its heads
-    knows no positions and begins with queries and keys alike, half of these count, the others have rotary
-    positions.
+    Attention has normalised queries and keys and reaches `max_seq_len` timesteps back. By default one of its
+    eight heads looks for contents and one counts them, and the others have rotary positions.
 
     Args:
         tstep_dim: given by the agent.
         max_seq_len: given by the agent.
         mixers: one per layer: "attention", a name of `MIXERS` or a class of one's own.
         mixer_settings: settings of mixers by their name, e.g. {"mamba": {"d_state": 8}}; for attention those
-            of `TransformerLayer`.
+            of `TransformerLayer`, e.g. {"attention": {"heads": "rotary"}} (kinds: `head_kinds`).
         d_model: width.
         n_heads: heads of attention, a divisor of d_model.
         d_ff: width of the feed-forward part of each block, 0 for none; None takes 4 * d_model.
@@ -101,12 +102,13 @@ class HybridTrajEncoder(TrunkTrajEncoder):
                 require_even_heads("HybridTrajEncoder", d_model, n_heads)
                 attention: dict[str, Any] = {
                     "window": max_seq_len + 1,  # timesteps of the longest training sequence
-                    "qk_gain": 3.0,
-                    "rotary": True,
-                    "content_heads": n_heads // 4,
+                    "qk_gain": QK_GAIN,
+                    "heads": (*["rotary"] * 6, "content", "counting"),
                     **own,
                 }
-                return TransformerLayer(settings, n_heads=n_heads, **attention)
+                where = "HybridTrajEncoder.mixer_settings['attention']['heads']"
+                attention["heads"] = HeadKinds.named(attention["heads"], n_heads, setting=where)
+                return TransformerLayer(settings, is_alone=True, **attention)
             mixer_type = MIXERS[kind] if isinstance(kind, str) else kind
             mixer = build_mixer("HybridTrajEncoder", mixer_type, d_model, max_seq_len, own)
             return MixerBlock(settings, mixer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .init import ORTHOGONAL_GAIN
 from .mlp import activation_fn
 
 logger = logging.getLogger("loxodon")
@@ -39,7 +39,7 @@ class _Convs(nn.Module):
         self.convs = nn.ModuleList()
         for width, kernel, stride in layers:
             conv = nn.Conv2d(channels, width, kernel, stride)
-            nn.init.orthogonal_(conv.weight, gain=math.sqrt(2.0))
+            nn.init.orthogonal_(conv.weight, gain=ORTHOGONAL_GAIN)
             nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
             self.convs.append(conv)
             channels = width

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from .init import ORTHOGONAL_GAIN
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -106,7 +107,7 @@ def initialize(module: nn.Module, init: str) -> None:
     Raises: ValueError for an unknown name.
     """
     if init == "orthogonal":
-        orthogonal_init(module, gain=math.sqrt(2.0))
+        orthogonal_init(module, gain=ORTHOGONAL_GAIN)
     elif init != "default":
         raise ValueError(f"init is {init!r}, allowed are 'default', 'orthogonal'. Fix: bind one of these.")
 

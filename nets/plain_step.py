@@ -24,7 +24,7 @@ _TABLE = 16_384  # timesteps whose positions are kept, 24 MB at width 128; later
 
 
 class PlainStep:
-    """Steps of a Transformer that `is_for` says yes to.
+    """Steps of a Transformer for which `is_for` is True and that adds no positions to its input.
 
     Weights are looked up in each step. What follows from gains of queries and keys and from the mixtures of
     waves is kept until one of these parameters is written to. Writes through `.data` and those of fused
@@ -55,7 +55,7 @@ class PlainStep:
 
     @staticmethod
     def is_for(inp: nn.Module, layers: Sequence[Any], out_norm: nn.Module, window: int) -> bool:
-        """True for linear layers, layer norms, normalised queries and keys, sums and one window."""
+        """True for linear layers, layer norms, normalised queries and keys, sums, one window, no biases."""
         parts = [inp, out_norm, *(part for layer in layers for part in layer.modules())]
         has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
         tells_writes = not any(x.is_inference() for part in parts for x in part.parameters())
@@ -69,6 +69,7 @@ class PlainStep:
                 and {layer.sink, layer.head_scale, layer.gate_ff, layer.norm_mixed, layer.join_mixed}
                 == {None}
                 and layer.window == window
+                and not layer.has_biases
                 for layer in layers
             )
         )

@@ -1,4 +1,4 @@
-"""Where in its episode a timestep stands, told to a Transformer."""
+"""Positions of timesteps within their episode, as a Transformer receives them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from .head_kinds import HeadKinds
+from .init import EMBEDDING_STD
 
 _LONGEST = 10_000.0  # timesteps in which the slowest wave, or rotation, turns by about one radian
 
@@ -19,14 +22,14 @@ class LearnedPositions(nn.Module):
     def __init__(self, d_model: int, max_time_idx: int) -> None:
         super().__init__()
         self.table = nn.Embedding(max_time_idx + 1, d_model)
-        nn.init.normal_(self.table.weight, std=0.02)
+        nn.init.normal_(self.table.weight, std=EMBEDDING_STD)
 
     def forward(self, time_idxs: Tensor) -> Tensor:
         limit = self.table.num_embeddings - 1
         if time_idxs.device.type == "cpu" and time_idxs.numel() and int(time_idxs.max()) > limit:
             raise ValueError(
                 f"An episode reached timestep {int(time_idxs.max())}, but learned positions end at {limit}. "
-                "Fix: raise TransformerTrajEncoder.max_time_idx, or use pos_emb='rope'."
+                "Fix: raise TransformerTrajEncoder.max_time_idx, or use pos_emb='fixed'."
             )
         y: Tensor = self.table(time_idxs.squeeze(-1))
         return y
@@ -51,7 +54,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class Places(NamedTuple):
-    """What attention is told of the timesteps it looks at: see `HeadPositions`."""
+    """Positions for the queries and keys of attention: see `HeadPositions`."""
 
     cos: Tensor
     sin: Tensor
@@ -59,37 +62,31 @@ class Places(NamedTuple):
 
 
 class HeadPositions(nn.Module):
-    """Positions for queries and keys: by head places in the episode, nothing, or distances.
+    """Positions for queries and keys of each head, by its kind (see `head_kinds`).
 
-    The `fixed_heads` first ones are not turned; a layer adds a learned mixture of waves to their queries and
-    keys. The `content_heads` last ones know no positions; a layer lets their queries and keys begin alike, so
-    that they find what is like the present, and shows them earlier timesteps alone, as nothing is more like
-    the present than itself. The second half of these counts what it finds. All others are rotary: they turn
-    pairs of query and key features by an angle proportional to the timestep index, so that their products
-    depend on distances. Nothing is added to what the layers read and write.
+    Pairs of query and key features of rotary heads turn by an angle proportional to the timestep index, so
+    that their products depend on distances. Other heads are not turned. Layers add a learned mixture of waves
+    to the queries and keys of fixed heads. Nothing is added to what the layers read and write.
 
     The slowest wave turns once in about three times the `window` of attention. Slower ones would be nearly
-    the same at all timesteps, and all queries and keys alike at the start of training: nothing to learn from
-    where only places tell timesteps apart (recall of a shuffled deck in reverse was not learned then).
+    the same at all timesteps, and all queries and keys alike at the start of training. Then there is nothing
+    to learn from where only places distinguish timesteps (a shuffled deck was not recalled in reverse).
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34, with the two halves of the features as pairs.
     """
 
     frequencies: Tensor
 
-    def __init__(
-        self, d_model: int, n_heads: int, window: int, *, fixed_heads: int = 0, content_heads: int = 0
-    ) -> None:
+    def __init__(self, d_model: int, heads: HeadKinds, window: int) -> None:
         super().__init__()
-        head_dim = d_model // n_heads
+        head_dim = d_model // len(heads)
         frequencies = _LONGEST ** -(torch.arange(0, head_dim, 2).float() / head_dim)
         frequencies = torch.cat([-frequencies, frequencies])[None]
-        if fixed_heads + content_heads:
-            head = torch.arange(n_heads)
-            is_rotary = (head >= fixed_heads) & (head < n_heads - content_heads)
+        if heads.num("rotary") < len(heads):
+            is_rotary = torch.tensor([kind == "rotary" for kind in heads.kinds])
             frequencies = frequencies * is_rotary[:, None]
         self.register_buffer("frequencies", frequencies, persistent=False)
-        self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if fixed_heads else None
+        self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if heads.num("fixed") else None
 
     def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> Places:
         """time_idxs (..., 1) -> cosines and sines (..., 1 or H, E), waves (..., D) or None."""

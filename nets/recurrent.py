@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,9 +14,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .gru_on_cpu import is_faster_for, run_gru
+from .init import GATE_GAIN, LASTING_SHARE
 from .mlp import norm_layer, require_positive
 from .recurrence import in_full_precision
-from .timescales import GATE_GAIN, keeping_odds
+from .timescales import keeping_odds
 from .traj_encoders import TrajEncoder
 
 State: TypeAlias = Tensor | tuple[Tensor, ...]
@@ -24,9 +26,9 @@ State: TypeAlias = Tensor | tuple[Tensor, ...]
 class RecurrentTrajEncoder(TrajEncoder):
     """Base class of stacked recurrent layers: a subclass names its state, its torch module and its cell.
 
-    Gates of half the features begin so that these last between two timesteps and max_seq_len (Tallec &
-    Ollivier 2018, arXiv:1804.11188): a layer that forgets within ten timesteps learns nothing about a delay
-    of a hundred. The others forget soon, as control asks for: velocities follow from the last timesteps.
+    Gates of some features begin so that these last between two timesteps and max_seq_len (Tallec & Ollivier
+    2018, arXiv:1804.11188): a layer that forgets within ten timesteps learns nothing about a delay of a
+    hundred. The others forget soon, which control asks for: velocities follow from the last timesteps.
 
     Hidden state: one (n_layers, N, d_hidden) float per name in `state_names`, a tuple if there are several.
 
@@ -37,7 +39,9 @@ class RecurrentTrajEncoder(TrajEncoder):
         n_layers: layers.
         d_output: width of the result.
         norm: normalisation of the result, "layer", "rmsnorm" or None.
-    Raises: ValueError for a size below 1.
+        gate_gain: factor of the first weights from the input to the gates of lasting features.
+        lasting_share: share of the features that begin with long memories; 0 keeps torch's gates.
+    Raises: ValueError for a size below 1, or a share outside [0, 1].
     """
 
     state_names: ClassVar[tuple[str, ...]]
@@ -55,11 +59,19 @@ class RecurrentTrajEncoder(TrajEncoder):
         n_layers: int = 2,
         d_output: int = 128,
         norm: str | None = "layer",
+        gate_gain: float = GATE_GAIN,
+        lasting_share: float = LASTING_SHARE,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
-        require_positive(type(self).__name__, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
+        owner = type(self).__name__
+        require_positive(owner, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
+        if not 0.0 <= lasting_share <= 1.0:
+            raise ValueError(
+                f"{owner}.lasting_share is {lasting_share}, but must lie in [0, 1]. "
+                f"Fix: bind {owner}.lasting_share, e.g. to 0.5."
+            )
         self.rnn = self._make_rnn(tstep_dim, d_hidden, n_layers)
-        num_lasting = (d_hidden + 1) // 2
+        num_lasting = math.ceil(lasting_share * d_hidden)
         odds = keeping_odds(num_lasting, max_seq_len)
         for name, weights in self.rnn.named_parameters():
             blocks = weights.data.chunk(self.num_gates)
@@ -69,7 +81,7 @@ class RecurrentTrajEncoder(TrajEncoder):
             for gate, sign in self.gates:
                 lasting = blocks[gate][:num_lasting]
                 if "weight_ih" in name:
-                    lasting.mul_(GATE_GAIN)
+                    lasting.mul_(gate_gain)
                 elif "bias_ih" in name:
                     lasting.copy_(sign * odds)
                 elif "bias_hh" in name:  # torch adds it to the other

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .init import EMBEDDING_STD
+
 
 class SigmaReparamLinear(nn.Module):
     """A linear layer with weight (gain / sigma) W, where sigma is the spectral norm of W.
@@ -23,7 +25,7 @@ class SigmaReparamLinear(nn.Module):
     def __init__(self, d_in: int, d_out: int, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
-        nn.init.trunc_normal_(self.weight, std=0.02)
+        nn.init.trunc_normal_(self.weight, std=EMBEDDING_STD)
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
         self.gain = nn.Parameter(torch.ones(()))
         u, _, vh = torch.linalg.svd(self.weight.detach(), full_matrices=False)

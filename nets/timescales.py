@@ -1,4 +1,4 @@
-"""How long memories last, and what they single out, at the start of training."""
+"""How long memories last at the start of training."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-
-GATE_GAIN = 8.0
-"""How much larger than usual the first weights from the input to gates are.
-
-By chance, some gates then let in a rare timestep and keep it. With usual weights, all are open about as far
-at every timestep: a cue is one of a hundred equal parts of the memory, too little to learn from.
-"""
 
 
 def timescales(num: int, max_seq_len: int, least: float = 2.0) -> Tensor:

@@ -23,6 +23,8 @@ from .attention import (
     without_present,
 )
 from .dropout import Dropout
+from .head_kinds import HeadKinds, counting_threshold
+from .init import EMBEDDING_STD, FIXED_CONTENT_GAIN, QK_GAIN
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
 from .mlp import RMSNorm, require_positive
 from .plain_step import PlainStep
@@ -30,38 +32,35 @@ from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositi
 from .sigma_reparam import linear
 from .trunk import BlockSettings, ResidualBlock, State, TrunkTrajEncoder
 
-_CONTENT_START = 0.3  # of the weights that queries and keys of fixed heads have otherwise
-
-POSITIONS = ("rope", "fixed", "rope+fixed", "learned", "alibi", None)
+POSITIONS = ("fixed", "learned", None)
 ATTENTIONS: dict[str, Attention] = {"sdpa": sdpa, "plain": plain_attention}
 
 
 class TransformerLayer(ResidualBlock):
-    """Pre-norm attention and feed-forward block, with normalised queries and keys.
+    """Pre-norm attention and feed-forward block.
 
-    As a block of a trunk with other mixers it keeps the keys and values of its window itself; a Transformer
-    keeps those of all layers in one cache, and gives them to `encode` and `act`.
+    A Transformer keeps the keys and values of all layers in one cache, and gives them and positions to
+    `encode` and `act`. With `is_alone`, as a block of a trunk with other mixers, the layer keeps those of its
+    window and makes positions itself.
 
     Shapes: x (B, L, D) -> (B, L, D).
     Source: Vaswani et al. 2017, arXiv:1706.03762; query/key normalisation of Henry et al. 2020,
-    arXiv:2010.04245; head scales of Shleifer et al. 2021, arXiv:2110.09456; linear biases of Press et al.
-    2021, arXiv:2108.12409; a learned key that attention can rest on of Xiao et al. 2023, arXiv:2309.17453.
+    arXiv:2010.04245; head scales of Shleifer et al. 2021, arXiv:2110.09456; a learned key that attention can
+    rest on of Xiao et al. 2023, arXiv:2309.17453; for kinds of heads see `head_kinds`.
     """
 
     slopes: Tensor
     least_length: Tensor
 
-    def __init__(  # noqa: PLR0913 - what its encoders let people set
+    def __init__(
         self,
         settings: BlockSettings,
         *,
-        n_heads: int,
+        heads: HeadKinds,
         window: int,
         qk_gain: float | None,
-        rotary: bool = False,
-        fixed_heads: int = 0,
-        content_heads: int = 0,
-        alibi: bool = False,
+        fixed_content_gain: float = FIXED_CONTENT_GAIN,
+        is_alone: bool = False,
         head_scaling: bool = False,
         attention_sink: bool = False,
         dropout_attn: float = 0.0,
@@ -69,8 +68,9 @@ class TransformerLayer(ResidualBlock):
         attention: Attention = sdpa,
     ) -> None:
         super().__init__(settings)
+        n_heads = len(heads)
         d_model, width = settings.d_model, settings.d_model // n_heads
-        self.n_heads, self.window, self.alibi, self.context_len = n_heads, window, alibi, window - 1
+        self.n_heads, self.window, self.context_len = n_heads, window, window - 1
         kept = (n_heads, window, width)
         self.state_shapes = {"keys": kept, "values": kept, "age": ()}
         self.attention, self.dropout_attn, self.dropout_qkv = attention, dropout_attn, Dropout(dropout_qkv)
@@ -84,15 +84,15 @@ class TransformerLayer(ResidualBlock):
             least_length = torch.tensor((width * RMSNorm.EPS) ** 0.5)
             self.register_buffer("least_length", least_length, persistent=False)
         self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
-        self.sink = nn.Parameter(0.02 * torch.randn(n_heads, 1, width)) if attention_sink else None
-        if content_heads:  # what they look for begins as what is like the present
+        self.sink = nn.Parameter(EMBEDDING_STD * torch.randn(n_heads, 1, width)) if attention_sink else None
+        content_heads, fixed_heads = heads.num("content", "counting"), heads.num("fixed")
+        if content_heads:  # they begin by looking for what is like the present
             weight = next(self.qkv.parameters())
             q, k, _ = weight.detach().view(3, n_heads, -1)[:, n_heads - content_heads :]
             k.copy_(q)
         self.fixed_heads, self.content_heads = fixed_heads, content_heads
-        self.counting_heads = content_heads // 2  # the last ones
-        # half of what a query and an equal key make at the start
-        self.threshold = 0.5 * width**0.5 * (1 / 3 if qk_gain is None else qk_gain)
+        self.counting_heads = heads.num("counting")  # the last of the content heads, which are the last ones
+        self.threshold = counting_threshold(width, qk_gain)
         self.from_waves = None
         if fixed_heads:
             self.from_waves = linear(
@@ -100,12 +100,12 @@ class TransformerLayer(ResidualBlock):
             )
             with torch.no_grad():  # they begin as heads that know places rather than contents
                 weight = next(self.qkv.parameters())
-                weight.view(3, n_heads, -1)[:2, :fixed_heads] *= _CONTENT_START
+                weight.view(3, n_heads, -1)[:2, :fixed_heads] *= fixed_content_gain
         self.positions = None
-        if rotary:
-            self.positions = HeadPositions(d_model, n_heads, window, content_heads=content_heads)
-        slopes = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
-        self.register_buffer("slopes", slopes[:, None, None], persistent=False)
+        if is_alone and heads.need_positions:
+            self.positions = HeadPositions(d_model, heads, window)
+        self.has_biases = heads.num("alibi") > 0
+        self.register_buffer("slopes", torch.tensor(heads.slopes())[:, None, None], persistent=False)
         self._add_feed_forward()
 
     def queries_keys_values(self, x: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,13 +137,13 @@ class TransformerLayer(ResidualBlock):
     def mask(self, seq: Tensor, resets: Tensor | None, visible: Tensor | None = None) -> Tensor | None:
         """What `encode` needs; arguments as those of `attention_mask`."""
         mask = attention_mask(seq, self.window, resets, visible)
-        if not self.alibi and self.sink is None:
+        if not self.has_biases and self.sink is None:
             return mask
         length, num_before = seq.shape[1], 0 if visible is None else visible.shape[1]
         t = torch.arange(-num_before, length, device=seq.device)
         lag = t[num_before:, None] - t
         mask = lag >= 0 if mask is None else mask
-        return torch.where(mask, -self.slopes * lag, -torch.inf) if self.alibi else mask
+        return torch.where(mask, -self.slopes * lag, -torch.inf) if self.has_biases else mask
 
     def encode(
         self,
@@ -179,11 +179,18 @@ class TransformerLayer(ResidualBlock):
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(q.dtype)
         dropout, first = self.dropout_attn if self.training else 0.0, self.n_heads - self.content_heads
-        found = [self.attention(q[:, :first], k[:, :first], v[:, :first], mask, dropout)]
+        of_contents = mask
+        if self.has_biases and self.content_heads and mask is not None:  # (..., H, L, S), alike for contents
+            mask, of_contents = mask[..., :first, :, :], mask[..., -1:, :, :]
+        found = []
+        if first:
+            found.append(self.attention(q[:, :first], k[:, :first], v[:, :first], mask, dropout))
         if self.content_heads:
-            k, v, mask = without_present(k[:, first:], v[:, first:], mask)
+            k, v, mask = without_present(k[:, first:], v[:, first:], of_contents)
             n, last = first + self.content_heads - self.counting_heads, self.counting_heads
-            found.append(self.attention(q[:, first:n], k[:, : n - first], v[:, : n - first], mask, dropout))
+            if n > first:
+                k_like, v_like = k[:, : n - first], v[:, : n - first]
+                found.append(self.attention(q[:, first:n], k_like, v_like, mask, dropout))
             if last:
                 found.append(count(q[:, n:], k[:, -last:], v[:, -last:], mask, self.threshold))
         attended = torch.cat(found, dim=1)
@@ -220,9 +227,9 @@ class TransformerLayer(ResidualBlock):
         q, k = both.unbind()
         q = q if scale == 1.0 else q * scale
         keys, values = cache.store(layer, self._seen_now(k), self._seen_now(qkv[2]), self.window)
-        if self.alibi or self.window < cache.window:
+        if self.has_biases or self.window < cache.window:
             bias = cache.bias_within(self.window)
-            if self.alibi:
+            if self.has_biases:
                 bias = bias - self.slopes * cache.lags(self.window)
         attended = self._attend_once(q.to(keys.dtype), keys, values, bias).to(x.dtype)
         if self.content_heads:
@@ -288,7 +295,7 @@ class TransformerLayer(ResidualBlock):
         )
         lags = (age[:, None] - torch.arange(self.window, device=x.device)) % self.window
         bias = torch.where(lags <= age[:, None], 0.0, -torch.inf)[:, None, None]
-        if self.alibi:
+        if self.has_biases:
             bias = bias - self.slopes * lags[:, None, None]
         scaled = q * q.shape[-1] ** -0.5
         attended = self._attend_once(scaled, keys.flatten(0, 1).mT, values.flatten(0, 1), bias).to(x.dtype)
@@ -330,15 +337,17 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         dropout_emb: on the input.
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
-        pos_emb: what tells time: "rope" (rotary: distances), "fixed" (sines added to the input: when in the
-            episode), "rope+fixed" (a quarter of the heads has sines in queries and keys, a quarter looks for
-            contents, half of it to count them, see `HeadPositions`, the rest is rotary), "learned", "alibi"
-            (attention fades with distance) or None.
+        pos_emb: positions that are added to the input: "fixed" (sinusoidal), "learned" or None.
+        heads: what heads look at: one kind for all, or one per head in any order (layers sort them). Kinds
+            are "plain" (no positions), "rotary" and "alibi" (distances), "fixed" (places in the episode),
+            "content" (what is like the present) and "counting" (how often that was), see nets/head_kinds.py.
         max_time_idx: episodes may be this long with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
             single out rare timesteps by chance and recall is learned from there; nearly uniform attention
             would dilute such a timestep's gradient by the length of the sequence.
+        fixed_content_gain: factor of the first weights of queries and keys of fixed heads, whose waves then
+            weigh more than contents.
         dropout_attn: on attention weights, but for heads that count.
         dropout_qkv: on queries, keys and values.
         windows: timesteps that each layer attends to, its own included, max_seq_len + 1 at most; None takes
@@ -367,17 +376,19 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         dropout_emb: float = 0.05,
         activation: str = "leaky_relu",
         norm: str = "layer",
-        pos_emb: str | None = "rope+fixed",
+        pos_emb: str | None = "fixed",
+        heads: str | Sequence[str] = "plain",
         max_time_idx: int = 10_000,
-        qk_norm: bool = True,
-        qk_gain: float = 3.0,
+        qk_norm: bool = False,
+        qk_gain: float = QK_GAIN,
+        fixed_content_gain: float = FIXED_CONTENT_GAIN,
         dropout_attn: float = 0.0,
         dropout_qkv: float = 0.0,
         windows: Sequence[int] | None = None,
         attention_sink: bool = False,
-        head_scaling: bool = False,
-        normformer_norms: bool = False,
-        sigma_reparam: bool = False,
+        head_scaling: bool = True,
+        normformer_norms: bool = True,
+        sigma_reparam: bool = True,
         glu: bool = False,
         gating: str | None = None,
         attention_type: str | Attention = "sdpa",
@@ -388,7 +399,12 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         require_even_heads("TransformerTrajEncoder", d_model, n_heads)
         if pos_emb not in POSITIONS:
             allowed = ", ".join(map(repr, POSITIONS))
-            raise ValueError(f"pos_emb is {pos_emb!r}, allowed are {allowed}. Fix: bind one of these.")
+            raise ValueError(
+                f"pos_emb is {pos_emb!r}, allowed are {allowed}; positions in queries and keys are kinds of "
+                "heads. Fix: bind one of these, or None and TransformerTrajEncoder.heads = 'rotary' or one "
+                "kind per head, e.g. ('fixed', 'rotary', 'rotary', 'content') for four."
+            )
+        kinds = HeadKinds.named(heads, n_heads, setting="TransformerTrajEncoder.heads")
         if isinstance(attention_type, str) and attention_type not in ATTENTIONS:
             raise ValueError(
                 f"attention_type is {attention_type!r}, allowed are {sorted(ATTENTIONS)} and functions. "
@@ -405,8 +421,6 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
-        fixed_heads = max(n_heads // 4, int(n_heads > 1)) if pos_emb == "rope+fixed" else 0
-        content_heads = n_heads // 4 if pos_emb == "rope+fixed" else 0
         positions: dict[str | None, Callable[[], nn.Module]] = {
             "learned": lambda: LearnedPositions(d_model, max_time_idx),
             "fixed": lambda: SinusoidalPositions(d_model),
@@ -416,12 +430,10 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             max_seq_len,
             lambda i: TransformerLayer(
                 settings,
-                n_heads=n_heads,
+                heads=kinds,
                 window=longest if windows is None else windows[i],
                 qk_gain=qk_gain if qk_norm else None,
-                fixed_heads=fixed_heads,
-                content_heads=content_heads,
-                alibi=pos_emb == "alibi",
+                fixed_content_gain=fixed_content_gain,
                 head_scaling=head_scaling,
                 attention_sink=attention_sink,
                 dropout_attn=dropout_attn,
@@ -436,21 +448,17 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         )
         self.n_heads, self.window = n_heads, longest if windows is None else max(windows)
         self.places = None
-        if pos_emb in ("rope", "rope+fixed"):
-            self.places = HeadPositions(
-                d_model,
-                n_heads,
-                min(self.window, max_seq_len),
-                fixed_heads=fixed_heads,
-                content_heads=content_heads,
-            )
+        if kinds.need_positions:
+            self.places = HeadPositions(d_model, kinds, min(self.window, max_seq_len))
         self._cache_type: type[Cache] = KeyValueCache
         self._plain_step: PlainStep | None = None
 
     def train(self, mode: bool = True) -> TransformerTrajEncoder:
         super().train(mode)
         parts, self._plain_step = (self.inp, self.blocks, self.out_norm), None
-        if not mode and self.places is not None and PlainStep.is_for(*parts, self.window):
+        if mode or self.places is None or self.learned is not None:
+            return self
+        if PlainStep.is_for(*parts, self.window):
             self._plain_step = PlainStep(*parts, self.places)
         return self
 

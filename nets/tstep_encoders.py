@@ -26,10 +26,10 @@ from .images import (
     say_once,
     sides_of,
 )
+from .init import RL2_GAIN
 from .mlp import MLP, activation_fn, initialize, norm_layer, require_positive
 from .normalization import RunningNorm
 
-_RL2_START = 0.1  # of other first weights: what is seen comes first, the last reward and action by learning
 _SHIFTED_SHARE = 0.75  # of the sequences of a batch
 _SMALLEST_IMAGE, _SMALLEST_MAP = 17, 4  # pixels and cells, shorter side
 
@@ -158,6 +158,7 @@ class _MLPTstepEncoder(TstepEncoder):
         activation: str,
         out_norm: str | None,
         normalize_inputs: bool,
+        rl2_gain: float,
         init: str,
         activate_output: bool = False,
         **base: Any,
@@ -179,7 +180,7 @@ class _MLPTstepEncoder(TstepEncoder):
         with torch.no_grad():
             first = next(self.mlp.hidden.parameters())
             before = flat_width - self.rl2_dim
-            first[:, before : before + rl2_dim] *= _RL2_START
+            first[:, before : before + rl2_dim] *= rl2_gain
         self.embedders = nn.ModuleList(module for module, _ in embedders.values())
 
     @property
@@ -213,8 +214,6 @@ class _MLPTstepEncoder(TstepEncoder):
 class FFTstepEncoder(_MLPTstepEncoder):
     """Observations (flattened, discrete ones one-hot) and rl2s, normalised, through an MLP.
 
-    First weights of rl2s begin at a tenth of the others' size: what is seen comes first.
-
     Args:
         obs_space: given by the agent.
         rl2_dim: given by the agent.
@@ -230,6 +229,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
         hide_rewards: feed zeros instead of the previous reward only.
         time_scale: see the index of the timestep in its episode, divided by this; None: not.
         specify_obs_keys: names of the observations to use; all of them when None.
+        rl2_gain: factor of the first weights of previous reward and action.
         init: how linear layers start, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
     """
@@ -249,6 +249,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
         hide_rewards: bool = False,
         time_scale: int | None = None,
         specify_obs_keys: Sequence[str] | None = None,
+        rl2_gain: float = RL2_GAIN,
         init: str = "default",
         activate_output: bool = False,
     ) -> None:
@@ -262,6 +263,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
             activation=activation,
             out_norm=out_norm,
             normalize_inputs=normalize_inputs,
+            rl2_gain=rl2_gain,
             init=init,
             activate_output=activate_output,
             hide_rl2s=hide_rl2s,
@@ -302,6 +304,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         hide_rewards: feed zeros instead of the previous reward only.
         time_scale: see the index of the timestep in its episode, divided by this; None: not.
         specify_obs_keys: names of the observations to use; all of them when None.
+        rl2_gain: factor of the first weights of previous reward and action.
         init: how the linear layers of the MLP start, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown names or kinds, and text without a vocabulary.
     """
@@ -327,6 +330,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         hide_rewards: bool = False,
         time_scale: int | None = None,
         specify_obs_keys: Sequence[str] | None = None,
+        rl2_gain: float = RL2_GAIN,
         init: str = "default",
     ) -> None:
         require_positive("DictTstepEncoder", img_features=img_features, d_embedding=d_embedding)
@@ -364,6 +368,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
             activation=activation,
             out_norm=out_norm,
             normalize_inputs=normalize_inputs,
+            rl2_gain=rl2_gain,
             init=init,
             hide_rl2s=hide_rl2s,
             hide_rewards=hide_rewards,

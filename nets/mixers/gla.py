@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..init import GATE_GAIN
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import MIN_LOG_DECAY
-from ..timescales import GATE_GAIN, timescales
+from ..timescales import timescales
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, require_heads
 
@@ -33,6 +34,7 @@ class GLAMixer(MatrixMixer):
         expand_k: float = 0.5,
         decay: str = "gated",
         gate_rank: int = 16,
+        gate_gain: float = GATE_GAIN,
     ) -> None:
         super().__init__()
         if decay not in ("gated", "fixed"):
@@ -47,7 +49,7 @@ class GLAMixer(MatrixMixer):
         self.gate: nn.Sequential | None = None
         if decay == "gated":
             self.write = nn.Linear(d_model, n_heads)
-            self.write.weight.data *= GATE_GAIN
+            self.write.weight.data *= gate_gain
             self.gate = nn.Sequential(
                 nn.Linear(d_model, gate_rank, bias=False), nn.Linear(gate_rank, self.d_k)
             )
@@ -83,6 +85,7 @@ class GLATrajEncoder(MixerTrajEncoder):
             "fixed": each head fades at a constant rate, as in a retentive network (without its rotation of
             queries and keys), and takes in all.
         gate_rank: width of the bottleneck that decays are computed from.
+        gate_gain: factor of the first weights of the gate of what is taken in.
     Source: Yang et al. 2024, arXiv:2312.06635, but for the gate of what is taken in; Sun et al. 2023,
         arXiv:2307.08621 (RetNet).
     """

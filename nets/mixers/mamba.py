@@ -11,20 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ..init import GATE_GAIN, SELECT_GAIN, STEP_BIAS
 from ..mlp import RMSNorm, require_positive
 from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
 from ..short_conv import ShortConv
-from ..timescales import GATE_GAIN, timescales
+from ..timescales import timescales
 from ..trunk import Mixer, MixerTrajEncoder, State
 from .parts import by_head, require_heads
 
 SCAN_BYTES = {"cpu": 2**23, "else": 2**27}
 """Size of states, d_state times as wide as sequences, that are in memory at once: on a CPU in its cache."""
-
-
-# Step sizes begin at 0.7, and rates so that memories last. With the reference's step sizes (0.001 to 0.1)
-# what is kept for long is written with so little weight that a cue of 100 timesteps ago was not learned.
-STEP_BIAS = 0.0
 
 
 def _initial_log_rates(num: int, max_seq_len: int) -> Tensor:
@@ -36,7 +32,16 @@ class MambaMixer(Mixer):
     """A diagonal state per feature, whose step size, input and output weights depend on the input."""
 
     def __init__(
-        self, d_model: int, max_seq_len: int, *, d_state: int = 16, d_conv: int = 4, expand: int = 2
+        self,
+        d_model: int,
+        max_seq_len: int,
+        *,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        select_gain: float = SELECT_GAIN,
+        gate_gain: float = GATE_GAIN,
+        step_bias: float = STEP_BIAS,
     ) -> None:
         super().__init__()
         require_positive("MambaTrajEncoder", d_state=d_state, d_conv=d_conv, expand=expand)
@@ -45,10 +50,10 @@ class MambaMixer(Mixer):
         self.inp = nn.Linear(d_model, 2 * self.width, bias=False)
         self.conv = ShortConv(self.width, d_conv)
         self.select = nn.Linear(self.width, self.rank + 2 * d_state, bias=False)
-        self.select.weight.data *= 4.0  # of step sizes, writes and reads: a cue must outweigh what follows
+        self.select.weight.data *= select_gain
         self.step_size = nn.Linear(self.rank, self.width)
-        self.step_size.weight.data *= GATE_GAIN
-        self.step_size.bias.data.fill_(STEP_BIAS)
+        self.step_size.weight.data *= gate_gain
+        self.step_size.bias.data.fill_(step_bias)
         self.log_rate = nn.Parameter(_initial_log_rates(d_state, max_seq_len).repeat(self.width, 1))
         self.skip = nn.Parameter(torch.ones(self.width))
         self.out = nn.Linear(self.width, d_model, bias=False)
@@ -122,15 +127,17 @@ class Mamba2Mixer(Mixer):
         d_conv: int = 4,
         expand: int = 2,
         n_heads: int = 8,
+        gate_gain: float = GATE_GAIN,
+        step_bias: float = STEP_BIAS,
     ) -> None:
         super().__init__()
         require_positive("Mamba2TrajEncoder", d_state=d_state, d_conv=d_conv, expand=expand)
         self.d_state, self.width, self.n_heads = d_state, expand * d_model, n_heads
         self.d_head = require_heads("Mamba2TrajEncoder", self.width, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.width + 2 * d_state + n_heads, bias=False)
-        self.inp.weight.data[-n_heads:] *= GATE_GAIN
+        self.inp.weight.data[-n_heads:] *= gate_gain
         self.conv = ShortConv(self.width + 2 * d_state, d_conv)
-        self.step_bias = nn.Parameter(torch.full((n_heads,), STEP_BIAS))
+        self.step_bias = nn.Parameter(torch.full((n_heads,), step_bias))
         self.log_rate = nn.Parameter(_initial_log_rates(n_heads, max_seq_len))
         self.skip = nn.Parameter(torch.ones(n_heads, 1))
         self.norm = RMSNorm(self.width)
@@ -179,6 +186,9 @@ class MambaTrajEncoder(MixerTrajEncoder):
         d_state: numbers that each feature keeps.
         d_conv: timesteps that the convolution before the state sees.
         expand: width inside a layer, in d_model.
+        select_gain: factor of the first weights that compute step sizes, writes and reads.
+        gate_gain: factor of the first weights of step sizes.
+        step_bias: first bias of step sizes, before softplus.
     Source: Gu & Dao 2023, arXiv:2312.00752.
     """
 
@@ -196,6 +206,8 @@ class Mamba2TrajEncoder(MixerTrajEncoder):
         d_conv: timesteps that the convolution before the state sees.
         expand: width inside a layer, in d_model.
         n_heads: groups of features that fade together, a divisor of expand * d_model.
+        gate_gain: factor of the first weights of step sizes.
+        step_bias: first bias of step sizes, before softplus.
     Source: Dao & Gu 2024, arXiv:2405.21060.
     """
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..init import MIN_RNN_GATE_GAIN, MIN_RNN_OUT_GAIN
 from ..mlp import require_positive
 from ..recurrence import linear_recurrence
-from ..timescales import GATE_GAIN, keeping_odds
+from ..timescales import keeping_odds
 from ..trunk import Mixer, MixerTrajEncoder, State
 
 
@@ -21,7 +22,15 @@ class MinRNNMixer(Mixer):
     num_gates: int
     short_conv = 4
 
-    def __init__(self, d_model: int, max_seq_len: int, *, expand: int = 2) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        max_seq_len: int,
+        *,
+        expand: int = 2,
+        gate_gain: float = MIN_RNN_GATE_GAIN,
+        out_gain: float = MIN_RNN_OUT_GAIN,
+    ) -> None:
         super().__init__()
         require_positive(type(self).__name__, expand=expand)
         self.width = expand * d_model
@@ -30,9 +39,8 @@ class MinRNNMixer(Mixer):
         with torch.no_grad():
             odds, gates = keeping_odds(self.width, max_seq_len), self.num_gates * self.width
             self.inp.bias[:gates] = torch.cat([odds, -odds][-self.num_gates :])
-            # Sharper gates, read louder than others: or the trunk drowns a cue before it is of any use.
-            self.inp.weight[:gates] *= 2 * GATE_GAIN
-            self.out.weight *= 3.0
+            self.inp.weight[:gates] *= gate_gain
+            self.out.weight *= out_gain
         self.state_shapes = {"h": (self.width,)}
 
     @abstractmethod
@@ -79,6 +87,8 @@ class MinGRUTrajEncoder(MixerTrajEncoder):
 
     Args:
         expand: width of the state, in d_model.
+        gate_gain: factor of the first weights of gates.
+        out_gain: factor of the first weights that read the state.
     Source: Feng et al. 2024, arXiv:2410.01201.
     """
 
@@ -91,6 +101,8 @@ class MinLSTMTrajEncoder(MixerTrajEncoder):
 
     Args:
         expand: width of the state, in d_model.
+        gate_gain: factor of the first weights of gates.
+        out_gain: factor of the first weights that read the state.
     Source: Feng et al. 2024, arXiv:2410.01201.
     """
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..init import EXP_GATE_GAIN
 from ..mlp import RMSNorm
-from ..timescales import GATE_GAIN, keeping_odds
+from ..timescales import keeping_odds
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, require_heads
 
@@ -32,6 +33,7 @@ class MLSTMMixer(MatrixMixer):
         n_heads: int = 4,
         expand_k: float = 0.5,
         gate_cap: float = 15.0,
+        gate_gain: float = EXP_GATE_GAIN,
     ) -> None:
         super().__init__()
         self.n_heads, self.d_k, self.d_v, self.gate_cap = n_heads, int(expand_k * d_model), d_model, gate_cap
@@ -39,7 +41,7 @@ class MLSTMMixer(MatrixMixer):
         self.d_head_v = require_heads("MLSTMTrajEncoder", self.d_v, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
         self.gates = nn.Linear(d_model, 2 * n_heads)
-        self.gates.weight.data *= GATE_GAIN / 2  # exponentials are sharper than sigmoids
+        self.gates.weight.data *= gate_gain
         self.gates.bias.data = torch.cat(
             [torch.zeros(n_heads), keeping_odds(n_heads, max_seq_len, least=8.0)]
         )
@@ -69,6 +71,7 @@ class MLSTMTrajEncoder(MixerTrajEncoder):
         n_heads: heads, a divisor of d_model and of expand_k * d_model.
         expand_k: width of queries and keys, in d_model.
         gate_cap: gates before their non-linearity stay between plus and minus this.
+        gate_gain: factor of the first weights of gates.
     Source: Beck et al. 2024, arXiv:2405.04517; layout and capped gates of Beck et al. 2025, arXiv:2503.13427.
     """
 

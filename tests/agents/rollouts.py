@@ -22,6 +22,8 @@ from loxodon.nets import (
     TransformerTrajEncoder,
 )
 
+from ..transformers import recommended
+
 OBS = spaces.Dict(
     {
         "observation": spaces.Box(-np.inf, np.inf, (3,), np.float32),
@@ -36,7 +38,7 @@ ENCODERS: dict[str, Any] = {
     "ff": partial(FFTrajEncoder, d_model=16),
     "gru": partial(GRUTrajEncoder, n_layers=1, d_hidden=16, d_output=16),
     "lstm": partial(LSTMTrajEncoder, n_layers=1, d_hidden=16, d_output=16),
-    "transformer": partial(TransformerTrajEncoder, d_model=16, n_heads=8, n_layers=2, d_ff=16),
+    "transformer": partial(TransformerTrajEncoder, d_model=16, n_layers=2, d_ff=16, **recommended(8)),
 }
 
 

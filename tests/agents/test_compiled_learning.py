@@ -14,10 +14,11 @@ from loxodon.data import Batch
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.nets import TransformerTrajEncoder
 
+from ..transformers import recommended
 from .test_off_policy_agents import BOX, CASES, DISCRETE, make, make_batch
 
 transformer = partial(
-    TransformerTrajEncoder, d_model=16, n_heads=8, n_layers=1, d_ff=16, dropout_ff=0.0, dropout_emb=0.0
+    TransformerTrajEncoder, d_model=16, n_layers=1, d_ff=16, dropout_ff=0.0, dropout_emb=0.0, **recommended(8)
 )
 
 

@@ -37,6 +37,8 @@ from loxodon.nets import (
 )
 from loxodon.nets.attention import sdpa
 
+from ..transformers import recommended
+
 MAX_SEQ_LEN = 12
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)
 OBS = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
@@ -44,7 +46,7 @@ tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
 gru = partial(GRUTrajEncoder, n_layers=2, d_hidden=16, d_output=16)
 lstm = partial(LSTMTrajEncoder, n_layers=1, d_hidden=16, d_output=16)
 transformer = partial(
-    TransformerTrajEncoder, n_layers=2, d_model=16, n_heads=8, d_ff=32, dropout_ff=0.0, dropout_emb=0.0
+    TransformerTrajEncoder, n_layers=2, d_model=16, d_ff=32, dropout_ff=0.0, dropout_emb=0.0, **recommended(8)
 )
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 16, "d_ff": 16, "n_heads": 8}
 ALL_CRITICS = {"num_critics": 2, "num_critics_td": 2, "training_discounts": (0.5,)}
@@ -80,7 +82,12 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         {**ALL_CRITICS, "num_actions_for_value_in_critic_loss": 2},
     ),
     "bc, LSTM": (BCAgent, BOX, lstm, {"distribution_type": "Gaussian"}),
-    "imitation, Transformer": (PPOAgent, DISCRETE, partial(transformer, pos_emb="learned"), {}),
+    "imitation, Transformer": (
+        PPOAgent,
+        DISCRETE,
+        partial(transformer, heads="plain", pos_emb="learned"),
+        {},
+    ),
 }
 
 

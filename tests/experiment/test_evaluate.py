@@ -201,7 +201,7 @@ def make_agent(kind: Any, encoder: str, **tstep: Any) -> Any:
         *((Agent, encoder) for encoder in ENCODERS),
         *(
             (partial(PPOAgent, share_encoder=False), encoder)
-            for encoder in ("gru", "mamba", "transformer_rope")
+            for encoder in ("gru", "mamba", "transformer_rotary")
         ),
     ],
 )

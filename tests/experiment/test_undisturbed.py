@@ -17,6 +17,7 @@ from loxodon.experiment import Experiment
 from loxodon.experiment.ppo import PPOLearner
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 
+from ..transformers import recommended
 from .fakes import CountingEnv, die_in, make_experiment, metrics, run, stored
 
 EPOCHS, STEPS = 8, 8
@@ -54,7 +55,9 @@ AGENTS: dict[str, dict[str, Any]] = {
     "ppo-transformer": {
         "agent_type": PPOAgent,
         "on_policy_learner_type": partial(PPOLearner, minibatches=2),
-        "traj_encoder_type": partial(TransformerTrajEncoder, d_model=28, d_ff=16, n_heads=2, n_layers=2),
+        "traj_encoder_type": partial(
+            TransformerTrajEncoder, d_model=28, d_ff=16, n_layers=2, **recommended(2)
+        ),
         "exploration_wrapper_type": None,
         "env_mode": "async",
         "AsyncVectorEnv.num_workers": 2,

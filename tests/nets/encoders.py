@@ -27,13 +27,15 @@ from loxodon.nets import (
     TransformerTrajEncoder,
 )
 
+from ..transformers import recommended
+
 DIM, WINDOW = 6, 5
 WIDE_KEYS = {"expand_k": 1.0}  # what few features read is often near 0, and its norm enlarges rounding
 
 
 def transformer(**kwargs: object) -> TrajEncoder:
-    sizes = {"d_model": 32, "n_heads": 8, "d_ff": 32, "n_layers": 3}
-    return TransformerTrajEncoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
+    settings = {"d_model": 32, "d_ff": 32, "n_layers": 3, **recommended(8)}
+    return TransformerTrajEncoder(DIM, WINDOW, **{**settings, **kwargs})  # type: ignore[arg-type]
 
 
 def trunk(encoder: type[TrajEncoder], **kwargs: object) -> Callable[[], TrajEncoder]:
@@ -57,7 +59,7 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
         DIM,
         WINDOW,
         mixers=["lru", "attention"],
-        mixer_settings={"attention": {"rotary": False, "alibi": True, "attention_sink": True, "window": 5}},
+        mixer_settings={"attention": {"heads": "alibi", "attention_sink": True, "window": 5}},
         d_model=16,
         n_heads=2,
         d_ff=24,
@@ -74,19 +76,25 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "gru": lambda: GRUTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
     "identity": lambda: IdentityTrajEncoder(DIM, WINDOW),
     "lstm": lambda: LSTMTrajEncoder(DIM, WINDOW, d_hidden=16, d_output=12),
-    "transformer_rope": lambda: transformer(pos_emb="rope"),
-    "transformer_rope_and_fixed": transformer,
-    "transformer_learned": lambda: transformer(pos_emb="learned", max_time_idx=200),
+    "transformer_rotary": lambda: transformer(heads="rotary"),
+    "transformer_recommended": transformer,
+    "transformer_all_kinds": lambda: transformer(
+        heads=["counting", "alibi", "plain", "rotary", "fixed", "content", "alibi", "counting"],
+        pos_emb="fixed",
+    ),
+    "transformer_learned": lambda: transformer(heads="plain", pos_emb="learned", max_time_idx=200),
     "transformer_static_shapes": lambda: with_static_shapes(transformer()),
     "transformer_plain": lambda: transformer(
-        pos_emb=None, qk_norm=False, norm="rmsnorm", attention_type="plain", glu=True
+        heads="plain", qk_norm=False, norm="rmsnorm", attention_type="plain", glu=True
     ),
-    "transformer_alibi": lambda: transformer(pos_emb="alibi", attention_sink=True, windows=[2, 5, 3]),
+    "transformer_alibi": lambda: transformer(heads="alibi", attention_sink=True, windows=[2, 5, 3]),
     "transformer_alibi_static": lambda: with_static_shapes(
-        transformer(pos_emb="alibi", attention_sink=True, windows=[2, 5, 3])
+        transformer(heads="alibi", attention_sink=True, windows=[2, 5, 3])
     ),
     "transformer_reference": lambda: transformer(
+        heads="plain",
         pos_emb="fixed",
+        qk_norm=False,
         sigma_reparam=True,
         normformer_norms=True,
         head_scaling=True,

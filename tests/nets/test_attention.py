@@ -15,6 +15,7 @@ from loxodon.nets.attention import (
     sdpa,
     without_present,
 )
+from loxodon.nets.head_kinds import HeadKinds
 from loxodon.nets.mlp import RMSNorm
 from loxodon.nets.positions import HeadPositions, Places, rotate
 
@@ -26,7 +27,8 @@ NUM_OPS = 1_000  # sums over heads and timesteps
 
 def positions() -> Places:
     times = torch.arange(L)[:, None] + torch.tensor([[[0]], [[5]], [[90]]])
-    places: Places = HeadPositions(H * E, H, L, fixed_heads=FIXED, content_heads=1)(times, torch.float32)
+    kinds = HeadKinds.named(["fixed", "rotary", "rotary", "content"], H, setting="heads")
+    places: Places = HeadPositions(H * E, kinds, L)(times, torch.float32)
     return places
 
 

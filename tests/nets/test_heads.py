@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -43,15 +42,28 @@ def test_critic_members_are_independent_networks() -> None:
         assert felt.tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("action_dim", [0, 2])
-def test_critics_do_not_drown_what_they_read_at_the_start(action_dim: int) -> None:
+@pytest.mark.parametrize("kind", [CriticEnsemble, DuelingCriticEnsemble, BinnedCriticEnsemble])
+@pytest.mark.parametrize("has_joint_fan_in", [True, False])
+def test_first_weights_of_critics_are_uniform_with_a_variance_of_1_by_fan_in(
+    kind: Any, has_joint_fan_in: bool
+) -> None:
+    """Published critics are einops' `EinMix` layers; their biases are within 1 / sqrt(fan_in)."""
     torch.manual_seed(0)
-    critics = CriticEnsemble(128, max(action_dim, 4), 1, action_dim == 0, n_layers=3)
-    state = torch.randn(500, 128)
-    actions = None if action_dim == 0 else torch.randn(500, 1, 4)
-    hidden, _ = critics.activations(state, actions)
-    sizes = [1.0, *(float(x.detach().square().mean().sqrt()) for x in hidden)]
-    assert [0.6 < after / before < 1.1 for before, after in pairwise(sizes)] == [True] * 3
+    is_discrete = kind is DuelingCriticEnsemble
+    last = 11 if kind is BinnedCriticEnsemble else is_discrete
+    critics = kind(96, 32, 9, last, n_layers=3, d_hidden=64, joint_fan_in=has_joint_fan_in)
+    both = has_joint_fan_in and not is_discrete
+    layers = [
+        (critics.from_state, 96 + 32 * both),
+        *((layer, 64) for layer in (*critics.hidden, critics.out)),
+    ]
+    if not is_discrete:
+        layers.append((critics.from_action, 32 + 96 * both))
+    for layer, fan_in in layers:
+        assert 0.99 < layer.weight.abs().max() / (3 / fan_in) ** 0.5 <= 1.0001
+        assert layer.weight.detach().var() * fan_in == pytest.approx(1.0, rel=0.05)
+        if layer.bias is not None:
+            assert 0.95 < layer.bias.abs().max() / (1 / fan_in) ** 0.5 <= 1.0001
 
 
 def test_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:

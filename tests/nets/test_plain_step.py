@@ -12,6 +12,8 @@ from torch import Tensor
 from loxodon.nets import TransformerTrajEncoder
 from loxodon.nets.plain_step import PlainStep
 
+from ..transformers import HEADS, recommended
+
 CPU, DIM, ENVS, WINDOW = torch.device("cpu"), 5, 3, 8
 
 
@@ -24,7 +26,7 @@ def acting() -> Iterator[None]:
 
 def made(**settings: Any) -> TransformerTrajEncoder:
     encoder = TransformerTrajEncoder(
-        DIM, WINDOW, d_model=32, n_heads=8, d_ff=24, n_layers=2, **settings
+        DIM, WINDOW, d_model=32, d_ff=24, n_layers=2, **{**recommended(8), **settings}
     ).eval()
     for weights in encoder.parameters():
         weights.add_(0.1 * torch.randn_like(weights))
@@ -55,10 +57,10 @@ def played_by_all_settings_step(encoder: TransformerTrajEncoder, **kwargs: int) 
     return outputs
 
 
-@pytest.mark.parametrize("pos_emb", ["rope", "rope+fixed"])
+@pytest.mark.parametrize("heads", ["rotary", HEADS[8], (*HEADS[4], *["plain"] * 4)], ids=str)
 @pytest.mark.parametrize("first", [0, 300, 16_380])
-def test_it_is_the_step_of_every_setting(pos_emb: str, first: int) -> None:
-    encoder = made(pos_emb=pos_emb)
+def test_it_is_the_step_of_every_setting(heads: Any, first: int) -> None:
+    encoder = made(heads=heads)
     assert encoder._plain_step is not None
     expected = played_by_all_settings_step(encoder, first=first)
     torch.testing.assert_close(played(encoder, first=first), expected, rtol=1e-5, atol=1e-5)
@@ -111,9 +113,9 @@ def test_it_acts_with_the_weights_of_now(write: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pos_emb": "alibi"},
+        {"heads": (*HEADS[4], *["alibi"] * 4)},
         {"pos_emb": "learned"},
-        {"pos_emb": None},
+        {"heads": "plain"},
         {"qk_norm": False},
         {"norm": "rmsnorm"},
         {"windows": [4, 8]},

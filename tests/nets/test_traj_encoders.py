@@ -33,6 +33,7 @@ from loxodon.nets.mixers import mamba
 from loxodon.nets.sigma_reparam import SigmaReparamLinear
 
 from ..rounding import assert_equal_but_for_rounding
+from ..transformers import recommended
 from .encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_encoder, transformer
 
 BASES = {"TrajEncoder", "MixerTrajEncoder"}
@@ -275,7 +276,7 @@ def test_nothing_is_carried_from_one_episode_to_the_next(name: str) -> None:
 
 @pytest.mark.parametrize("static_shapes", [False, True])
 def test_a_window_of_one_timestep_has_no_history(static_shapes: bool) -> None:
-    encoder = TransformerTrajEncoder(DIM, 4, windows=[1, 1], d_model=16, n_heads=2, d_ff=32).eval()
+    encoder = TransformerTrajEncoder(DIM, 4, windows=[1, 1], d_model=16, d_ff=32, **recommended(2)).eval()
     if static_shapes:
         encoder.use_static_shapes()
     assert encoder.context_len == 0
@@ -343,14 +344,14 @@ def test_encoders_without_the_on_policy_part_still_act_and_say_what_is_missing()
 
 
 def test_rotary_positions_depend_on_time_differences_only() -> None:
-    encoder, seq = make_encoder("transformer_rope"), torch.randn(1, 4, DIM)
+    encoder, seq = make_encoder("transformer_rotary"), torch.randn(1, 4, DIM)
     times = torch.arange(4).view(1, -1, 1)
     with torch.no_grad():
         assert_equal_but_for_rounding(encoder(seq, times)[0], encoder(seq, times + 70)[0], NUM_OPS)
 
 
 def test_learned_positions_name_the_limit_they_hit() -> None:
-    encoder = transformer(pos_emb="learned", max_time_idx=3)
+    encoder = transformer(heads="plain", pos_emb="learned", max_time_idx=3)
     with pytest.raises(ValueError, match=r"timestep 4, but learned positions end at 3.*max_time_idx"):
         encoder(torch.randn(1, 1, DIM), torch.tensor([[[4]]]))
 
@@ -368,7 +369,7 @@ def test_query_gain_sharpens_attention_at_the_start() -> None:
 
 def test_keys_of_fixed_heads_tell_places_apart_at_the_start() -> None:
     torch.manual_seed(0)
-    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1)
+    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
     places = encoder.places(torch.arange(100).view(1, -1, 1), torch.float32)
     keys = encoder.layers[0].queries_keys_values(torch.randn(4, 100, 128), places)[1][:, :2]
     same_place = torch.cosine_similarity(keys[:1], keys[1:], dim=-1).mean()
@@ -379,7 +380,7 @@ def test_keys_of_fixed_heads_tell_places_apart_at_the_start() -> None:
 
 def test_content_heads_look_for_what_is_like_the_present_at_the_start_wherever_it_stands() -> None:
     torch.manual_seed(0)
-    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1)
+    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
     x = torch.randn(1, 100, 128)
     x[:, 99] = x[:, 17] + 0.3 * torch.randn(128)  # what was seen before, and is again
     queries, keys, _ = encoder.layers[0].queries_keys_values(
@@ -393,7 +394,7 @@ def test_content_heads_look_for_what_is_like_the_present_at_the_start_wherever_i
 def test_one_head_tells_how_often_the_present_was_seen_before() -> None:
     """Attention by shares says the same of two as of eight, where nothing else was seen."""
     torch.manual_seed(0)
-    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1)
+    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
     same = torch.randn(1, 1, 128).expand(1, 9, 128)
     layer = encoder.layers[0]
     found = layer._attend(
@@ -435,6 +436,8 @@ def test_half_of_a_recurrent_layer_starts_with_memories_of_all_lengths(kind: Any
         assert keeps[4:].max() < 1 - 1 / 4
         for gate in weight.view(-1, 8, 8):
             assert_equal_but_for_rounding(gate @ gate.T, torch.eye(8), NUM_OPS)
+    rnn = kind(DIM, 64, d_hidden=8, lasting_share=0).rnn
+    assert max(weight.abs().max() for name, weight in rnn.named_parameters() if "hh" not in name) < 8**-0.5
 
 
 @pytest.mark.parametrize("name", sorted(REMEMBERING))
@@ -479,7 +482,19 @@ def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
     ("build", "settings", "error"),
     [
         (TransformerTrajEncoder, {"d_model": 16, "n_heads": 3}, "d_model 16 and n_heads 3"),
-        (TransformerTrajEncoder, {"pos_emb": "sine"}, "pos_emb is 'sine'"),
+        (
+            TransformerTrajEncoder,
+            {"pos_emb": "rope+fixed"},
+            r"(?=.*TransformerTrajEncoder.heads = 'rotary')pos_emb is 'rope\+fixed'",
+        ),
+        (TransformerTrajEncoder, {"heads": "rope"}, "heads names 'rope', but the kinds .*'rotary'"),
+        (TransformerTrajEncoder, {"heads": ["fixed"] * 3}, "the kinds of 3 heads, but there are 8"),
+        (
+            HybridTrajEncoder,
+            {"n_heads": 4},
+            r"HybridTrajEncoder.mixer_settings\['attention'\]\['heads'\] names the kinds of 8",
+        ),
+        (GRUTrajEncoder, {"lasting_share": 2}, r"GRUTrajEncoder.lasting_share is 2, .* \[0, 1\]"),
         (TransformerTrajEncoder, {"attention_type": "flash"}, "attention_type is 'flash'"),
         (
             TransformerTrajEncoder,

@@ -13,13 +13,14 @@ from torch import nn
 
 from loxodon.nets import IdentityTrajEncoder, TransformerTrajEncoder
 
+from ...transformers import recommended
 from .rollouts import make_agent, make_collector, make_learner
 from .whole_runs import ENCODERS
 
 NUM_OPS = 256 * 4 * 8  # width and layers of the agent, timesteps of the context
 MEMORIES = ["gru", "lstm", "transformer"]
 DROPPING = partial(
-    TransformerTrajEncoder, d_model=8, n_heads=2, d_ff=16, n_layers=2, dropout_ff=0.5, dropout_emb=0.5
+    TransformerTrajEncoder, d_model=8, d_ff=16, n_layers=2, dropout_ff=0.5, dropout_emb=0.5, **recommended(2)
 )
 
 
@@ -100,7 +101,7 @@ def test_no_gradient_reaches_what_a_sequence_continues_from(encoder: str) -> Non
 
 
 def test_default_dropout_is_off_in_updates(caplog: pytest.LogCaptureFixture) -> None:
-    agent = make_agent(partial(TransformerTrajEncoder, d_model=8, n_heads=2, d_ff=16, n_layers=2))
+    agent = make_agent(partial(TransformerTrajEncoder, d_model=8, d_ff=16, n_layers=2, **recommended(2)))
     learner = make_learner(agent, 8, 4)
     collector = make_collector(agent, learner, longest=30)
     collector.collect(8)

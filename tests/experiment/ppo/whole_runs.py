@@ -22,6 +22,7 @@ from loxodon.nets import (
     TransformerTrajEncoder,
 )
 
+from ...transformers import recommended
 from ..fakes import make_experiment
 from .rollouts import RandomLengths
 
@@ -31,7 +32,13 @@ ENCODERS: dict[str, Any] = {
     "gru": partial(GRUTrajEncoder, d_hidden=8, d_output=8, n_layers=1),
     "lstm": partial(LSTMTrajEncoder, d_hidden=8, d_output=8, n_layers=1),
     "transformer": partial(
-        TransformerTrajEncoder, d_model=8, n_heads=2, d_ff=16, n_layers=2, dropout_ff=0.0, dropout_emb=0.0
+        TransformerTrajEncoder,
+        d_model=8,
+        d_ff=16,
+        n_layers=2,
+        dropout_ff=0.0,
+        dropout_emb=0.0,
+        **recommended(2),
     ),
 }
 

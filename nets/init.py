@@ -1,0 +1,80 @@
+"""First weights: the gains, shares and deviations with which networks of this package begin.
+
+Each is the default of the argument in the last column, which gin can set: `FFTstepEncoder.rl2_gain = 1.0`.
+A gain multiplies the first weights that torch gives, so 1 is torch's choice. The reason for a value is
+written below it.
+
+| name | value | what it scales | source | argument |
+|---|---|---|---|---|
+| `FAN_IN_GAIN` | sqrt(3) | critics, `ActionReader` | LeCun et al. 1998 | `hidden_gain` and `out_gain` |
+| `READER_GAIN` | 0 | last layer of `ActionReader` | Ours. | `ActionReader.out_gain` |
+| `RL2_GAIN` | 0.1 | inputs: previous reward, action | Ours. | `FF-`, `DictTstepEncoder.rl2_gain` |
+| `GATE_GAIN` | 8 | inputs of gates | Ours. | `gate_gain` of GRU, LSTM, GLA, Mamba, Mamba-2 |
+| `EXP_GATE_GAIN` | 4 | inputs of exponential gates | Ours. | `MLSTMTrajEncoder.gate_gain` |
+| `MIN_RNN_GATE_GAIN` | 16 | inputs of gates | Ours. | `gate_gain` of minGRU, minLSTM |
+| `MIN_RNN_OUT_GAIN` | 3 | what is read from the state | Ours. | `out_gain` of minGRU, minLSTM |
+| `SELECT_GAIN` | 4 | step sizes, writes and reads | Ours. | `MambaTrajEncoder.select_gain` |
+| `STEP_BIAS` | 0 | bias of step sizes, not a gain | Ours. | `step_bias` of Mamba, Mamba-2 |
+| `LASTING_SHARE` | 0.5 | features with long memories | Ours. | `lasting_share` of GRU, LSTM |
+| `QK_GAIN` | 3 | normalised queries | Ours. | `TransformerTrajEncoder.qk_gain` |
+| `FIXED_CONTENT_GAIN` | 0.3 | queries, keys of fixed heads | Ours. | `fixed_content_gain` of Transformer |
+| `ORTHOGONAL_GAIN` | sqrt(2) | orthogonal weights | He et al. 2015, eq. 10 | none: layers before a ReLU |
+| `EMBEDDING_STD` | 0.02 | deviation of normal weights | Radford et al. 2019 | none: any small value |
+
+Heads have their published first weights as defaults: `Actor.out_gain` and `Actor.out_bias_gain` are 1, and
+all layers of critics have `FAN_IN_GAIN`.
+"""
+
+from __future__ import annotations
+
+import math
+
+FAN_IN_GAIN = math.sqrt(3.0)
+"""Weights are uniform within gain / sqrt(fan_in), so this gives them a variance of 1 / fan_in: outputs are as
+large as inputs. With a gain of 1, the sequence model receives little gradient from the critics at first.
+"""
+
+READER_GAIN = 0.0
+"""Heads begin with what they compute from the state alone; an `ActionMemory` is added by learning."""
+
+RL2_GAIN = 0.1
+"""Observations come first; the previous reward and action gain influence by learning."""
+
+GATE_GAIN = 8.0
+"""By chance, some gates then let in a rare timestep and keep it. With a gain of 1, all gates are open about
+as far at every timestep: a cue is one of a hundred equal parts of the memory, too little to learn from.
+"""
+
+EXP_GATE_GAIN = GATE_GAIN / 2
+"""Exponential gates are sharper than sigmoids."""
+
+MIN_RNN_GATE_GAIN = 2 * GATE_GAIN
+"""Gates that see the input alone must be sharper: otherwise the trunk drowns a cue before it is used."""
+
+MIN_RNN_OUT_GAIN = 3.0
+"""The state is read louder for the same reason."""
+
+SELECT_GAIN = 4.0
+"""A cue must outweigh the timesteps that follow it."""
+
+STEP_BIAS = 0.0
+"""Step sizes begin at softplus(0) = 0.7. With those of the reference (0.001 to 0.1), lasting memories are
+written with so little weight that a cue of 100 timesteps ago was not learned.
+"""
+
+LASTING_SHARE = 0.5
+"""These features begin with memories of all lengths up to the training window (Tallec & Ollivier 2018,
+arXiv:1804.11188). The others keep torch's biases and forget soon, which control asks for.
+"""
+
+QK_GAIN = 3.0
+"""Some heads then single out rare timesteps by chance, and recall is learned from there."""
+
+FIXED_CONTENT_GAIN = 0.3
+"""Heads of the kind "fixed" begin with queries and keys that depend on places more than on contents."""
+
+ORTHOGONAL_GAIN = math.sqrt(2.0)
+"""ReLUs halve the second moment of what passes through them."""
+
+EMBEDDING_STD = 0.02
+"""Learned positions, attention sinks and weights whose spectral norm is a parameter begin small."""

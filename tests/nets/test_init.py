@@ -1,0 +1,99 @@
+"""The arguments that `loxodon.nets.init` lists: each scales the first weights that it names alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from loxodon.nets import (
+    Actor,
+    BinnedCriticEnsemble,
+    Categorical,
+    CriticEnsemble,
+    DictTstepEncoder,
+    DuelingCriticEnsemble,
+    FFTstepEncoder,
+    GLATrajEncoder,
+    GRUTrajEncoder,
+    LSTMTrajEncoder,
+    Mamba2TrajEncoder,
+    MambaTrajEncoder,
+    MinGRUTrajEncoder,
+    MinLSTMTrajEncoder,
+    MLSTMTrajEncoder,
+    TransformerTrajEncoder,
+)
+from loxodon.nets.heads import ActionReader
+
+from ..transformers import recommended
+
+OBS = spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
+ACTOR = partial(Actor, 8, 3, 2, Categorical, d_hidden=16)
+CRITICS = partial(CriticEnsemble, 8, 2, 3, False, d_hidden=16)
+READER = partial(ActionReader, 2, 16, 3, 4)
+TRANSFORMER = partial(TransformerTrajEncoder, 6, 5, d_model=32, n_layers=1, **recommended(8))
+
+
+def trunk(kind: Any, **settings: Any) -> Any:
+    return partial(kind, 6, 5, d_model=16, n_layers=1, **settings)
+
+
+def rnn(kind: Any) -> Any:
+    return partial(kind, 6, 5, d_hidden=8, n_layers=1)
+
+
+SCALED: list[tuple[Any, str, dict[str, float]]] = [  # network, argument, share of which parameters
+    (ACTOR, "out_gain", {"mlp.out.weight": 1}),
+    (ACTOR, "out_bias_gain", {"mlp.out.bias": 1}),
+    (CRITICS, "hidden_gain", {"from_state.weight": 1, "from_action.weight": 1, "hidden.0.weight": 1}),
+    (CRITICS, "out_gain", {"out.weight": 1}),
+    (partial(DuelingCriticEnsemble, 8, 2, 3, True), "out_gain", {"out.weight": 1}),
+    (partial(BinnedCriticEnsemble, 8, 2, 3, 5), "out_gain", {"out.weight": 1}),
+    (READER, "hidden_gain", {"memory.weight": 1}),
+    (READER, "out_gain", {"out.weight": 1, "out.bias": 1}),
+    (partial(FFTstepEncoder, OBS, 3), "rl2_gain", {"mlp.hidden.0.weight": 1 / 2}),
+    (partial(DictTstepEncoder, OBS, 3), "rl2_gain", {"mlp.hidden.0.weight": 1 / 2}),
+    (rnn(GRUTrajEncoder), "gate_gain", {"rnn.weight_ih_l0": 1 / 2 * 1 / 3}),
+    (rnn(LSTMTrajEncoder), "gate_gain", {"rnn.weight_ih_l0": 1 / 2 * 2 / 4}),
+    (trunk(MinGRUTrajEncoder), "gate_gain", {"layers.0.mixer.inp.weight": 1 / 2}),
+    (trunk(MinGRUTrajEncoder), "out_gain", {"layers.0.mixer.out.weight": 1}),
+    (trunk(MinLSTMTrajEncoder), "gate_gain", {"layers.0.mixer.inp.weight": 2 / 3}),
+    (trunk(MambaTrajEncoder), "select_gain", {"layers.0.mixer.select.weight": 1}),
+    (trunk(MambaTrajEncoder), "gate_gain", {"layers.0.mixer.step_size.weight": 1}),
+    (trunk(Mamba2TrajEncoder), "gate_gain", {"layers.0.mixer.inp.weight": 8 / (2 * 32 + 2 * 64 + 8)}),
+    (trunk(GLATrajEncoder), "gate_gain", {"layers.0.mixer.write.weight": 1}),
+    (trunk(MLSTMTrajEncoder), "gate_gain", {"layers.0.mixer.gates.weight": 1}),
+    (TRANSFORMER, "qk_gain", {"layers.0.q_norm.weight": 1}),
+    (TRANSFORMER, "fixed_content_gain", {"layers.0.qkv.weight": 2 / 3 * 2 / 8}),
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "argument", "shares"),
+    SCALED,
+    ids=[f"{build.func.__name__}.{name}" for build, name, _ in SCALED],
+)
+def test_a_gain_scales_what_it_names(build: Any, argument: str, shares: dict[str, float]) -> None:
+    parameters = []
+    for gain in (1.0, 3.0):
+        torch.manual_seed(0)
+        parameters.append(dict(build(**{argument: gain}).named_parameters()))
+    found = {}
+    for name, first in parameters[0].items():
+        is_scaled = first != parameters[1][name]
+        torch.testing.assert_close(parameters[1][name], torch.where(is_scaled, 3.0 * first, first))
+        if is_scaled.any():
+            found[name] = is_scaled.float().mean().item()
+    assert found == pytest.approx(shares)
+
+
+@pytest.mark.parametrize("kind", [MambaTrajEncoder, Mamba2TrajEncoder])
+def test_step_sizes_of_mamba_begin_at_their_bias(kind: Any) -> None:
+    mixer = trunk(kind, step_bias=-2.0)().layers[0].mixer
+    bias = mixer.step_size.bias if kind is MambaTrajEncoder else mixer.step_bias
+    assert (bias == -2.0).all()
