@@ -148,7 +148,7 @@ class Experiment(Settings):
 
     @property
     def acting(self) -> BaseAgent:
-        """Who acts, is evaluated and published: `policy`, or its average (`Learner.average_rate`)."""
+        """Who acts, is evaluated and published: `policy`, or its average (`Learner.weight_average`)."""
         return self.learner.acting
 
     @property
@@ -832,7 +832,7 @@ class Experiment(Settings):
             [group],
             self.acting,
             self.DEVICE,
-            self.sample_actions if self.sample_actions_val is None else self.sample_actions_val,
+            self.sample_actions_val,
             histories=histories,
             should_stop=self.ctx.stop.requested,
             cast=self.caster,
