@@ -1,7 +1,7 @@
 """The settings of a run: every field of Experiment, its default, what it may be, and what a test run has.
 
-The defaults are those of AMAGO 3.3, so that a name means the same in both; `gin_configs/base_offpolicy.gin` and
-`gin_configs/ppo/ppo.gin` hold what is recommended here.
+The defaults are those of AMAGO 3.3, so that a name means the same in both. What is recommended here stands in
+`gin_configs/base_offpolicy.gin` and `gin_configs/ppo/ppo.gin`.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Settings:
             CheckpointManager.every_minutes and the last one.
         always_save_latest: publish the policy of every epoch. always_load_latest: follow the newest one.
     Optimisation:
-        batch_size: sequences per batch and process; "auto" takes as many as make about 1,500 timesteps of full
-            ones, 4 to 24. batches_per_update: gradient accumulation.
+        batch_size: sequences per batch and process; "auto" takes as many as make about 1,500 timesteps if
+            all are full, 4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
         critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
             Where it is often exceeded, values of rare rewards stay far below their targets (docs/choices.md).

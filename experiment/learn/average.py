@@ -21,8 +21,8 @@ class WeightAverage:
         average_n = average_{n-1} + share_n (w_n - average_{n-1})
         share_n   = max(rate, (decay_power + 1) / (decay_power + 1 + max(n - start_after_updates, 0)))
 
-    So the average is equal to the newest weights for `start_after_updates` updates, then covers about the last
-    1 / (decay_power + 1) of all updates since, and in the end the last 1 / rate.
+    So the average equals the newest weights for `start_after_updates` updates, then covers about the last
+    1 / (decay_power + 1) of all updates since, and in the end the last 1 / rate updates.
 
     Reason: the policy of the newest weights can lose within some updates what it had learned, and learn it
     again; the average does so less.
