@@ -85,7 +85,11 @@ DATA = {
     ),
 }
 _FROM_FOLDER = ("DiskTrajDataset.dset_root='{folder}'", "DiskTrajDataset.dset_name='{run}'")
-_FROM_MINARI = ("Experiment.dataset=@MinariDataset()", "MinariDataset.dataset_id='{dataset}'")
+_FROM_MINARI = (
+    "Experiment.dataset=@MinariDataset()",
+    "MinariDataset.dataset_id='{dataset}'",
+    "MinariDataset.sample_by='timestep'",
+)
 _OFFLINE = (
     "Experiment.train_timesteps_per_epoch=0",
     "Experiment.start_learning_at_epoch=0",
@@ -95,11 +99,11 @@ _OFFLINE = (
 _WITH_PENDULUM: dict[str, tuple[str, ...]] = {
     "bc": (),
     # Advantages are small beside the spread of values, and single weights of the actor large: so policies of
-    # the newest updates come and go, where their average does not.
+    # the newest updates are now better, now worse, and their average is not.
     "iql": (
         "IQLAgent.beta=50.0",
         "IQLAgent.expectile=0.9",
-        "Learner.average_rate=0.005",
+        "WeightAverage.rate=0.005",
         "Experiment.batch_size=48",
         "Experiment.epochs=60",
     ),

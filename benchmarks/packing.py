@@ -58,7 +58,7 @@ def make_trajectory(rng: np.random.Generator) -> Trajectory:
 def make_batches(way: str) -> list[Batch]:
     """A pool of batches, which hold the same windows in every way."""
     rng = np.random.default_rng(0)
-    dataset = MemoryTrajDataset([make_trajectory(rng) for _ in range(500)])
+    dataset = MemoryTrajDataset([make_trajectory(rng) for _ in range(500)], sample_by="timestep")
     dataset.configure(
         max_seq_len=MAX_SEQ_LEN,
         padded_sampling="none",

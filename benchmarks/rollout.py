@@ -160,7 +160,8 @@ def make_collector(halves: list[Any], agent: Agent, folder: Path) -> Collector:
     groups = []
     for i, envs in enumerate(halves):
         writer = TrajectoryWriter(folder, envs.num_envs, save_every=(SAVE_LEN, SAVE_LEN), seed=i)
-        groups.append(Group(envs, EpsilonGreedy(envs.single_action_space, envs.num_envs, i), [writer]))
+        noise = EpsilonGreedy(envs.single_action_space, envs.num_envs, i, mean_repeat=8.0)
+        groups.append(Group(envs, noise, [writer]))
     return Collector(groups, agent, torch.device("cpu"), sample=True)
 
 

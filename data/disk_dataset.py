@@ -67,7 +67,7 @@ class DiskTrajDataset(RLDataset):
         *,
         dset_max_timesteps: int | None = None,
         dset_max_bytes: int | None = None,
-        sample_by: str = "timestep",
+        sample_by: str = "trajectory",
         recent_fraction: float | None = None,
         priority_exponent: float | None = None,
         relabeler: Relabeler | None = None,

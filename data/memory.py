@@ -44,7 +44,7 @@ class MemoryTrajDataset(RLDataset):
     def __init__(
         self,
         trajs: Sequence[Trajectory] = (),
-        sample_by: str = "timestep",
+        sample_by: str = "trajectory",
         max_timesteps: int | None = None,
         min_trajs: int = 1,
         relabeler: Relabeler | None = None,

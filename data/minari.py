@@ -285,7 +285,7 @@ class MinariDataset(DiskTrajDataset):
         dataset_id: str,
         *,
         download: bool = False,
-        sample_by: str = "timestep",
+        sample_by: str = "trajectory",
         cache_root: str | None = None,
     ) -> None:
         check_choice("MinariDataset.sample_by", sample_by, SAMPLE_BY)

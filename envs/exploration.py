@@ -295,9 +295,9 @@ class EpsilonGreedy(ExplorationWrapper):
         seed: int,
         eps_start: float = 1.0,
         eps_end: float = 0.05,
-        steps_anneal: int = 8_000,
+        steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
-        mean_repeat: float = 8.0,
+        mean_repeat: float = 1.0,
         randomize_repeat: bool = True,
     ) -> None:
         super().__init__(action_space, num_envs, seed, randomize_eps, mean_repeat, randomize_repeat)
@@ -344,7 +344,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         eps_start_end: float = 0.05,
         eps_end_start: float = 0.8,
         eps_end_end: float = 0.01,
-        steps_anneal: int = 8_000,
+        steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
         curve: float = 1.0,
         eps_first: float | None = None,

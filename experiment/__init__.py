@@ -20,6 +20,7 @@ from .curriculum import EpisodeLengthCurriculum
 from .evaluation import Evaluator
 from .experiment import Experiment
 from .freezing import ParamFreezer
+from .learn.average import WeightAverage
 from .learn.learner import Learner
 from .learn.pretraining import Pretraining
 from .logs import MetricLogger
@@ -42,6 +43,7 @@ __all__ = [
     "ParamFreezer",
     "Pretraining",
     "ScaleRewards",
+    "WeightAverage",
     "agents",
     "data",
     "envs",

@@ -46,6 +46,7 @@ from .collect import Collector, Group, StageTimer, build
 from .collect.build import MakeEnv
 from .collect.rewards import RewardShaping
 from .config.hash import config_hash
+from .config.load import starts_from_recommended
 from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .distributed import explained_loss_of_contact, from_main, gather, make_accelerator, merge_episodes
@@ -148,7 +149,7 @@ class Experiment(Settings):
 
     @property
     def acting(self) -> BaseAgent:
-        """Who acts, is evaluated and published: `policy`, or its average (`Learner.average_rate`)."""
+        """Who acts, is evaluated and published: `policy`, or its average (`Learner.weight_average`)."""
         return self.learner.acting
 
     @property
@@ -200,6 +201,12 @@ class Experiment(Settings):
             self.init_logger()
             self._restore_if_asked()
             self.hooks("on_start")
+        if self.ctx.role.learns and self.ctx.is_main and not starts_from_recommended():
+            logger.warning(
+                "This run includes no recommended preset, so settings that it does not name have the "
+                "defaults of the code, which are those of AMAGO. Fix: begin your gin file with include "
+                "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin')."
+            )
         self.summary(env_summary)
 
     def _make_pace(self) -> ReplayRatio:
@@ -832,7 +839,7 @@ class Experiment(Settings):
             [group],
             self.acting,
             self.DEVICE,
-            self.sample_actions if self.sample_actions_val is None else self.sample_actions_val,
+            self.sample_actions_val,
             histories=histories,
             should_stop=self.ctx.stop.requested,
             cast=self.caster,

@@ -1,4 +1,8 @@
-"""The settings of a run: every field of Experiment, its default, what it may be, and what a test run has."""
+"""The settings of a run: every field of Experiment, its default, what it may be, and what a test run has.
+
+The defaults are those of AMAGO 3.3, so that a name means the same in both. What is recommended here stands in
+`gin_configs/base_offpolicy.gin` and `gin_configs/ppo/ppo.gin`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
@@ -21,8 +25,11 @@ from .collect.build import MakeEnv
 from .numbers import check_number
 from .ppo import PPOLearner
 
-_BATCH_TIMESTEPS = 1_536  # of all sequences: an update costs about the same at any length
-_FEWEST_SEQUENCES, _MOST_SEQUENCES = 4, 24
+AUTO_BATCH_TIMESTEPS = 1_536
+"""Timesteps that a batch of full sequences has with `Experiment.batch_size = 'auto'`, so that an update costs
+about the same at any length."""
+AUTO_BATCH_SIZES = (4, 24)
+"""The smallest and the largest number of sequences of such a batch."""
 
 
 @dataclass
@@ -44,7 +51,8 @@ class Settings:
         parallel_actors: number of environments. async_env_mp_context: start method of their processes.
         env_mode: "async", "sync", "already_vectorized" or "auto" (tries both, takes the faster).
         exploration_wrapper_type: noise on training actions; None for none.
-        sample_actions: draw actions, in training and evaluation; otherwise the most likely one is taken.
+        sample_actions: draw actions in training; otherwise the most likely one is taken.
+        sample_actions_val: the same in evaluation.
         force_reset_train_envs_every: period in epochs of a reset of all training environments.
     Logs:
         log_to_wandb: log to Weights & Biases too.
@@ -70,8 +78,8 @@ class Settings:
             CheckpointManager.every_minutes and the last one.
         always_save_latest: publish the policy of every epoch. always_load_latest: follow the newest one.
     Optimisation:
-        batch_size: sequences per batch and process; None for what makes about 1,500 timesteps of full ones,
-            4 to 24. batches_per_update: gradient accumulation.
+        batch_size: sequences per batch and process; "auto" takes as many as make about 1,500 timesteps if
+            all are full, 4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
         critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
             Where it is often exceeded, values of rare rewards stay far below their targets (docs/choices.md).
@@ -80,7 +88,6 @@ class Settings:
         mode: "both", "learn" (never collects) or "collect" (never learns).
         seed: of all randomness; None draws one and logs it.
         deterministic: forbid irreproducible torch operations.
-        sample_actions_val: as sample_actions, for evaluation only; None for the same.
         evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
         stop_at_val_return: end training once an evaluation has this mean return; None never does.
         max_env_steps: end training after the epoch in which all collecting processes of the run together have
@@ -120,6 +127,7 @@ class Settings:
     async_env_mp_context: str | None = None
     exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = EpsilonGreedy
     sample_actions: bool = True
+    sample_actions_val: bool = True
     force_reset_train_envs_every: int | None = None
 
     log_to_wandb: bool = False
@@ -133,7 +141,7 @@ class Settings:
     has_dset_edit_rights: bool = True
     stagger_traj_file_lengths: bool = True
     save_trajs_as: str = "npz"
-    padded_sampling: str = "shifted"
+    padded_sampling: str = "none"
     dloader_workers: int = 6
 
     epochs: int = 1000
@@ -146,19 +154,18 @@ class Settings:
     always_save_latest: bool = True
     always_load_latest: bool = False
 
-    batch_size: int | None = None
+    batch_size: int | Literal["auto"] = 24
     batches_per_update: int = 1
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-4
     critic_loss_weight: float = 10.0
-    lr_warmup_steps: int = 100
-    grad_clip: float = 40.0
+    lr_warmup_steps: int = 500
+    grad_clip: float = 1.0
     l2_coeff: float = 1e-3
     mixed_precision: str = "no"
 
     mode: str = "both"
     seed: int | None = None
     deterministic: bool = False
-    sample_actions_val: bool | None = None
     evaluate_at_end: bool = True
     stop_at_val_return: float | None = None
     max_env_steps: int | None = None
@@ -175,10 +182,11 @@ class Settings:
 
     @property
     def sequences_per_batch(self) -> int:
-        """`batch_size`, or what it stands for."""
-        if self.batch_size is not None:
+        """`batch_size`, or the number that "auto" stands for."""
+        if self.batch_size != "auto":
             return self.batch_size
-        return min(max(_BATCH_TIMESTEPS // self.max_seq_len, _FEWEST_SEQUENCES), _MOST_SEQUENCES)
+        fewest, most = AUTO_BATCH_SIZES
+        return min(max(AUTO_BATCH_TIMESTEPS // self.max_seq_len, fewest), most)
 
 
 # ---- checks, before anything is built ----
@@ -205,7 +213,6 @@ _COUNTS = {  # whole numbers, and the lowest
     "lr_warmup_steps": 0,
 }
 _OPTIONAL_COUNTS = {
-    "batch_size": 1,
     "val_interval": 1,
     "ckpt_interval": 1,
     "force_reset_train_envs_every": 1,
@@ -254,6 +261,8 @@ def check_settings(settings: Settings) -> None:
         check_choice(f"Experiment.{name}", getattr(settings, name), allowed)
     for name, limits in _NUMBERS.items():
         check_number(f"Experiment.{name}", getattr(settings, name), **limits)
+    if settings.batch_size != "auto":
+        check_number("Experiment.batch_size", settings.batch_size, lowest=1, whole=True)
     if settings.traj_save_len < settings.max_seq_len:
         raise ValueError(
             f"Experiment.traj_save_len is {settings.traj_save_len:g}, shorter than max_seq_len = "

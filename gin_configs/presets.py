@@ -22,6 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+RECOMMENDED = ("base_offpolicy", "ppo/ppo", "amago")
+"""Presets whose settings of the algorithm are complete; a run of any other settings says so."""
 _NARROWEST = 40  # columns that texts are wrapped to
 _INCLUDE = re.compile(r"^include '(.+)'", re.MULTILINE)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import gin
 
+from ...gin_configs.presets import RECOMMENDED
 from ...gin_configs.start import GinText
 from . import checks, registry
 from .checks import Node, shown
@@ -33,6 +34,7 @@ from .registry import MACRO
 
 _COMMENT_COLUMN = 60
 _MOST_PLACES = 3  # named in an error
+_presets_read: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,18 @@ def load_config(
     for b in bindings:
         value = with_references(b.value, lambda ref: gin.config.parse_value(repr(ref)))
         gin.bind_parameter((b.scope, b.selector, b.param), value)
+    _presets_read.clear()
+    _presets_read.update(source.presets)
     return LoadedConfig(tuple(bindings), start, source)
+
+
+def starts_from_recommended() -> bool:
+    """Whether gin holds settings of Experiment that a recommended preset is part of."""
+    try:
+        gin.query_parameter("Experiment.agent_type")
+    except ValueError:  # gin was cleared since, or nothing was loaded
+        return False
+    return not _presets_read.isdisjoint(RECOMMENDED)
 
 
 def _left_out(root: str, bindings: Sequence[Binding]) -> list[Binding]:

@@ -180,13 +180,15 @@ def bindings_in(text: str) -> list[Binding]:
 class Source:
     """Everything that was read, in order: later bindings replace earlier ones.
 
-    warnings: texts about what is legal and probably not meant. files: as shown to the user. imports: import
-    statements of the files. problems: texts for an error. num_opened: files, and the overrides.
+    warnings: texts about what is legal and probably not meant. files: as shown to the user. presets: names
+    of the shipped files among all that were read, included ones too. imports: import statements of the files.
+    problems: texts for an error. num_opened: files, and the overrides.
     """
 
     bindings: list[Binding] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    presets: set[str] = field(default_factory=set)
     imports: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     num_opened: int = 0
@@ -196,8 +198,11 @@ class Source:
         shown = _shown(path)
         if not opened_by:
             self.files.append(shown)
-        if preset_root() not in path.parents:
-            search_in(path.absolute().parent, path.resolve().parent)
+        root, resolved = preset_root().resolve(), path.resolve()
+        if root in resolved.parents:
+            self.presets.add(resolved.relative_to(root).with_suffix("").as_posix())
+        else:
+            search_in(path.absolute().parent, resolved.parent)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -5,49 +5,63 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import gin
 import torch
 
 from ...agents import BaseAgent, OnPolicyAgent
 from ..numbers import check_number
 
-_FIRST, _YOUNG = 200, 10  # updates before weights are averaged; then the average grows with a tenth of them
-_USUAL_RATE = 0.01
 
-
-def weight_average(agent: BaseAgent, rate: float | None) -> WeightAverage | None:
-    """What `Learner.average_rate` asks for: None takes what suits the agent, 0 has none.
-
-    Raises: TypeError or ValueError for a rate that is no share; ValueError for one above 0 and an agent that
-        learns only from what its own weights have done.
-    """
-    is_on_policy = isinstance(agent, OnPolicyAgent)
-    if rate is None:
-        rate = 0.0 if is_on_policy else _USUAL_RATE
-    check_number("Learner.average_rate", rate, lowest=0, optional=True)
-    if rate > 1:
-        raise ValueError(
-            f"Learner.average_rate is {rate}, but a share is at most 1. Fix: set it to {_USUAL_RATE}."
-        )
-    if rate > 0 and is_on_policy:
-        raise ValueError(
-            f"Learner.average_rate is {rate}, but {type(agent).__name__} learns from what its own weights "
-            "have done. Fix: set Learner.average_rate = 0."
-        )
-    return WeightAverage(agent, rate) if rate > 0 else None
-
-
+@gin.configurable(denylist=["agent"])
 class WeightAverage:
-    """Follows the weights of an agent; its buffers, such as statistics, are those of the agent.
+    """A moving average of the weights acts, is evaluated and published, while the newest weights learn.
+
+    After update n = 0, 1, 2, ..., with weights w_n (all parameters of the agent; buffers are copied):
+
+        average_n = average_{n-1} + share_n (w_n - average_{n-1})
+        share_n   = max(rate, (decay_power + 1) / (decay_power + 1 + max(n - start_after_updates, 0)))
+
+    So the average equals the newest weights for `start_after_updates` updates, then covers about the last
+    1 / (decay_power + 1) of all updates since, and in the end the last 1 / rate updates.
+
+    Reason: the policy of the newest weights can lose within some updates what it had learned, and learn it
+    again; the average does so less.
+    Off: Learner.weight_average = None.
+    Source: Polyak & Juditsky 1992; the growing window is polynomial-decay averaging, Shamir & Zhang 2013,
+        arXiv:1212.1824.
 
     Args:
         agent: on its device, before the first update.
-        rate: share of an update's weights, above 0 and at most 1. It is 1 in the first 200 updates, in which
-            most changes, and about a tenth at 300.
-    Source: Polyak & Juditsky 1992, here with exponential weights.
+        rate: smallest share that an update has in the average, above 0 and at most 1.
+        start_after_updates: updates in which the average is the newest weights, since most changes in them.
+        decay_power: the larger it is, the more slowly the window grows.
+    Raises: TypeError or ValueError for a number that cannot be; ValueError for an agent that learns only from
+        what its own weights have done.
     """
 
-    def __init__(self, agent: BaseAgent, rate: float) -> None:
-        self.agent, self.rate, self.num_updates = agent, rate, 0
+    def __init__(
+        self,
+        agent: BaseAgent,
+        *,
+        rate: float = 0.01,
+        start_after_updates: int = 200,
+        decay_power: float = 9,
+    ) -> None:
+        if isinstance(agent, OnPolicyAgent):
+            raise ValueError(
+                f"Learner.weight_average is set, but {type(agent).__name__} learns from what its own weights "
+                "have done, not those of an average. Fix: set Learner.weight_average = None."
+            )
+        check_number("WeightAverage.rate", rate, above=0)
+        if rate > 1:
+            raise ValueError(
+                f"WeightAverage.rate is {rate}, but a share is at most 1. Fix: set WeightAverage.rate = 0.01."
+            )
+        check_number("WeightAverage.start_after_updates", start_after_updates, lowest=0, whole=True)
+        check_number("WeightAverage.decay_power", decay_power, lowest=0)
+        self.agent, self.rate = agent, rate
+        self.start_after_updates, self.decay_power = start_after_updates, decay_power
+        self.num_updates = 0
         self.averaged = copy.deepcopy(agent).requires_grad_(False).eval()
 
     @property
@@ -56,13 +70,14 @@ class WeightAverage:
         return self.averaged if self.num_updates else self.agent
 
     def restart(self) -> None:
-        """The agent's weights have come from elsewhere."""
+        """Begin anew, because the agent's weights were loaded."""
         self.num_updates = 0
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Once per update, after it."""
-        share = max(self.rate, _YOUNG / (_YOUNG + max(self.num_updates - _FIRST, 0)))
+        """Take in the weights of one update, after it."""
+        averaged_updates = max(self.num_updates - self.start_after_updates, 0)
+        share = max(self.rate, (self.decay_power + 1) / (self.decay_power + 1 + averaged_updates))
         torch._foreach_lerp_(list(self.averaged.parameters()), list(self.agent.parameters()), share)
         for own, new in zip(self.averaged.buffers(), self.agent.buffers(), strict=True):
             own.copy_(new)

@@ -23,7 +23,7 @@ from ..collect import StageTimer
 from ..contracts import Progress
 from ..distributed import merge_metrics
 from ..rng import isolated_rng
-from .average import weight_average
+from .average import WeightAverage
 from .optimizer import check_same_groups, warmup_factor
 
 AnyBatch = Batch | RolloutBatch
@@ -31,7 +31,8 @@ EditMask = Callable[[Any, Tensor, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
 _SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
 BeforeStep = Callable[[Sequence[Mapping[str, Any]]], bool]
-_PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
+PEAK_SHARE = 0.9
+"""Share of the largest TD error in a window's priority; the mean has the rest (eta of R2D2)."""
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
 _MASKS = ("Actor Mask", "Critic Mask")
 _BAD_GRAD = (None, "skip", "raise")
@@ -100,7 +101,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, num_windows: int) -> Tensor:
-    """0.9 times the largest plus 0.1 times the mean TD error of each of W windows, (W,) float.
+    """PEAK_SHARE times the largest plus the rest times the mean TD error of each of W windows, (W,) float.
 
     Args:
         squared_errors: (B, L, ..., 1) float, averaged over all axes after the second.
@@ -115,10 +116,10 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, n
     largest = none.scatter_reduce(0, places, errors.flatten(), "amax")
     total = none.index_add(0, places, errors.flatten())
     timesteps = none.index_add(0, places, (counts > 0).flatten().to(none.dtype)).clamp(min=1)
-    return _PEAK_SHARE * largest + (1 - _PEAK_SHARE) * total / timesteps
+    return PEAK_SHARE * largest + (1 - PEAK_SHARE) * total / timesteps
 
 
-@gin.configurable(allowlist=["bad_grad", "average_rate"])
+@gin.configurable(allowlist=["bad_grad", "weight_average"])
 class Learner:
     """Holds the optimizer side of an agent and applies updates.
 
@@ -138,10 +139,8 @@ class Learner:
         report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
         bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
             with the name of the parameter, None lets it be.
-        average_rate: share that an update has in a moving average of weights, which acts, is evaluated and
-            published, since what the newest weights do comes and goes. All of it in the first 200 updates, in
-            which most changes, and a tenth at 300. At most 1; 0: the newest weights act. None: 0.01 for
-            agents that learn off-policy, 0 for others.
+        weight_average: makes the average of the weights that acts, is evaluated and published, such as
+            @WeightAverage; None: the newest weights do.
         timer: told how long updates take.
         edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
         progress: counts the optimizer steps; None for a count of its own.
@@ -165,7 +164,7 @@ class Learner:
         grad_clip: float,
         report_priorities: ReportPriorities | None = None,
         bad_grad: str | None = None,
-        average_rate: float | None = None,
+        weight_average: Callable[[BaseAgent], WeightAverage] | None = None,
         timer: StageTimer | None = None,
         edits_masks: bool = False,
         progress: Progress | None = None,
@@ -177,7 +176,7 @@ class Learner:
                 f"Learner.bad_grad is {bad_grad!r}; allowed are None, 'skip' and 'raise'. Fix: set "
                 "Learner.bad_grad = 'skip'."
             )
-        self.average = weight_average(agent, average_rate)
+        self.average = None if weight_average is None else weight_average(agent)
         # A loss scaler overflows as a matter of course and skips such steps itself.
         self._on_bad_grad = None if accelerator.scaler is not None else bad_grad
         self.timer = timer or StageTimer()

@@ -96,11 +96,11 @@ def test_windows_of_a_file_have_exactly_their_distribution(
 @pytest.mark.parametrize(
     ("lengths", "kwargs", "shares"),
     [
-        ([2, 4, 100], {"sample_by": "trajectory"}, {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}),
-        ([2, 6, 12], {}, {0: 0.1, 1: 0.3, 2: 0.6}),
+        ([2, 4, 100], {}, {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}),
+        ([2, 6, 12], {"sample_by": "timestep"}, {0: 0.1, 1: 0.3, 2: 0.6}),
         ([2] * 10, {"recent_fraction": 0.25}, {7: 1 / 3, 8: 1 / 3, 9: 1 / 3}),
         ([2] * 3, {"recent_fraction": 0.01}, {2: 1.0}),
-        ([50, 50, 2, 8], {"recent_fraction": 0.5}, {2: 0.2, 3: 0.8}),
+        ([50, 50, 2, 8], {"recent_fraction": 0.5, "sample_by": "timestep"}, {2: 0.2, 3: 0.8}),
     ],
 )
 def test_files_are_drawn_alike_by_length_or_by_age(
@@ -123,7 +123,7 @@ def test_files_are_drawn_alike_by_length_or_by_age(
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{}, {"sample_by": "trajectory"}, {"priority_exponent": 0.5}, {"recent_fraction": 0.5}]
+    "kwargs", [{}, {"sample_by": "timestep"}, {"priority_exponent": 0.5}, {"recent_fraction": 0.5}]
 )
 def test_same_generator_and_files_give_the_same_windows(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, kwargs: dict[str, object]

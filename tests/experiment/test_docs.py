@@ -25,7 +25,9 @@ from loxodon.experiment.artifacts.stores import find_artifact
 from loxodon.experiment.callbacks import HOOKS
 from loxodon.experiment.checkpoint.start_from import is_path
 from loxodon.experiment.cli import main, overrides
-from loxodon.experiment.config import load_config
+from loxodon.experiment.config import checks, load_config, registry
+from loxodon.experiment.config.reading import Reference, bindings_in, read_source, without_macros
+from loxodon.experiment.config.registry import MACRO
 from loxodon.experiment.plots import PANELS
 from loxodon.experiment.ppo import KLAdaptiveLR, PPOLearner
 from loxodon.gin_configs.words import parse_run
@@ -256,10 +258,11 @@ def test_the_pace_of_the_preset_is_as_the_page_says() -> None:
 # ---- coming from AMAGO and SB3 ----
 
 
+(DIFFERING,) = re.findall(r"## Differing defaults\n.*?(?=\n## )", PAGES["from_amago"], flags=re.DOTALL)
 ROWS = [
     row
-    for page in ("from_amago", "from_sb3")
-    for row in re.findall(r"^\| (.*?) \| (.*?) \| .*\|$", PAGES[page], flags=re.MULTILINE)
+    for text in (PAGES["from_amago"].replace(DIFFERING, ""), PAGES["from_sb3"])
+    for row in re.findall(r"^\| (.*?) \| (.*?) \| .*\|$", text, flags=re.MULTILINE)
 ]
 PARTS = (agents, data, envs, nets, package, ppo)
 OURS = [text for _, cell in ROWS for text in re.findall(r"`([^`]+)`", cell)]
@@ -339,6 +342,27 @@ def test_every_row_has_a_name_or_a_reason() -> None:
         assert ours == "here" or set(ours) <= {"-"} or "`" in ours or ours.startswith("not here, because "), (
             theirs
         )
+
+
+def test_the_differing_defaults_are_those_of_the_code_and_the_preset() -> None:
+    bindings = checks.remaining(read_source(["base_offpolicy"]).bindings)
+    macros = checks.macros_of(bindings)
+    preset = {b.key: without_macros(b.value, macros) for b in bindings if b.selector != MACRO}
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| `(.+?)` \|$", DIFFERING, flags=re.MULTILINE)
+    listed = {name: [bindings_in(f"x = {text}")[0].value for text in texts] for name, *texts in rows}
+    assert {name: [code_default(name), preset[name]] for name in listed} == listed
+    owners = ("Experiment", "Learner", "WeightAverage", "EpsilonGreedy", "DiskTrajDataset")
+    defaults = {key: code_default(key) for key in preset if key.startswith(owners)}
+    differing = {key for key, value in defaults.items() if value not in (preset[key], registry.MISSING)}
+    assert differing == {name for name in listed if name.startswith(owners)}
+
+
+def code_default(key: str) -> Any:
+    """The default of a setting in the code, as a config has it; MISSING if it is required."""
+    owner, _, param = key.rpartition(".")
+    default = registry.find(owner)[0].params[param].default
+    named = None if default is registry.MISSING else registry.find_object(default)
+    return default if named is None else Reference(named.name, is_called=False)
 
 
 def test_every_field_of_amago_is_named() -> None:

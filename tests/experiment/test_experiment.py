@@ -13,11 +13,12 @@ import torch
 
 from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy, async_vector
-from loxodon.experiment import Experiment, threads
+from loxodon.experiment import Experiment, WeightAverage, threads
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.config import load_config
+from loxodon.gin_configs.start import GinText
 
-from .fakes import CountingEnv, TinyAgent, make_experiment, metrics, run
+from .fakes import TINY, CountingEnv, TinyAgent, make_experiment, metrics, run
 from .ppo.whole_runs import ppo_experiment
 from .test_heartbeat import write_beat
 
@@ -39,6 +40,7 @@ DEFAULTS = {
     "async_env_mp_context": None,
     "exploration_wrapper_type": EpsilonGreedy,
     "sample_actions": True,
+    "sample_actions_val": True,
     "force_reset_train_envs_every": None,
     "log_to_wandb": False,
     "wandb_project": "from-env",
@@ -50,7 +52,7 @@ DEFAULTS = {
     "has_dset_edit_rights": True,
     "stagger_traj_file_lengths": True,
     "save_trajs_as": "npz",
-    "padded_sampling": "shifted",
+    "padded_sampling": "none",
     "dloader_workers": 6,
     "epochs": 1000,
     "start_learning_at_epoch": 0,
@@ -61,12 +63,12 @@ DEFAULTS = {
     "ckpt_interval": 50,
     "always_save_latest": True,
     "always_load_latest": False,
-    "batch_size": None,
+    "batch_size": 24,
     "batches_per_update": 1,
-    "learning_rate": 1e-3,
+    "learning_rate": 1e-4,
     "critic_loss_weight": 10.0,
-    "lr_warmup_steps": 100,
-    "grad_clip": 40.0,
+    "lr_warmup_steps": 500,
+    "grad_clip": 1.0,
     "l2_coeff": 1e-3,
     "mixed_precision": "no",
 }
@@ -87,13 +89,41 @@ def test_fields_come_in_the_documented_order_with_the_documented_defaults(
     assert {name: getattr(exp, name) for name in DEFAULTS} == DEFAULTS
 
 
+_OWN = f"{TINY}Experiment.val_timesteps_per_epoch = 0\nExperiment.test_run = True\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "says_so"),
+    [
+        (None, True),
+        (_OWN, True),
+        (f"include 'small.gin'\n{_OWN}", False),
+        (f"include 'amago.gin'\n{_OWN}", False),
+    ],
+    ids=["plain Python", "no preset", "base_offpolicy", "amago"],
+)
+def test_a_run_that_includes_no_recommended_preset_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, config: str | None, says_so: bool
+) -> None:
+    if config is None:
+        exp = make_experiment(tmp_path)
+    else:
+        load_config([GinText("own.gin", config)], [f"Experiment.ckpt_base_dir='{tmp_path}'"])
+        exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    exp.start()
+    exp.close()
+    lines = [record.getMessage() for record in caplog.records if "recommended preset" in record.getMessage()]
+    assert len(lines) == says_so
+    assert all("Fix: begin your gin file with include 'base_offpolicy.gin'" in line for line in lines)
+
+
 def test_a_batch_has_fewer_sequences_the_longer_they_are(tmp_path: Path) -> None:
     sizes = {
-        length: make_experiment(tmp_path, max_seq_len=length, batch_size=None).sequences_per_batch
+        length: make_experiment(tmp_path, max_seq_len=length, batch_size="auto").sequences_per_batch
         for length in (16, 64, 128, 2000)
     }
     assert sizes == {16: 24, 64: 24, 128: 12, 2000: 4}
-    exp = make_experiment(tmp_path, max_seq_len=9, batch_size=None, epochs=3)
+    exp = make_experiment(tmp_path, max_seq_len=9, batch_size="auto", epochs=3)
     batch = next(iter(run(exp).loader.epoch(0, 1)))
     assert len(batch.mask) == 24
     assert make_experiment(tmp_path, max_seq_len=2000, batch_size=7).sequences_per_batch == 7
@@ -453,7 +483,7 @@ def test_the_switch_for_compiled_acting_reaches_the_agent_before_it_acts(
         "init_hidden_state",
         lambda agent, *args: calls.append("hidden state") or init(agent, *args),  # type: ignore[func-returns-value]
     )
-    exp = make_experiment(tmp_path, compile_acting=True)
+    exp = make_experiment(tmp_path, compile_acting=True, **{"Learner.weight_average": WeightAverage})
     exp.start()
     exp.collect_new_training_data()
     exp.close()
@@ -554,7 +584,7 @@ def test_more_than_the_limit_is_cut_to_it_with_a_warning(
     caplog.clear()
     assert threads_of(tmp_path) == 1
     assert threads_of(tmp_path, 2) == 2  # what the run before has chosen is no limit
-    assert caplog.text == ""
+    assert "torch_threads" not in caplog.text
 
 
 @pytest.mark.usefixtures("four_cores")

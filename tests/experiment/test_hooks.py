@@ -119,7 +119,7 @@ class Told(TinyAgent):
 
 
 def test_an_agent_is_told_of_every_checkpoint_that_was_loaded(tmp_path: Path) -> None:
-    settings = {"agent_type": Told, "Learner.average_rate": 0.0}
+    settings = {"agent_type": Told}
     exp = run(make_experiment(tmp_path, **settings))
     assert "told" not in exp.policy.__dict__
     weight, state = exp.policy.actor.bias[0].item(), exp.checkpoints.state_dir(1)

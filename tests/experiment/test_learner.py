@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from loxodon.data import Trajectory, pack_batch, pad_batch
-from loxodon.experiment import Experiment
+from loxodon.experiment import Experiment, WeightAverage
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.freezing import ParamFreezer
-from loxodon.experiment.learn import average
 
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import learning, make_experiment, metrics, run
-from .ppo.whole_runs import ppo_experiment
 
 NUM_OPS = 8 * 2 * 17  # width, updates, timesteps
 
@@ -122,11 +120,9 @@ def test_no_limit_of_the_gradient_is_a_limit_that_is_never_reached(tmp_path: Pat
     assert found[2][0] == found[0][0] > 1e-3
 
 
-def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(average, "_FIRST", 1)  # instead of 200 updates
-    exp = make_experiment(tmp_path, **{"Learner.average_rate": 0.9})
+def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(tmp_path: Path) -> None:
+    settings = {"WeightAverage.rate": 0.9, "WeightAverage.start_after_updates": 1}
+    exp = make_experiment(tmp_path, **{"Learner.weight_average": WeightAverage, **settings})
     exp.start()
     assert exp.acting is exp.policy
     weights = []
@@ -155,30 +151,33 @@ def test_an_average_of_the_weights_acts_is_evaluated_and_is_published(
     exp.close()
 
 
+def test_the_share_of_an_update_in_the_average_falls_from_1_to_the_rate() -> None:
+    agent = torch.nn.Linear(1, 1, bias=False)
+    average, found = WeightAverage(agent, rate=0.01), []  # type: ignore[arg-type]
+    for _ in range(1400):
+        with torch.no_grad():
+            average.averaged.weight.zero_()
+            agent.weight.fill_(1.0)
+        average.follow()
+        found.append(float(average.averaged.weight))
+    assert found[:201] == [1.0] * 201
+    assert found[300] == pytest.approx(10 / 110)
+    assert found[-1] == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize(
-    ("make", "settings", "rate"),
+    ("setting", "value", "words"),
     [
-        (make_experiment, {}, 0.01),
-        (make_experiment, {"Learner.average_rate": 0}, None),
-        (ppo_experiment, {}, None),
+        ("rate", 1.5, "at most 1"),
+        ("rate", 0, "above 0"),
+        ("rate", "all", "a number"),
+        ("start_after_updates", -1, "at least 0"),
+        ("decay_power", -1, "at least 0"),
     ],
 )
-def test_weights_are_averaged_where_agents_learn_off_policy_unless_people_say_otherwise(
-    tmp_path: Path, make: Any, settings: dict[str, Any], rate: float | None
-) -> None:
-    exp = make(tmp_path, **settings)
-    exp.start()
-    average = exp.learner.average
-    assert (average.rate if average else None) == rate
-    exp.close()
-
-
-@pytest.mark.parametrize(("rate", "words"), [(1.5, "at most 1"), (-0.1, "at least 0"), ("all", "a number")])
-def test_shares_of_an_average_that_cannot_be(tmp_path: Path, rate: Any, words: str) -> None:
-    exp = make_experiment(tmp_path, **{"Learner.average_rate": rate})
-    with pytest.raises((ValueError, TypeError), match=rf"Learner.average_rate is .*{words}.*Fix:"):
-        exp.start()
-    exp.train_envs.close()
+def test_averages_that_cannot_be(setting: str, value: Any, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=rf"WeightAverage.{setting} is .*{words}.*Fix:"):
+        WeightAverage(torch.nn.Linear(1, 1), **{setting: value})  # type: ignore[arg-type]
 
 
 def test_targets_follow_after_every_optimizer_step(tmp_path: Path) -> None:

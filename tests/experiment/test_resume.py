@@ -135,7 +135,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "cut episodes": ({}, "Collector.save_env_state = False\nCheckpointManager.exact_resume = True\n"),
     "cut files, averaged weights": (
         {},
-        "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\nLearner.average_rate = 0.1\n",
+        "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"
+        "Learner.weight_average = @WeightAverage\nWeightAverage.rate = 0.1\n",
     ),
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from loxodon.agents import GAE, ConstantSchedule, PPOAgent, PPOLoss
 from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
-from loxodon.experiment import EvaluateAfterLoad, Experiment, load_policy
+from loxodon.experiment import EvaluateAfterLoad, Experiment, WeightAverage, load_policy
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.cli import main
 from loxodon.experiment.ppo import KLAdaptiveLR
@@ -66,7 +66,7 @@ def test_text_observations_are_left_out(tmp_path: Path) -> None:
             {"train_timesteps_per_epoch": 0, "val_timesteps_per_epoch": 4},
             r"train_timesteps_per_epoch is 0.*Fix:",
         ),
-        ({"Learner.average_rate": 0.1}, r"Learner.average_rate is 0.1, but PPOAgent .*Fix:"),
+        ({"Learner.weight_average": WeightAverage}, r"Learner.weight_average is set, but PPOAgent .*Fix:"),
         ({"start_collecting_at_epoch": 1}, r"Experiment.start_collecting_at_epoch is 1.*Fix:"),
         ({"learner": {"minibatches": 99}}, r"too few for PPOLearner.minibatches = 99. Fix:"),
         ({"learner": {"minibatches": 0}}, r"minibatches=0.*Fix:"),
@@ -103,7 +103,7 @@ def test_impossible_bounds_of_the_learning_rate(kwargs: dict[str, float]) -> Non
         KLAdaptiveLR(per="run")
 
 
-AT_DEFAULTS = {"batch_size": None, "train_batches_per_epoch": 1000, "log_interval": 300}
+AT_DEFAULTS = {"batch_size": 24, "train_batches_per_epoch": 1000, "log_interval": 300}
 
 
 def test_settings_without_a_meaning_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
