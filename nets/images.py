@@ -19,7 +19,6 @@ from .mlp import activation_fn
 logger = logging.getLogger("loxodon")
 _PICTURE_AXES = 3
 _MAX_IDS = 1024  # per channel of a map; more are rather measurements than kinds of things
-_SHIFT = 4  # pixels; Kostrikov et al. 2020
 _SMALLEST_NATURE = 36  # pixels
 _WIDEST = 1e6  # bounds farther apart, such as those of float32, say nothing of the values
 
@@ -112,7 +111,7 @@ class IMPALAishCNN(nn.Module):
 # ---- from an observation to the input of convolutions ----
 
 
-def random_shift(pictures: Tensor, share: float, pixels: int = _SHIFT) -> Tensor:
+def random_shift(pictures: Tensor, share: float, pixels: int = 4) -> Tensor:
     """Move whole sequences of pictures by up to `pixels` in each direction; edges are repeated.
 
     Args:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from .head_kinds import HeadKinds
 from .init import EMBEDDING_STD
 
-_LONGEST = 10_000.0  # timesteps in which the slowest wave, or rotation, turns by about one radian
+BASE = 10_000.0
+"""Timesteps in which the slowest wave, or rotation, turns by about one radian (Vaswani et al. 2017)."""
 
 
 class LearnedPositions(nn.Module):
@@ -43,7 +44,7 @@ class SinusoidalPositions(nn.Module):
 
     frequencies: Tensor
 
-    def __init__(self, d_model: int, base: float = _LONGEST) -> None:
+    def __init__(self, d_model: int, base: float = BASE) -> None:
         super().__init__()
         exponent = torch.arange(0, d_model, 2).float() / d_model
         self.register_buffer("frequencies", base**-exponent, persistent=False)
@@ -80,7 +81,7 @@ class HeadPositions(nn.Module):
     def __init__(self, d_model: int, heads: HeadKinds, window: int) -> None:
         super().__init__()
         head_dim = d_model // len(heads)
-        frequencies = _LONGEST ** -(torch.arange(0, head_dim, 2).float() / head_dim)
+        frequencies = BASE ** -(torch.arange(0, head_dim, 2).float() / head_dim)
         frequencies = torch.cat([-frequencies, frequencies])[None]
         if heads.num("rotary") < len(heads):
             is_rotary = torch.tensor([kind == "rotary" for kind in heads.kinds])

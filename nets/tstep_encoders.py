@@ -30,7 +30,8 @@ from .init import RL2_GAIN
 from .mlp import MLP, activation_fn, initialize, norm_layer, require_positive
 from .normalization import RunningNorm
 
-_SHIFTED_SHARE = 0.75  # of the sequences of a batch
+SHIFTED_SHARE = 0.75
+"""Share of the sequences of a batch whose pictures `drqv2_aug` shifts."""
 _SMALLEST_IMAGE, _SMALLEST_MAP = 17, 4  # pixels and cells, shorter side
 
 
@@ -344,7 +345,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         def embedder(key: str, kind: str, space: Any) -> tuple[nn.Module, int]:
             if kind == "image":
                 cnn = cnn_type or default_cnn(space)
-                share = _SHIFTED_SHARE * drqv2_aug
+                share = SHIFTED_SHARE * drqv2_aug
                 return ImageEmb(key, space, cnn_type=cnn, shifted_share=share, **shared), img_features
             if kind == "map":
                 cnn = GridworldCNN
@@ -550,7 +551,7 @@ class CNNTstepEncoder(_PictureTstepEncoder):
         out_norm: str | None = "layer",
         activation: str = "leaky_relu",
         drqv2_aug: bool = False,
-        aug_pct_of_batch: float = _SHIFTED_SHARE,
+        aug_pct_of_batch: float = SHIFTED_SHARE,
         hide_rl2s: bool = False,
         hide_rewards: bool = False,
         time_scale: int | None = None,
