@@ -17,8 +17,8 @@ _VALUE_LOSSES: dict[str, Callable[..., Tensor]] = {
     "huber": F.smooth_l1_loss,
     "l1": F.l1_loss,
 }
-_KL_BAND = 1.5  # the coefficient stays where KL lies within this factor of its target
-_BETA_RANGE = (1e-6, 1e6)
+BETA_RANGE = (1e-6, 1e6)
+"""Bounds of the adapted KL coefficient, so that it never becomes 0 or infinite."""
 
 
 @gin.configurable
@@ -29,7 +29,7 @@ class PPOLoss(nn.Module):
     over action dimensions:
         clip:        -min(A rho, A clip(rho, 1 - clip_eps, 1 + clip_eps)) - entropy_coef H
         kl_penalty:  -A rho + beta KL(pi_old || pi) - entropy_coef H
-    After each rollout beta grows where KL > 1.5 kl_target, and shrinks where KL < kl_target / 1.5.
+    After each rollout beta grows where KL > kl_band kl_target, and shrinks where KL < kl_target / kl_band.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equations 7 and 8.
 
@@ -46,6 +46,7 @@ class PPOLoss(nn.Module):
         kl_beta: initial beta.
         kl_increase: factor by which beta grows.
         kl_decrease: factor by which beta shrinks.
+        kl_band: factor, at least 1, by which KL may miss its target before beta moves.
         log_ratio_limit: |d| is clamped to this before the exponential.
     Raises: ValueError for unknown names, or numbers out of range.
     """
@@ -65,6 +66,7 @@ class PPOLoss(nn.Module):
         kl_beta: float = 1.0,
         kl_increase: float = 2.0,
         kl_decrease: float = 0.5,
+        kl_band: float = 1.5,
         log_ratio_limit: float = 20.0,
     ) -> None:
         super().__init__()
@@ -79,12 +81,16 @@ class PPOLoss(nn.Module):
                 f"PPOLoss has kl_decrease={kl_decrease} and kl_increase={kl_increase}, but 1 must lie "
                 "between them. Fix: leave them out for 0.5 and 2."
             )
+        if kl_band < 1.0:
+            raise ValueError(
+                f"PPOLoss.kl_band is {kl_band}, but must be at least 1. Fix: leave it out for 1.5."
+            )
         if value_clip is not None:
             _check_positive(value_clip=value_clip)
         self.kind, self.value_clip, self.value_clip_mode = kind, value_clip, value_clip_mode
         self.value_loss = _VALUE_LOSSES[value_loss]
         self.kl_target, self.kl_increase, self.kl_decrease = kl_target, kl_increase, kl_decrease
-        self.log_ratio_limit = log_ratio_limit
+        self.kl_band, self.log_ratio_limit = kl_band, log_ratio_limit
         self._clip_setting, self._entropy_setting = clip_eps, entropy_coef
         self.register_buffer("beta", torch.tensor(float(kl_beta)))
         self.set_progress(0.0)
@@ -153,11 +159,11 @@ class PPOLoss(nn.Module):
         """
         if self.kind != "kl_penalty":
             return
-        if kl > _KL_BAND * self.kl_target:
+        if kl > self.kl_band * self.kl_target:
             self.beta.mul_(self.kl_increase)
-        elif kl < self.kl_target / _KL_BAND:
+        elif kl < self.kl_target / self.kl_band:
             self.beta.mul_(self.kl_decrease)
-        self.beta.clamp_(*_BETA_RANGE)
+        self.beta.clamp_(*BETA_RANGE)
 
 
 @torch.no_grad()

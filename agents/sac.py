@@ -15,7 +15,8 @@ from ..nets import TrajEncoder, TstepEncoder
 from .base import LossTerms
 from .off_policy import CODE_SUPPLIED, OffPolicyAgent, View
 
-_DISCRETE_SHARE = 0.3  # of the entropy of uniform actions, which discrete policies aim at
+DISCRETE_ENTROPY_SHARE = 0.3
+"""Target entropy of discrete policies, as a share of that of uniform actions, if none is set."""
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -109,4 +110,4 @@ def _usual_entropy(action_space: spaces.Discrete | spaces.MultiDiscrete | spaces
     if isinstance(action_space, spaces.Box):
         return -float(action_space.shape[0])
     nvec = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec.tolist()
-    return _DISCRETE_SHARE * sum(math.log(n) for n in nvec)
+    return DISCRETE_ENTROPY_SHARE * sum(math.log(n) for n in nvec)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gin
 import pytest
 
+from loxodon.envs import EpsilonGreedy
 from loxodon.experiment import Experiment
 from loxodon.experiment.config import load_config
 from loxodon.experiment.config.checks import unknown_names
@@ -67,6 +68,55 @@ def test_an_agent_goes_on_top_of_a_preset(task: str, agent: str) -> None:
     assert f"--config {task} --config agents/{agent}" in header_of(f"agents/{agent}")
 
 
+# --- the published agent on top of a preset ---------------------------------------------------------------
+
+_OF_THE_RUN = {  # settings that belong to a task and the size of its run, not to the algorithm
+    "DiskTrajDataset.dset_name",
+    "DiskTrajDataset.relabeler",
+    "DiskTrajDataset.takes_new_trajs",
+    "Experiment.callbacks",
+    "Experiment.ckpt_base_dir",
+    "Experiment.ckpt_interval",
+    "Experiment.dataset",
+    "Experiment.dloader_workers",
+    "Experiment.env_mode",
+    "Experiment.epochs",
+    "Experiment.log_interval",
+    "Experiment.make_train_env",
+    "Experiment.make_val_env",
+    "Experiment.max_seq_len",
+    "Experiment.packed_batches",
+    "Experiment.parallel_actors",
+    "Experiment.run_name",
+    "Experiment.sample_actions_val",
+    "Experiment.stagger_traj_file_lengths",
+    "Experiment.stop_at_val_return",
+    "Experiment.train_batches_per_epoch",
+    "Experiment.train_timesteps_per_epoch",
+    "Experiment.tstep_encoder_type",
+    "Experiment.val_interval",
+    "Experiment.val_timesteps_per_epoch",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("ppo/")])
+def test_the_published_agent_replaces_every_choice_of_a_preset(name: str) -> None:
+    published = {b.key for b in read_source(["amago"]).bindings}
+    assert published.isdisjoint(_OF_THE_RUN)
+    of_preset = {b.key for b in read_source([name]).bindings} - _OF_THE_RUN - {"Experiment.traj_encoder_type"}
+    owners = ("Experiment.", "Learner.", "AdamW.", "EpsilonGreedy.", "DiskTrajDataset.")
+    assert {key for key in of_preset if key.startswith(owners)} <= published
+
+
+@pytest.mark.parametrize("name", ["tmaze", "pendulum"])
+def test_the_published_agent_trains_on_top_of_a_preset(name: str, tmp_path: Path) -> None:
+    exp = run_preset(name, tmp_path, "Experiment.test_run=True", on_top=["amago"])
+    assert exp.learner.gradient_steps > 0
+    assert exp.acting is exp.policy
+    assert (exp.learning_rate, exp.lr_warmup_steps, exp.grad_clip) == (1e-4, 500, 1.0)
+    assert exp.exploration_wrapper_type is EpsilonGreedy
+
+
 # --- a start without a file ----------------------------------------------------------------------------
 
 
@@ -92,10 +142,12 @@ def test_what_a_start_names() -> None:
     assert "env_mode = 'already_vectorized'" in gin_for("envpool/Pong-v5").text
 
 
-def run_preset(name: str, folder: Path, *settings: str) -> Experiment:
-    load_config([name], [f"Experiment.ckpt_base_dir='{folder}'", "Experiment.verbose=False", *settings])
+def run_preset(name: str, folder: Path, *settings: str, on_top: Sequence[str] = ()) -> Experiment:
+    quiet = [f"Experiment.ckpt_base_dir='{folder}'", "Experiment.verbose=False"]
+    config = load_config([name, *on_top], [*quiet, *settings])
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
     exp.start()
+    config.check_unused()
     exp.learn()
     exp.close()
     gin.clear_config()

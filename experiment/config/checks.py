@@ -155,10 +155,12 @@ def _choices_of(binding: Binding) -> list[Reference]:
     return [Reference(n, False) for n in CHOICES_OF_NONE.get(binding.key, ()) if binding.value is None]
 
 
-def reach_by_source(bindings: Sequence[Binding], root: Node) -> dict[int, dict[tuple[str, str], Node]]:
-    """What the config led to from the root when a source had ended, for the number of each."""
+def reach_by_source(
+    bindings: Sequence[Binding], starts: Sequence[Node]
+) -> dict[int, dict[tuple[str, str], Node]]:
+    """What the config led to from `starts` when a source had ended, for the number of each."""
     ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
-    return {source: reach(bindings[:end], [root]) for source, end in ends.items()}
+    return {source: reach(bindings[:end], starts) for source, end in ends.items()}
 
 
 def is_seen(binding: Binding, nodes: Iterable[tuple[str, str]]) -> bool:
@@ -465,10 +467,10 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     Raises: ConfigError listing each binding that its own source should not have set.
     """
     read, final = registry.was_read(), reach(bindings, [root])
-    later = reach(bindings, [Node(registry.find(name)[0], scope) for scope, name in read])
-    earlier = reach_by_source(bindings, root)
+    built = [Node(registry.find(name)[0], scope) for scope, name in read]
+    reached, earlier = reach(bindings, built), reach_by_source(bindings, [root, *built])
     taken = _taken_instead({name for _, name in read})
-    later = {key: node for key, node in later.items() if key[1] not in taken}
+    later = {key: node for key, node in reached.items() if key[1] not in taken}
     problems, notes, num_left_over = [], [], 0
     for binding in remaining(bindings):
         target = registry.find(binding.selector)[0]
@@ -476,7 +478,7 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
         is_given = bool(calls) and target.is_class
         if any(binding.param in params for params in calls) or (is_seen(binding, later) and not is_given):
             continue
-        if earlier[binding.source].keys() - final.keys():
+        if earlier[binding.source].keys() - final.keys() - reached.keys():
             num_left_over += 1
         elif target.name in taken and ("", target.name) in final:
             if not is_in_preset(binding):

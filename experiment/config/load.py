@@ -59,7 +59,7 @@ class LoadedConfig:
         """
         final = checks.reach(self.bindings, [self.root])
         earlier = {
-            key for nodes in checks.reach_by_source(self.bindings, self.root).values() for key in nodes
+            key for nodes in checks.reach_by_source(self.bindings, [self.root]).values() for key in nodes
         }
         remaining = checks.remaining(self.bindings)
         gone = [b for b in remaining if checks.is_seen(b, earlier) and not checks.is_seen(b, final)]

@@ -43,7 +43,8 @@ from .learner import Learner, log_figures, masked_losses
 from .optimizer import make_optimizer
 
 logger = logging.getLogger("loxodon")
-_METHODS = {"bc": 0.5, "off_policy": 10.0}  # with the default weight of the critic's loss
+VALUE_COEFS = {"bc": 0.5, "off_policy": 10.0}
+"""Weight of the critic's loss by method if `Pretraining.value_coef` is None: as in PPO, and as off-policy."""
 _TEST_UPDATES = 2
 _SHOW_EVERY_S = 0.3
 _LOSSES = ("loss", "actor_loss", "critic_loss")
@@ -109,10 +110,10 @@ class Pretraining(Callback):
                 f"Pretraining.dataset is {dataset!r}, but must be a dataset. Fix: set Pretraining.dataset = "
                 "@demos/DiskTrajDataset() and demos/DiskTrajDataset.dset_name."
             )
-        if method not in _METHODS:
+        if method not in VALUE_COEFS:
             raise ValueError(
-                f"Pretraining.method is {method!r}; allowed are {', '.join(map(repr, _METHODS))}. Fix: set "
-                "Pretraining.method = 'bc'."
+                f"Pretraining.method is {method!r}; allowed are {', '.join(map(repr, VALUE_COEFS))}. "
+                "Fix: set Pretraining.method = 'bc'."
             )
         check_number("Pretraining.num_batches", num_batches, lowest=1, whole=True)
         check_number("Pretraining.batch_size", batch_size, lowest=1, whole=True, optional=True)
@@ -120,7 +121,7 @@ class Pretraining(Callback):
         check_number("Pretraining.value_coef", value_coef, lowest=0, optional=True)
         self.dataset, self.method, self.num_batches = dataset, method, num_batches
         self.batch_size, self.learning_rate = batch_size, learning_rate
-        self.value_coef = _METHODS[method] if value_coef is None else value_coef
+        self.value_coef = VALUE_COEFS[method] if value_coef is None else value_coef
         self.agent_type = agent_type
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
         self.is_done = False

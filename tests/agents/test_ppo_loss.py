@@ -125,6 +125,7 @@ def test_beta_moves_by_the_bound_factors_and_not_when_clipping() -> None:
             for name in ("kl_target", "kl_beta", "log_ratio_limit", "clip_eps", "value_clip")
         ),
         ({"kl_decrease": 2.0}, r"kl_decrease=2\.0"),
+        ({"kl_band": 0.5}, r"PPOLoss\.kl_band is 0\.5"),
     ],
     ids=str,
 )
