@@ -30,7 +30,7 @@ from ..nets import (
 )
 from ..nets.traj_encoders import MemorylessTrajEncoder
 from .base import ActOutput, BaseAgent, LossTerms
-from .objectives import masked_mean
+from .objectives import fit_mask, masked_mean
 from .targets import lambda_returns, n_step_targets, retrace_targets
 
 TRAINING_DISCOUNTS = (0.1, 0.5, 0.9, 0.99)
@@ -296,7 +296,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         if view.mask is batch.mask:
             return terms
         kept = view.mask[..., None]
-        return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None])
+        extra = {name: loss * fit_mask(view.mask, loss) for name, loss in terms.extra.items()}
+        return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None], extra=extra)
 
     @property
     def discount_weights(self) -> Tensor | None:

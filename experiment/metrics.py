@@ -10,10 +10,12 @@ import re
 import sys
 
 _LOSSES = {
-    "loss": "what is minimised: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`",
+    "loss": "what is minimised: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`, plus "
+    "the extra losses times `Experiment.extra_loss_weights`",
     "actor_loss": "mean over the transitions of the batch and all discounts",
-    "critic_loss": "likewise, over all critics",
+    "critic_loss": "the same mean, taken over all critics too",
 }
+_EXTRA = {"<name>_loss": "an auxiliary loss (`LossTerms.extra`), mean over the transitions, before its weight"}
 _GRADIENTS = {
     "grad_norm": "of all trained parameters together, before clipping",
     "grad_norm/<part>": "of a part of the agent, before clipping; `<part>` is its attribute (`actor`, "
@@ -68,6 +70,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         "discount behind it is of that one, and the plain name of `gamma`, which acts.",
         {
             **_LOSSES,
+            **_EXTRA,
             **_GRADIENTS,
             "reward": "mean reward, environment units",
             "q": "mean value of the recorded actions, mean over the critics, environment units",
@@ -100,6 +103,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         "A rollout and the updates that learned from it.",
         {
             **_LOSSES,
+            **_EXTRA,
             **_GRADIENTS,
             "value_loss": "the critics' part, before its weight",
             "value": "mean value of the timesteps of the rollout, environment units",

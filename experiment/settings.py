@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,8 @@ class Settings:
         batch_size: sequences per batch and process; None for what makes about 1,500 timesteps of full ones,
             4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
+        critic_loss_weight: the actor's is 1. extra_loss_weights: those of an agent's auxiliary losses, by name.
+        grad_clip: largest norm of the gradient; 0 or less: no clipping.
             Where it is often exceeded, values of rare rewards stay far below their targets (docs/choices.md).
         mixed_precision: of the updates: "no", "fp16", "bf16".
     Extras:
@@ -150,6 +151,7 @@ class Settings:
     batches_per_update: int = 1
     learning_rate: float = 1e-3
     critic_loss_weight: float = 10.0
+    extra_loss_weights: Mapping[str, float] = field(default_factory=dict)
     lr_warmup_steps: int = 100
     grad_clip: float = 40.0
     l2_coeff: float = 1e-3
@@ -223,11 +225,13 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     **{name: {"lowest": lowest, "whole": True} for name, lowest in _COUNTS.items()},
     **{name: {"lowest": low, "whole": True, "optional": True} for name, low in _OPTIONAL_COUNTS.items()},
 }
+_TAKEN = ("actor", "critic", "value")  # names of other losses in the logs
 _HOOKS = {  # how they are called, as in AMAGO
     "compute_loss": ("batch", "log_step="),
     "train_step": ("batch", "log_step="),
     "edit_actor_mask": ("batch", "actor_loss", "pad_mask"),
     "edit_critic_mask": ("batch", "critic_loss", "pad_mask"),
+    "edit_extra_mask": ("batch", "name", "loss", "pad_mask"),
     "policy_metrics": ("returns", "specials"),
     "summary": ("env_summary",),
 }
@@ -254,6 +258,13 @@ def check_settings(settings: Settings) -> None:
         check_choice(f"Experiment.{name}", getattr(settings, name), allowed)
     for name, limits in _NUMBERS.items():
         check_number(f"Experiment.{name}", getattr(settings, name), **limits)
+    for term, weight in settings.extra_loss_weights.items():
+        check_number(f"Experiment.extra_loss_weights[{term!r}]", weight, lowest=0)
+        if term in _TAKEN:
+            raise ValueError(
+                f"Experiment.extra_loss_weights names {term!r}, but the logs have another {term}_loss. Fix: "
+                "give the extra loss another name in LossTerms.extra."
+            )
     if settings.traj_save_len < settings.max_seq_len:
         raise ValueError(
             f"Experiment.traj_save_len is {settings.traj_save_len:g}, shorter than max_seq_len = "

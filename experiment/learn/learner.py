@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...agents import BaseAgent, LossTerms, OnPolicyAgent, masked_mean
+from ...agents import BaseAgent, LossTerms, OnPolicyAgent, fit_mask, masked_mean
 from ...data import Batch, RolloutBatch
 from ...nets import RunningStatistics
 from ..collect import StageTimer
@@ -28,12 +28,14 @@ from .optimizer import check_same_groups, warmup_factor
 
 AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor, Tensor], Tensor]
+EditExtraMask = Callable[[Any, str, Tensor, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
 _SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
 BeforeStep = Callable[[Sequence[Mapping[str, Any]]], bool]
 _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
 _MASKS = ("Actor Mask", "Critic Mask")
+_EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # the mean and the mask of an extra term, by its name
 _BAD_GRAD = (None, "skip", "raise")
 _SIZES = ("Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)")
 _COUNTS = ("batch_timesteps", "batch_places")
@@ -44,25 +46,42 @@ def masked_losses(
     terms: LossTerms,
     edit_actor_mask: EditMask | None = None,
     edit_critic_mask: EditMask | None = None,
+    edit_extra_mask: EditExtraMask | None = None,
 ) -> dict[str, Any]:
     """Means of an agent's losses where the masks are True, what `Experiment.compute_loss` returns.
 
     Args:
         batch: its mask (B, L, 1) bool is where masks begin from.
-        terms: the losses, actor (B, L, G, 1) and critic (B, L, C, G, 1). NaN under False is ignored.
+        terms: the losses, actor (B, L, G, 1), critic (B, L, C, G, 1) and extra ones (B, L, ...). NaN under
+            False is ignored.
         edit_actor_mask: (batch, loss, mask) -> mask, all but the batch of the loss's shape; None for no edit.
         edit_critic_mask: the same for the critic loss.
+        edit_extra_mask: (batch, name, loss, mask) -> mask, the same for an extra term.
     Returns: the scalar tensors "Actor Loss" and "Critic Loss"; the masks of both, "Actor Mask" and "Critic
-        Mask"; "squared_errors" (B, L, C, G, 1) of the critics, without gradient, for datasets that keep
+        Mask"; "<name>_loss" and "<name>_mask" of each extra term; the "terms"; "squared_errors" (B, L, C, G, 1) of the critics, without gradient, for datasets that keep
         priorities; "Sequence Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows,
         and "Unmasked Batch Size (in Timesteps)", the real transitions in them (a scalar tensor); and the
         agent's figures under their own names.
-    Raises: ValueError for an edited mask of another shape or dtype.
+    Raises: ValueError for an edited mask of another shape or dtype, or an extra term of another shape.
     """
     actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor)
     critic_mask = _edited("edit_critic_mask", edit_critic_mask, batch, terms.critic)
+    extra = {}
+    for name, loss in terms.extra.items():
+        if loss.shape[:2] != batch.mask.shape[:2]:
+            raise ValueError(
+                f"LossTerms.extra[{name!r}] has the shape {tuple(loss.shape)}, but the batch has "
+                f"{tuple(batch.mask.shape[:2])} sequences and timesteps. Fix: return one loss (or several) for "
+                "each timestep, without taking the mean."
+            )
+        edit = None if edit_extra_mask is None else _for_term(edit_extra_mask, name)
+        mask = _edited("edit_extra_mask", edit, batch, loss)
+        extra |= {_EXTRA.format(name): masked_mean(_at_least_float32(loss), mask)}
+        extra |= {_EXTRA_MASK.format(name): mask}
     return {
         **terms.metrics,
+        **extra,
+        "terms": terms,
         "Actor Loss": masked_mean(_at_least_float32(terms.actor), actor_mask),
         "Critic Loss": masked_mean(_at_least_float32(terms.critic), critic_mask),
         "Actor Mask": actor_mask,
@@ -72,9 +91,14 @@ def masked_losses(
     }
 
 
+def _for_term(edit: EditExtraMask, name: str) -> EditMask:
+    """The hook as those of the actor and the critics are called."""
+    return lambda batch, loss, mask: edit(batch, name, loss, mask)
+
+
 def _edited(name: str, edit: EditMask | None, batch: Any, loss: Tensor) -> Tensor:
-    """The mask of a loss (B, L, ..., 1), of the same shape."""
-    mask: Tensor = batch.mask.reshape(*batch.mask.shape[:2], *[1] * (loss.dim() - 2)).expand_as(loss)
+    """The mask of a loss (B, L, ...), of the same shape."""
+    mask = fit_mask(batch.mask, loss).expand_as(loss)
     if edit is None:
         return mask
     edited: Tensor = edit(batch, loss.detach(), mask.clone())  # a copy, which may be edited in place
@@ -132,7 +156,8 @@ class Learner:
         optimizer: as Accelerate prepared it, which only a loss scaler needs.
         accelerator: device, precision and processes.
         compute_loss: (batch, log_step=) -> what `masked_losses` returns; the hook of Experiment.
-        critic_loss_weight: beside the actor's, which is 1.
+        critic_loss_weight: the weight of the actor's loss is 1.
+        extra_loss_weights: by name, of `LossTerms.extra`, or of a mean "<name>_loss" that compute_loss adds.
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
@@ -163,6 +188,7 @@ class Learner:
         critic_loss_weight: float,
         lr_warmup_steps: int,
         grad_clip: float,
+        extra_loss_weights: Mapping[str, float] | None = None,
         report_priorities: ReportPriorities | None = None,
         bad_grad: str | None = None,
         average_rate: float | None = None,
@@ -183,6 +209,7 @@ class Learner:
         self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss, self.critic_loss_weight = compute_loss, critic_loss_weight
+        self.extra_loss_weights = dict(extra_loss_weights or {})
         self.edits_masks = edits_masks
         self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
         self.progress = progress or Progress(epochs=0, seed=0)
@@ -244,7 +271,7 @@ class Learner:
         """One optimizer step on all micro-batches together; returns scalar tensors by name.
 
         Equals one step on a single batch that holds all their sequences, those of all processes: the mean of
-        each micro-batch weighs as much as its mask has of the True of all masks, for actor and critic apart.
+        each micro-batch weighs as much as its mask has of the True of all masks, for each loss term apart.
         These sizes must be known before the first backward pass. They are those of `batch.mask` unless masks
         are edited; then a single micro-batch's forward pass tells them, and several are passed forward once
         more beforehand, without gradients, leaving random generators and statistics as they were.
@@ -263,8 +290,8 @@ class Learner:
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 found.append(self.compute_loss(batch, log_step=log_step and is_last))
                 if shares is None:
-                    shares = self._shares([_mask_sizes(batch, found[0])])
-                losses.append(self._weighed(found[-1], shares[i]))
+                    shares = self._shares([self._mask_sizes(batch, found[0])])
+                losses.append(self.weighed(found[-1], shares[i]))
                 self.accelerator.backward(losses[-1]["Loss"])
             self._report(batch, found[-1])
         if self._is_new:
@@ -275,38 +302,52 @@ class Learner:
             self.optimizer.zero_grad()
         else:
             grad_norms = self._step(log_step)
-        metrics = {name: _sum([one[name].detach() for one in losses]) for name in _LOG_NAMES}
+        metrics = {name: _sum([one[name].detach() for one in losses]) for name in losses[0]}
         if log_step:
             metrics = self._with_details({**found[-1], **metrics}, batches, grad_norms)
         self.timer.num_updates += 1
         self.timer.lap("update", start_s)
         return metrics
 
-    def _weighed(self, found: Mapping[str, Any], share: Tensor) -> dict[str, Tensor]:
-        """The part of the update's losses that one micro-batch adds; share: (2,), of actor and critic."""
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The weights of the T loss terms, by the names under which compute_loss returns their means."""
+        extra = {_EXTRA.format(name): weight for name, weight in self.extra_loss_weights.items()}
+        return {"Actor Loss": 1.0, "Critic Loss": self.critic_loss_weight, **extra}
+
+    def weighed(self, found: Mapping[str, Any], share: Tensor | None = None) -> dict[str, Tensor]:
+        """The part of the update's losses that one micro-batch adds: "Loss", and that of each term.
+
+        share: (T,) of each term; None for 1.
+        Raises: TypeError without the losses of actor and critic; ValueError if terms and weights differ.
+        """
         if not (isinstance(found, Mapping) and {"Actor Loss", "Critic Loss"} <= found.keys()):
             raise TypeError(
                 f"compute_loss returned a {type(found).__name__} without 'Actor Loss' and 'Critic Loss'. "
                 "Fix: return a dict that begins with what super().compute_loss(batch, log_step) returns."
             )
-        actor, critic = share[0] * found["Actor Loss"], share[1] * found["Critic Loss"]
-        return {"Loss": actor + self.critic_loss_weight * critic, "Actor Loss": actor, "Critic Loss": critic}
+        weights = self.loss_weights
+        _check_extra_terms(found, self.extra_loss_weights)
+        shares = [1.0] * len(weights) if share is None else list(share)
+        parts = {name: part * found[name] for name, part in zip(weights, shares, strict=True)}
+        return {"Loss": sum(weights[name] * part for name, part in parts.items()), **parts}
 
     def _shares_ahead(self, batches: Sequence[AnyBatch]) -> Tensor | None:
-        """What each of K micro-batches weighs, (K, 2), before the first backward pass; None: see there."""
+        """The shares (K, T) of K micro-batches before the first backward pass; None if not known by then."""
         if not self.edits_masks:
-            return self._shares([batch.mask.sum().expand(2) for batch in batches])
+            num_terms = len(self.loss_weights)
+            return self._shares([batch.mask.sum().expand(num_terms) for batch in batches])
         if len(batches) == 1:
             return None
         buffers = [buffer.clone() for buffer in self.agent.buffers()]
         with torch.no_grad(), isolated_rng(None):
-            sizes = [_mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
+            sizes = [self._mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
             for buffer, before in zip(self.agent.buffers(), buffers, strict=True):
                 buffer.copy_(before)
         return self._shares(sizes)
 
     def _shares(self, sizes: Sequence[Tensor]) -> Tensor:
-        """(K, 2) float32 from mask sizes (2,) of actor and critic, counting those of all processes.
+        """(K, T) float32 from mask sizes (T,) of K micro-batches, counting those of all processes.
 
         They add up to the number of processes, over which gradients are averaged.
         """
@@ -315,6 +356,11 @@ class Learner:
         if (processes := self.accelerator.num_processes) > 1:
             total = self.accelerator.reduce(total, reduction="sum") / processes
         return own / total.clamp(min=1 / processes)
+
+    def _mask_sizes(self, batch: AnyBatch, found: Mapping[str, Any]) -> Tensor:
+        """(T,) int64 of the loss terms; the size of the batch's mask where compute_loss returns none."""
+        masks = [*_MASKS, *map(_EXTRA_MASK.format, self.extra_loss_weights)]
+        return torch.stack([found.get(name, batch.mask).sum() for name in masks])
 
     def _step(self, log_step: bool) -> dict[str, Tensor]:
         """Clip the gradients and move the weights, if they may; returns norms before clipping.
@@ -421,7 +467,8 @@ class Learner:
         if self.accelerator.num_processes > 1:
             own = {name: value.item() for name, value in details.items()}
             weight = batches[-1].mask.sum().item()
-            merged = merge_metrics(own, weight, self.accelerator, sums=_COUNTS, shares=tuple(_LOG_NAMES))
+            shares = ("Loss", *self.loss_weights)
+            merged = merge_metrics(own, weight, self.accelerator, sums=_COUNTS, shares=shares)
             details = {name: torch.tensor(value) for name, value in merged.items()}
         details["batch_padded_share"] = 1.0 - details["batch_timesteps"] / details["batch_places"]
         details["sequence_length"] = details.pop("sequence_length_max")
@@ -489,6 +536,17 @@ def _sum(scalars: Sequence[Tensor]) -> Tensor:
     return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
 
 
-def _mask_sizes(batch: AnyBatch, found: Mapping[str, Any]) -> Tensor:
-    """(2,) int64, of actor and critic; those of the batch's mask where compute_loss does not tell."""
-    return torch.stack([found.get(name, batch.mask).sum() for name in _MASKS])
+def _check_extra_terms(found: Mapping[str, Any], weights: Mapping[str, float]) -> None:
+    """Raise ValueError unless each extra term has a weight, and each weight a term."""
+    terms = found["terms"].extra if "terms" in found else {}
+    if without := [name for name in terms if name not in weights]:
+        raise ValueError(
+            f"The agent returned the extra loss {without[0]!r}, but Experiment.extra_loss_weights is "
+            f"{weights}. Fix: set Experiment.extra_loss_weights = {dict(weights) | {without[0]: 1.0}}."
+        )
+    if unknown := [name for name in weights if _EXTRA.format(name) not in found]:
+        raise ValueError(
+            f"Experiment.extra_loss_weights names {unknown[0]!r}, but the extra losses of the agent are "
+            f"{sorted(terms)}. Fix: name one of these, or let the agent return "
+            f"LossTerms(..., extra={{{unknown[0]!r}: ...}})."
+        )

@@ -187,7 +187,7 @@ class OffPolicyTrainer(Trainer):
         batch = next(iter(self.loader.epoch(0, 1))).to(self.ctx.accelerator.device)
         with torch.no_grad():
             losses = self.compute_loss(batch, log_step=False)
-        loss = float(losses["Actor Loss"] + self.learner.critic_loss_weight * losses["Critic Loss"])
+        loss = float(self.learner.weighed(losses)["Loss"])
         shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
         return [
             f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import hashlib
 import json
@@ -258,7 +259,7 @@ class Pretraining(Callback):
         def compute_loss(batch: Any, log_step: bool) -> dict[str, Any]:
             with self.run.caster():
                 terms = model(batch, log_step)
-            return masked_losses(batch, terms)
+            return masked_losses(batch, dataclasses.replace(terms, extra={}))  # which are for the run itself
 
         learner = Learner(
             agent,
