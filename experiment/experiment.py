@@ -700,8 +700,9 @@ class Experiment(Settings):
     def compute_loss(self, batch: AnyBatch, log_step: bool = False) -> dict[str, Any]:
         """Hook: the losses of one batch, means over what its own masks leave; see `learner.masked_losses`.
 
-        An override may change "Actor Loss" and "Critic Loss" or add figures, which are logged if they are
-        scalars, and minimised if they are called "<name>_loss" and extra_loss_weights names them. With several micro-batches or processes each mean weighs as much as its mask has of all.
+        An override may change "Actor Loss" and "Critic Loss" or add figures. Scalars are logged; those called
+        "<name>_loss" are minimised too if extra_loss_weights has a weight for the name. With several
+        micro-batches or processes each mean weighs as much as its mask has of all.
         """
         with self.caster():
             terms: LossTerms = self.model(batch, log_step)

@@ -15,7 +15,9 @@ _LOSSES = {
     "actor_loss": "mean over the transitions of the batch and all discounts",
     "critic_loss": "the same mean, taken over all critics too",
 }
-_EXTRA = {"<name>_loss": "an auxiliary loss (`LossTerms.extra`), mean over the transitions, before its weight"}
+_EXTRA = {
+    "<name>_loss": "an auxiliary loss (`LossTerms.extra`) before its weight, mean over the transitions",
+}
 _GRADIENTS = {
     "grad_norm": "of all trained parameters together, before clipping",
     "grad_norm/<part>": "of a part of the agent, before clipping; `<part>` is its attribute (`actor`, "

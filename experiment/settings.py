@@ -73,7 +73,7 @@ class Settings:
         batch_size: sequences per batch and process; None for what makes about 1,500 timesteps of full ones,
             4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. extra_loss_weights: those of an agent's auxiliary losses, by name.
+        critic_loss_weight: the actor's is 1. extra_loss_weights: of an agent's auxiliary losses, by name.
         grad_clip: largest norm of the gradient; 0 or less: no clipping.
             Where it is often exceeded, values of rare rewards stay far below their targets (docs/choices.md).
         mixed_precision: of the updates: "no", "fp16", "bf16".

@@ -58,10 +58,11 @@ def masked_losses(
         edit_critic_mask: the same for the critic loss.
         edit_extra_mask: (batch, name, loss, mask) -> mask, the same for an extra term.
     Returns: the scalar tensors "Actor Loss" and "Critic Loss"; the masks of both, "Actor Mask" and "Critic
-        Mask"; "<name>_loss" and "<name>_mask" of each extra term; the "terms"; "squared_errors" (B, L, C, G, 1) of the critics, without gradient, for datasets that keep
-        priorities; "Sequence Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows,
-        and "Unmasked Batch Size (in Timesteps)", the real transitions in them (a scalar tensor); and the
-        agent's figures under their own names.
+        Mask"; "<name>_loss" and "<name>_mask" of each extra term; "terms", as given; "squared_errors"
+        (B, L, C, G, 1) of the critics, without gradient, for datasets that keep priorities; "Sequence
+        Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows, and "Unmasked Batch
+        Size (in Timesteps)", the real transitions in them (a scalar tensor); and the agent's figures under
+        their own names.
     Raises: ValueError for an edited mask of another shape or dtype, or an extra term of another shape.
     """
     actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor)
@@ -71,8 +72,8 @@ def masked_losses(
         if loss.shape[:2] != batch.mask.shape[:2]:
             raise ValueError(
                 f"LossTerms.extra[{name!r}] has the shape {tuple(loss.shape)}, but the batch has "
-                f"{tuple(batch.mask.shape[:2])} sequences and timesteps. Fix: return one loss (or several) for "
-                "each timestep, without taking the mean."
+                f"{tuple(batch.mask.shape[:2])} sequences and timesteps. Fix: return the losses of each "
+                "timestep, without taking the mean."
             )
         edit = None if edit_extra_mask is None else _for_term(edit_extra_mask, name)
         mask = _edited("edit_extra_mask", edit, batch, loss)
