@@ -66,6 +66,8 @@ def test_an_example_runs(name: str, words: list[str], run: str, monkeypatch: pyt
     with gin.unlock_config(), ends:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert Path(f"runs/{run}/ckpts/latest/policy.safetensors").exists()
+    if name == "next_observation":
+        assert '"train-update/next_obs_loss"' in Path(f"runs/{run}/logs/metrics.jsonl").read_text("utf-8")
 
 
 def test_pages_show_the_examples_as_they_are() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from loxodon.agents import Agent, LossTerms
 from loxodon.data import Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learn import average
+from loxodon.experiment.learn.learner import masked_losses
 
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import learning, make_experiment, metrics, run
@@ -53,10 +57,35 @@ class Picky(Experiment):
     def edit_critic_mask(self, batch: Any, critic_loss: torch.Tensor, pad_mask: torch.Tensor) -> torch.Tensor:
         return pad_mask & (critic_loss < 0.5)
 
+    def edit_extra_mask(
+        self, batch: Any, name: str, loss: torch.Tensor, pad_mask: torch.Tensor
+    ) -> torch.Tensor:
+        return pad_mask & (batch.time_idxs[:, :-1] > 0) if name == "next_obs" else pad_mask
 
-@pytest.mark.parametrize("kind", [Experiment, Picky])
+
+class Predicting(Agent):
+    """Predicts the next observation, of two numbers, and something of the state at each timestep."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings = {"num_critics": 3, "num_critics_td": 3, "training_discounts": (0.9,)} | settings
+        super().__init__(*args, **settings)
+        self.predictor = torch.nn.Linear(self.state_dim, 2)
+
+    def losses(self, view: Any, with_metrics: bool) -> LossTerms:
+        terms, predicted = super().losses(view, with_metrics), self.predictor(view.here.state)
+        error = (predicted - view.following.obs["observation"]).square()
+        return dataclasses.replace(terms, extra={"next_obs": error, "size": predicted.square().sum(-1)})
+
+
+WEIGHTS = {"next_obs": 0.5, "size": 0.25}
+EXTRA = {"agent_type": Predicting, "extra_loss_weights": WEIGHTS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(Experiment, {}), (Picky, {}), (Experiment, EXTRA), (Picky, EXTRA)]
+)
 def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
-    tmp_path: Path, kind: type[Experiment]
+    tmp_path: Path, kind: type[Experiment], settings: dict[str, Any]
 ) -> None:
     found, parts = (
         [],
@@ -67,16 +96,72 @@ def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
         },
     )
     for name, micro_batches in parts.items():
-        exp = learning(tmp_path / name, kind, grad_clip=1e9)
+        exp = learning(tmp_path / name, kind, grad_clip=1e9, **settings)
         exp.optimizer.zero_grad = lambda: None
         figures = exp.train_step(micro_batches, log_step=True)
         assert figures["batch_timesteps"] == 17
         gradients = {name: p.grad for name, p in exp.policy.named_parameters() if p.grad is not None}
-        found.append({**gradients, "Loss": figures["Loss"], "Actor Loss": figures["Actor Loss"]})
+        assert ("predictor.weight" in gradients) == bool(settings)
+        found.append({**gradients, **{name: figures[name] for name in ("Loss", *exp.learner.loss_weights)}})
     for other in found[1:]:
         assert found[0].keys() == other.keys()
         for name, value in found[0].items():
             assert_equal_but_for_rounding(other[name], value, NUM_OPS, name)
+
+
+def test_extra_losses_count_where_the_mask_is_true_and_as_much_as_their_weights_say(tmp_path: Path) -> None:
+    exp, batch = learning(tmp_path, **EXTRA), pad_batch(TRAJECTORIES)
+    found, terms = exp.compute_loss(batch), exp.policy(batch)
+    for name, loss in terms.extra.items():
+        expected = loss[batch.mask[..., 0]].mean()
+        assert_equal_but_for_rounding(found[f"{name}_loss"], expected, NUM_OPS, name)
+    figures = exp.train_step(batch)
+    total = figures["Actor Loss"] + 10.0 * figures["Critic Loss"]
+    total = total + 0.5 * figures["next_obs_loss"] + 0.25 * figures["size_loss"]
+    assert_equal_but_for_rounding(figures["Loss"], total, NUM_OPS)
+    warm = learning(tmp_path / "warm", agent_type=partial(Predicting, burn_in=2), extra_loss_weights=WEIGHTS)
+    later = dataclasses.replace(batch, time_idxs=batch.time_idxs + 1)  # windows from within an episode
+    for loss in warm.policy(later).extra.values():
+        assert (loss[:, :2] == 0).all()
+        assert (loss[:, 2:] > 0).any()
+
+
+def test_a_hook_can_add_a_loss_to_any_agent(tmp_path: Path) -> None:
+    class Small(Experiment):
+        def compute_loss(self, batch: Any, log_step: bool = False) -> dict[str, Any]:
+            found = super().compute_loss(batch, log_step)
+            return {**found, "small_loss": self.policy.actor.weight.square().sum()}
+
+    exp = make_experiment(tmp_path, Small, extra_loss_weights={"small": 3.0}, train_timesteps_per_epoch=0)
+    exp.start()
+    figures = exp.train_step([pad_batch([t]) for t in TRAJECTORIES])
+    total = figures["Actor Loss"] + 10.0 * figures["Critic Loss"] + 3.0 * figures["small_loss"]
+    assert_equal_but_for_rounding(figures["Loss"], total, NUM_OPS)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({}, r"extra loss 'next_obs', but Experiment.extra_loss_weights is \{\}. Fix: .*\{'next_obs': 1.0\}"),
+        (
+            {**WEIGHTS, "nxt": 1.0},
+            r"names 'nxt', but the extra losses of the agent are \['next_obs', 'size'\]",
+        ),
+        ({**WEIGHTS, "size": -1.0}, r"extra_loss_weights\['size'\] is -1.0.*at least 0.*Fix:"),
+        ({"value": 1.0}, r"names 'value', but the logs have another value_loss. Fix:"),
+    ],
+)
+def test_weights_of_extra_losses_fit_the_terms(tmp_path: Path, weights: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        learning(tmp_path, agent_type=Predicting, extra_loss_weights=weights).train_step(
+            pad_batch(TRAJECTORIES)
+        )
+
+
+def test_an_extra_loss_is_not_a_mean(tmp_path: Path) -> None:
+    terms = LossTerms(torch.zeros(4, 8, 1, 1), torch.zeros(4, 8, 1, 1, 1), extra={"mean": torch.zeros(4)})
+    with pytest.raises(ValueError, match=r"extra\['mean'\] has the shape \(4,\), .*\(4, 8\) sequences.*Fix:"):
+        masked_losses(pad_batch(TRAJECTORIES), terms)
 
 
 def test_compute_loss_returns_the_sizes_of_a_batch_and_logs_those_of_an_update(tmp_path: Path) -> None:
