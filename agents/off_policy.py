@@ -248,9 +248,10 @@ class OffPolicyAgent(BaseAgent, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own: Any = vars(cls).get("__init__")
-        if own is not None:
-            parent: Any = cls.__mro__[1]
-            _show_settings_of_base(own, inspect.unwrap(parent.__init__))
+        base: Any = cls.__mro__[1].__init__
+        # A base class that gin has wrapped gets its settings by its own name, which must not be given twice.
+        if own is not None and inspect.unwrap(base) is base:
+            _show_settings_of_base(own, base)
 
     def _memory_of_actions(
         self, kind: Callable[..., ActionMemory] | None, heads: Sequence[Callable[..., nn.Module]]

@@ -11,6 +11,7 @@ from pathlib import Path
 import gin
 import pytest
 
+from loxodon.experiment import load_policy
 from loxodon.experiment.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -68,6 +69,7 @@ def test_an_example_runs(name: str, words: list[str], run: str, monkeypatch: pyt
     assert Path(f"runs/{run}/ckpts/latest/policy.safetensors").exists()
     if name == "next_observation":
         assert '"train-update/next_obs_loss"' in Path(f"runs/{run}/logs/metrics.jsonl").read_text("utf-8")
+        assert len(load_policy(f"runs/{run}").agent.discounts) == 4  # those that the preset gives to Agent
 
 
 def test_pages_show_the_examples_as_they_are() -> None:

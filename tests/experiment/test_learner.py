@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.agents import Agent, LossTerms
+from loxodon.agents import LossTerms
 from loxodon.data import Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
@@ -21,7 +21,7 @@ from loxodon.experiment.learn import average
 from loxodon.experiment.learn.learner import masked_losses
 
 from ..rounding import assert_equal_but_for_rounding
-from .fakes import learning, make_experiment, metrics, run
+from .fakes import Predicting, learning, make_experiment, metrics, run
 from .ppo.whole_runs import ppo_experiment
 
 NUM_OPS = 8 * 2 * 17  # width, updates, timesteps
@@ -61,20 +61,6 @@ class Picky(Experiment):
         self, batch: Any, name: str, loss: torch.Tensor, pad_mask: torch.Tensor
     ) -> torch.Tensor:
         return pad_mask & (batch.time_idxs[:, :-1] > 0) if name == "next_obs" else pad_mask
-
-
-class Predicting(Agent):
-    """Predicts the next observation, of two numbers, and something of the state at each timestep."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        settings = {"num_critics": 3, "num_critics_td": 3, "training_discounts": (0.9,)} | settings
-        super().__init__(*args, **settings)
-        self.predictor = torch.nn.Linear(self.state_dim, 2)
-
-    def losses(self, view: Any, with_metrics: bool) -> LossTerms:
-        terms, predicted = super().losses(view, with_metrics), self.predictor(view.here.state)
-        error = (predicted - view.following.obs["observation"]).square()
-        return dataclasses.replace(terms, extra={"next_obs": error, "size": predicted.square().sum(-1)})
 
 
 WEIGHTS = {"next_obs": 0.5, "size": 0.25}
@@ -119,7 +105,9 @@ def test_extra_losses_count_where_the_mask_is_true_and_as_much_as_their_weights_
     total = figures["Actor Loss"] + 10.0 * figures["Critic Loss"]
     total = total + 0.5 * figures["next_obs_loss"] + 0.25 * figures["size_loss"]
     assert_equal_but_for_rounding(figures["Loss"], total, NUM_OPS)
-    warm = learning(tmp_path / "warm", agent_type=partial(Predicting, burn_in=2), extra_loss_weights=WEIGHTS)
+    warm = learning(
+        tmp_path / "warm", agent_type=functools.partial(Predicting, burn_in=2), extra_loss_weights=WEIGHTS
+    )
     later = dataclasses.replace(batch, time_idxs=batch.time_idxs + 1)  # windows from within an episode
     for loss in warm.policy(later).extra.values():
         assert (loss[:, :2] == 0).all()
