@@ -330,6 +330,7 @@ class Experiment(Settings):
             timer=self.timer,
             edits_masks=self._overrides("edit_actor_mask", "edit_critic_mask", "edit_extra_mask"),
             progress=self.ctx.progress,
+            run_dir=self.ctx.run_dir,
         )
         if self.compile_acting:
             self.learner.compile_acting()

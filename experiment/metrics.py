@@ -62,7 +62,8 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         {
             **_LOSSES,
             "updates": "of this epoch",
-            "skipped_updates": "left out because their gradient was not finite (`Learner.bad_grad = 'skip'`)",
+            "skipped_updates": "left out because their gradient was not finite (`Learner.on_nan = 'skip'` or "
+            "fp16)",
             "policy_lag": "how many policies ago the sampled trajectories were collected, in the mean",
             "replay_ratio": "updates per env step so far, of all processes (`Experiment.replay_ratio`)",
         },

@@ -6,7 +6,8 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import gin
 import numpy as np
@@ -18,12 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...agents import BaseAgent, LossTerms, OnPolicyAgent, fit_mask, masked_mean
 from ...data import Batch, RolloutBatch
+from ...data.errors import check_choice
 from ...nets import RunningStatistics
 from ..collect import StageTimer
 from ..contracts import Progress
-from ..distributed import merge_metrics
+from ..distributed import any_process, merge_metrics
 from ..rng import isolated_rng
 from .average import weight_average
+from .finite import bad_fields, bad_gradients, bad_losses, bad_parameters, named, plain, save_batches
 from .optimizer import check_same_groups, warmup_factor
 
 AnyBatch = Batch | RolloutBatch
@@ -36,7 +39,8 @@ _PEAK_SHARE = 0.9  # of the largest error in a sequence's priority
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
 _MASKS = ("Actor Mask", "Critic Mask")
 _EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # the mean and the mask of an extra term, by its name
-_BAD_GRAD = (None, "skip", "raise")
+_ON_NAN = ("stop", "stop_at_once", "skip")
+_FIND_FIRST = "Learner.on_nan = 'stop_at_once', which finds the first such update and saves its batch"
 _SIZES = ("Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)")
 _COUNTS = ("batch_timesteps", "batch_places")
 
@@ -143,7 +147,7 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, n
     return _PEAK_SHARE * largest + (1 - _PEAK_SHARE) * total / timesteps
 
 
-@gin.configurable(allowlist=["bad_grad", "average_rate"])
+@gin.configurable(allowlist=["on_nan", "average_rate"])
 class Learner:
     """Holds the optimizer side of an agent and applies updates.
 
@@ -162,8 +166,10 @@ class Learner:
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
-        bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
-            with the name of the parameter, None lets it be.
+        on_nan: what happens if losses or gradients are NaN or infinite. "stop" looks at the updates that are
+            logged and ends the run, naming the loss term, discount and timestep. "stop_at_once" looks at
+            every update, to find the first bad one. "skip" leaves out updates with such gradients; the loss
+            scaler of fp16 always does so.
         average_rate: share that an update has in a moving average of weights, which acts, is evaluated and
             published, since what the newest weights do comes and goes. All of it in the first 200 updates, in
             which most changes, and a tenth at 300. At most 1; 0: the newest weights act. None: 0.01 for
@@ -171,6 +177,7 @@ class Learner:
         timer: told how long updates take.
         edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
         progress: counts the optimizer steps; None for a count of its own.
+        run_dir: where the batch of an update that is not finite is saved; None does not save it.
 
     Attributes:
         average: of the weights, None without.
@@ -191,22 +198,18 @@ class Learner:
         grad_clip: float,
         extra_loss_weights: Mapping[str, float] | None = None,
         report_priorities: ReportPriorities | None = None,
-        bad_grad: str | None = None,
+        on_nan: str = "stop",
         average_rate: float | None = None,
         timer: StageTimer | None = None,
         edits_masks: bool = False,
         progress: Progress | None = None,
+        run_dir: Path | None = None,
     ) -> None:
         self.report_priorities, self.skipped_updates = report_priorities, 0
         self.before_clipping: list[Callable[[], None]] = []
-        if bad_grad not in _BAD_GRAD:
-            raise ValueError(
-                f"Learner.bad_grad is {bad_grad!r}; allowed are None, 'skip' and 'raise'. Fix: set "
-                "Learner.bad_grad = 'skip'."
-            )
+        check_choice("Learner.on_nan", on_nan, _ON_NAN)
         self.average = weight_average(agent, average_rate)
-        # A loss scaler overflows as a matter of course and skips such steps itself.
-        self._on_bad_grad = None if accelerator.scaler is not None else bad_grad
+        self.on_nan, self.run_dir = on_nan, run_dir
         self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss, self.critic_loss_weight = compute_loss, critic_loss_weight
@@ -214,8 +217,6 @@ class Learner:
         self.edits_masks = edits_masks
         self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
         self.progress = progress or Progress(epochs=0, seed=0)
-        self.judges_gradients = bad_grad is not None
-        self._is_loss_checked = bad_grad != "skip" and accelerator.scaler is None
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -247,6 +248,11 @@ class Learner:
             self.average.averaged.compile_acting()
 
     @property
+    def skips_updates(self) -> bool:
+        """Whether updates with gradients that are not finite are left out, as a loss scaler does."""
+        return self.on_nan == "skip" or self.accelerator.scaler is not None
+
+    @property
     def gradient_steps(self) -> int:
         """Optimizer steps of the run."""
         return self.progress.gradient_steps
@@ -268,6 +274,7 @@ class Learner:
         micro_batches: Sequence[AnyBatch],
         log_step: bool = False,
         before_step: BeforeStep | None = None,
+        looks: bool = False,
     ) -> dict[str, Tensor]:
         """One optimizer step on all micro-batches together; returns scalar tensors by name.
 
@@ -282,7 +289,10 @@ class Learner:
 
         before_step: asked when the gradients are there, with what compute_loss returned; False leaves the
             weights as they are (`was_vetoed`). All processes have to answer alike.
+        looks: whether to check that losses and gradients are finite; with log_step this is always done.
+        Raises: FloatingPointError if they are not, before anything is updated; see `on_nan`.
         """
+        looks = (looks or log_step or self.on_nan == "stop_at_once") and not self.skips_updates
         start_s = time.perf_counter()
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
         shares, found, losses = self._shares_ahead(batches), [], []
@@ -294,15 +304,20 @@ class Learner:
                     shares = self._shares([self._mask_sizes(batch, found[0])])
                 losses.append(self.weighed(found[-1], shares[i]))
                 self.accelerator.backward(losses[-1]["Loss"])
-            self._report(batch, found[-1])
+        if looks:
+            self._check_losses(found, _sum([one["Loss"].detach() for one in losses]), batches)
         if self._is_new:
             self._check_gradients()
+        skipped_before = self.skipped_updates
         self.was_vetoed = before_step is not None and not before_step(found)
         grad_norms: dict[str, Tensor] = {}
         if self.was_vetoed:
             self.optimizer.zero_grad()
         else:
-            grad_norms = self._step(log_step)
+            grad_norms = self._step(log_step, batches if looks else None)
+        if self.skipped_updates == skipped_before:
+            for batch, one in zip(batches, found, strict=True):
+                self._report(batch, one)
         metrics = {name: _sum([one[name].detach() for one in losses]) for name in losses[0]}
         if log_step:
             metrics = self._with_details({**found[-1], **metrics}, batches, grad_norms)
@@ -363,22 +378,24 @@ class Learner:
         masks = [*_MASKS, *map(_EXTRA_MASK.format, self.extra_loss_weights)]
         return torch.stack([found.get(name, batch.mask).sum() for name in masks])
 
-    def _step(self, log_step: bool) -> dict[str, Tensor]:
+    def _step(self, log_step: bool, looks_at: Sequence[AnyBatch] | None) -> dict[str, Tensor]:
         """Clip the gradients and move the weights, if they may; returns norms before clipping.
 
-        log_step: also those of the agent's parts.
+        log_step: also those of the agent's parts. looks_at: the batches of the gradients, which are to be
+        finite; None does not check that.
         """
         for call in self.before_clipping:
             call()
-        if self._on_bad_grad == "raise":
-            self._check_finite()
+        # Clipping by a norm that is NaN would make every gradient NaN.
+        if looks_at is not None and (bad := bad_gradients(self.agent)):
+            self._stop([f"the losses are finite, but not the gradient of {named(bad)}"], looks_at)
         grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
         norms = {} if grad_norm is None else {"grad_norm": grad_norm.detach()}
         if log_step and grad_norm is not None:  # the loss scaler of fp16 has let go of gradients only now
             undo = (grad_norm.detach() / self.grad_clip).clamp(min=1.0)
             norms |= {name: norm * undo for name, norm in grad_norms(self.agent).items()}
         # Judged after those of all processes were averaged, so that all processes decide alike.
-        if self._on_bad_grad == "skip" and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
+        if self.on_nan == "skip" and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
             self._leave_out()
             return norms
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
@@ -395,22 +412,53 @@ class Learner:
                 self.average.follow()
         return norms
 
-    def _check_finite(self) -> None:
-        """Stop before clipping, since clipping by a norm that is NaN makes every gradient NaN.
-
-        Raises: FloatingPointError naming the first parameter with a gradient that is not finite.
-        """
-        found = [(p, p.grad) for p in self._params if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm([gradient for _, gradient in found]))
-        if torch.isfinite(norms).all():
+    def _check_losses(
+        self, found: Sequence[Mapping[str, Any]], loss: Tensor, batches: Sequence[AnyBatch]
+    ) -> None:
+        """Stop, in all processes, if the loss of any is not finite; found: of each micro-batch."""
+        is_bad = not bool(torch.isfinite(loss))
+        if not any_process(is_bad, self.accelerator):
             return
-        bad = {id(p) for (p, _), norm in zip(found, norms.tolist(), strict=True) if not math.isfinite(norm)}
-        names = [name for name, p in self.agent.named_parameters() if id(p) in bad]
+        extra = {_EXTRA.format(name): name for name in self.extra_loss_weights}
+        names = {"Actor Loss": "actor", "Critic Loss": "critic", **extra}
+        problems = _numbered([bad_losses(one, names, self.agent) for one in found])
+        self._stop(problems or ["the losses of another process are not finite"], batches)
+
+    def _stop(self, problems: Sequence[str], batches: Sequence[AnyBatch]) -> NoReturn:
+        """Drop the update, save its batches, and say what is not finite.
+
+        Raises: FloatingPointError.
+        """
+        self._leave_out()
+        fields = _numbered([bad_fields(plain(batch)) for batch in batches])
+        if fields:
+            fix = "correct the environment or the data, which `loxodon data check` examines"
+        elif not self.is_sound():
+            fix = f"resume with {_FIND_FIRST}"
+        else:
+            fix = "lower Experiment.learning_rate or grad_clip, or set Learner.on_nan = 'skip'"
+        causes = [*(fields or ["the batch is finite"]), self._state_of_weights()]
         raise FloatingPointError(
-            f"The gradient of {names[0]!r} is not finite, nor are those of {len(names) - 1} others of "
-            f"{len(found)} parameters; nothing was updated. Fix: lower Experiment.learning_rate, check "
-            "rewards and observations for extreme values, or set Learner.bad_grad = 'skip'."
+            f"Update {self.gradient_steps} of epoch {self.progress.epoch} cannot be made: "
+            f"{'; '.join([*problems, *causes])}. {self._saved(batches)} Fix: {fix}."
         )
+
+    def _state_of_weights(self) -> str:
+        """Which weights are not finite, if any."""
+        bad = bad_parameters(self.agent)
+        return f"the weights {named(bad)} are not finite" if bad else "the weights are finite"
+
+    def _saved(self, batches: Sequence[AnyBatch]) -> str:
+        """Save the batches of an update; returns where they are."""
+        if self.run_dir is None:
+            return "The batch was not saved."
+        process = f"_process{self.accelerator.process_index}" if self.accelerator.num_processes > 1 else ""
+        path = self.run_dir / "not_finite" / f"update_{self.gradient_steps}{process}.pt"
+        try:
+            save_batches(batches, path)
+        except OSError as error:
+            return f"The batch could not be saved ({error})."
+        return f"The batch is saved: torch.load({str(path)!r}, weights_only=True)."
 
     def _leave_out(self) -> None:
         """Drop an update: weights, moments, targets and statistics stay."""
@@ -477,21 +525,23 @@ class Learner:
         return {**details, **grad_norms}
 
     def check_loss(self, means: Mapping[str, float]) -> None:
-        """Raise ValueError for a loss of an epoch that is not finite, unless such updates are left out.
+        """Check the losses of an epoch, which includes updates that nobody has looked at.
 
         means: "loss", "actor_loss" and "critic_loss"; none of them if the first update was vetoed.
+        Raises: FloatingPointError if the loss is not finite, unless such updates are left out.
         """
-        if self._is_loss_checked and not math.isfinite(means.get("loss", 0.0)):
-            raise ValueError(
-                f"The loss of epoch {self.progress.epoch} is {means['loss']} (actor {means['actor_loss']}, "
-                f"critic {means['critic_loss']}), so the weights are spoilt. Fix: lower "
-                "Experiment.learning_rate or grad_clip, check the environment for NaN observations or "
-                "rewards, and resume from the last checkpoint."
-            )
+        if self.skips_updates or math.isfinite(means.get("loss", 0.0)):
+            return
+        losses = f"{means['loss']} (actor {means['actor_loss']}, critic {means['critic_loss']})"
+        raise FloatingPointError(
+            f"The loss of epoch {self.progress.epoch} is {losses}; {self._state_of_weights()}. It happened "
+            f"in an update that was not looked at. Fix: resume with {_FIND_FIRST}; or lower "
+            "Experiment.learning_rate or grad_clip."
+        )
 
     def is_sound(self) -> bool:
         """True if all weights are finite."""
-        return all(bool(torch.isfinite(p).all()) for p in self.agent.parameters())
+        return not bad_parameters(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and loss scaler; tensors and plain values only, so that a safe load can read it back."""
@@ -535,6 +585,12 @@ def grad_norms(agent: nn.Module) -> dict[str, Tensor]:
 
 def _sum(scalars: Sequence[Tensor]) -> Tensor:
     return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
+
+
+def _numbered(clauses: Sequence[Sequence[str]]) -> list[str]:
+    """The clauses about each micro-batch, with its number if there are several."""
+    several = len(clauses) > 1
+    return [f"in micro-batch {i} {one}" if several else one for i, of in enumerate(clauses) for one in of]
 
 
 def _check_extra_terms(found: Mapping[str, Any], weights: Mapping[str, float]) -> None:

@@ -270,6 +270,7 @@ class Pretraining(Callback):
             critic_loss_weight=self.value_coef,
             lr_warmup_steps=self.run.lr_warmup_steps,
             grad_clip=self.run.grad_clip,
+            run_dir=self.run.ctx.run_dir,
         )
         learner.lr_scale = (self.learning_rate or self.run.learning_rate) / learner.base_learning_rate
         return learner

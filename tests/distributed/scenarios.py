@@ -187,7 +187,7 @@ def _skipped(folder: Path, rank: int) -> dict[str, Any]:
 def _guarded(folder: Path, rank: int) -> dict[str, Any]:
     """Frozen critics, and in the second update a gradient that is not finite in one process only."""
     freeze = partial(ParamFreezer, ("critics",))
-    exp = make_learning(folder / "guarded", **{"Learner.bad_grad": "skip"}, callbacks=[freeze])
+    exp = make_learning(folder / "guarded", **{"Learner.on_nan": "skip"}, callbacks=[freeze])
     backward, spoils = exp.accelerator.backward, [False, rank == 1, False]
     exp.accelerator.backward = lambda loss: backward(loss * torch.nan if spoils.pop(0) else loss)
     exp.policy.train()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from loxodon.agents import LossTerms
-from loxodon.data import Trajectory, pack_batch, pad_batch
+from loxodon.data import Batch, Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.freezing import ParamFreezer
@@ -404,7 +404,76 @@ def test_freezing_names_must_fit(tmp_path: Path) -> None:
         learning(tmp_path, callbacks=[lambda: ParamFreezer(everything)])
 
 
-# --- gradients that are not finite ----------------------------------------------------------------------
+# --- losses and gradients that are not finite -----------------------------------------------------------
+
+
+def with_nan(field: str, *place: int) -> Batch:
+    """A batch with NaN at one place of a field, or of the observation."""
+    batch = pad_batch(TRAJECTORIES)
+    values = batch.obs["observation"] if field == "observation" else getattr(batch, field)
+    values[place] = torch.nan
+    return batch
+
+
+def test_the_error_names_losses_and_field_and_saves_the_batch(tmp_path: Path) -> None:
+    exp = learning(tmp_path, **EXTRA)
+    before, batch = snapshot(exp), with_nan("observation", 3, 2, 1)
+    words = (
+        r"Update 0 of epoch 0 cannot be made: in micro-batch 1 the actor loss is nan \(first at sequence 3, "
+        r"timestep 2, discounts 0.9, 0.999; .*the critic loss is nan .*the next_obs loss is nan .*the size "
+        r"loss is nan .*the batch's obs\['observation'\] is not finite \(first at sequence 3, timestep 2\); "
+        r"the weights are finite. The batch is saved: torch.load\(.*, weights_only=True\). Fix: correct"
+    )
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step([pad_batch(TRAJECTORIES[:1]), batch], log_step=True)
+    assert changed(before, snapshot(exp)) == set()
+    path = exp.run_dir / "not_finite" / "update_0.pt"
+    saved = [Batch(**fields) for fields in torch.load(path, weights_only=True)]
+    assert [len(one.mask) for one in saved] == [1, 4]
+    torch.testing.assert_close(vars(saved[1]), vars(batch), equal_nan=True)
+
+
+def test_a_reward_that_is_nan_shows_in_the_critics(tmp_path: Path) -> None:
+    exp = learning(tmp_path, **{"Learner.on_nan": "stop_at_once"})
+    words = r"made: the critic loss is nan \(first at sequence 1, timestep \d, .*batch's rews .* timestep 4\)"
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step(with_nan("rews", 1, 4))
+
+
+def test_the_discount_of_a_bad_loss_is_named(tmp_path: Path) -> None:
+    exp = learning(tmp_path)
+    losses = exp.policy.losses
+
+    def spoilt(*args: Any) -> LossTerms:
+        terms = losses(*args)
+        terms.critic.data[2, 0, :, 0] = torch.inf
+        return terms
+
+    exp.policy.losses = spoilt
+    words = (
+        r"made: the critic loss is inf \(first at sequence 2, timestep 0, discounts 0.9; 3 of 192 values\); "
+        "the batch is finite; the weights are finite.*Fix: lower"
+    )
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step(pad_batch(TRAJECTORIES), log_step=True)
+
+
+def test_weights_and_gradients_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    exp, batch = learning(tmp_path), pad_batch(TRAJECTORIES)
+    name, first = next((n, p) for n, p in exp.policy.named_parameters() if n.startswith("actor."))
+    handle = first.register_hook(lambda gradient: gradient * torch.nan)
+    words = f"made: the losses are finite, but not the gradient of '{name}'; the batch is finite"
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step(batch, log_step=True)
+    handle.remove()
+    torch.nn.init.constant_(first, torch.nan)
+    with pytest.raises(FloatingPointError, match=f"the weights '{name}' are not finite.*Fix: resume"):
+        exp.train_step(batch, log_step=True)
+    exp.train_step(batch)  # which is not looked at
+    bad = {"loss": math.nan, "actor_loss": math.nan, "critic_loss": 1.0}
+    words = r"loss of epoch 0 is nan \(actor nan, .*; the weights '.*' and \d+ others are not finite.*Fix:"
+    with pytest.raises(FloatingPointError, match=words):
+        exp.learner.check_loss(bad)
 
 
 def spoil(exp: Experiment) -> None:
@@ -420,7 +489,7 @@ def spoil(exp: Experiment) -> None:
 
 
 def test_a_skipped_update_changes_nothing(tmp_path: Path) -> None:
-    exp = learning(tmp_path, **{"Learner.bad_grad": "skip"})
+    exp = learning(tmp_path, **{"Learner.on_nan": "skip"})
     exp.train_step(pad_batch(TRAJECTORIES))
     before, compute_loss = snapshot(exp), exp.learner.compute_loss
     spoil(exp)
@@ -436,19 +505,8 @@ def test_a_skipped_update_changes_nothing(tmp_path: Path) -> None:
     assert exp.learner.gradient_steps == 2
 
 
-def test_raise_names_the_parameter(tmp_path: Path) -> None:
-    exp = learning(tmp_path, **{"Learner.bad_grad": "raise"})
-    exp.train_step(pad_batch(TRAJECTORIES))
-    before = snapshot(exp)
-    spoil(exp)
-    name = next(name for name, _ in exp.policy.named_parameters() if name.startswith("actor."))
-    with pytest.raises(FloatingPointError, match=rf"gradient of '{name}' is not finite.*Fix:"):
-        exp.train_step(pad_batch(TRAJECTORIES))
-    assert changed(before, snapshot(exp)) == set()
-
-
 def test_a_run_counts_what_it_skipped_and_goes_on(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, **{"Learner.bad_grad": "skip"}, epochs=2)
+    exp = make_experiment(tmp_path, **{"Learner.on_nan": "skip"}, epochs=2)
 
     def spoil_once(exp: Experiment) -> None:
         compute_loss, calls = exp.learner.compute_loss, iter(range(100))
