@@ -248,7 +248,8 @@ class OffPolicyAgent(BaseAgent, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own: Any = vars(cls).get("__init__")
-        base: Any = cls.__mro__[1].__init__
+        parent: Any = cls.__mro__[1]
+        base = parent.__init__
         # A base class that gin has wrapped gets its settings by its own name, which must not be given twice.
         if own is not None and inspect.unwrap(base) is base:
             _show_settings_of_base(own, base)

@@ -71,7 +71,7 @@ def masked_losses(
     """
     actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor)
     critic_mask = _edited("edit_critic_mask", edit_critic_mask, batch, terms.critic)
-    extra = {}
+    extra: dict[str, Tensor] = {}
     for name, loss in terms.extra.items():
         if loss.shape[:2] != batch.mask.shape[:2]:
             raise ValueError(

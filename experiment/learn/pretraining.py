@@ -190,18 +190,20 @@ class Pretraining(Callback):
             run.ctx.console.say(f"Pre-trained weights come from {path}.")
             return True
         before = plain_tensors(run.policy)
-        figures = self._train()
-        is_stopped, is_sound = run.ctx.stop_agreed(), math.isfinite(figures["loss"])
-        if is_stopped or not is_sound:
+        try:
+            figures = self._train()
+            if not math.isfinite(figures["loss"]):
+                raise FloatingPointError(
+                    f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, "
+                    "or look for NaN in the data with python -m loxodon.data check."
+                )
+        except FloatingPointError:
             run.policy.load_state_dict(before)
-        if is_stopped:
+            raise
+        if run.ctx.stop_agreed():
+            run.policy.load_state_dict(before)
             run.ctx.console.say("Stopped in pre-training, which begins again on resume.")
             return False
-        if not is_sound:
-            raise ValueError(
-                f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, or "
-                "look for NaN in the data with python -m loxodon.data check."
-            )
         run.log(figures, "pretrain")
         if path is not None:
             self._store_cached(path)

@@ -199,6 +199,20 @@ def _guarded(folder: Path, rank: int) -> dict[str, Any]:
     return {"states": states, "counts": counts}
 
 
+def _stopped_by_nan(folder: Path, rank: int) -> str:
+    """What each process reports when the batch of one has a reward that is NaN."""
+    exp = make_learning(folder / "nan", **{"Learner.on_nan": "stop"})
+    exp.policy.train()
+    (batch,) = share(1, 0, rank, 2, True)
+    if rank == 1:
+        batch.rews[0, 0] = torch.nan
+    try:
+        exp.train_step(batch, log_step=True)
+    except FloatingPointError as error:
+        return str(error)
+    return ""
+
+
 def _stored_envs(folder: Path) -> list[dict[str, Any]]:
     """Where the rollout of this process stands when it is saved, and in a resumed run."""
     found = []
@@ -309,6 +323,7 @@ def agreements(folder: Path) -> dict[str, Any]:
     return {
         "skipped": _skipped(folder, rank),
         "guarded": _guarded(folder, rank),
+        "nan": _stopped_by_nan(folder, rank),
         "stored": _stored_envs(folder),
         "empty": _empty(folder, rank),
         "buffers": _buffers(folder, rank),
