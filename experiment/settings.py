@@ -73,8 +73,7 @@ class Settings:
         batch_size: sequences per batch and process; None for what makes about 1,500 timesteps of full ones,
             4 to 24. batches_per_update: gradient accumulation.
         learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. extra_loss_weights: of an agent's auxiliary losses, by name.
-        grad_clip: largest norm of the gradient; 0 or less: no clipping.
+        critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
             Where it is often exceeded, values of rare rewards stay far below their targets (docs/choices.md).
         mixed_precision: of the updates: "no", "fp16", "bf16".
     Extras:
@@ -99,6 +98,7 @@ class Settings:
             train_batches_per_epoch. Counting begins when training may begin.
         lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule()
             or @TorchSchedule(); it multiplies the warm-up. None for 1.
+        extra_loss_weights: of the auxiliary losses of an agent (`LossTerms.extra`), by name.
         on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
         callbacks: what makes each Callback: hooks of your own at the points of a run, or ParamFreezer,
             Pretraining, EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there.
@@ -151,7 +151,6 @@ class Settings:
     batches_per_update: int = 1
     learning_rate: float = 1e-3
     critic_loss_weight: float = 10.0
-    extra_loss_weights: Mapping[str, float] = field(default_factory=dict)
     lr_warmup_steps: int = 100
     grad_clip: float = 40.0
     l2_coeff: float = 1e-3
@@ -171,6 +170,7 @@ class Settings:
     packed_batches: bool = False
     replay_ratio: float | None = None
     lr_schedule: Callable[[float], float] | None = None
+    extra_loss_weights: Mapping[str, float] = field(default_factory=dict)
     on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     callbacks: Sequence[Callable[[], Callback]] = ()
     test_run: bool = False

@@ -39,10 +39,11 @@ def _place_in_term(found: Mapping[str, Any], name: str, agent: nn.Module) -> str
     if not bad.any():
         return ", although it is finite at every timestep"
     place = f"first at {_first(bad)}"
-    discounts = getattr(agent, "discounts", None)
+    discounts = getattr(agent, "discounts", None)  # (G, 1), of agents with several
     if name in masks and discounts is not None:
-        affected = bad.any(dim=tuple(range(bad.dim() - 2)))  # (G, 1)
-        place += ", discounts " + ", ".join(f"{g:g}" for g in discounts[affected].tolist())
+        affected = bad.any(dim=tuple(range(bad.dim() - 2)))
+        if affected.shape == discounts.shape:
+            place += ", discounts " + ", ".join(f"{g:g}" for g in discounts[affected].tolist())
     return f" ({place}; {int(bad.sum())} of {bad.numel()} values)"
 
 

@@ -422,7 +422,8 @@ class Learner:
         extra = {_EXTRA.format(name): name for name in self.extra_loss_weights}
         names = {"Actor Loss": "actor", "Critic Loss": "critic", **extra}
         problems = _numbered([bad_losses(one, names, self.agent) for one in found])
-        self._stop(problems or ["the losses of another process are not finite"], batches)
+        whose = "the sum of the losses is" if is_bad else "the losses of another process are"
+        self._stop(problems or [f"{whose} not finite"], batches)
 
     def _stop(self, problems: Sequence[str], batches: Sequence[AnyBatch]) -> NoReturn:
         """Drop the update, save its batches, and say what is not finite.
