@@ -16,7 +16,7 @@ from .gae import GAE, gae
 from .imitation import Demonstrations, imitation_loss
 from .iql import IQLAgent
 from .multi_task import MultiTaskAgent
-from .objectives import masked_mean
+from .objectives import fit_mask, masked_mean
 from .off_policy import OffPolicyAgent, Values
 from .on_policy import Evaluation, OnPolicyAgent
 from .parts import (
@@ -86,6 +86,7 @@ __all__ = [
     "WeighByReward",
     "binary_filter",
     "exp_filter",
+    "fit_mask",
     "gae",
     "imitation_loss",
     "lambda_returns",

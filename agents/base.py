@@ -31,14 +31,19 @@ from .policies import ActionMask, distribution_for
 class LossTerms:
     """Losses before any mean, so that masks can be edited and micro-batches weighted.
 
-    actor: (B, L, G, 1) float. critic: (B, L, C, G, 1) float. metrics: scalar tensors by name; of several
-    processes the mean is reported, weighted by real timesteps, and of names that end in `_min` or `_max` the
-    extreme.
+    Attributes:
+        actor: (B, L, G, 1) float.
+        critic: (B, L, C, G, 1) float.
+        metrics: scalar tensors by name. For several processes the logs have their mean, weighted by real
+            timesteps, or the extreme if the name ends in `_min` or `_max`.
+        extra: auxiliary losses by name, each (B, L, ...) float. They are masked and averaged like the others,
+            multiplied by `Experiment.extra_loss_weights`, and logged as `<name>_loss`.
     """
 
     actor: Tensor
     critic: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    extra: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

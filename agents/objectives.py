@@ -5,6 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 
+def fit_mask(mask: Tensor, x: Tensor) -> Tensor:
+    """The mask (B, L, 1) with as many axes as x (B, L, ...), to which it can then be broadcast."""
+    return mask.reshape(*mask.shape[:2], *[1] * (x.dim() - 2))
+
+
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of x where mask is True.
 

@@ -29,7 +29,7 @@ from ..nets import (
 )
 from ..nets.traj_encoders import MemorylessTrajEncoder
 from .base import ActOutput, BaseAgent, LossTerms
-from .objectives import masked_mean
+from .objectives import fit_mask, masked_mean
 from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByReward
 
 TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)  # Grigsby et al. 2023
@@ -237,9 +237,11 @@ class OffPolicyAgent(BaseAgent, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own: Any = vars(cls).get("__init__")
-        if own is not None:
-            parent: Any = cls.__mro__[1]
-            _show_settings_of_base(own, inspect.unwrap(parent.__init__))
+        parent: Any = cls.__mro__[1]
+        base = parent.__init__
+        # A base class that gin has wrapped gets its settings by its own name, which must not be given twice.
+        if own is not None and inspect.unwrap(base) is base:
+            _show_settings_of_base(own, base)
 
     def _memory_of_actions(
         self, kind: Callable[..., ActionMemory] | None, heads: Sequence[Callable[..., nn.Module]]
@@ -294,7 +296,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         if view.mask is batch.mask:
             return terms
         kept = view.mask[..., None]
-        return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None])
+        extra = {name: loss * fit_mask(view.mask, loss) for name, loss in terms.extra.items()}
+        return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None], extra=extra)
 
     def view(self, batch: Batch) -> View:
         """Encode a batch."""

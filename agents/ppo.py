@@ -212,7 +212,7 @@ class PPOAgent(OnPolicyAgent):
         if was_training:
             self.eval()
         try:
-            policy, outputs = self._judge(batch)
+            policy, outputs, _ = self._judge(batch)
         finally:
             if was_training:  # setting the mode of all modules takes as long as judging a small batch
                 self.train()
@@ -224,7 +224,7 @@ class PPOAgent(OnPolicyAgent):
     ) -> LossTerms:
         if isinstance(batch, Demonstrations):
             return imitation_loss(self, batch, with_metrics)
-        policy, outputs = self._judge(batch)
+        policy, outputs, states = self._judge(batch)
         old, mask = _Evaluated(batch), batch.mask
         log_probs = policy.log_prob(batch.actions)
         entropy = policy.entropy() if with_metrics or self.loss.entropy_coef else None
@@ -241,7 +241,15 @@ class PPOAgent(OnPolicyAgent):
             metrics |= value_metrics(values, old.values, old.returns, critic.detach(), mask)
             if kl is not None:
                 metrics["kl_exact"] = kl.detach().where(mask, 0.0).sum() / mask.sum().clamp(min=1)
-        return LossTerms(actor[:, :, None], critic[:, :, None, None], metrics)
+        extra = self.extra_losses(batch, states)
+        return LossTerms(actor[:, :, None], critic[:, :, None, None], metrics, extra)
+
+    def extra_losses(self, batch: RolloutBatch, states: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Hook: auxiliary losses, see `LossTerms.extra`.
+
+        states: (B, L, D) of the policy's sequence model, and of the value function's if it has its own.
+        """
+        return {}
 
     def gather_statistics(self, batch: RolloutBatch) -> None:
         for model in self._models:
@@ -264,8 +272,8 @@ class PPOAgent(OnPolicyAgent):
     def set_progress(self, progress: float) -> None:
         self.loss.set_progress(progress)
 
-    def _judge(self, batch: RolloutBatch) -> tuple[PolicyDistribution, Tensor]:
-        """The policy over (B, L, A), and values (B, L, 1) in units of the value head."""
+    def _judge(self, batch: RolloutBatch) -> tuple[PolicyDistribution, Tensor, list[Tensor]]:
+        """The policy over (B, L, A), values (B, L, 1) in units of the value head, and `states`."""
         states = [  # without a mask, which would move the input statistics with every minibatch
             model.encode(
                 batch,
@@ -275,7 +283,7 @@ class PPOAgent(OnPolicyAgent):
             for prefix, model in self.sequence_models.items()
         ]
         outputs: Tensor = self.value_head(states[-1])
-        return self.restrict(self.policy(states[0]), batch.obs), outputs.float()
+        return self.restrict(self.policy(states[0]), batch.obs), outputs.float(), states
 
 
 class _Evaluated:

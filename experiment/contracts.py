@@ -186,7 +186,7 @@ class Trainer(abc.ABC):
     def train(self, epoch: int) -> None:
         """All updates of an epoch; logs their figures.
 
-        Raises: ValueError for a loss that is not finite, unless such updates are left out.
+        Raises: FloatingPointError for a loss that is not finite, unless such updates are left out.
         """
 
     @abc.abstractmethod

@@ -332,10 +332,12 @@ class Experiment(Settings):
             critic_loss_weight=self.critic_loss_weight,
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
+            extra_loss_weights=self.extra_loss_weights,
             report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
             timer=self.timer,
-            edits_masks=self._overrides("edit_actor_mask", "edit_critic_mask"),
+            edits_masks=self._overrides("edit_actor_mask", "edit_critic_mask", "edit_extra_mask"),
             progress=self.ctx.progress,
+            run_dir=self.ctx.run_dir,
         )
         if self.compile_acting:
             self.learner.compile_acting()
@@ -706,12 +708,14 @@ class Experiment(Settings):
     def compute_loss(self, batch: AnyBatch, log_step: bool = False) -> dict[str, Any]:
         """Hook: the losses of one batch, means over what its own masks leave; see `learner.masked_losses`.
 
-        An override may change "Actor Loss" and "Critic Loss" or add figures, which are logged if they are
-        scalars. With several micro-batches or processes each mean weighs as much as its mask has of all.
+        An override may change "Actor Loss" and "Critic Loss" or add figures. Scalars are logged; those called
+        "<name>_loss" are minimised too if extra_loss_weights has a weight for the name. With several
+        micro-batches or processes each mean weighs as much as its mask has of all.
         """
         with self.caster():
             terms: LossTerms = self.model(batch, log_step)
-        return masked_losses(batch, terms, self.edit_actor_mask, self.edit_critic_mask)
+        edits = self.edit_actor_mask, self.edit_critic_mask, self.edit_extra_mask
+        return masked_losses(batch, terms, *edits)
 
     def edit_actor_mask(self, batch: AnyBatch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
         """Hook: what counts in the actor's loss, (B, L, G, 1) bool for G discounts.
@@ -722,6 +726,10 @@ class Experiment(Settings):
 
     def edit_critic_mask(self, batch: AnyBatch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
         """Hook: what counts in the critics' loss, (B, L, C, G, 1) bool for C critics and G discounts."""
+        return pad_mask
+
+    def edit_extra_mask(self, batch: AnyBatch, name: str, loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Hook: what counts in the extra loss of this name, (B, L, ...) bool as the loss."""
         return pad_mask
 
     def caster(self) -> AbstractContextManager[Any]:

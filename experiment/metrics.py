@@ -10,9 +10,13 @@ import re
 import sys
 
 _LOSSES = {
-    "loss": "what is minimised: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`",
+    "loss": "what is minimised: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`, plus "
+    "the extra losses times `Experiment.extra_loss_weights`",
     "actor_loss": "mean over the transitions of the batch and all discounts",
-    "critic_loss": "likewise, over all critics",
+    "critic_loss": "the same mean, taken over all critics too",
+}
+_EXTRA = {
+    "<name>_loss": "an auxiliary loss (`LossTerms.extra`) before its weight, mean over the transitions",
 }
 _GRADIENTS = {
     "grad_norm": "of all trained parameters together, before clipping",
@@ -58,7 +62,8 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         {
             **_LOSSES,
             "updates": "of this epoch",
-            "skipped_updates": "left out because their gradient was not finite (`Learner.bad_grad = 'skip'`)",
+            "skipped_updates": "left out because their gradient was not finite (`Learner.on_nan = 'skip'` or "
+            "fp16)",
             "policy_lag": "how many policies ago the sampled trajectories were collected, in the mean",
             "replay_ratio": "updates per env step so far, of all processes (`Experiment.replay_ratio`)",
         },
@@ -68,6 +73,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         "discount behind it is of that one, and the plain name of `gamma`, which acts.",
         {
             **_LOSSES,
+            **_EXTRA,
             **_GRADIENTS,
             "reward": "mean reward, environment units",
             "q": "mean value of the recorded actions, mean over the critics, environment units",
@@ -100,6 +106,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         "A rollout and the updates that learned from it.",
         {
             **_LOSSES,
+            **_EXTRA,
             **_GRADIENTS,
             "value_loss": "the critics' part, before its weight",
             "value": "mean value of the timesteps of the rollout, environment units",

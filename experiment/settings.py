@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -105,6 +105,7 @@ class Settings:
             train_batches_per_epoch. Counting begins when training may begin.
         lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule()
             or @TorchSchedule(); it multiplies the warm-up. None for 1.
+        extra_loss_weights: of the auxiliary losses of an agent (`LossTerms.extra`), by name.
         on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
         callbacks: what makes each Callback: hooks of your own at the points of a run, or ParamFreezer,
             Pretraining, EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there.
@@ -176,6 +177,7 @@ class Settings:
     packed_batches: bool = False
     replay_ratio: float | None = None
     lr_schedule: Callable[[float], float] | None = None
+    extra_loss_weights: Mapping[str, float] = field(default_factory=dict)
     on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
     callbacks: Sequence[Callable[[], Callback]] = ()
     test_run: bool = False
@@ -230,11 +232,13 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     **{name: {"lowest": lowest, "whole": True} for name, lowest in _COUNTS.items()},
     **{name: {"lowest": low, "whole": True, "optional": True} for name, low in _OPTIONAL_COUNTS.items()},
 }
+_TAKEN = ("actor", "critic", "value")  # names of other losses in the logs
 _HOOKS = {  # how they are called, as in AMAGO
     "compute_loss": ("batch", "log_step="),
     "train_step": ("batch", "log_step="),
     "edit_actor_mask": ("batch", "actor_loss", "pad_mask"),
     "edit_critic_mask": ("batch", "critic_loss", "pad_mask"),
+    "edit_extra_mask": ("batch", "name", "loss", "pad_mask"),
     "policy_metrics": ("returns", "specials"),
     "summary": ("env_summary",),
 }
@@ -263,6 +267,13 @@ def check_settings(settings: Settings) -> None:
         check_number(f"Experiment.{name}", getattr(settings, name), **limits)
     if settings.batch_size != "auto":
         check_number("Experiment.batch_size", settings.batch_size, lowest=1, whole=True)
+    for term, weight in settings.extra_loss_weights.items():
+        check_number(f"Experiment.extra_loss_weights[{term!r}]", weight, lowest=0)
+        if term in _TAKEN:
+            raise ValueError(
+                f"Experiment.extra_loss_weights names {term!r}, but the logs have another {term}_loss. Fix: "
+                "give the extra loss another name in LossTerms.extra."
+            )
     if settings.traj_save_len < settings.max_seq_len:
         raise ValueError(
             f"Experiment.traj_save_len is {settings.traj_save_len:g}, shorter than max_seq_len = "

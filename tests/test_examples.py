@@ -11,6 +11,7 @@ from pathlib import Path
 import gin
 import pytest
 
+from loxodon.experiment import load_policy
 from loxodon.experiment.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -47,6 +48,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         ("own_encoder", TINY, "own-encoder"),
         ("own_memory", PPO, "own-memory"),
         ("own_agent", TINY, "own-agent"),
+        ("next_observation", TINY, "next-observation"),
         ("offline", OFFLINE, "offline"),
         ("from_python", ["1"], "from-python"),
         ("act", ["runs/base"], "base"),
@@ -65,6 +67,9 @@ def test_an_example_runs(name: str, words: list[str], run: str, monkeypatch: pyt
     with gin.unlock_config(), ends:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert Path(f"runs/{run}/ckpts/latest/policy.safetensors").exists()
+    if name == "next_observation":
+        assert '"train-update/next_obs_loss"' in Path(f"runs/{run}/logs/metrics.jsonl").read_text("utf-8")
+        assert len(load_policy(f"runs/{run}").agent.discounts) == 4  # those that the preset gives to Agent
 
 
 def test_pages_show_the_examples_as_they_are() -> None:

@@ -37,7 +37,7 @@ MOVED: dict[str, str] = {
     "Experiment.log_to_tensorboard": "MetricLogger.tensorboard",
     "Experiment.lr_multipliers": "AdamW.lr_multipliers",
     "Experiment.adam_eps": "AdamW.eps",
-    "Experiment.bad_grad": "Learner.bad_grad",
+    "Experiment.bad_grad": "Learner.on_nan",
     "Experiment.freeze": "Experiment.callbacks = [@ParamFreezer]",
     "Experiment.pretraining": "Experiment.callbacks = [@Pretraining]",
     "Experiment.max_wall_clock_s": "WallClockLimit.seconds",

@@ -6,7 +6,8 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import gin
 import numpy as np
@@ -16,18 +17,21 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...agents import BaseAgent, LossTerms, OnPolicyAgent, masked_mean
+from ...agents import BaseAgent, LossTerms, OnPolicyAgent, fit_mask, masked_mean
 from ...data import Batch, RolloutBatch
+from ...data.errors import check_choice
 from ...nets import RunningStatistics
 from ..collect import StageTimer
 from ..contracts import Progress
-from ..distributed import merge_metrics
+from ..distributed import any_process, merge_metrics
 from ..rng import isolated_rng
 from .average import WeightAverage
+from .finite import bad_fields, bad_gradients, bad_losses, bad_parameters, named, plain, save_batches
 from .optimizer import check_same_groups, warmup_factor
 
 AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor, Tensor], Tensor]
+EditExtraMask = Callable[[Any, str, Tensor, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
 _SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
 BeforeStep = Callable[[Sequence[Mapping[str, Any]]], bool]
@@ -35,7 +39,9 @@ PEAK_SHARE = 0.9
 """Share of the largest TD error in a window's priority; the mean has the rest (eta of R2D2)."""
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
 _MASKS = ("Actor Mask", "Critic Mask")
-_BAD_GRAD = (None, "skip", "raise")
+_EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # the mean and the mask of an extra term, by its name
+_ON_NAN = ("stop", "stop_at_once", "skip")
+_FIND_FIRST = "Learner.on_nan = 'stop_at_once', which finds the first such update and saves its batch"
 _SIZES = ("Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)")
 _COUNTS = ("batch_timesteps", "batch_places")
 
@@ -45,25 +51,43 @@ def masked_losses(
     terms: LossTerms,
     edit_actor_mask: EditMask | None = None,
     edit_critic_mask: EditMask | None = None,
+    edit_extra_mask: EditExtraMask | None = None,
 ) -> dict[str, Any]:
     """Means of an agent's losses where the masks are True, what `Experiment.compute_loss` returns.
 
     Args:
         batch: its mask (B, L, 1) bool is where masks begin from.
-        terms: the losses, actor (B, L, G, 1) and critic (B, L, C, G, 1). NaN under False is ignored.
+        terms: the losses, actor (B, L, G, 1), critic (B, L, C, G, 1) and extra ones (B, L, ...). NaN under
+            False is ignored.
         edit_actor_mask: (batch, loss, mask) -> mask, all but the batch of the loss's shape; None for no edit.
         edit_critic_mask: the same for the critic loss.
+        edit_extra_mask: (batch, name, loss, mask) -> mask, the same for an extra term.
     Returns: the scalar tensors "Actor Loss" and "Critic Loss"; the masks of both, "Actor Mask" and "Critic
-        Mask"; "squared_errors" (B, L, C, G, 1) of the critics, without gradient, for datasets that keep
-        priorities; "Sequence Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows,
-        and "Unmasked Batch Size (in Timesteps)", the real transitions in them (a scalar tensor); and the
-        agent's figures under their own names.
-    Raises: ValueError for an edited mask of another shape or dtype.
+        Mask"; "<name>_loss" and "<name>_mask" of each extra term; "terms", as given; "squared_errors"
+        (B, L, C, G, 1) of the critics, without gradient, for datasets that keep priorities; "Sequence
+        Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows, and "Unmasked Batch
+        Size (in Timesteps)", the real transitions in them (a scalar tensor); and the agent's figures under
+        their own names.
+    Raises: ValueError for an edited mask of another shape or dtype, or an extra term of another shape.
     """
     actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor)
     critic_mask = _edited("edit_critic_mask", edit_critic_mask, batch, terms.critic)
+    extra: dict[str, Tensor] = {}
+    for name, loss in terms.extra.items():
+        if loss.shape[:2] != batch.mask.shape[:2]:
+            raise ValueError(
+                f"LossTerms.extra[{name!r}] has the shape {tuple(loss.shape)}, but the batch has "
+                f"{tuple(batch.mask.shape[:2])} sequences and timesteps. Fix: return the losses of each "
+                "timestep, without taking the mean."
+            )
+        edit = None if edit_extra_mask is None else _for_term(edit_extra_mask, name)
+        mask = _edited("edit_extra_mask", edit, batch, loss)
+        extra |= {_EXTRA.format(name): masked_mean(_at_least_float32(loss), mask)}
+        extra |= {_EXTRA_MASK.format(name): mask}
     return {
         **terms.metrics,
+        **extra,
+        "terms": terms,
         "Actor Loss": masked_mean(_at_least_float32(terms.actor), actor_mask),
         "Critic Loss": masked_mean(_at_least_float32(terms.critic), critic_mask),
         "Actor Mask": actor_mask,
@@ -73,9 +97,14 @@ def masked_losses(
     }
 
 
+def _for_term(edit: EditExtraMask, name: str) -> EditMask:
+    """The hook as those of the actor and the critics are called."""
+    return lambda batch, loss, mask: edit(batch, name, loss, mask)
+
+
 def _edited(name: str, edit: EditMask | None, batch: Any, loss: Tensor) -> Tensor:
-    """The mask of a loss (B, L, ..., 1), of the same shape."""
-    mask: Tensor = batch.mask.reshape(*batch.mask.shape[:2], *[1] * (loss.dim() - 2)).expand_as(loss)
+    """The mask of a loss (B, L, ...), of the same shape."""
+    mask = fit_mask(batch.mask, loss).expand_as(loss)
     if edit is None:
         return mask
     edited: Tensor = edit(batch, loss.detach(), mask.clone())  # a copy, which may be edited in place
@@ -119,7 +148,7 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, n
     return PEAK_SHARE * largest + (1 - PEAK_SHARE) * total / timesteps
 
 
-@gin.configurable(allowlist=["bad_grad", "weight_average"])
+@gin.configurable(allowlist=["on_nan", "weight_average"])
 class Learner:
     """Holds the optimizer side of an agent and applies updates.
 
@@ -133,17 +162,21 @@ class Learner:
         optimizer: as Accelerate prepared it, which only a loss scaler needs.
         accelerator: device, precision and processes.
         compute_loss: (batch, log_step=) -> what `masked_losses` returns; the hook of Experiment.
-        critic_loss_weight: beside the actor's, which is 1.
+        critic_loss_weight: the weight of the actor's loss is 1.
+        extra_loss_weights: by name, of `LossTerms.extra`, or of a mean "<name>_loss" that compute_loss adds.
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
-        bad_grad: what happens to an update whose gradient is not finite: "skip" leaves it out, "raise" stops
-            with the name of the parameter, None lets it be.
+        on_nan: what happens if losses or gradients are NaN or infinite. "stop" looks at the updates that are
+            logged and ends the run, naming the loss term, discount and timestep. "stop_at_once" looks at
+            every update, to find the first bad one. "skip" leaves out updates with such gradients; the loss
+            scaler of fp16 always does so.
         weight_average: makes the average of the weights that acts, is evaluated and published, such as
             @WeightAverage; None: the newest weights do.
         timer: told how long updates take.
         edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
         progress: counts the optimizer steps; None for a count of its own.
+        run_dir: where the batch of an update that is not finite is saved; None does not save it.
 
     Attributes:
         average: of the weights, None without.
@@ -162,31 +195,27 @@ class Learner:
         critic_loss_weight: float,
         lr_warmup_steps: int,
         grad_clip: float,
+        extra_loss_weights: Mapping[str, float] | None = None,
         report_priorities: ReportPriorities | None = None,
-        bad_grad: str | None = None,
+        on_nan: str = "stop",
         weight_average: Callable[[BaseAgent], WeightAverage] | None = None,
         timer: StageTimer | None = None,
         edits_masks: bool = False,
         progress: Progress | None = None,
+        run_dir: Path | None = None,
     ) -> None:
         self.report_priorities, self.skipped_updates = report_priorities, 0
         self.before_clipping: list[Callable[[], None]] = []
-        if bad_grad not in _BAD_GRAD:
-            raise ValueError(
-                f"Learner.bad_grad is {bad_grad!r}; allowed are None, 'skip' and 'raise'. Fix: set "
-                "Learner.bad_grad = 'skip'."
-            )
+        check_choice("Learner.on_nan", on_nan, _ON_NAN)
         self.average = None if weight_average is None else weight_average(agent)
-        # A loss scaler overflows as a matter of course and skips such steps itself.
-        self._on_bad_grad = None if accelerator.scaler is not None else bad_grad
+        self.on_nan, self.run_dir = on_nan, run_dir
         self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss, self.critic_loss_weight = compute_loss, critic_loss_weight
+        self.extra_loss_weights = dict(extra_loss_weights or {})
         self.edits_masks = edits_masks
         self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
         self.progress = progress or Progress(epochs=0, seed=0)
-        self.judges_gradients = bad_grad is not None
-        self._is_loss_checked = bad_grad != "skip" and accelerator.scaler is None
         self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -218,6 +247,11 @@ class Learner:
             self.average.averaged.compile_acting()
 
     @property
+    def skips_updates(self) -> bool:
+        """Whether updates with gradients that are not finite are left out, as a loss scaler does."""
+        return self.on_nan == "skip" or self.accelerator.scaler is not None
+
+    @property
     def gradient_steps(self) -> int:
         """Optimizer steps of the run."""
         return self.progress.gradient_steps
@@ -239,11 +273,12 @@ class Learner:
         micro_batches: Sequence[AnyBatch],
         log_step: bool = False,
         before_step: BeforeStep | None = None,
+        looks: bool = False,
     ) -> dict[str, Tensor]:
         """One optimizer step on all micro-batches together; returns scalar tensors by name.
 
         Equals one step on a single batch that holds all their sequences, those of all processes: the mean of
-        each micro-batch weighs as much as its mask has of the True of all masks, for actor and critic apart.
+        each micro-batch weighs as much as its mask has of the True of all masks, for each loss term apart.
         These sizes must be known before the first backward pass. They are those of `batch.mask` unless masks
         are edited; then a single micro-batch's forward pass tells them, and several are passed forward once
         more beforehand, without gradients, leaving random generators and statistics as they were.
@@ -253,7 +288,10 @@ class Learner:
 
         before_step: asked when the gradients are there, with what compute_loss returned; False leaves the
             weights as they are (`was_vetoed`). All processes have to answer alike.
+        looks: whether to check that losses and gradients are finite; with log_step this is always done.
+        Raises: FloatingPointError if they are not, before anything is updated; see `on_nan`.
         """
+        looks = (looks or log_step or self.on_nan == "stop_at_once") and not self.skips_updates
         start_s = time.perf_counter()
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
         shares, found, losses = self._shares_ahead(batches), [], []
@@ -262,50 +300,69 @@ class Learner:
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 found.append(self.compute_loss(batch, log_step=log_step and is_last))
                 if shares is None:
-                    shares = self._shares([_mask_sizes(batch, found[0])])
-                losses.append(self._weighed(found[-1], shares[i]))
+                    shares = self._shares([self._mask_sizes(batch, found[0])])
+                losses.append(self.weighed(found[-1], shares[i]))
                 self.accelerator.backward(losses[-1]["Loss"])
-            self._report(batch, found[-1])
+        if looks:
+            self._check_losses(found, _sum([one["Loss"].detach() for one in losses]), batches)
         if self._is_new:
             self._check_gradients()
+        skipped_before = self.skipped_updates
         self.was_vetoed = before_step is not None and not before_step(found)
         grad_norms: dict[str, Tensor] = {}
         if self.was_vetoed:
             self.optimizer.zero_grad()
         else:
-            grad_norms = self._step(log_step)
-        metrics = {name: _sum([one[name].detach() for one in losses]) for name in _LOG_NAMES}
+            grad_norms = self._step(log_step, batches if looks else None)
+        if self.skipped_updates == skipped_before:
+            for batch, one in zip(batches, found, strict=True):
+                self._report(batch, one)
+        metrics = {name: _sum([one[name].detach() for one in losses]) for name in losses[0]}
         if log_step:
             metrics = self._with_details({**found[-1], **metrics}, batches, grad_norms)
         self.timer.num_updates += 1
         self.timer.lap("update", start_s)
         return metrics
 
-    def _weighed(self, found: Mapping[str, Any], share: Tensor) -> dict[str, Tensor]:
-        """The part of the update's losses that one micro-batch adds; share: (2,), of actor and critic."""
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The weights of the T loss terms, by the names under which compute_loss returns their means."""
+        extra = {_EXTRA.format(name): weight for name, weight in self.extra_loss_weights.items()}
+        return {"Actor Loss": 1.0, "Critic Loss": self.critic_loss_weight, **extra}
+
+    def weighed(self, found: Mapping[str, Any], share: Tensor | None = None) -> dict[str, Tensor]:
+        """The part of the update's losses that one micro-batch adds: "Loss", and that of each term.
+
+        share: (T,) of each term; None for 1.
+        Raises: TypeError without the losses of actor and critic; ValueError if terms and weights differ.
+        """
         if not (isinstance(found, Mapping) and {"Actor Loss", "Critic Loss"} <= found.keys()):
             raise TypeError(
                 f"compute_loss returned a {type(found).__name__} without 'Actor Loss' and 'Critic Loss'. "
                 "Fix: return a dict that begins with what super().compute_loss(batch, log_step) returns."
             )
-        actor, critic = share[0] * found["Actor Loss"], share[1] * found["Critic Loss"]
-        return {"Loss": actor + self.critic_loss_weight * critic, "Actor Loss": actor, "Critic Loss": critic}
+        weights = self.loss_weights
+        _check_extra_terms(found, self.extra_loss_weights)
+        shares = [1.0] * len(weights) if share is None else list(share)
+        parts = {name: part * found[name] for name, part in zip(weights, shares, strict=True)}
+        return {"Loss": sum(weights[name] * part for name, part in parts.items()), **parts}
 
     def _shares_ahead(self, batches: Sequence[AnyBatch]) -> Tensor | None:
-        """What each of K micro-batches weighs, (K, 2), before the first backward pass; None: see there."""
+        """The shares (K, T) of K micro-batches before the first backward pass; None if not known by then."""
         if not self.edits_masks:
-            return self._shares([batch.mask.sum().expand(2) for batch in batches])
+            num_terms = len(self.loss_weights)
+            return self._shares([batch.mask.sum().expand(num_terms) for batch in batches])
         if len(batches) == 1:
             return None
         buffers = [buffer.clone() for buffer in self.agent.buffers()]
         with torch.no_grad(), isolated_rng(None):
-            sizes = [_mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
+            sizes = [self._mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
             for buffer, before in zip(self.agent.buffers(), buffers, strict=True):
                 buffer.copy_(before)
         return self._shares(sizes)
 
     def _shares(self, sizes: Sequence[Tensor]) -> Tensor:
-        """(K, 2) float32 from mask sizes (2,) of actor and critic, counting those of all processes.
+        """(K, T) float32 from mask sizes (T,) of K micro-batches, counting those of all processes.
 
         They add up to the number of processes, over which gradients are averaged.
         """
@@ -315,22 +372,29 @@ class Learner:
             total = self.accelerator.reduce(total, reduction="sum") / processes
         return own / total.clamp(min=1 / processes)
 
-    def _step(self, log_step: bool) -> dict[str, Tensor]:
+    def _mask_sizes(self, batch: AnyBatch, found: Mapping[str, Any]) -> Tensor:
+        """(T,) int64 of the loss terms; the size of the batch's mask where compute_loss returns none."""
+        masks = [*_MASKS, *map(_EXTRA_MASK.format, self.extra_loss_weights)]
+        return torch.stack([found.get(name, batch.mask).sum() for name in masks])
+
+    def _step(self, log_step: bool, looks_at: Sequence[AnyBatch] | None) -> dict[str, Tensor]:
         """Clip the gradients and move the weights, if they may; returns norms before clipping.
 
-        log_step: also those of the agent's parts.
+        log_step: also those of the agent's parts. looks_at: the batches of the gradients, which are to be
+        finite; None does not check that.
         """
         for call in self.before_clipping:
             call()
-        if self._on_bad_grad == "raise":
-            self._check_finite()
+        # Clipping by a norm that is NaN would make every gradient NaN.
+        if looks_at is not None and (bad := bad_gradients(self.agent)):
+            self._stop([f"the losses are finite, but not the gradient of {named(bad)}"], looks_at)
         grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
         norms = {} if grad_norm is None else {"grad_norm": grad_norm.detach()}
         if log_step and grad_norm is not None:  # the loss scaler of fp16 has let go of gradients only now
             undo = (grad_norm.detach() / self.grad_clip).clamp(min=1.0)
             norms |= {name: norm * undo for name, norm in grad_norms(self.agent).items()}
         # Judged after those of all processes were averaged, so that all processes decide alike.
-        if self._on_bad_grad == "skip" and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
+        if self.on_nan == "skip" and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
             self._leave_out()
             return norms
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
@@ -347,22 +411,54 @@ class Learner:
                 self.average.follow()
         return norms
 
-    def _check_finite(self) -> None:
-        """Stop before clipping, since clipping by a norm that is NaN makes every gradient NaN.
-
-        Raises: FloatingPointError naming the first parameter with a gradient that is not finite.
-        """
-        found = [(p, p.grad) for p in self._params if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm([gradient for _, gradient in found]))
-        if torch.isfinite(norms).all():
+    def _check_losses(
+        self, found: Sequence[Mapping[str, Any]], loss: Tensor, batches: Sequence[AnyBatch]
+    ) -> None:
+        """Stop, in all processes, if the loss of any is not finite; found: of each micro-batch."""
+        is_bad = not bool(torch.isfinite(loss))
+        if not any_process(is_bad, self.accelerator):
             return
-        bad = {id(p) for (p, _), norm in zip(found, norms.tolist(), strict=True) if not math.isfinite(norm)}
-        names = [name for name, p in self.agent.named_parameters() if id(p) in bad]
+        extra = {_EXTRA.format(name): name for name in self.extra_loss_weights}
+        names = {"Actor Loss": "actor", "Critic Loss": "critic", **extra}
+        problems = _numbered([bad_losses(one, names, self.agent) for one in found])
+        whose = "the sum of the losses is" if is_bad else "the losses of another process are"
+        self._stop(problems or [f"{whose} not finite"], batches)
+
+    def _stop(self, problems: Sequence[str], batches: Sequence[AnyBatch]) -> NoReturn:
+        """Drop the update, save its batches, and say what is not finite.
+
+        Raises: FloatingPointError.
+        """
+        self._leave_out()
+        fields = _numbered([bad_fields(plain(batch)) for batch in batches])
+        if fields:
+            fix = "correct the environment or the data, which `loxodon data check` examines"
+        elif not self.is_sound():
+            fix = f"resume with {_FIND_FIRST}"
+        else:
+            fix = "lower Experiment.learning_rate or grad_clip, or set Learner.on_nan = 'skip'"
+        causes = [*(fields or ["the batch is finite"]), self._state_of_weights()]
         raise FloatingPointError(
-            f"The gradient of {names[0]!r} is not finite, nor are those of {len(names) - 1} others of "
-            f"{len(found)} parameters; nothing was updated. Fix: lower Experiment.learning_rate, check "
-            "rewards and observations for extreme values, or set Learner.bad_grad = 'skip'."
+            f"Update {self.gradient_steps} of epoch {self.progress.epoch} cannot be made: "
+            f"{'; '.join([*problems, *causes])}. {self._saved(batches)} Fix: {fix}."
         )
+
+    def _state_of_weights(self) -> str:
+        """Which weights are not finite, if any."""
+        bad = bad_parameters(self.agent)
+        return f"the weights {named(bad)} are not finite" if bad else "the weights are finite"
+
+    def _saved(self, batches: Sequence[AnyBatch]) -> str:
+        """Save the batches of an update; returns where they are."""
+        if self.run_dir is None:
+            return "The batch was not saved."
+        process = f"_process{self.accelerator.process_index}" if self.accelerator.num_processes > 1 else ""
+        path = self.run_dir / "not_finite" / f"update_{self.gradient_steps}{process}.pt"
+        try:
+            save_batches(batches, path)
+        except OSError as error:
+            return f"The batch could not be saved ({error})."
+        return f"The batch is saved: torch.load({str(path)!r}, weights_only=True)."
 
     def _leave_out(self) -> None:
         """Drop an update: weights, moments, targets and statistics stay."""
@@ -420,7 +516,8 @@ class Learner:
         if self.accelerator.num_processes > 1:
             own = {name: value.item() for name, value in details.items()}
             weight = batches[-1].mask.sum().item()
-            merged = merge_metrics(own, weight, self.accelerator, sums=_COUNTS, shares=tuple(_LOG_NAMES))
+            shares = ("Loss", *self.loss_weights)
+            merged = merge_metrics(own, weight, self.accelerator, sums=_COUNTS, shares=shares)
             details = {name: torch.tensor(value) for name, value in merged.items()}
         details["batch_padded_share"] = 1.0 - details["batch_timesteps"] / details["batch_places"]
         details["sequence_length"] = details.pop("sequence_length_max")
@@ -428,21 +525,23 @@ class Learner:
         return {**details, **grad_norms}
 
     def check_loss(self, means: Mapping[str, float]) -> None:
-        """Raise ValueError for a loss of an epoch that is not finite, unless such updates are left out.
+        """Check the losses of an epoch, which includes updates that nobody has looked at.
 
         means: "loss", "actor_loss" and "critic_loss"; none of them if the first update was vetoed.
+        Raises: FloatingPointError if the loss is not finite, unless such updates are left out.
         """
-        if self._is_loss_checked and not math.isfinite(means.get("loss", 0.0)):
-            raise ValueError(
-                f"The loss of epoch {self.progress.epoch} is {means['loss']} (actor {means['actor_loss']}, "
-                f"critic {means['critic_loss']}), so the weights are spoilt. Fix: lower "
-                "Experiment.learning_rate or grad_clip, check the environment for NaN observations or "
-                "rewards, and resume from the last checkpoint."
-            )
+        if self.skips_updates or math.isfinite(means.get("loss", 0.0)):
+            return
+        losses = f"{means['loss']} (actor {means['actor_loss']}, critic {means['critic_loss']})"
+        raise FloatingPointError(
+            f"The loss of epoch {self.progress.epoch} is {losses}; {self._state_of_weights()}. It happened "
+            f"in an update that was not looked at. Fix: resume with {_FIND_FIRST}; or lower "
+            "Experiment.learning_rate or grad_clip."
+        )
 
     def is_sound(self) -> bool:
         """True if all weights are finite."""
-        return all(bool(torch.isfinite(p).all()) for p in self.agent.parameters())
+        return not bad_parameters(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and loss scaler; tensors and plain values only, so that a safe load can read it back."""
@@ -488,6 +587,23 @@ def _sum(scalars: Sequence[Tensor]) -> Tensor:
     return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
 
 
-def _mask_sizes(batch: AnyBatch, found: Mapping[str, Any]) -> Tensor:
-    """(2,) int64, of actor and critic; those of the batch's mask where compute_loss does not tell."""
-    return torch.stack([found.get(name, batch.mask).sum() for name in _MASKS])
+def _numbered(clauses: Sequence[Sequence[str]]) -> list[str]:
+    """The clauses about each micro-batch, with its number if there are several."""
+    several = len(clauses) > 1
+    return [f"in micro-batch {i} {one}" if several else one for i, of in enumerate(clauses) for one in of]
+
+
+def _check_extra_terms(found: Mapping[str, Any], weights: Mapping[str, float]) -> None:
+    """Raise ValueError unless each extra term has a weight, and each weight a term."""
+    terms = found["terms"].extra if "terms" in found else {}
+    if without := [name for name in terms if name not in weights]:
+        raise ValueError(
+            f"The agent returned the extra loss {without[0]!r}, but Experiment.extra_loss_weights is "
+            f"{weights}. Fix: set Experiment.extra_loss_weights = {dict(weights) | {without[0]: 1.0}}."
+        )
+    if unknown := [name for name in weights if _EXTRA.format(name) not in found]:
+        raise ValueError(
+            f"Experiment.extra_loss_weights names {unknown[0]!r}, but the extra losses of the agent are "
+            f"{sorted(terms)}. Fix: name one of these, or let the agent return "
+            f"LossTerms(..., extra={{{unknown[0]!r}: ...}})."
+        )

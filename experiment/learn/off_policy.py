@@ -106,7 +106,7 @@ class OffPolicyTrainer(Trainer):
     def train(self, epoch: int) -> None:
         """All updates of an epoch; logs their means and the pace.
 
-        Raises: ValueError for a loss that is not finite, unless such updates are left out.
+        Raises: FloatingPointError for a loss that is not finite, unless such updates are left out.
         """
         self.ctx.status.state("learning")
         if not (num_batches := self.pace.batches(self.num_batches)):
@@ -135,7 +135,7 @@ class OffPolicyTrainer(Trainer):
             micro_batches = []
             num_updates += 1
             self.ctx.status.put(gradient_steps=self.ctx.progress.gradient_steps)
-            if not self.learner.judges_gradients or self.learner.skipped_updates == skipped:
+            if not self.learner.skips_updates or self.learner.skipped_updates == skipped:
                 num_counted += 1
                 sums = {name: total + metrics[name] for name, total in sums.items()}
             if logs:
@@ -163,7 +163,7 @@ class OffPolicyTrainer(Trainer):
         means = merge_metrics(means, 1.0, accelerator)  # of equal shares of each update
         figures: dict[str, float] = {f"train/{name}": value for name, value in means.items()}
         figures["train/updates"] = num_updates
-        if self.learner.judges_gradients:
+        if self.learner.skips_updates:
             figures["train/skipped_updates"] = skips
         figures |= more
         figures |= {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
@@ -187,7 +187,7 @@ class OffPolicyTrainer(Trainer):
         batch = next(iter(self.loader.epoch(0, 1))).to(self.ctx.accelerator.device)
         with torch.no_grad():
             losses = self.compute_loss(batch, log_step=False)
-        loss = float(losses["Actor Loss"] + self.learner.critic_loss_weight * losses["Critic Loss"])
+        loss = float(self.learner.weighed(losses)["Loss"])
         shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
         return [
             f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import hashlib
 import json
@@ -190,18 +191,20 @@ class Pretraining(Callback):
             run.ctx.console.say(f"Pre-trained weights come from {path}.")
             return True
         before = plain_tensors(run.policy)
-        figures = self._train()
-        is_stopped, is_sound = run.ctx.stop_agreed(), math.isfinite(figures["loss"])
-        if is_stopped or not is_sound:
+        try:
+            figures = self._train()
+            if not math.isfinite(figures["loss"]):
+                raise FloatingPointError(
+                    f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, "
+                    "or look for NaN in the data with python -m loxodon.data check."
+                )
+        except FloatingPointError:
             run.policy.load_state_dict(before)
-        if is_stopped:
+            raise
+        if run.ctx.stop_agreed():
+            run.policy.load_state_dict(before)
             run.ctx.console.say("Stopped in pre-training, which begins again on resume.")
             return False
-        if not is_sound:
-            raise ValueError(
-                f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, or "
-                "look for NaN in the data with python -m loxodon.data check."
-            )
         run.log(figures, "pretrain")
         if path is not None:
             self._store_cached(path)
@@ -259,7 +262,7 @@ class Pretraining(Callback):
         def compute_loss(batch: Any, log_step: bool) -> dict[str, Any]:
             with self.run.caster():
                 terms = model(batch, log_step)
-            return masked_losses(batch, terms)
+            return masked_losses(batch, dataclasses.replace(terms, extra={}))  # which are for the run itself
 
         learner = Learner(
             agent,
@@ -270,6 +273,7 @@ class Pretraining(Callback):
             critic_loss_weight=self.value_coef,
             lr_warmup_steps=self.run.lr_warmup_steps,
             grad_clip=self.run.grad_clip,
+            run_dir=self.run.ctx.run_dir,
         )
         learner.lr_scale = (self.learning_rate or self.run.learning_rate) / learner.base_learning_rate
         return learner

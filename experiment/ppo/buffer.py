@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ...agents import ActOutput, OnPolicyAgent
-from ...data import RolloutBatch, Sink
+from ...data import Sink
 from ...data.sink import Arrays
 
 _CAUSES = "check the environment's observations and rewards, or lower Experiment.learning_rate or grad_clip"
@@ -345,16 +345,3 @@ def check_rollout(rollout: CollectedRollout) -> None:
                 f"The rollout's {name} has {int(bad.sum())} NaN or infinite numbers, first at step {step} of "
                 f"env {env}. Fix: {_CAUSES}."
             )
-
-
-def check_batch(batch: RolloutBatch) -> None:
-    """Refuse a minibatch with NaN or infinite numbers where the loss counts.
-
-    Raises: ValueError naming the tensor.
-    """
-    for field, value in vars(batch).items():
-        parts = value if isinstance(value, dict) else {None: value}
-        for key, part in parts.items():
-            if part is not None and part.is_floating_point() and not torch.isfinite(part).all():
-                name = field if key is None else f"{field}[{key!r}]"
-                raise ValueError(f"A minibatch's {name} holds NaN or infinite numbers. Fix: {_CAUSES}.")

@@ -23,7 +23,7 @@ from ..learn.learner import Learner, log_figures
 from ..numbers import check_number
 from ..rng import derive_seed
 from . import sequences
-from .buffer import CollectedRollout, RolloutBuffer, check_batch, check_rollout, join
+from .buffer import CollectedRollout, RolloutBuffer, check_rollout, join
 from .evaluation import (
     disagreement,
     evaluate_rollout,
@@ -39,7 +39,6 @@ logger = logging.getLogger("loxodon")
 _CHOICES = {
     "context_mode": ("episode", "segment"),
     "stop_scope": ("batch", "epoch", "update"),
-    "finite_checks": ("off", "cheap", "full"),
 }
 _STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
 _KL_ROUNDING = 1e-5  # nats; far above what float32 makes of a divergence of 0, far below that of any dropout
@@ -106,7 +105,6 @@ class PPOLearner(Trainer):
         advantage_norm: makes the normaliser of advantages.
         reward_normalizer: makes the normaliser of rewards, such as @RewardNormalizer; None for none.
         lr_adapter: makes what adapts the learning rate, such as @KLAdaptiveLR; None for none.
-        finite_checks: "off", "cheap" (each rollout) or "full" (each minibatch too).
     Raises: ValueError for settings that cannot work together.
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
@@ -139,7 +137,6 @@ class PPOLearner(Trainer):
         advantage_norm: Callable[[], AdvantageNorm] = AdvantageNorm,
         reward_normalizer: Callable[[], RewardNormalizer] | None = None,
         lr_adapter: Callable[[], KLAdaptiveLR] | None = None,
-        finite_checks: str = "cheap",
     ) -> None:
         self.agent, self.learner, self.ctx, self.accelerator = agent, learner, ctx, ctx.accelerator
         self.cast, self.first_epoch = cast, first_epoch
@@ -147,7 +144,7 @@ class PPOLearner(Trainer):
         self.chunk_len = chunk_len or min(num_steps, max_seq_len)
         self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
         self.context_mode, self.target_kl, self.stop_scope = context_mode, target_kl, stop_scope
-        self.recompute_old, self.finite_checks = recompute_old, finite_checks
+        self.recompute_old = recompute_old
         self.random_steps = random_timesteps  # that are left, from the start of the running rollout on
         self._check_settings(num_envs, max_seq_len)
         self.timesteps_per_forward = num_envs * num_steps // minibatches
@@ -234,7 +231,8 @@ class PPOLearner(Trainer):
     def train(self, epoch: int) -> None:
         """Learn from the rollout of this epoch, and log what came out.
 
-        Raises: ValueError when the rollout is incomplete or holds NaN, or the loss is not finite.
+        Raises: ValueError when the rollout is incomplete or holds NaN; FloatingPointError for a loss that is
+            not finite, unless such updates are left out.
         """
         self.ctx.status.state("learning")
         self.ctx.console.show(epoch, "learning", {})
@@ -269,8 +267,7 @@ class PPOLearner(Trainer):
         Raises: ValueError when the rollout is incomplete or holds NaN.
         """
         rollout = join([buffer.read() for buffer in self.buffers])
-        if self.finite_checks != "off":
-            check_rollout(rollout)
+        check_rollout(rollout)
         actions = sequences.policy_actions(rollout.steps, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         pieces = self._pieces(rollout)
@@ -420,12 +417,14 @@ class PPOLearner(Trainer):
         """One update on the parts of a minibatch."""
         if self.advantage_norm.per_minibatch:
             batches = self._normalized(batches)
-        if self.finite_checks == "full":
-            for batch in batches:
-                check_batch(batch)
         counts = [float(batch.mask.sum()) for batch in batches]
         return log_figures(
-            self.learner.update(batches, with_metrics, lambda found: self._may_step(found, counts))
+            self.learner.update(
+                batches,
+                with_metrics,
+                lambda found: self._may_step(found, counts),
+                looks=not self._kls,  # at the first minibatch of a rollout
+            )
         )
 
     def _batches(self, tensors: RolloutTensors, results: Results, pieces: Pieces) -> list[RolloutBatch]:

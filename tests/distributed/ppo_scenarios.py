@@ -134,7 +134,7 @@ def train(
 
 def _spoil_once(learner: PPOLearner, is_here: bool) -> None:
     """Make the second gradient NaN, in one process only."""
-    learner.learner._on_bad_grad = "skip"
+    learner.learner.on_nan = "skip"
     backward, spoils = learner.accelerator.backward, iter([False, is_here])
     learner.accelerator.backward = lambda loss: backward(  # type: ignore[method-assign]
         loss * torch.nan if next(spoils, False) else loss

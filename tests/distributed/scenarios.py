@@ -28,7 +28,7 @@ from loxodon.experiment.learn.optimizer import make_optimizer
 from loxodon.nets import TanhGaussian
 
 from ..experiment.demonstrations import make_ppo, pretrained, stage
-from ..experiment.fakes import CountingEnv, learning, make_experiment
+from ..experiment.fakes import CountingEnv, Predicting, learning, make_experiment
 from .ppo_scenarios import everything
 
 LENGTHS = (3, 8, 1, 5, 7, 2, 8, 4)
@@ -52,6 +52,11 @@ class Masking(Experiment):
     ) -> torch.Tensor:
         pad_mask[:, :, 1] &= batch.rews[:, :, None] > 0
         return pad_mask
+
+    def edit_extra_mask(
+        self, batch: Batch, name: str, loss: torch.Tensor, pad_mask: torch.Tensor
+    ) -> torch.Tensor:
+        return pad_mask & (batch.time_idxs[:, 1:] > 1) if name == "next_obs" else pad_mask
 
 
 def make_trajectory(length: int, seed: int, is_discrete: bool) -> Trajectory:
@@ -102,10 +107,14 @@ def share(batches_per_update: int, update: int, rank: int, world: int, is_discre
 
 
 def train(
-    folder: Path, is_discrete: bool, batches_per_update: int, kind: type[Experiment] = Experiment
+    folder: Path,
+    is_discrete: bool,
+    batches_per_update: int,
+    kind: type[Experiment] = Experiment,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Gradients of the first update, everything after five, and the figures on the way."""
-    exp = make_learning(folder, is_discrete, kind=kind)
+    exp = make_learning(folder, is_discrete, kind=kind, **changes)
     rank, world = exp.accelerator.process_index, exp.accelerator.num_processes
     clip, gradients = exp.accelerator.clip_grad_norm_, []
 
@@ -129,14 +138,22 @@ def train(
     return {"gradients": gradients[0], "state": state, "logs": logs, "rates": rates}
 
 
-FORMS = {"discrete-1": (True, Experiment), "box-2": (False, Experiment), "masked-2": (True, Masking)}
+EXTRA = {
+    "agent_type": partial(Predicting, tau=0.1, popart_beta=0.1),
+    "extra_loss_weights": {"next_obs": 1e-4, "size": 0.25},
+}
+FORMS: dict[str, tuple[bool, type[Experiment], dict[str, Any]]] = {
+    "discrete-1": (True, Experiment, {}),
+    "box-2": (False, Experiment, {}),
+    "masked-2": (True, Masking, EXTRA),
+}
 
 
 def updates(folder: Path) -> dict[str, Any]:
     """All forms of training: kinds of actions and of masks, and batches per update."""
     found = {
-        name: train(folder / f"run-{name}", is_discrete, int(name[-1]), kind)
-        for name, (is_discrete, kind) in FORMS.items()
+        name: train(folder / f"run-{name}", is_discrete, int(name[-1]), kind, **changes)
+        for name, (is_discrete, kind, changes) in FORMS.items()
     }
     gin.clear_config()  # of the optimizer's settings, which are not those of the next test
     return found
@@ -170,7 +187,7 @@ def _skipped(folder: Path, rank: int) -> dict[str, Any]:
 def _guarded(folder: Path, rank: int) -> dict[str, Any]:
     """Frozen critics, and in the second update a gradient that is not finite in one process only."""
     freeze = partial(ParamFreezer, ("critics",))
-    exp = make_learning(folder / "guarded", **{"Learner.bad_grad": "skip"}, callbacks=[freeze])
+    exp = make_learning(folder / "guarded", **{"Learner.on_nan": "skip"}, callbacks=[freeze])
     backward, spoils = exp.accelerator.backward, [False, rank == 1, False]
     exp.accelerator.backward = lambda loss: backward(loss * torch.nan if spoils.pop(0) else loss)
     exp.policy.train()
@@ -180,6 +197,20 @@ def _guarded(folder: Path, rank: int) -> dict[str, Any]:
         states.append({name: value.clone() for name, value in exp.policy.state_dict().items()})
     counts = (exp.learner.gradient_steps, exp.learner.skipped_updates)
     return {"states": states, "counts": counts}
+
+
+def _stopped_by_nan(folder: Path, rank: int) -> str:
+    """What each process reports when the batch of one has a reward that is NaN."""
+    exp = make_learning(folder / "nan", **{"Learner.on_nan": "stop"})
+    exp.policy.train()
+    (batch,) = share(1, 0, rank, 2, True)
+    if rank == 1:
+        batch.rews[0, 0] = torch.nan
+    try:
+        exp.train_step(batch, log_step=True)
+    except FloatingPointError as error:
+        return str(error)
+    return ""
 
 
 def _stored_envs(folder: Path) -> list[dict[str, Any]]:
@@ -292,6 +323,7 @@ def agreements(folder: Path) -> dict[str, Any]:
     return {
         "skipped": _skipped(folder, rank),
         "guarded": _guarded(folder, rank),
+        "nan": _stopped_by_nan(folder, rank),
         "stored": _stored_envs(folder),
         "empty": _empty(folder, rank),
         "buffers": _buffers(folder, rank),

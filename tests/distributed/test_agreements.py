@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ def test_a_gradient_that_is_not_finite_in_one_process_leaves_the_update_out_in_a
     for name, value in first["states"][-1].items():
         assert torch.isfinite(value).all()
         assert torch.equal(value, second["states"][-1][name]), name
+
+
+def test_all_processes_stop_where_one_meets_nan(agreed: Any) -> None:
+    first, second = (rank["nan"] for rank in agreed)
+    assert "made: the losses of another process are not finite; the batch is finite" in first, first
+    assert re.search(r"made: the critic loss is nan.*batch's rews.*update_0_process1.pt", second)
 
 
 def test_each_process_stores_its_own_environments(agreed: Any) -> None:

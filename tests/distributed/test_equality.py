@@ -47,6 +47,8 @@ def test_logged_figures_are_those_of_the_whole_batch(ranks: Any, alone: Any, for
     for one, other in zip(alone[form]["logs"], ranks[0]["updates"][form]["logs"], strict=True):
         assert one.keys() == other.keys()
         names = {"Loss", "Actor Loss", "Critic Loss", "grad_norm", "batch_timesteps", "sequence_length"}
+        names |= {name for name in one if name.endswith("_loss")}
+        assert ("next_obs_loss" in names) == (form == "masked-2")
         if form.endswith("-1"):  # the agent's own figures are of the last micro-batch of each process
             no_means = {"q_ensemble_std", "batch_places", "batch_padded_share", *DEAD}  # over timesteps
             names |= one.keys() - no_means

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
@@ -139,6 +140,20 @@ class TinyAgent(nn.Module):
 
     def after_update(self) -> None:
         self.num_after_update += 1
+
+
+class Predicting(Agent):
+    """Predicts the next observation, of two numbers, and something of the state at each timestep."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings = {"num_critics": 3, "num_critics_td": 3, "training_discounts": (0.9,)} | settings
+        super().__init__(*args, **settings)
+        self.predictor = torch.nn.Linear(self.state_dim, 2)
+
+    def losses(self, view: Any, with_metrics: bool) -> LossTerms:
+        terms, predicted = super().losses(view, with_metrics), self.predictor(view.here.state)
+        error = (predicted - view.following.obs["observation"]).square()
+        return dataclasses.replace(terms, extra={"next_obs": error, "size": predicted.square().sum(-1)})
 
 
 def make_experiment(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) -> Experiment:

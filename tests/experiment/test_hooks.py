@@ -157,6 +157,7 @@ def test_with_accumulation_an_update_is_one_step_on_a_list_of_batches(tmp_path: 
     [
         ("edit_actor_mask", lambda self, batch, mask: mask, "batch, actor_loss, pad_mask"),
         ("edit_critic_mask", lambda self, batch, mask: mask, "batch, critic_loss, pad_mask"),
+        ("edit_extra_mask", lambda self, batch, loss: loss, "batch, name, loss, pad_mask"),
         ("compute_loss", lambda self, batch, weights=None, with_metrics=False: None, "batch, log_step"),
         ("train_step", lambda self, micro_batches, with_metrics=False: None, "batch, log_step"),
         ("policy_metrics", lambda self, histories: {}, "returns, specials"),

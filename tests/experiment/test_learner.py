@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.data import Trajectory, pack_batch, pad_batch
+from loxodon.agents import LossTerms
+from loxodon.data import Batch, Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Experiment, WeightAverage
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.freezing import ParamFreezer
+from loxodon.experiment.learn.learner import masked_losses
 
 from ..rounding import assert_equal_but_for_rounding
-from .fakes import learning, make_experiment, metrics, run
+from .fakes import Predicting, learning, make_experiment, metrics, run
 
+X
 NUM_OPS = 8 * 2 * 17  # width, updates, timesteps
 
 
@@ -51,10 +56,21 @@ class Picky(Experiment):
     def edit_critic_mask(self, batch: Any, critic_loss: torch.Tensor, pad_mask: torch.Tensor) -> torch.Tensor:
         return pad_mask & (critic_loss < 0.5)
 
+    def edit_extra_mask(
+        self, batch: Any, name: str, loss: torch.Tensor, pad_mask: torch.Tensor
+    ) -> torch.Tensor:
+        return pad_mask & (batch.time_idxs[:, :-1] > 0) if name == "next_obs" else pad_mask
 
-@pytest.mark.parametrize("kind", [Experiment, Picky])
+
+WEIGHTS = {"next_obs": 0.5, "size": 0.25}
+EXTRA = {"agent_type": Predicting, "extra_loss_weights": WEIGHTS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(Experiment, {}), (Picky, {}), (Experiment, EXTRA), (Picky, EXTRA)]
+)
 def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
-    tmp_path: Path, kind: type[Experiment]
+    tmp_path: Path, kind: type[Experiment], settings: dict[str, Any]
 ) -> None:
     found, parts = (
         [],
@@ -65,16 +81,74 @@ def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
         },
     )
     for name, micro_batches in parts.items():
-        exp = learning(tmp_path / name, kind, grad_clip=1e9)
+        exp = learning(tmp_path / name, kind, grad_clip=1e9, **settings)
         exp.optimizer.zero_grad = lambda: None
         figures = exp.train_step(micro_batches, log_step=True)
         assert figures["batch_timesteps"] == 17
         gradients = {name: p.grad for name, p in exp.policy.named_parameters() if p.grad is not None}
-        found.append({**gradients, "Loss": figures["Loss"], "Actor Loss": figures["Actor Loss"]})
+        assert ("predictor.weight" in gradients) == bool(settings)
+        found.append({**gradients, **{name: figures[name] for name in ("Loss", *exp.learner.loss_weights)}})
     for other in found[1:]:
         assert found[0].keys() == other.keys()
         for name, value in found[0].items():
             assert_equal_but_for_rounding(other[name], value, NUM_OPS, name)
+
+
+def test_extra_losses_count_where_the_mask_is_true_and_as_much_as_their_weights_say(tmp_path: Path) -> None:
+    exp, batch = learning(tmp_path, **EXTRA), pad_batch(TRAJECTORIES)
+    found, terms = exp.compute_loss(batch), exp.policy(batch)
+    for name, loss in terms.extra.items():
+        expected = loss[batch.mask[..., 0]].mean()
+        assert_equal_but_for_rounding(found[f"{name}_loss"], expected, NUM_OPS, name)
+    figures = exp.train_step(batch)
+    total = figures["Actor Loss"] + 10.0 * figures["Critic Loss"]
+    total = total + 0.5 * figures["next_obs_loss"] + 0.25 * figures["size_loss"]
+    assert_equal_but_for_rounding(figures["Loss"], total, NUM_OPS)
+    warm = learning(
+        tmp_path / "warm", agent_type=functools.partial(Predicting, burn_in=2), extra_loss_weights=WEIGHTS
+    )
+    later = dataclasses.replace(batch, time_idxs=batch.time_idxs + 1)  # windows from within an episode
+    for loss in warm.policy(later).extra.values():
+        assert (loss[:, :2] == 0).all()
+        assert (loss[:, 2:] > 0).any()
+
+
+def test_a_hook_can_add_a_loss_to_any_agent(tmp_path: Path) -> None:
+    class Small(Experiment):
+        def compute_loss(self, batch: Any, log_step: bool = False) -> dict[str, Any]:
+            found = super().compute_loss(batch, log_step)
+            return {**found, "small_loss": self.policy.actor.weight.square().sum()}
+
+    exp = make_experiment(tmp_path, Small, extra_loss_weights={"small": 3.0}, train_timesteps_per_epoch=0)
+    exp.start()
+    figures = exp.train_step([pad_batch([t]) for t in TRAJECTORIES])
+    total = figures["Actor Loss"] + 10.0 * figures["Critic Loss"] + 3.0 * figures["small_loss"]
+    assert_equal_but_for_rounding(figures["Loss"], total, NUM_OPS)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({}, r"extra loss 'next_obs', but Experiment.extra_loss_weights is \{\}. Fix: .*\{'next_obs': 1.0\}"),
+        (
+            {**WEIGHTS, "nxt": 1.0},
+            r"names 'nxt', but the extra losses of the agent are \['next_obs', 'size'\]",
+        ),
+        ({**WEIGHTS, "size": -1.0}, r"extra_loss_weights\['size'\] is -1.0.*at least 0.*Fix:"),
+        ({"value": 1.0}, r"names 'value', but the logs have another value_loss. Fix:"),
+    ],
+)
+def test_weights_of_extra_losses_fit_the_terms(tmp_path: Path, weights: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        learning(tmp_path, agent_type=Predicting, extra_loss_weights=weights).train_step(
+            pad_batch(TRAJECTORIES)
+        )
+
+
+def test_an_extra_loss_is_not_a_mean(tmp_path: Path) -> None:
+    terms = LossTerms(torch.zeros(4, 8, 1, 1), torch.zeros(4, 8, 1, 1, 1), extra={"mean": torch.zeros(4)})
+    with pytest.raises(ValueError, match=r"extra\['mean'\] has the shape \(4,\), .*\(4, 8\) sequences.*Fix:"):
+        masked_losses(pad_batch(TRAJECTORIES), terms)
 
 
 def test_compute_loss_returns_the_sizes_of_a_batch_and_logs_those_of_an_update(tmp_path: Path) -> None:
@@ -330,7 +404,76 @@ def test_freezing_names_must_fit(tmp_path: Path) -> None:
         learning(tmp_path, callbacks=[lambda: ParamFreezer(everything)])
 
 
-# --- gradients that are not finite ----------------------------------------------------------------------
+# --- losses and gradients that are not finite -----------------------------------------------------------
+
+
+def with_nan(field: str, *place: int) -> Batch:
+    """A batch with NaN at one place of a field, or of the observation."""
+    batch = pad_batch(TRAJECTORIES)
+    values = batch.obs["observation"] if field == "observation" else getattr(batch, field)
+    values[place] = torch.nan
+    return batch
+
+
+def test_the_error_names_losses_and_field_and_saves_the_batch(tmp_path: Path) -> None:
+    exp = learning(tmp_path, **EXTRA)
+    before, batch = snapshot(exp), with_nan("observation", 3, 2, 1)
+    words = (
+        r"Update 0 of epoch 0 cannot be made: in micro-batch 1 the actor loss is nan \(first at sequence 3, "
+        r"timestep 2, discounts 0.9, 0.999; .*the critic loss is nan .*the next_obs loss is nan .*the size "
+        r"loss is nan .*the batch's obs\['observation'\] is not finite \(first at sequence 3, timestep 2\); "
+        r"the weights are finite. The batch is saved: torch.load\(.*, weights_only=True\). Fix: correct"
+    )
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step([pad_batch(TRAJECTORIES[:1]), batch], log_step=True)
+    assert changed(before, snapshot(exp)) == set()
+    path = exp.run_dir / "not_finite" / "update_0.pt"
+    saved = [Batch(**fields) for fields in torch.load(path, weights_only=True)]
+    assert [len(one.mask) for one in saved] == [1, 4]
+    torch.testing.assert_close(vars(saved[1]), vars(batch), equal_nan=True)
+
+
+def test_a_reward_that_is_nan_shows_in_the_critics(tmp_path: Path) -> None:
+    exp = learning(tmp_path, **{"Learner.on_nan": "stop_at_once"})
+    words = r"made: the critic loss is nan \(first at sequence 1, timestep \d, .*batch's rews .* timestep 4\)"
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step(with_nan("rews", 1, 4))
+
+
+def test_the_discount_of_a_bad_loss_is_named(tmp_path: Path) -> None:
+    exp = learning(tmp_path)
+    losses = exp.policy.losses
+
+    def spoilt(*args: Any) -> LossTerms:
+        terms = losses(*args)
+        terms.critic.data[2, 0, :, 0] = torch.inf
+        return terms
+
+    exp.policy.losses = spoilt
+    words = (
+        r"made: the critic loss is inf \(first at sequence 2, timestep 0, discounts 0.9; 3 of 192 values\); "
+        "the batch is finite; the weights are finite.*Fix: lower"
+    )
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step(pad_batch(TRAJECTORIES), log_step=True)
+
+
+def test_weights_and_gradients_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    exp, batch = learning(tmp_path), pad_batch(TRAJECTORIES)
+    name, first = next((n, p) for n, p in exp.policy.named_parameters() if n.startswith("actor."))
+    handle = first.register_hook(lambda gradient: gradient * torch.nan)
+    words = f"made: the losses are finite, but not the gradient of '{name}'; the batch is finite"
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step(batch, log_step=True)
+    handle.remove()
+    torch.nn.init.constant_(first, torch.nan)
+    with pytest.raises(FloatingPointError, match=f"the weights '{name}' are not finite.*Fix: resume"):
+        exp.train_step(batch, log_step=True)
+    exp.train_step(batch)  # which is not looked at
+    bad = {"loss": math.nan, "actor_loss": math.nan, "critic_loss": 1.0}
+    words = r"loss of epoch 0 is nan \(actor nan, .*; the weights '.*' and \d+ others are not finite.*Fix:"
+    with pytest.raises(FloatingPointError, match=words):
+        exp.learner.check_loss(bad)
 
 
 def spoil(exp: Experiment) -> None:
@@ -346,7 +489,7 @@ def spoil(exp: Experiment) -> None:
 
 
 def test_a_skipped_update_changes_nothing(tmp_path: Path) -> None:
-    exp = learning(tmp_path, **{"Learner.bad_grad": "skip"})
+    exp = learning(tmp_path, **{"Learner.on_nan": "skip"})
     exp.train_step(pad_batch(TRAJECTORIES))
     before, compute_loss = snapshot(exp), exp.learner.compute_loss
     spoil(exp)
@@ -362,19 +505,8 @@ def test_a_skipped_update_changes_nothing(tmp_path: Path) -> None:
     assert exp.learner.gradient_steps == 2
 
 
-def test_raise_names_the_parameter(tmp_path: Path) -> None:
-    exp = learning(tmp_path, **{"Learner.bad_grad": "raise"})
-    exp.train_step(pad_batch(TRAJECTORIES))
-    before = snapshot(exp)
-    spoil(exp)
-    name = next(name for name, _ in exp.policy.named_parameters() if name.startswith("actor."))
-    with pytest.raises(FloatingPointError, match=rf"gradient of '{name}' is not finite.*Fix:"):
-        exp.train_step(pad_batch(TRAJECTORIES))
-    assert changed(before, snapshot(exp)) == set()
-
-
 def test_a_run_counts_what_it_skipped_and_goes_on(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, **{"Learner.bad_grad": "skip"}, epochs=2)
+    exp = make_experiment(tmp_path, **{"Learner.on_nan": "skip"}, epochs=2)
 
     def spoil_once(exp: Experiment) -> None:
         compute_loss, calls = exp.learner.compute_loss, iter(range(100))

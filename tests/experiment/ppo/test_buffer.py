@@ -16,7 +16,7 @@ from loxodon.experiment.ppo.buffer import CollectedRollout
 from loxodon.experiment.ppo.sequences import Pieces, cut, shuffled_minibatches
 from loxodon.nets import GRUTrajEncoder
 
-from .rollouts import make_agent, make_collector, make_learner
+from .rollouts import make_agent, make_collector, make_learner, no_advantage_norm
 
 N, T = 2, 4
 
@@ -176,18 +176,19 @@ def test_minibatches_hold_every_step_once_and_in_order() -> None:
     assert sorted(seen) == sorted(expected + expected)
 
 
-def test_the_full_level_names_the_tensor_of_a_minibatch() -> None:
+def test_advantages_that_are_nan_are_named_before_the_first_update() -> None:
     agent = make_agent(partial(GRUTrajEncoder, d_hidden=8, d_output=8))
-    learner = make_learner(agent, 8, 4, finite_checks="full")
+    learner = make_learner(agent, 8, 4, minibatches=1, advantage_norm=no_advantage_norm)
     collector = make_collector(agent, learner)
     collector.collect(8)
     judge = learner._prepare
 
     def spoilt(*args: Any) -> Any:
         results, figures = judge(*args)
-        results["params"][5] = float("nan")
+        results["advantages"][5] = float("nan")
         return results, figures
 
     learner._prepare = spoilt  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"minibatch's params holds NaN.*Fix:"):
+    words = r"actor loss is nan \(first at .*; 1 of .*the batch's advantages is not finite \(first at .*Fix:"
+    with pytest.raises(FloatingPointError, match=words):
         learner.learn_from_rollout(0)

@@ -129,12 +129,15 @@ def test_a_minibatch_in_parts_gives_the_update_of_the_whole(encoder: str, mode: 
         learner = make_learner(agent, 8, 4, batches_per_update=parts, advantage_norm=norm)
         collector = make_collector(agent, learner)
         learner.learner.lr_scale = 0.1
+        learner.learner.extra_loss_weights = {"size": 0.1}
+        agent.extra_losses = lambda _, states: {"size": states[0].square()}  # type: ignore[method-assign]
         collector.restart(seed=3)
         torch.manual_seed(1)
         for epoch in range(2):
             collector.collect(8)
             figures = learner.learn_from_rollout(epoch)
         assert learner.learner.gradient_steps == figures["updates"] * 2 == 16
+        assert figures["loss"] > figures["size_loss"] * 0.1 > 0.0
         weights.append(agent.state_dict())
     for name, value in weights[0].items():
         assert_equal_but_for_rounding(weights[1][name], value, 256 * 4 * 8 * 16, name)  # of 16 updates
