@@ -139,7 +139,7 @@ SCALE: dict[str, Task] = {
     )
     for agent, parts, own in (
         ("multitask", ("agents/multitask",), _BINS),
-        ("mse", (), ("Agent.popart=False",)),
+        ("mse", (), ("Agent.values=@PlainValues()", "Agent.loss_weights=None")),
         ("popart", (), ()),
     )
     for size in ("equal", "scaled")
@@ -147,11 +147,11 @@ SCALE: dict[str, Task] = {
 }
 
 _TARGETS = {
-    "n_step_1": ("Agent.returns='n_step'", "Agent.n_step=1"),
-    "n_step_3": ("Agent.returns='n_step'", "Agent.n_step=3"),
-    "n_step_10": ("Agent.returns='n_step'", "Agent.n_step=10"),
-    "lambda": ("Agent.returns='lambda'",),
-    "retrace": ("Agent.returns='retrace'",),
+    "n_step_1": ("Agent.returns=@NStep()", "NStep.n=1"),
+    "n_step_3": ("Agent.returns=@NStep()", "NStep.n=3"),
+    "n_step_10": ("Agent.returns=@NStep()", "NStep.n=10"),
+    "lambda": ("Agent.returns=@LambdaReturns()",),
+    "retrace": ("Agent.returns=@Retrace()",),
 }
 CREDIT: dict[str, Task] = {
     name: Task(("tmaze_active",), "val/success", 1.0, overrides=own) for name, own in _TARGETS.items()

@@ -94,8 +94,8 @@ def _encoders() -> dict[str, Task]:
         "HORIZON=100",
         "Experiment.max_seq_len=101",
         "Experiment.epochs=42",
-        "Agent.returns='lambda'",
-        "Agent.trace_decay=0.5",
+        "Agent.returns=@LambdaReturns()",
+        "LambdaReturns.trace_decay=0.5",
     )
     tasks = {}
     for name, settings in _ENCODERS.items():
@@ -119,7 +119,13 @@ def _encoders() -> dict[str, Task]:
 
 
 # Its own previous action would be a memory of a kind: with it alone RepeatFirstMedium is at 0.99.
-_MEMORYLESS = ("Experiment.traj_encoder_type=@FFTrajEncoder", "FFTstepEncoder.hide_rl2s=True")
+_MEMORYLESS = (
+    "Experiment.traj_encoder_type=@FFTrajEncoder",
+    "FFTstepEncoder.hide_rl2s=True",
+    "Agent.action_memory_type=None",
+)
+# Each action stands for a thing: a card, a place to shoot at, an arm.
+_ACTION_MEMORY = "Agent.action_memory_type=@ActionMemory"
 
 
 def _general(make_env: str, max_seq_len: int, *overrides: str) -> tuple[str, ...]:
@@ -169,8 +175,8 @@ def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) 
     return found
 
 
-def _popgym(name: str, max_seq_len: int) -> tuple[str, ...]:
-    return _general("@gym_env()", max_seq_len, f"gym_env.env_id='popgym-{name}-v0'")
+def _popgym(name: str, max_seq_len: int, *overrides: str) -> tuple[str, ...]:
+    return _general("@gym_env()", max_seq_len, f"gym_env.env_id='popgym-{name}-v0'", *overrides)
 
 
 def _tmaze(horizon: int) -> tuple[str, ...]:
@@ -207,12 +213,12 @@ POPGYM = _with_controls(
         "RepeatFirstMedium": (_RETURN, 0.99, 0.0, _popgym("RepeatFirstMedium", 416)),
         "AutoencodeEasy": (_RETURN, 0.9, 0.0, _popgym("AutoencodeEasy", 105)),
         # What PPO with a GRU has after a million env steps (POPGYM_PPO, seed 0).
-        "ConcentrationEasy": (_RETURN, -0.415, 0.0, _popgym("ConcentrationEasy", 105)),
-        "BattleshipEasy": (_RETURN, -0.522, 0.0, _popgym("BattleshipEasy", 65)),
+        "ConcentrationEasy": (_RETURN, -0.415, 0.0, _popgym("ConcentrationEasy", 105, _ACTION_MEMORY)),
+        "BattleshipEasy": (_RETURN, -0.522, 0.0, _popgym("BattleshipEasy", 65, _ACTION_MEMORY)),
         "PositionOnlyPendulumEasy": (_RETURN, 0.891, 0.0, _popgym("PositionOnlyPendulumEasy", 201)),
         # What it has after 15 million, as published: Morad et al. 2023, arXiv:2303.01859, appendix B.
         "HigherLowerEasy": (_RETURN, 0.529, 0.0, _popgym("HigherLowerEasy", 52)),
-        "MultiarmedBanditEasy": (_RETURN, 0.619, 0.0, _popgym("MultiarmedBanditEasy", 201)),
+        "MultiarmedBanditEasy": (_RETURN, 0.619, 0.0, _popgym("MultiarmedBanditEasy", 201, _ACTION_MEMORY)),
         "NoisyPositionOnlyCartPoleEasy": (_RETURN, 0.995, 0.0, _popgym("NoisyPositionOnlyCartPoleEasy", 201)),
     }
 )

@@ -28,13 +28,14 @@ class AdvantageWeightedAgent(OffPolicyAgent):
         q = self.recorded_values(self.critics, view.here.state, view.recorded)  # (B, L, C, G, 1)
         with torch.no_grad():
             expected = self.policy_values(self.critics, view.here.state, policy)  # (B, L, C, G, 1)
-            weights = ((q - expected).mean(2) / (self.temperature * self.popart.scale)).exp().clamp(max=20.0)
+            weights = ((q - expected).mean(2) / (self.temperature * self.values.sigma)).exp().clamp(max=20.0)
         metrics = self.figures(view, q=q, targets=targets) if with_metrics else {}
         return LossTerms(-weights * policy.log_prob(view.recorded), self.critic_errors(q, targets), metrics)
 
 
 if __name__ == "__main__":
     name = "AdvantageWeightedAgent"
-    words = [f"Experiment.agent_type=@{name}", f"{name}.gamma=0.95", f"{name}.popart_beta=0.005"]
+    words = [f"Experiment.agent_type=@{name}", f"{name}.values=@SummedValues()", "SummedValues.beta=0.005"]
+    words += [f"{name}.training_discounts=%DISCOUNTS", f"{name}.gamma=%GAMMA", f"{name}.tau=%TAU"]
     words += ["HORIZON=10", "Experiment.max_seq_len=11"]  # a short T-maze, learned in seconds
     sys.exit(main(["--config", "tmaze", "--run-name", "own-agent", *words, *sys.argv[1:]]))

@@ -17,8 +17,8 @@ class ParamFreezer(Callback):
 
     A frozen parameter gets no update at all: no gradient step, no weight decay, no movement of the moments of
     AdamW, and its gradient has no part in the norm that is clipped. Gradients still flow through it to what
-    lies before. Running statistics (input normalisers, PopArt) are no parameters, and move on; target
-    networks go on approaching what is frozen. In gin: `Experiment.callbacks = [@ParamFreezer]`.
+    lies before. Running statistics (input normalisers, value scales) are no parameters, and keep moving;
+    target networks keep approaching what is frozen. In gin: `Experiment.callbacks = [@ParamFreezer]`.
 
     Args:
         prefixes: names of modules or parameters of the agent, such as "tstep_encoder" or "traj_encoder.cell".

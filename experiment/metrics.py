@@ -93,9 +93,9 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "policy_entropy": "mean entropy, nats. Falling to 0 early: no exploration is left",
             "dead_units/<part>": "share of hidden units of `actor` or `critics` that are hardly ever "
             "active: mean size below 1/40 of their layer's",
-            "popart_mu": "running mean of the targets, times `reward_multiplier`",
-            "popart_sigma": "running standard deviation of the targets, likewise; losses of critics are in "
-            "its units",
+            "target_mu": "running mean of the targets, times `reward_multiplier`; 0 with `PlainValues`",
+            "target_sigma": "running standard deviation of the targets, times `reward_multiplier`; losses of "
+            "critics are in its units. 1 with `PlainValues`",
             "alpha": "entropy temperature (SACAgent)",
             "targets_at_ends": "share of the targets in the first or last value bin (MultiTaskAgent). Above "
             "a few per cent, the range of the bins is too small",

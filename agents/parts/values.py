@@ -265,7 +265,7 @@ class FixedUnits(_MovingMoments):
         beta: rate of the moving averages, higher at first to make up for their start.
         floor: smallest sigma, as a share of the root mean square of the targets, above 0.
         start: `StartAtReward`; None lets origin be the mean of the first targets.
-    Raises: ValueError for a rate or floor out of range.
+    Raises: ValueError for a rate or floor out of range; TypeError for another start.
     """
 
     mu: Tensor
@@ -281,6 +281,12 @@ class FixedUnits(_MovingMoments):
             raise ValueError(
                 f"{name}.floor is {floor}, but a share lies above 0 and is at most 1. "
                 f"Fix: bind {name}.floor = 0.1."
+            )
+        if not isinstance(start, StartAtReward | None):
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}.start is {start!r}, but must be a StartAtReward or None, in gin with parentheses. "
+                f"Fix: bind {name}.start = @StartAtReward()."
             )
         self.floor, self.start = floor, start
 

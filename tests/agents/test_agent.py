@@ -13,11 +13,25 @@ import torch
 from gymnasium import spaces
 from torch.nn.functional import one_hot
 
-from loxodon.agents import Agent, lambda_returns, masked_mean
+from loxodon.agents import (
+    Agent,
+    FixedUnits,
+    LambdaReturns,
+    NStep,
+    PlainValues,
+    Retrace,
+    StartAtReward,
+    SummedValues,
+    WeighByReward,
+    lambda_returns,
+    masked_mean,
+)
 from loxodon.agents.off_policy import Timesteps
+from loxodon.agents.parts import Returns
 from loxodon.data import Batch
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
+from .recommended import all_of, recommended
 from .sign_task import after_learning
 
 OBS = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
@@ -37,12 +51,11 @@ def gru(tstep_dim: int, max_seq_len: int) -> GRUTrajEncoder:
 def make_agent(
     space: Space = DISCRETE, time_scale: int | None = None, is_new: bool = False, **kwargs: object
 ) -> Agent:
-    """is_new: values are 0, as they are until the first targets are known."""
+    """is_new: values in fixed units are 0, as they are until the first targets are known."""
     torch.manual_seed(0)
-    settings = {"training_discounts": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995), **kwargs}
-    agent = Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **settings)  # type: ignore[arg-type]
-    if not is_new:
-        agent.popart.unit.fill_(1.0)
+    agent = Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **kwargs)  # type: ignore[arg-type]
+    if isinstance(agent.values, FixedUnits) and not is_new:
+        agent.values.unit.fill_(1.0)
     return agent
 
 
@@ -84,7 +97,7 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
     assert out.critic.shape == (3, 5, 4, 7, 1)
     assert all(x.ndim == 0 and torch.isfinite(x) for x in out.metrics.values())
     assert {"q", "td_target", "policy_entropy", "filter_approved"} <= set(out.metrics)
-    for name in ("q", "td_target", "advantage", "policy_entropy", "popart_mu", "popart_sigma"):
+    for name in ("q", "td_target", "advantage", "policy_entropy", "target_mu", "target_sigma"):
         assert {f"{name}/0.1", f"{name}/0.995"} <= out.metrics.keys()
         assert out.metrics[f"{name}/0.999"] == out.metrics[name]  # the acting discount
     assert 0 <= out.metrics["dead_units/actor"] < 1
@@ -97,8 +110,8 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
 def test_losses_of_the_third_update_are_what_they_always_were(
     space: Space, actor: float, critic: float
 ) -> None:
-    settings = {"training_discounts": [], "gamma": 0.9, "weigh_discounts": False}
-    agent = make_agent(space, returns="n_step", tau=0.003, **settings)
+    settings = recommended(returns=NStep(), returns_continuous=None, loss_weights=None)
+    agent = make_agent(space, training_discounts=[], gamma=0.9, tau=0.003, **settings)
     batch = make_batch(space, lengths=[5, 3, 1])
     with torch.no_grad():
         for i, weights in enumerate(agent.parameters()):  # whatever they usually begin with
@@ -114,25 +127,27 @@ def test_losses_of_the_third_update_are_what_they_always_were(
     assert found == pytest.approx((actor, critic), rel=1e-3)
 
 
-@pytest.mark.parametrize("returns", ["lambda", "n_step"])
-def test_first_targets_have_rewards_and_nothing_of_what_critics_say(returns: str, space: Space) -> None:
-    agent = make_agent(space, is_new=True, returns=returns, training_discounts=(), gamma=0.9)
+@pytest.mark.parametrize("returns", [LambdaReturns(), NStep()], ids=repr)
+def test_first_targets_have_rewards_and_nothing_of_what_critics_say(returns: Returns, space: Space) -> None:
+    settings = {"values": SummedValues(), "training_discounts": (), "gamma": 0.9}
+    agent = make_agent(space, is_new=True, returns=returns, **settings)
     batch = make_batch(space)
     view = agent.view(batch)
     targets = agent.policy_targets(view, agent.policies(agent.actor, view.following))
     rewards, nothing = agent.reward_multiplier * batch.rews[..., None], torch.zeros_like(targets)
     steps = (rewards, batch.dones[..., None], batch.mask[..., None], nothing, agent.discounts)
-    expected = lambda_returns(*steps, trace_decay=0.8) if returns == "lambda" else rewards
+    expected = lambda_returns(*steps, trace_decay=0.8) if returns == LambdaReturns() else rewards
     torch.testing.assert_close(targets[batch.mask[..., 0]], expected[batch.mask[..., 0]])
 
 
 def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> None:
-    settings = {"training_discounts": (0.0, 0.9), "gamma": 1.0}
+    settings = {"values": SummedValues(), "training_discounts": (0.0, 0.9), "gamma": 1.0}
     found = []
-    for weigh_discounts in (True, False):
-        agent = make_agent(space, weigh_discounts=weigh_discounts, **settings)
-        agent.popart.nu.copy_(torch.tensor([[1.25], [104.0], [1000.0]]))  # mean squares
-        agent.popart.mu.copy_(torch.tensor([[0.5], [2.0], [0.0]]))
+    for loss_weights in (WeighByReward(), None):
+        agent = make_agent(space, loss_weights=loss_weights, **settings)
+        assert isinstance(agent.values, SummedValues)
+        agent.values.nu.copy_(torch.tensor([[1.25], [104.0], [1000.0]]))  # mean squares
+        agent.values.mu.copy_(torch.tensor([[0.5], [2.0], [0.0]]))
         torch.manual_seed(1)
         found.append(agent(make_batch(space)))
     # deviations 1, 10 and 31.6, times 1, 0.1 and, as 1,000 timesteps at most count, 0.001
@@ -140,7 +155,6 @@ def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> No
     weighed, plain = found
     torch.testing.assert_close(weighed.actor, plain.actor * weights)
     torch.testing.assert_close(weighed.critic, plain.critic * weights)
-    assert make_agent(space, popart=False).discount_weights is None
 
 
 def test_gradients_go_where_they_should_and_nowhere_else(space: Space) -> None:
@@ -169,7 +183,8 @@ def test_online_term_reaches_the_encoder_only_through_the_policy(space: Space) -
 
 def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
     clean = make_batch(space, lengths=[5, 3, 1])
-    agent, other = make_agent(space, n_step=3), make_agent(space, n_step=3)
+    settings = recommended(returns=NStep(3), returns_continuous=None)
+    agent, other = make_agent(space, **settings), make_agent(space, **settings)
     pad, pad_t = ~clean.mask, ~clean.timestep_mask
     dirty = Batch(
         obs={"observation": clean.obs["observation"].masked_fill(pad_t, 77.0)},
@@ -193,9 +208,8 @@ def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
 
 
 def test_discrete_targets_are_exact_expectations_over_a_subset_minimum() -> None:
-    agent = make_agent(
-        num_critics=3, num_critics_td=3, training_discounts=[], gamma=0.9, popart=False, returns="n_step"
-    )
+    critics = {"num_critics": 3, "critic_subset": all_of(3), "values": PlainValues()}
+    agent = make_agent(training_discounts=[], gamma=0.9, **critics)
     batch, following = make_batch(), torch.randn(3, 5, 16)
     view = replace(agent.view(batch), following=Timesteps(following, {}))
     y = agent.policy_targets(view, agent.target_actor(following))
@@ -211,9 +225,9 @@ def make_agent_by_hand(**kwargs: object) -> Agent:
         "num_critics": 2,
         "training_discounts": [],
         "gamma": 0.5,
-        "popart": False,
+        "values": PlainValues(),
+        "critic_subset": all_of(2),
         "offline_coeff": 0.0,
-        "returns": "n_step",
     }
     agent = make_agent(**{**settings, **kwargs})
     for layer in (
@@ -280,12 +294,13 @@ def test_each_discount_judges_its_own_continuous_action() -> None:
     torch.manual_seed(5)
     actions = policy.sample()
     for g in range(2):
-        alone = agent.popart.value(agent.critics(state, actions[:, :, g : g + 1]))[:, :, 0, :, g]
+        alone = agent.values.value(agent.critics(state, actions[:, :, g : g + 1]))[:, :, 0, :, g]
         torch.testing.assert_close(values[:, :, :, g], alone)
 
 
 def test_what_a_discount_learns_counts_for_all_above_it(space: Space) -> None:
-    agent, batch = make_agent(space, training_discounts=(0.9, 0.1), gamma=0.5), make_batch(space)
+    agent = make_agent(space, values=SummedValues(), training_discounts=(0.9, 0.1), gamma=0.5)
+    batch = make_batch(space)
     view, found = agent.view(batch), []
     for discount in range(3):
         before = agent.recorded_values(agent.critics, view.here.state, view.recorded)
@@ -305,15 +320,6 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
     torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
 
 
-@pytest.mark.parametrize(("changes", "sigma"), [({}, 10.0), ({"popart_floor": 0.0}, 0.5)])
-def test_the_scale_of_targets_that_hardly_vary_has_a_floor(changes: dict[str, float], sigma: float) -> None:
-    popart = make_agent(training_discounts=[], **changes).popart
-    targets = torch.tensor([99.5, 100.5]).view(1, 2, 1, 1)
-    popart.gather(targets, torch.ones(1, 2, 1, dtype=torch.bool))
-    popart.commit()
-    torch.testing.assert_close(popart.sigma.item(), sigma, rtol=1e-2, atol=0.0)
-
-
 def part_of(batch: Batch, rows: torch.Tensor) -> Batch:
     parts = {
         name: getattr(batch, name)[rows] for name in ("rl2s", "time_idxs", "actions", "rews", "dones", "mask")
@@ -324,9 +330,9 @@ def part_of(batch: Batch, rows: torch.Tensor) -> Batch:
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
 def test_values_begin_at_that_of_what_every_timestep_pays(num_micro_batches: int) -> None:
     def first_values(rewards: list[float], ends: list[bool]) -> list[float]:
-        agent = make_agent_by_hand(
-            popart=True, training_discounts=[0.9], gamma=1.0, reward_multiplier=2.0
-        ).train()
+        settings = {"training_discounts": [0.9], "gamma": 1.0, "reward_multiplier": 2.0}
+        agent = make_agent_by_hand(values=SummedValues(start=StartAtReward()), **settings).train()
+        assert isinstance(agent.values, SummedValues)
         batch = make_batch(rows=2, length=3, lengths=[2, 2])
         rews, dones = torch.full_like(batch.rews, 99.0), torch.zeros_like(batch.dones)  # of padding: none
         rews[:, :2, 0], dones[:, :2, 0] = torch.tensor(rewards).view(2, 2), torch.tensor(ends).view(2, 2)
@@ -334,10 +340,10 @@ def test_values_begin_at_that_of_what_every_timestep_pays(num_micro_batches: int
         for rows in torch.arange(2).chunk(num_micro_batches):
             agent(part_of(batch, rows))
         agent.after_update()
-        first = agent.popart.origin[:, 0].tolist()
+        first = agent.values.origin[:, 0].tolist()
         agent(replace(batch, rews=rews + 5.0))
         agent.after_update()
-        assert agent.popart.origin[:, 0].tolist() == first
+        assert agent.values.origin[:, 0].tolist() == first
         return first
 
     going_on, at_end = [False] * 4, [False, False, False, True]
@@ -353,7 +359,7 @@ def test_values_begin_at_that_of_what_every_timestep_pays(num_micro_batches: int
 
 
 def test_binary_filter_sees_environment_units() -> None:
-    agent = make_agent(num_critics=1, num_critics_td=1)
+    agent = make_agent(num_critics=1)
     q = torch.tensor([2.0, -2.0]).view(1, 2, 1, 1, 1).expand(1, 2, 1, 7, 1)
     gain = agent._advantages(q, torch.zeros_like(q))
     torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # reward multiplier 10
@@ -387,17 +393,12 @@ def test_heads_see_the_timestep_past_a_memory_that_says_nothing_if_they_are_to(s
 
 
 def test_impossible_settings_are_explained() -> None:
-    with pytest.raises(ValueError, match=r"num_critics_td is 5.*num_critics = 4.*Fix"):
-        make_agent(num_critics_td=5)
-    with pytest.raises(ValueError, match=r"n_step is 0.*Fix"):
-        make_agent(n_step=0)
+    with pytest.raises(ValueError, match=r"size is 5, .*Agent has only 4 critics.*Fix: .*Agent.num_critics"):
+        make_agent(critic_subset=all_of(5))
     with pytest.raises(ValueError, match=r"Discounts are \[1.5, 0.9\].*Fix"):
         make_agent(training_discounts=[1.5], gamma=0.9)
     for wrong, words in (
-        ({"returns": "td"}, r"returns is 'td' .*'lambda'.*Fix: bind Agent.returns"),
-        ({"critic_subset": "x"}, r"critic_subset 'x'.*Fix"),
         ({"burn_in": -1}, r"burn_in is -1.*Fix"),
-        ({"trace_decay": 2.0}, r"trace_decay is 2.0.*Fix"),
         (
             {"distribution_type": "Beta"},
             r"is Beta, which does not fit actions in Discrete\(4\).*'Categorical'",
@@ -408,7 +409,7 @@ def test_impossible_settings_are_explained() -> None:
         with pytest.raises(ValueError, match=words):
             make_agent(**wrong)  # type: ignore[arg-type]
     for wrong, words in (
-        ({"returns": "retrace"}, r"returns is 'retrace', but .* densities.*Fix"),
+        ({"returns": Retrace()}, r"returns is Retrace.*, but .* densities.*Fix: .*returns_continuous"),
         ({"action_mask_key": "observation"}, r"cannot be ruled out one by one. Fix: leave"),
         ({"distribution_type": "GaussianMixture"}, r"carry no gradient.*Fix: .*Agent.online_coeff = 0"),
     ):

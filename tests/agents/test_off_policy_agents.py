@@ -18,15 +18,22 @@ from loxodon.agents import (
     Agent,
     BCAgent,
     DQNAgent,
+    FixedUnits,
     IQLAgent,
+    LambdaReturns,
     MultiTaskAgent,
+    NStep,
     OffPolicyAgent,
+    PlainValues,
     PPOAgent,
+    RandomSubset,
+    Retrace,
     SACAgent,
     lambda_returns,
     n_step_targets,
     retrace_targets,
 )
+from loxodon.agents.parts import Returns
 from loxodon.data import Batch
 from loxodon.nets import (
     ActionMemory,
@@ -40,6 +47,7 @@ from loxodon.nets import (
     ValueBins,
 )
 
+from .recommended import all_of, recommended
 from .sign_task import after_learning
 
 DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
@@ -49,7 +57,6 @@ Case = tuple[Any, Any, dict[str, Any]]
 
 tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
 gru = partial(GRUTrajEncoder, n_layers=1, d_hidden=16, d_output=16)
-of_few = partial(ActionMemory, min_actions=2)
 SMALL_CRITICS: dict[Any, Any] = {MultiTaskAgent: BinnedCriticEnsemble, DQNAgent: DuelingCriticEnsemble}
 
 
@@ -63,8 +70,8 @@ def make(kind: Any, space: Any, mask_width: int = 0, encoder: Any = gru, **kwarg
     if mask_width:
         kwargs["action_mask_key"] = "allowed"
     agent = kind(obs_space(mask_width), space, tstep, encoder, 8, **kwargs)
-    if isinstance(agent, OffPolicyAgent):
-        agent.popart.unit.fill_(1.0)  # or all values are 0, and tell nothing apart, until targets are known
+    if isinstance(agent, OffPolicyAgent) and isinstance(agent.values, FixedUnits):
+        agent.values.unit.fill_(1.0)  # until targets are known, all values are 0 and equal
     return agent
 
 
@@ -96,23 +103,23 @@ CASES: dict[str, Case] = {
         DISCRETE,
         {"training_discounts": (), "entropy_coeff": 0.1},
     ),
-    "multi-task factors": (MultiTaskAgent, MULTI, {"critic_subset": "element"}),
+    "multi-task factors": (MultiTaskAgent, MULTI, {"critic_subset": all_of(4)}),
     "multi-task box": (MultiTaskAgent, BOX, {"distribution_type": "GaussianMixture"}),
     "bc discrete": (BCAgent, DISCRETE, {"entropy_coeff": 0.1, "pass_timestep_to_heads": True}),
     "bc bits": (BCAgent, BITS, {"distribution_type": "Bernoulli"}),
     "bc box": (BCAgent, BOX, {"distribution_type": "Beta", "pass_obs_keys_to_actor": ["observation"]}),
-    "dqn": (DQNAgent, DISCRETE, {"n_step": 3, "burn_in": 2}),
+    "dqn": (DQNAgent, DISCRETE, {"returns": NStep(3), "burn_in": 2}),
     "dqn plain": (
         DQNAgent,
         DISCRETE,
-        {"critic_type": CriticEnsemble, "double_q": False, "returns": "retrace"},
+        {"critic_type": CriticEnsemble, "double_q": False, **recommended(critic_subset=RandomSubset(1))},
     ),
     "sac discrete": (
         SACAgent,
         DISCRETE,
-        {"returns": "lambda", "action_memory_type": of_few},
+        {"returns": LambdaReturns(), "action_memory_type": ActionMemory},
     ),
-    "sac factors": (SACAgent, MULTI, {"returns": "retrace", "learn_alpha": False}),
+    "sac factors": (SACAgent, MULTI, recommended(learn_alpha=False)),
     "sac box": (
         SACAgent,
         BOX,
@@ -122,16 +129,16 @@ CASES: dict[str, Case] = {
             "pass_timestep_to_heads": True,
         },
     ),
-    "iql discrete": (IQLAgent, DISCRETE, {"returns": "lambda"}),
-    "iql factors": (IQLAgent, MULTI, {"popart": False}),
+    "iql discrete": (IQLAgent, DISCRETE, recommended(returns=LambdaReturns())),
+    "iql factors": (IQLAgent, MULTI, {"values": PlainValues()}),
     "iql box": (IQLAgent, BOX, {"distribution_type": "Gaussian", "pass_timestep_to_heads": True}),
     "actor-critic beta": (
         Agent,
         BOX,
         {"distribution_type": "Beta", "pass_obs_keys_to_actor": ["observation"]},
     ),
-    "actor-critic gaussian": (Agent, BOX, {"distribution_type": "Gaussian", "popart_floor": 0.0}),
-    "actor-critic bits": (Agent, BITS, {"distribution_type": "Bernoulli", "returns": "retrace"}),
+    "actor-critic gaussian": (Agent, BOX, {"distribution_type": "Gaussian", "values": FixedUnits()}),
+    "actor-critic bits": (Agent, BITS, recommended(distribution_type="Bernoulli")),
 }
 
 
@@ -191,7 +198,7 @@ def test_the_rewarded_action_is_found(case: str) -> None:
     if kind is not BCAgent:
         critics = partial(SMALL_CRITICS.get(kind, CriticEnsemble), d_hidden=64)
         kwargs = {"training_discounts": (), "gamma": 0.9, "tau": 0.05, "critic_type": critics, **kwargs}
-        kwargs |= {"num_critics": 2, "num_critics_td": 1}
+        kwargs |= {"num_critics": 2, "critic_subset": RandomSubset(1)}
     agent = make(kind, space, encoder=partial(FFTrajEncoder, d_model=16), **kwargs)
 
     def draw(right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,9 +219,10 @@ def test_the_rewarded_action_is_found(case: str) -> None:
 
 
 def by_hand(kind: Any, space: Any = DISCRETE, **kwargs: Any) -> Any:
-    """One discount of 0.5, two critics, no PopArt; all values are 0 and the policy is uniform."""
+    """One discount of 0.5, two critics, plain values; all values are 0 and the policy is uniform."""
     settings = {"training_discounts": (), "gamma": 0.5, "num_critics": 2, "reward_multiplier": 2.0, **kwargs}
-    agent = make(kind, space, **({} if kind is MultiTaskAgent else {"popart": False}), **settings)
+    values = {} if kind is MultiTaskAgent else {"values": PlainValues()}
+    agent = make(kind, space, critic_subset=all_of(2), **values, **settings)
     heads = [agent.critics.out, agent.target_critics.out]
     heads += [module.mlp.out for module in (getattr(agent, "actor", None),) if module is not None]
     heads += [agent.target_actor.mlp.out] if agent.has_target_actor else []
@@ -295,7 +303,7 @@ def test_multi_task_advantages_over_all_actions_are_those_over_their_probabiliti
 
 def test_dqn_chooses_by_its_critics_and_judges_by_the_averages() -> None:
     for double_q, expected in ((True, 1.0), (False, 16.0)):
-        agent = by_hand(DQNAgent, double_q=double_q, critic_type=CriticEnsemble, num_critics_td=2)
+        agent = by_hand(DQNAgent, double_q=double_q, critic_type=CriticEnsemble)
         with torch.no_grad():
             agent.critics.out.bias[..., 1] = 3.0
             agent.target_critics.out.bias.copy_(torch.tensor([8.0, 2.0, 0.0, 0.0]))
@@ -307,31 +315,6 @@ def test_dqn_chooses_by_its_critics_and_judges_by_the_averages() -> None:
         for sample in (True, False):  # exploration is not the agent's affair
             action, _ = agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], state, sample)
             assert action.tolist() == [1, 1, 1]
-
-
-def test_critics_of_a_target_are_drawn_per_update_or_per_element() -> None:
-    def drawn(subset: str) -> Tensor:
-        agent = make(Agent, DISCRETE, critic_subset=subset)
-        torch.nn.init.zeros_(agent.target_critics.out.weight)
-        with torch.no_grad():
-            agent.target_critics.out.bias.copy_(
-                torch.arange(4.0)[:, None, None]
-            )  # the value of critic c is c
-        state = torch.randn(50, 6, agent.traj_encoder.emb_dim)
-        critics, reduced = agent.drawn_critics(state)
-        values = critics(state)[..., :1]
-        low: Tensor = reduced(values)
-        torch.testing.assert_close(reduced(values + 1.0), low + 1.0)  # the same ones
-        return low
-
-    assert len(drawn("update").unique()) == 1
-    low = drawn("element")
-    assert low.shape == (50, 6, 5, 1)
-    assert low.unique().tolist() == [0, 1, 2]  # the minimum of 2 of 4
-    agent = make(MultiTaskAgent, DISCRETE, critic_subset="element")  # takes means
-    _, reduced = agent.drawn_critics(torch.randn(50, 6, agent.traj_encoder.emb_dim))
-    q = torch.arange(4.0).view(1, 1, 4, 1, 1).expand(50, 6, 4, 7, 1)
-    assert reduced(q).unique().tolist() == [0.5, 1, 1.5, 2, 2.5]
 
 
 def test_losses_leave_out_a_burn_in_that_is_not_the_begin_of_an_episode() -> None:
@@ -351,26 +334,24 @@ def least_of_returns(batch: Batch, values: Tensor, discounts: Tensor, q: Tensor,
     return torch.stack(of_each).amin(0)
 
 
-@pytest.mark.parametrize("returns", ["n_step", "lambda", "retrace"])
-def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
-    agent, batch = (
-        make(Agent, DISCRETE, returns=returns, n_step=2, trace_decay=0.8, num_critics_td=4),
-        make_batch(DISCRETE),
-    )
+@pytest.mark.parametrize("returns", [NStep(2), LambdaReturns(0.8), Retrace(0.8)], ids=repr)
+def test_the_agents_targets_are_those_of_the_functions(returns: Returns) -> None:
+    agent = make(Agent, DISCRETE, returns=returns, critic_subset=all_of(4))
+    batch = make_batch(DISCRETE)
     view = agent.view(batch)
     policy = agent.policies(agent.actor, view.following)
-    q = agent.popart.value(agent.target_critics(view.following.state))
+    q = agent.values.value(agent.target_critics(view.following.state))
     rewards, done, mask = 10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None]
     values = (q * policy.probs[:, :, None]).sum(-1, keepdim=True)
     steps = (rewards, done, mask, values.amin(2), agent.discounts)
-    if returns == "n_step":
+    if isinstance(returns, NStep):
         expected = n_step_targets(*steps, n_step=2)
-    elif returns == "lambda":
+    elif isinstance(returns, LambdaReturns):
         expected = lambda_returns(*steps, trace_decay=0.8)
     else:
         index = torch.cat([batch.actions[:, 1:], batch.actions[:, :1]], dim=1).argmax(-1)[:, :, None, None]
-        next_q = q.gather(-1, index[:, :, None].expand(-1, -1, 4, 5, -1))
-        traces = 0.8 * policy.probs.gather(-1, index.expand(-1, -1, 5, -1))
+        next_q = q.gather(-1, index[:, :, None].expand(-1, -1, *q.shape[2:4], -1))
+        traces = 0.8 * policy.probs.gather(-1, index.expand(-1, -1, q.shape[3], -1))
         expected = least_of_returns(batch, values, agent.discounts, next_q, traces)
     torch.testing.assert_close(
         agent.policy_targets(view, policy)[batch.mask[..., 0]], expected[batch.mask[..., 0]]
@@ -378,7 +359,7 @@ def test_the_agents_targets_are_those_of_the_functions(returns: str) -> None:
 
 
 def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> None:
-    agent = make(Agent, DISCRETE, returns="retrace", trace_decay=0.8, num_critics_td=4)
+    agent = make(Agent, DISCRETE, returns=Retrace(0.8), critic_subset=all_of(4))
     batch = make_batch(DISCRETE)
     view = agent.view(batch)
     policy = agent.policies(agent.actor, view.following)
@@ -391,13 +372,13 @@ def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> Non
     torch.testing.assert_close(certain, tree_backup)
     torch.testing.assert_close(targets(torch.full_like(batch.rews, torch.nan)), tree_backup)
     rare = targets(torch.full_like(batch.rews, -50.0))  # the policy is likelier to do it: never cut
-    next_q = agent.popart.value(agent.target_critics(view.following.state))
+    next_q = agent.values.value(agent.target_critics(view.following.state))
     following = torch.cat([batch.actions[:, 1:], batch.actions[:, :1]], dim=1)
     q = (next_q * following[:, :, None, None]).sum(-1, keepdim=True)
     values = (next_q * policy.probs[:, :, None]).sum(-1, keepdim=True)
     full = least_of_returns(batch, values, agent.discounts, q, torch.full_like(q[:, :, 0], 0.8))
     torch.testing.assert_close(rare, full[batch.mask[..., 0]])
-    index = following.argmax(-1)[:, :, None, None].expand(-1, -1, 5, 1)
+    index = following.argmax(-1)[:, :, None, None].expand(-1, -1, q.shape[3], 1)
     ratios = (policy.probs.gather(-1, index) / 0.3).clamp(max=1.0)
     some = least_of_returns(batch, values, agent.discounts, q, 0.8 * ratios)
     torch.testing.assert_close(targets(torch.full_like(batch.rews, 0.3).log()), some[batch.mask[..., 0]])
@@ -405,14 +386,12 @@ def test_traces_of_retrace_are_cut_by_what_behaviour_was_likelier_to_do() -> Non
 
 def test_a_trace_is_cut_by_the_probability_with_which_its_own_action_was_taken() -> None:
     """Probabilities differ from step to step; targets of each critic are a plain recursion."""
-    agent, batch = (
-        make(Agent, DISCRETE, returns="retrace", trace_decay=0.8, num_critics_td=4),
-        make_batch(DISCRETE),
-    )
+    agent = make(Agent, DISCRETE, returns=Retrace(0.8), critic_subset=all_of(4))
+    batch = make_batch(DISCRETE)
     taken = torch.linspace(0.1, 0.9, batch.rews.numel()).view(3, 5)[:, torch.tensor([2, 0, 4, 1, 3])]
     view = agent.view(replace(batch, log_probs=taken.log()[..., None]))
     policy = agent.policies(agent.actor, view.following)
-    values = agent.popart.value(agent.target_critics(view.following.state))  # (B, L, C, G, A)
+    values = agent.values.value(agent.target_critics(view.following.state))  # (B, L, C, G, A)
     targets = agent.policy_targets(view, policy)
     for row, length in enumerate(batch.mask[..., 0].sum(1).tolist()):
         following = None
@@ -425,22 +404,6 @@ def test_a_trace_is_cut_by_the_probability_with_which_its_own_action_was_taken()
                 value = value + trace * (following - values[row, t, ..., action])
             following = reward + agent.discounts[:, 0] * going * value
             torch.testing.assert_close(targets[row, t, :, 0], following.amin(0))
-
-
-@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "factors", "box"])
-def test_returns_are_corrected_by_default_where_actions_are_discrete(space: Any) -> None:
-    agent, batch = make(Agent, space, num_critics_td=4), make_batch(space)
-    view = agent.view(batch)
-    policy = agent.policies(agent.actor, view.following)
-
-    def targets(log_prob: float) -> Tensor:
-        torch.manual_seed(0)
-        taken = replace(batch, log_probs=torch.full_like(batch.rews, log_prob))
-        found: Tensor = agent.policy_targets(replace(view, batch=taken), policy)[batch.mask[..., 0]]
-        return found
-
-    assert torch.equal(targets(0.0), targets(-50.0)) is (space is BOX)
-    assert agent.trace_decay == (0.8 if space is BOX else 0.9)
 
 
 # --- values of stored transitions ------------------------------------------------------------------------
@@ -519,11 +482,14 @@ def test_targets_and_the_actors_loss_draw_their_own_numbers_of_actions(kind: Any
             make(kind, BOX, **{name: 0})
 
 
-def test_continuous_actions_may_have_discounts_of_their_own() -> None:
+def test_continuous_actions_may_have_discounts_and_returns_of_their_own() -> None:
     own = {"training_discounts": (0.5, 0.9), "training_discounts_continuous": (0.3,), "gamma": 0.99}
     for space, expected in ((BOX, [0.3, 0.99]), (DISCRETE, [0.5, 0.9, 0.99]), (MULTI, [0.5, 0.9, 0.99])):
-        assert make(Agent, space, **own).discounts[:, 0].tolist() == pytest.approx(expected)
-    assert len(make(Agent, BOX, training_discounts=(0.5, 0.9)).discounts) == 3
+        agent = make(Agent, space, **recommended(**own))
+        assert agent.discounts[:, 0].tolist() == pytest.approx(expected)
+        assert agent.returns == (LambdaReturns() if space is BOX else Retrace())
+    agent = make(Agent, BOX, training_discounts=(0.5, 0.9), returns=NStep(2))
+    assert (len(agent.discounts), agent.returns) == (3, NStep(2))
     with pytest.raises(ValueError, match=r"Discounts are \[1.5, .*training_discounts_continuous"):
         make(Agent, BOX, training_discounts_continuous=(1.5,))
 
@@ -582,11 +548,11 @@ def test_where_nothing_is_allowed_everything_is() -> None:
     assert allowed[:, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]]
 
 
-# ---- what came of each action ----
+# --- a memory of actions ---------------------------------------------------------------------------------
 
 
 def test_acting_remembers_actions_as_learning_does() -> None:
-    agent = make(Agent, DISCRETE, action_memory_type=of_few).eval()
+    agent = make(Agent, DISCRETE, action_memory_type=ActionMemory).eval()
     torch.nn.init.normal_(agent.actor.reader.out.weight)
     batch = replace(make_batch(DISCRETE), rl2s=torch.zeros(3, 6, 1 + int(DISCRETE.n)))
     batch.rl2s[:, 1:, 1:] = batch.actions
@@ -608,29 +574,27 @@ def test_acting_remembers_actions_as_learning_does() -> None:
             )
 
 
+def test_a_memory_of_actions_is_there_if_asked_for() -> None:
+    agent, plain = make(Agent, DISCRETE, action_memory_type=ActionMemory), make(Agent, DISCRETE)
+    assert agent.actor.reader is not None
+    assert agent.critics.reader is not None
+    assert plain.action_memory is plain.actor.reader is plain.critics.reader is None
+
+
 @pytest.mark.parametrize(
-    ("space", "encoder", "settings", "is_there"),
+    ("space", "changes", "words"),
     [
-        (spaces.Discrete(8), gru, {}, True),
-        (spaces.Discrete(8), gru, {"action_memory_type": None}, False),
-        (spaces.Discrete(7), gru, {}, False),
-        (spaces.Discrete(7), gru, {"action_memory_type": partial(ActionMemory, min_actions=7)}, True),
-        (spaces.Discrete(129), gru, {}, False),
-        (BOX, gru, {}, False),
-        (MULTI, gru, {}, False),
-        (spaces.Discrete(8), partial(FFTrajEncoder, d_model=16), {}, False),
-        (spaces.Discrete(8), gru, {"critic_type": DuelingCriticEnsemble}, False),
+        (BOX, {}, r"Discrete actions, not Box.* and a Categorical policy\."),
+        (MULTI, {}, "Discrete actions, not MultiDiscrete"),
+        (DISCRETE, {"encoder": partial(FFTrajEncoder, d_model=16)}, "a trajectory encoder with memory"),
+        (DISCRETE, {"critic_type": DuelingCriticEnsemble}, "heads that take memory_dim"),
     ],
 )
-def test_actions_are_remembered_where_heads_can_use_it(
-    space: Any, encoder: Any, settings: dict[str, Any], is_there: bool
+def test_a_memory_of_actions_is_refused_where_heads_could_not_use_it(
+    space: Any, changes: dict[str, Any], words: str
 ) -> None:
-    agent = make(Agent, space, encoder=encoder, **settings)
-    assert (agent.action_memory is not None) == is_there
-    assert (agent.actor.reader is not None) == (agent.critics.reader is not None) == is_there
-    if not is_there:  # runs of a seed are what they are without
-        plain = make(Agent, space, encoder=encoder, **{**settings, "action_memory_type": None}).state_dict()
-        assert all(torch.equal(x, plain[name]) for name, x in agent.state_dict().items())
+    with pytest.raises(ValueError, match=rf"needs {words}.*Fix: bind Agent.action_memory_type = None"):
+        make(Agent, space, action_memory_type=ActionMemory, **changes)
 
 
 @pytest.mark.learning
@@ -646,7 +610,6 @@ def test_what_came_of_an_action_is_known_of_each() -> None:
         training_discounts=(),
         gamma=0.0,
         num_critics=2,
-        num_critics_td=1,
     )
 
     def draw() -> Batch:

@@ -18,7 +18,9 @@ from loxodon.agents import (
     Demonstrations,
     DQNAgent,
     IQLAgent,
+    LambdaReturns,
     MultiTaskAgent,
+    NStep,
     PPOAgent,
     SACAgent,
 )
@@ -37,7 +39,8 @@ from loxodon.nets import (
 )
 from loxodon.nets.attention import sdpa
 
-from ..transformers import recommended
+from .. import transformers
+from .recommended import all_of, recommended
 
 MAX_SEQ_LEN = 12
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)
@@ -46,40 +49,41 @@ tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=16, d_output=16)
 gru = partial(GRUTrajEncoder, n_layers=2, d_hidden=16, d_output=16)
 lstm = partial(LSTMTrajEncoder, n_layers=1, d_hidden=16, d_output=16)
 transformer = partial(
-    TransformerTrajEncoder, n_layers=2, d_model=16, d_ff=32, dropout_ff=0.0, dropout_emb=0.0, **recommended(8)
+    TransformerTrajEncoder,
+    n_layers=2,
+    d_model=16,
+    d_ff=32,
+    dropout_ff=0.0,
+    dropout_emb=0.0,
+    **transformers.recommended(8),
 )
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 16, "d_ff": 16, "n_heads": 8}
-ALL_CRITICS = {"num_critics": 2, "num_critics_td": 2, "training_discounts": (0.5,)}
+TWO_CRITICS = {"num_critics": 2, "critic_subset": all_of(2), "training_discounts": (0.5,)}
 CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "actor-critic, GRU": (
         Agent,
         DISCRETE,
         gru,
-        {
-            **ALL_CRITICS,
-            "returns": "retrace",
-            "burn_in": 2,
-            "action_memory_type": partial(ActionMemory, min_actions=2),
-        },
+        recommended(**TWO_CRITICS, burn_in=2, action_memory_type=ActionMemory),
     ),
-    "dqn, Transformer": (DQNAgent, DISCRETE, transformer, {"n_step": 3, "burn_in": 3}),
+    "dqn, Transformer": (DQNAgent, DISCRETE, transformer, {"returns": NStep(3), "burn_in": 3}),
     "sac, gated delta": (
         SACAgent,
         DISCRETE,
         partial(GatedDeltaNetTrajEncoder, **SIZES),
-        {**ALL_CRITICS, "returns": "lambda"},
+        {**TWO_CRITICS, "returns": LambdaReturns()},
     ),
     "iql, GLA": (
         IQLAgent,
         BOX,
         partial(GLATrajEncoder, **SIZES),
-        {**ALL_CRITICS, "n_step": 3, "distribution_type": "Gaussian"},
+        {**TWO_CRITICS, "returns": NStep(3), "distribution_type": "Gaussian"},
     ),
     "multi-task, Mamba": (
         MultiTaskAgent,
         DISCRETE,
         partial(Mamba2TrajEncoder, **SIZES),
-        {**ALL_CRITICS, "num_actions_for_value_in_critic_loss": 2},
+        {**TWO_CRITICS, "num_actions_for_value_in_critic_loss": 2},
     ),
     "bc, LSTM": (BCAgent, BOX, lstm, {"distribution_type": "Gaussian"}),
     "imitation, Transformer": (

@@ -18,7 +18,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gymnasium import spaces
 from torch import distributed
 
-from loxodon.agents import Agent, PPOAgent
+from loxodon.agents import Agent, PPOAgent, StartAtReward, SummedValues, WeighByReward
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch, save_trajectory
 from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
@@ -27,6 +27,7 @@ from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learn.optimizer import make_optimizer
 from loxodon.nets import TanhGaussian
 
+from ..agents.recommended import all_of, recommended
 from ..experiment.demonstrations import make_ppo, pretrained, stage
 from ..experiment.fakes import CountingEnv, Predicting, learning, make_experiment
 from .ppo_scenarios import everything
@@ -84,9 +85,12 @@ def store_trajectories(folder: Path) -> None:
 
 def make_learning(folder: Path, is_discrete: bool = True, **changes: Any) -> Experiment:
     """An experiment with a real agent whose losses draw nothing at random, and no environments."""
-    agent = partial(
-        Agent, num_critics=3, num_critics_td=3, training_discounts=(0.9,), tau=0.1, popart_beta=0.1
+    parts = recommended(
+        values=SummedValues(beta=0.1, start=StartAtReward()),
+        loss_weights=WeighByReward(beta=0.1),
+        critic_subset=all_of(3),
     )
+    agent = partial(Agent, num_critics=3, training_discounts=(0.9,), tau=0.1, **parts)
     settings: dict[str, Any] = {
         "agent_type": agent,
         "make_train_env": EnvSpec(CountingEnv if is_discrete else PushingEnv),

@@ -31,9 +31,14 @@ def test_an_update_is_that_of_the_whole_batch(ranks: Any, alone: Any, form: str)
             assert_equal_but_for_rounding(own, whole, NUM_OPS)
     # weights, targets and statistics
     state = one["state"]
-    assert {"popart.mu", "popart.unit", "tstep_encoder.input_norm.var"} <= state.keys()
+    assert {
+        "values.mu",
+        "values.unit",
+        "loss_weights.reward_sizes",
+        "tstep_encoder.input_norm.var",
+    } <= state.keys()
     assert any(name.startswith("target_critics") for name in state)
-    assert state["popart.updates"] == NUM_UPDATES
+    assert state["values.updates"] == NUM_UPDATES
     for name, value in state.items():
         assert_equal_but_for_rounding(first["state"][name], value, NUM_OPS * NUM_UPDATES, name)
         assert torch.equal(first["state"][name], second["state"][name]), name

@@ -16,11 +16,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from loxodon.agents import Agent, BaseAgent, LossTerms, OffPolicyAgent
+from loxodon.agents import Agent, BaseAgent, FixedUnits, LossTerms, OffPolicyAgent
 from loxodon.data import Batch, DiskTrajDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
+
+from ..agents.recommended import all_of, recommended
 
 TINY = """
 Experiment.run_name = 'tiny'
@@ -193,7 +195,8 @@ def make_experiment(folder: Path, kind: type[Experiment] = Experiment, **changes
 
 def learning(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) -> Experiment:
     """A started run of a real agent with 3 critics and 2 discounts, and no environments."""
-    agent = partial(Agent, num_critics=3, num_critics_td=3, training_discounts=(0.9,), tau=0.1)
+    parts = recommended(critic_subset=all_of(3))
+    agent = partial(Agent, num_critics=3, training_discounts=(0.9,), tau=0.1, **parts)
     settings: dict[str, Any] = {
         "agent_type": agent,
         "tstep_encoder_type": partial(FFTstepEncoder, d_hidden=16, d_output=8),
@@ -204,8 +207,8 @@ def learning(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) 
     exp = make_experiment(folder, kind, **{**settings, **changes})
     exp.start()
     exp.policy.train()
-    if isinstance(exp.policy, OffPolicyAgent):
-        exp.policy.popart.unit.fill_(1.0)  # or all values and gradients are 0 in the first update
+    if isinstance(exp.policy, OffPolicyAgent) and isinstance(exp.policy.values, FixedUnits):
+        exp.policy.values.unit.fill_(1.0)  # or all values and gradients are 0 in the first update
     return exp
 
 

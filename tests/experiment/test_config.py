@@ -326,7 +326,7 @@ def test_settings_of_a_base_class_are_known_by_name_and_type() -> None:
 
     agent = checks.registry.find("MultiTaskAgent")[0]
     assert not agent.takes_any
-    assert {"n_step", "fake_filter"} <= agent.params.keys()
+    assert {"tau", "fake_filter"} <= agent.params.keys()
     assert agent.params["gamma"].annotation is float
     inherited = checks.registry.find("Experiment")[0].params[
         "agent_type"

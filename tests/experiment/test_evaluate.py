@@ -26,7 +26,14 @@ from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
 from loxodon.experiment.evaluate import cut_memory, main
-from loxodon.nets import Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
+from loxodon.nets import (
+    ActionMemory,
+    Categorical,
+    FFTstepEncoder,
+    GRUTrajEncoder,
+    TrajEncoder,
+    TstepEncoder,
+)
 
 from ..nets.encoders import DIM, ENCODERS, MEMORYLESS
 from .fakes import TINY, CountingEnv, make_experiment, run
@@ -189,8 +196,11 @@ def make_agent(kind: Any, encoder: str, **tstep: Any) -> Any:
     torch.manual_seed(0)
     obs_space = spaces.Dict(observation=spaces.Box(-np.inf, np.inf, (3,), np.float32))
     tstep_type = partial(FFTstepEncoder, d_hidden=8, d_output=DIM, **tstep)
-    agent = kind(obs_space, spaces.Discrete(8), tstep_type, lambda *_: ENCODERS[encoder](), 8).eval()
-    if getattr(agent, "action_memory", None) is not None:  # heads begin without it
+    has_memory = kind is Agent and encoder not in MEMORYLESS
+    settings = {"action_memory_type": ActionMemory} if has_memory else {}
+    encoders = tstep_type, lambda *_: ENCODERS[encoder]()
+    agent = kind(obs_space, spaces.Discrete(8), *encoders, 8, **settings).eval()
+    if has_memory:  # which heads begin without
         torch.nn.init.normal_(agent.actor.reader.out.weight)
     return agent
 
@@ -207,7 +217,6 @@ def make_agent(kind: Any, encoder: str, **tstep: Any) -> Any:
 )
 def test_an_agent_with_its_memory_cut_acts_as_one_that_has_just_begun(kind: Any, encoder: str) -> None:
     cpu, agent = torch.device("cpu"), make_agent(kind, encoder)
-    assert (agent.action_memory is not None) == (kind is Agent and encoder not in MEMORYLESS)
     for size in (1, 3):
         cut = make_agent(kind, encoder)
         cut_memory(cut, size)

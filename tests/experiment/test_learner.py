@@ -22,7 +22,6 @@ from loxodon.experiment.learn.learner import masked_losses
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import Predicting, learning, make_experiment, metrics, run
 
-X
 NUM_OPS = 8 * 2 * 17  # width, updates, timesteps
 
 

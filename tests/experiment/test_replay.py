@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.agents import Agent
+from loxodon.agents import Agent, Retrace
 from loxodon.data import DiskTrajDataset, load_trajectory, save_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.experiment import Experiment
@@ -51,7 +51,7 @@ def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> Non
 def test_a_run_with_retrace_knows_how_likely_its_actions_were(tmp_path: Path, sample: bool) -> None:
     experiment = make_experiment(
         tmp_path,
-        agent_type=partial(Agent, returns="retrace"),
+        agent_type=partial(Agent, returns=Retrace()),
         tstep_encoder_type=FFTstepEncoder,
         traj_encoder_type=GRUTrajEncoder,
         exploration_wrapper_type=partial(
@@ -173,7 +173,7 @@ def weights_after_learning(
     exp = run(
         make_experiment(
             folder,
-            agent_type=partial(Agent, returns="lambda"),  # "retrace" does look at log_probs
+            agent_type=Agent,  # without Retrace, which reads log_probs
             tstep_encoder_type=FFTstepEncoder,
             traj_encoder_type=FFTrajEncoder,
             train_timesteps_per_epoch=0,

@@ -1,0 +1,31 @@
+"""Settings of off-policy agents as in `gin_configs/base_offpolicy.gin`, and critics that no chance draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loxodon.agents import (
+    LambdaReturns,
+    RandomSubset,
+    Retrace,
+    StartAtReward,
+    SummedValues,
+    WeighByReward,
+)
+
+
+def all_of(num_critics: int) -> RandomSubset:
+    """Every critic makes every target, so nothing is drawn."""
+    return RandomSubset(num_critics, per="update", replace=False)
+
+
+def recommended(**changes: Any) -> dict[str, Any]:
+    """Keyword arguments of an agent: the recommended parts, and changes."""
+    parts = {
+        "returns": Retrace(),
+        "returns_continuous": LambdaReturns(),
+        "values": SummedValues(start=StartAtReward()),
+        "loss_weights": WeighByReward(),
+        "critic_subset": RandomSubset(per="update", replace=False),
+    }
+    return {**parts, **changes}
