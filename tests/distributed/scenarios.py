@@ -143,7 +143,12 @@ def train(
 
 
 EXTRA = {
-    "agent_type": partial(Predicting, tau=0.1, popart_beta=0.1),
+    "agent_type": partial(
+        Predicting,
+        tau=0.1,
+        values=SummedValues(beta=0.1, start=StartAtReward()),
+        loss_weights=WeighByReward(beta=0.1),
+    ),
     "extra_loss_weights": {"next_obs": 1e-4, "size": 0.25},
 }
 FORMS: dict[str, tuple[bool, type[Experiment], dict[str, Any]]] = {

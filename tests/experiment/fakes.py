@@ -148,7 +148,8 @@ class Predicting(Agent):
     """Predicts the next observation, of two numbers, and something of the state at each timestep."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        settings = {"num_critics": 3, "num_critics_td": 3, "training_discounts": (0.9,)} | settings
+        parts = recommended(num_critics=3, critic_subset=all_of(3), training_discounts=(0.9,))
+        settings = parts | settings
         super().__init__(*args, **settings)
         self.predictor = torch.nn.Linear(self.state_dim, 2)
 
