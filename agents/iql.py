@@ -45,6 +45,8 @@ class IQLAgent(OffPolicyAgent):
     Raises: ValueError for settings that do not fit together.
     """
 
+    returns: UncorrectedReturns
+
     def __init__(
         self,
         obs_space: spaces.Dict,

@@ -79,6 +79,9 @@ class PlainValues(ValueScale):
 class _MovingMoments(ValueScale):
     """Bias-corrected moving averages of the targets and of their squares, for each discount."""
 
+    updates: Tensor
+    pending: Tensor
+
     def __init__(self, beta: float) -> None:
         super().__init__()
         if not 0.0 < beta <= 1.0:
@@ -128,6 +131,11 @@ class PopArt(_MovingMoments):
         beta: rate of the moving averages, higher at first to make up for their start.
         init_nu: mean square of the targets to begin with; it counts like the targets of one update.
     """
+
+    _mu: Tensor
+    _nu: Tensor
+    _w: Tensor
+    _b: Tensor
 
     def __init__(self, *, beta: float = 5e-4, init_nu: float = 100.0) -> None:
         super().__init__(beta)
