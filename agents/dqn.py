@@ -41,9 +41,10 @@ class DQNAgent(OffPolicyAgent):
 
     Per discount g (the last one acts), with s the shared encoder's output:
         y = m r + g (1 - d) min_{c in subset} Q'_c(s', argmax_a mean_c Q_c(s', a))
-        loss = (norm(Q_c(s, a)) - norm(y))^2
-    The argmax is taken of Q' without double_q. Q' are Polyak averages. Critics are dueling ones unless
-    critic_type says otherwise. n_step and burn_in as in R2D2; its priorities are DiskTrajDataset's.
+        loss = ((Q_c(s, a) - y) / sigma)^2
+    The argmax is taken of Q' without double_q. Q' are Polyak averages, sigma is that of `values`. Critics are
+    dueling ones unless critic_type says otherwise. R2D2 is this with NStep.n = 5, burn_in and priorities,
+    which are a setting of DiskTrajDataset.
 
     Source: Mnih et al. 2015; van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016,
     arXiv:1511.06581 (dueling); Kapturowski et al. 2019 (R2D2).

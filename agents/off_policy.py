@@ -127,14 +127,14 @@ class OffPolicyAgent(BaseAgent, ABC):
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
         critic_subset: which critics make a target, see RandomSubset.
-        returns: the targets of critics: NStep, LambdaReturns or Retrace (for discrete actions).
+        returns: makes the targets of critics (NStep, LambdaReturns or, for discrete actions, Retrace).
         returns_continuous: these instead, if actions are continuous (Box); None for the same.
         burn_in: transitions at the beginning of a window that only refresh memory, unless the episode begins
             there: they have no losses.
         num_actions_for_value_in_critic_loss: policy samples per expectation over MultiDiscrete or continuous
             actions, in targets.
         num_actions_for_value_in_actor_loss: those in the actor's loss.
-        values: how outputs of critics become values: PopArt, PlainValues, FixedUnits or SummedValues.
+        values: turns outputs of critics into values (PopArt, PlainValues, FixedUnits or SummedValues).
         loss_weights: how much losses of each discount count, see WeighByReward; None for all alike.
         distribution_type: see BaseAgent.
         action_mask_key: see BaseAgent.

@@ -25,11 +25,11 @@ class SACAgent(OffPolicyAgent):
 
     Per discount g (the last one acts), with s the shared encoder's output, H the entropy of a policy:
         y = m r + g (1 - d) (min_{c in subset} Q'_c(s', a') + alpha H(pi(s'))),  a' ~ pi(s')
-        critic loss = (norm(Q_c(s, a)) - norm(y))^2
+        critic loss = ((Q_c(s, a) - y) / sigma)^2
         actor loss  = -(min_c Q_c(sg(s), a ~ pi) + alpha H(pi(s))) / sigma
                       + log alpha (H(pi(s)) - target_entropy)
-    Discrete actions: expectations over pi in place of samples. sigma is PopArt's, 1 without; alpha, one for
-    each discount, is in units of values, and learns from the last term alone. Q' are Polyak averages. H is
+    Discrete actions: expectations over pi instead of samples. sigma is that of `values`; alpha, one for each
+    discount, is in units of values, and learns from the last term alone. Q' are Polyak averages. H is
     exact where it has a closed form, for TanhGaussian but for the mean slope of tanh, which is sampled.
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905; discrete: Christodoulou 2019, arXiv:1910.07207.

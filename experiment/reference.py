@@ -112,8 +112,10 @@ def _default(p: inspect.Parameter) -> str:
     if p.default is MISSING or p.default is gin.REQUIRED:
         return "required"
     value = p.default
-    if callable(value):
+    if isinstance(value, type) or inspect.isroutine(value):
         return f"`@{value.__name__}`"
+    if type(value).__module__.startswith("loxodon."):  # a part, made with its own defaults or a few others
+        return f"`@{value!r}`"
     return "computed" if "factory" in repr(value) else f"`{value!r}`"
 
 

@@ -167,7 +167,7 @@ class ActionReader(nn.Module):
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
 class CriticEnsemble(nn.Module):
-    """An ensemble of Q functions, each with an output per discount factor, not yet in the unit of values.
+    """An ensemble of Q functions with an output per discount factor, which the agent turns into a value.
 
     Discrete actions: one pass gives the values of all A actions. Continuous: the action enters the first
     layer beside the state, whose share of that layer is computed once for any number of actions.

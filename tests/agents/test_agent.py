@@ -16,18 +16,14 @@ from torch.nn.functional import one_hot
 from loxodon.agents import (
     Agent,
     FixedUnits,
-    LambdaReturns,
     NStep,
     PlainValues,
     Retrace,
     StartAtReward,
     SummedValues,
     WeighByReward,
-    lambda_returns,
     masked_mean,
 )
-from loxodon.agents.off_policy import Timesteps
-from loxodon.agents.parts import Returns
 from loxodon.data import Batch
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
@@ -48,14 +44,11 @@ def gru(tstep_dim: int, max_seq_len: int) -> GRUTrajEncoder:
     return GRUTrajEncoder(tstep_dim, max_seq_len, n_layers=1, d_hidden=16, d_output=16)
 
 
-def make_agent(
-    space: Space = DISCRETE, time_scale: int | None = None, is_new: bool = False, **kwargs: object
-) -> Agent:
-    """is_new: values in fixed units are 0, as they are until the first targets are known."""
+def make_agent(space: Space = DISCRETE, time_scale: int | None = None, **kwargs: object) -> Agent:
     torch.manual_seed(0)
     agent = Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **kwargs)  # type: ignore[arg-type]
-    if isinstance(agent.values, FixedUnits) and not is_new:
-        agent.values.unit.fill_(1.0)
+    if isinstance(agent.values, FixedUnits):
+        agent.values.unit.fill_(1.0)  # until targets are known, all values are 0 and equal
     return agent
 
 
@@ -127,19 +120,6 @@ def test_losses_of_the_third_update_are_what_they_always_were(
     assert found == pytest.approx((actor, critic), rel=1e-3)
 
 
-@pytest.mark.parametrize("returns", [LambdaReturns(), NStep()], ids=repr)
-def test_first_targets_have_rewards_and_nothing_of_what_critics_say(returns: Returns, space: Space) -> None:
-    settings = {"values": SummedValues(), "training_discounts": (), "gamma": 0.9}
-    agent = make_agent(space, is_new=True, returns=returns, **settings)
-    batch = make_batch(space)
-    view = agent.view(batch)
-    targets = agent.policy_targets(view, agent.policies(agent.actor, view.following))
-    rewards, nothing = agent.reward_multiplier * batch.rews[..., None], torch.zeros_like(targets)
-    steps = (rewards, batch.dones[..., None], batch.mask[..., None], nothing, agent.discounts)
-    expected = lambda_returns(*steps, trace_decay=0.8) if returns == LambdaReturns() else rewards
-    torch.testing.assert_close(targets[batch.mask[..., 0]], expected[batch.mask[..., 0]])
-
-
 def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> None:
     settings = {"values": SummedValues(), "training_discounts": (0.0, 0.9), "gamma": 1.0}
     found = []
@@ -205,18 +185,6 @@ def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
     torch.testing.assert_close(losses[0], losses[1])
     for name, value in agent.state_dict().items():
         torch.testing.assert_close(value, other.state_dict()[name], msg=name)
-
-
-def test_discrete_targets_are_exact_expectations_over_a_subset_minimum() -> None:
-    critics = {"num_critics": 3, "critic_subset": all_of(3), "values": PlainValues()}
-    agent = make_agent(training_discounts=[], gamma=0.9, **critics)
-    batch, following = make_batch(), torch.randn(3, 5, 16)
-    view = replace(agent.view(batch), following=Timesteps(following, {}))
-    y = agent.policy_targets(view, agent.target_actor(following))
-    probs = agent.target_actor(following).probs[:, :, None]
-    q = (agent.target_critics(following) * probs).sum(-1, keepdim=True).amin(2)
-    expected = 10.0 * batch.rews[..., None] + 0.9 * q * ~batch.dones[..., None]
-    torch.testing.assert_close(y, expected)
 
 
 def make_agent_by_hand(**kwargs: object) -> Agent:
@@ -320,42 +288,16 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
     torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
 
 
-def part_of(batch: Batch, rows: torch.Tensor) -> Batch:
-    parts = {
-        name: getattr(batch, name)[rows] for name in ("rl2s", "time_idxs", "actions", "rews", "dones", "mask")
-    }
-    return replace(batch, obs={key: x[rows] for key, x in batch.obs.items()}, **parts)
-
-
-@pytest.mark.parametrize("num_micro_batches", [1, 2])
-def test_values_begin_at_that_of_what_every_timestep_pays(num_micro_batches: int) -> None:
-    def first_values(rewards: list[float], ends: list[bool]) -> list[float]:
-        settings = {"training_discounts": [0.9], "gamma": 1.0, "reward_multiplier": 2.0}
-        agent = make_agent_by_hand(values=SummedValues(start=StartAtReward()), **settings).train()
-        assert isinstance(agent.values, SummedValues)
-        batch = make_batch(rows=2, length=3, lengths=[2, 2])
-        rews, dones = torch.full_like(batch.rews, 99.0), torch.zeros_like(batch.dones)  # of padding: none
-        rews[:, :2, 0], dones[:, :2, 0] = torch.tensor(rewards).view(2, 2), torch.tensor(ends).view(2, 2)
-        batch = replace(batch, rews=rews, dones=dones)
-        for rows in torch.arange(2).chunk(num_micro_batches):
-            agent(part_of(batch, rows))
-        agent.after_update()
-        first = agent.values.origin[:, 0].tolist()
-        agent(replace(batch, rews=rews + 5.0))
-        agent.after_update()
-        assert agent.values.origin[:, 0].tolist() == first
-        return first
-
-    going_on, at_end = [False] * 4, [False, False, False, True]
-    assert first_values([-1.0] * 4, going_on) == pytest.approx([-20.0, -2000.0])
+def test_values_start_at_what_every_timestep_pays_times_the_multiplier() -> None:
+    settings = {"training_discounts": [0.9], "gamma": 1.0, "reward_multiplier": 2.0}
+    agent = make_agent_by_hand(values=SummedValues(start=StartAtReward()), **settings).train()
+    assert isinstance(agent.values, SummedValues)
+    rews = torch.tensor([[-1.5, -3.0, 99.0], [-1.0, 0.0, 99.0]])[..., None]  # padding pays 99
+    agent(replace(make_batch(rows=2, length=3, lengths=[2, 2]), rews=rews, dones=rews == 0.0))
+    agent.after_update()
     # the end, one timestep in four, pays nothing, and nothing follows it
-    assert first_values([-1.5, -3.0, -1.0, 0.0], at_end) == pytest.approx(
-        [-2.0 * 0.75 / (1 - 0.9 * 0.75), -2.0 * 0.75 / 0.25]
-    )
-    assert first_values([0.5, 3.0, 1.0, 1.0], going_on) == pytest.approx([10.0, 1000.0])
-    # else at the mean of the first targets, rewards with values of 0 behind them
-    assert first_values([0.5, -3.0, 1.0, 1.0], going_on) == pytest.approx([-0.25, -0.25])
-    assert first_values([1.0] * 4, [True] * 4) == pytest.approx([2.0, 2.0])
+    expected = [-2.0 * 0.75 / (1 - 0.9 * 0.75), -2.0 * 0.75 / 0.25]
+    assert agent.values.origin[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_binary_filter_sees_environment_units() -> None:
