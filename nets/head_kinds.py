@@ -46,7 +46,8 @@ PLAIN_MATCH = 1 / 3
 
 def counting_threshold(width: int, qk_gain: float | None) -> float:
     """The logit above which heads of `width` count; qk_gain: None if queries and keys are not normalised."""
-    return COUNT_SHARE * width**0.5 * (PLAIN_MATCH if qk_gain is None else qk_gain)
+    threshold: float = COUNT_SHARE * width**0.5 * (PLAIN_MATCH if qk_gain is None else qk_gain)
+    return threshold
 
 
 @dataclass(frozen=True)
