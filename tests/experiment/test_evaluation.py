@@ -118,6 +118,7 @@ def test_episodes_without_end_are_left_out_with_one_warning(
     envs = [EnvSpec(CountingEnv, {"length": n}) for n in (5, 10**6, 1_020)]  # 12 steps: up to 1,120
     exp = make_experiment(tmp_path, make_val_env=envs, train_timesteps_per_epoch=0)
     exp.start()
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "loxodon"):
         found = exp.evaluate_val()
     exp.close()
