@@ -1,0 +1,255 @@
+"""What `ablation.py` runs: tasks with their budgets and targets, and rows with what they leave out.
+
+Tasks, budgets and targets were chosen with the recommended agent and seed 0 alone, before any other row was
+run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from learning_tasks import Task
+
+SEEDS = (0, 1, 2, 3, 4)
+EPOCH = 600  # env steps
+
+# Settings of every run, the same in all rows. They make runs affordable: epochs have half the usual length,
+# so that the 16 epochs without training are 9,600 env steps, and batches (per task) have about 300 timesteps
+# instead of 1,500.
+_EVERYWHERE = (
+    "Experiment.train_timesteps_per_epoch=50",  # of each of 12 actors
+    "Experiment.val_interval=2",  # every 1,200 env steps
+    "Agent.action_memory_type=None",
+)
+
+
+@dataclass(frozen=True)
+class AblationTask:
+    """A task of the ablation.
+
+    kind: what it asks for. metric: figure of the greedy evaluation. chance: that figure before learning.
+    target: the figure that counts as learned. num_env_steps: budget of every run.
+    """
+
+    kind: str
+    metric: str
+    chance: float
+    target: float
+    num_env_steps: int
+    own_settings: tuple[str, ...]
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Gin settings on top of the preset."""
+        return (*_EVERYWHERE, f"Experiment.epochs={self.num_env_steps // EPOCH}", *self.own_settings)
+
+    def as_learned(self) -> Task:
+        """The same for `learning.py`."""
+        return Task(("base_offpolicy",), self.metric, self.target, overrides=self.settings)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The recommended agent without one change.
+
+    leaves_out: in words, the change and what stands there without it. settings: gin settings on top of the
+    task's; None while the change has no switch. configs: configurations on top of the preset.
+    cannot_matter_on: tasks that are not run because the agent would be the same.
+    """
+
+    leaves_out: str
+    settings: tuple[str, ...] | None
+    configs: tuple[str, ...] = ()
+    cannot_matter_on: tuple[str, ...] = ()
+
+
+def _task(
+    make_env: str, max_seq_len: int, batch_size: int, val_timesteps: int, *settings: str
+) -> tuple[str, ...]:
+    return (
+        f"Experiment.make_train_env={make_env}",
+        f"Experiment.make_val_env={make_env}",
+        f"Experiment.max_seq_len={max_seq_len}",
+        f"Experiment.batch_size={batch_size}",
+        f"Experiment.val_timesteps_per_epoch={val_timesteps}",
+        *settings,
+    )
+
+
+_WALK = {"rollout_horizon": 12, "curve": 1e5, "eps_start_start": 0.01, "eps_start_end": 0.01}
+_TURN = {"eps_end_start": 1.0, "eps_end_end": 0.05, "steps_anneal": 600, "randomize_eps": False}
+
+TASKS = {
+    "recall_reverse": AblationTask(
+        "recall",
+        "val/return",
+        chance=0.25,
+        target=0.95,
+        num_env_steps=18_000,
+        own_settings=_task(
+            "@Recall", 60, 6, 60, "Recall.length=30", "Recall.num_symbols=4", "Recall.order='reverse'"
+        ),
+    ),
+    "recall_by_key": AblationTask(
+        "recall",
+        "val/return",
+        chance=0.25,
+        target=0.95,
+        num_env_steps=18_000,
+        own_settings=_task(
+            "@Recall", 40, 8, 80, "Recall.length=20", "Recall.num_symbols=4", "Recall.order='by_key'"
+        ),
+    ),
+    "counting": AblationTask(
+        "counting",
+        "val/return",
+        chance=0.05,
+        target=0.3,
+        num_env_steps=19_200,
+        own_settings=_task("@Counting", 13, 24, 104, "Counting.length=10", "Counting.num_symbols=3"),
+    ),
+    "tmaze": AblationTask(
+        "delayed reward",
+        "val/success",
+        chance=0.0,
+        target=1.0,
+        num_env_steps=21_600,
+        own_settings=_task(
+            "@TMazePassive",
+            13,
+            24,
+            52,
+            "TMazePassive.horizon=12",
+            # Noise on the way would end most episodes before the fork.
+            "Experiment.exploration_wrapper_type=@BilevelEpsilonGreedy",
+            *(f"BilevelEpsilonGreedy.{key}={value!r}" for key, value in {**_WALK, **_TURN}.items()),
+        ),
+    ),
+    "bandit": AblationTask(
+        "meta-learning",
+        "val/return",
+        chance=20.0,
+        target=23.0,
+        num_env_steps=21_600,
+        own_settings=_task("@Bandit", 40, 10, 240, "Bandit.num_arms=4", "Bandit.num_steps=40"),
+    ),
+    "dark_room": AblationTask(
+        "meta-RL",
+        "val/return",
+        chance=5.0,
+        target=10.0,
+        num_env_steps=20_400,
+        own_settings=_task(
+            "@KShotWrapper",
+            40,
+            8,
+            120,
+            "KShotWrapper.env=@DarkRoom",
+            "KShotWrapper.num_attempts=5",
+            "DarkRoom.size=3",
+            "DarkRoom.time_limit=8",
+        ),
+    ),
+    "cartpole_no_velocity": AblationTask(
+        "control, partly observed",
+        "val/return",
+        chance=20.0,
+        target=150.0,
+        num_env_steps=19_200,
+        own_settings=_task(
+            "@partial_env()", 32, 10, 200, "partial_env.env_id='CartPole-v1'", "partial_env.keep=(0, 2)"
+        ),
+    ),
+    "double_integrator": AblationTask(
+        "continuous control, partly observed",
+        "val/return",
+        chance=0.29,
+        target=0.85,
+        num_env_steps=16_800,
+        own_settings=_task(
+            "@gym_env()", 30, 10, 60, "gym_env.env_id='double_integrator:DoubleIntegrator-v0'"
+        ),
+    ),
+}
+
+_WHOLE_EPISODES = tuple(name for name in TASKS if name != "cartpole_no_velocity")
+_EQUALLY_LONG = tuple(name for name in TASKS if name not in ("cartpole_no_velocity", "tmaze"))
+_CONTINUOUS = ("double_integrator",)
+_FEW_ACTIONS = tuple(name for name in TASKS if name != "counting")
+
+_PUBLISHED_TRANSFORMER = (
+    "TransformerTrajEncoder.pos_emb='fixed'",
+    "TransformerTrajEncoder.qk_norm=False",
+    "TransformerTrajEncoder.sigma_reparam=True",
+    "TransformerTrajEncoder.normformer_norms=True",
+    "TransformerTrajEncoder.head_scaling=True",
+)
+
+# The order is that of the queue. Names are stable; settings follow the names of parts.
+ROWS = {
+    "recommended": Row("nothing", ()),
+    # targets and values
+    "n_step": Row("Retrace and lambda-returns: one-step targets", ("Agent.returns='n_step'",)),
+    "no_loss_weights": Row("weights of discounts in the loss", ("Agent.weigh_discounts=False",)),
+    "no_weight_average": Row("the average of weights that acts", ("Learner.average_rate=0",)),
+    "published_discounts": Row(
+        "our discounts: 0.1, 0.9, 0.95, 0.97, 0.99, 0.995 and 0.999",
+        ("DISCOUNTS=(0.1, 0.9, 0.95, 0.97, 0.99, 0.995)",),
+    ),
+    "published_tau": Row("our Polyak rate of 0.03: 0.003", ("TAU=0.003",)),
+    "subset_per_element": Row(
+        "one subset of critics per update: one per element", ("Agent.critic_subset='element'",)
+    ),
+    "no_popart_floor": Row("the least deviation of targets", ("Agent.popart_floor=0",)),
+    "no_summed_values": Row("sums over discounts: a value per discount", None),
+    "published_popart": Row("units that are frozen: PopArt as published", None),
+    "no_start_at_reward": Row("values that begin at the smallest reward", None),
+    "subset_with_replacement": Row(
+        "subsets without repetition, per update: per element, with replacement", None
+    ),
+    # the sequence model
+    "published_transformer": Row("our Transformer: the published one", _PUBLISHED_TRANSFORMER),
+    "all_rotary": Row("heads other than rotary ones: all rotary", ("TransformerTrajEncoder.pos_emb='rope'",)),
+    "no_fixed_heads": Row("heads that know places: rotary ones", None),
+    "no_content_heads": Row("heads that look for contents: rotary ones", None),
+    "no_counting_heads": Row("heads that count: content heads", None),
+    "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
+    "action_memory": Row(
+        "nothing; adds ActionMemory",
+        ("Agent.action_memory_type=@ActionMemory",),
+        cannot_matter_on=_FEW_ACTIONS,  # it is for 8 actions or more
+    ),
+    # first weights
+    "plain_critic_weights": Row("our first weights of critics", None),
+    "plain_actor_weights": Row("small first weights of the actor's last layer", None),
+    "plain_previous_weights": Row("small first weights of the previous reward and action", None),
+    # exploration, data, optimiser
+    "plain_noise": Row(
+        "random actions that last: plain epsilon-greedy",
+        ("EpsilonGreedy.mean_repeat=1",),
+        cannot_matter_on=("tmaze",),  # has its own exploration
+    ),
+    "files_alike": Row(
+        "files drawn by length: all alike",
+        ("DiskTrajDataset.sample_by='trajectory'",),
+        cannot_matter_on=_EQUALLY_LONG,
+    ),
+    "plain_windows": Row(
+        "shifted windows: as published",
+        ("Experiment.padded_sampling='none'",),
+        cannot_matter_on=_WHOLE_EPISODES,
+    ),
+    "no_delayed_start": Row("16 epochs without training", ("Experiment.start_learning_at_epoch=0",)),
+    "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
+    "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
+    "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
+    # whole agents
+    "published_agent": Row("every change: the published agent", None, ("amago",)),
+    "published_agent_our_transformer": Row(
+        "every change but the sequence model", None, ("amago", "encoders/transformer")
+    ),
+    # The published agent makes 1,000 updates per 12,000 env steps: twice ours, so a run costs twice as much.
+    "published_replay_ratio": Row(
+        "our 0.04 updates per env step: 1 / 12", ("Experiment.replay_ratio=0.0833",)
+    ),
+}
