@@ -175,10 +175,17 @@ TASKS = {
 _WHOLE_EPISODES = tuple(name for name in TASKS if name != "cartpole_no_velocity")
 _EQUALLY_LONG = tuple(name for name in TASKS if name not in ("cartpole_no_velocity", "tmaze"))
 _CONTINUOUS = ("double_integrator",)
-_FEW_ACTIONS = tuple(name for name in TASKS if name != "counting")
+
+
+def _heads(*others: str) -> tuple[str]:
+    """Eight heads: four rotary ones and these."""
+    kinds = ("rotary",) * 4 + others
+    return (f"TransformerTrajEncoder.heads={kinds!r}",)
+
 
 _PUBLISHED_TRANSFORMER = (
     "TransformerTrajEncoder.pos_emb='fixed'",
+    "TransformerTrajEncoder.heads='plain'",
     "TransformerTrajEncoder.qk_norm=False",
     "TransformerTrajEncoder.sigma_reparam=True",
     "TransformerTrajEncoder.normformer_norms=True",
@@ -188,41 +195,58 @@ _PUBLISHED_TRANSFORMER = (
 # The order is that of the queue. Names are stable; settings follow the names of parts.
 ROWS = {
     "recommended": Row("nothing", ()),
+    # whole agents
+    "published_agent": Row("every change: the published agent", (), ("amago",)),
+    "published_agent_our_transformer": Row(
+        "every change but the sequence model", (), ("amago", "encoders/transformer")
+    ),
     # targets and values
-    "n_step": Row("Retrace and lambda-returns: one-step targets", ("Agent.returns='n_step'",)),
-    "no_loss_weights": Row("weights of discounts in the loss", ("Agent.weigh_discounts=False",)),
-    "no_weight_average": Row("the average of weights that acts", ("Learner.average_rate=0",)),
+    "n_step": Row(
+        "Retrace and lambda-returns: one-step targets",
+        ("Agent.returns=@NStep()", "Agent.returns_continuous=None"),
+    ),
+    "no_loss_weights": Row("WeighByReward: all discounts count alike", ("Agent.loss_weights=None",)),
+    "published_popart": Row("SummedValues and FixedUnits: PopArt as published", ("Agent.values=@PopArt()",)),
+    "no_summed_values": Row(
+        "sums over discounts: a value per discount, in fixed units",
+        ("Agent.values=@FixedUnits()", "FixedUnits.start=@StartAtReward()"),
+    ),
+    "no_start_at_reward": Row(
+        "StartAtReward: values begin at the first targets", ("SummedValues.start=None",)
+    ),
+    "no_weight_average": Row("WeightAverage: the newest weights act", ("Learner.weight_average=None",)),
+    "published_subset": Row(
+        "one subset of different critics per update: per element, with replacement",
+        ("RandomSubset.per='element'", "RandomSubset.replace=True"),
+    ),
+    "published_tau": Row("our Polyak rate of 0.03: 0.003", ("TAU=0.003",)),
     "published_discounts": Row(
         "our discounts: 0.1, 0.9, 0.95, 0.97, 0.99, 0.995 and 0.999",
         ("DISCOUNTS=(0.1, 0.9, 0.95, 0.97, 0.99, 0.995)",),
     ),
-    "published_tau": Row("our Polyak rate of 0.03: 0.003", ("TAU=0.003",)),
-    "subset_per_element": Row(
-        "one subset of critics per update: one per element", ("Agent.critic_subset='element'",)
-    ),
-    "no_popart_floor": Row("the least deviation of targets", ("Agent.popart_floor=0",)),
-    "no_summed_values": Row("sums over discounts: a value per discount", None),
-    "published_popart": Row("units that are frozen: PopArt as published", None),
-    "no_start_at_reward": Row("values that begin at the smallest reward", None),
-    "subset_with_replacement": Row(
-        "subsets without repetition, per update: per element, with replacement", None
-    ),
     # the sequence model
     "published_transformer": Row("our Transformer: the published one", _PUBLISHED_TRANSFORMER),
-    "all_rotary": Row("heads other than rotary ones: all rotary", ("TransformerTrajEncoder.pos_emb='rope'",)),
-    "no_fixed_heads": Row("heads that know places: rotary ones", None),
-    "no_content_heads": Row("heads that look for contents: rotary ones", None),
-    "no_counting_heads": Row("heads that count: content heads", None),
-    "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
-    "action_memory": Row(
-        "nothing; adds ActionMemory",
-        ("Agent.action_memory_type=@ActionMemory",),
-        cannot_matter_on=_FEW_ACTIONS,  # it is for 8 actions or more
+    "all_rotary": Row("heads of all other kinds: rotary ones", ("TransformerTrajEncoder.heads='rotary'",)),
+    "no_fixed_heads": Row("heads for places: rotary ones", _heads("rotary", "rotary", "content", "counting")),
+    "no_content_heads": Row(
+        "heads for contents and counts: rotary ones", _heads("fixed", "fixed", "rotary", "rotary")
     ),
+    "no_counting_heads": Row(
+        "the head that counts: one more for contents", _heads("fixed", "fixed", "content", "content")
+    ),
+    "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
     # first weights
-    "plain_critic_weights": Row("our first weights of critics", None),
-    "plain_actor_weights": Row("small first weights of the actor's last layer", None),
-    "plain_previous_weights": Row("small first weights of the previous reward and action", None),
+    "published_critic_weights": Row(
+        "our first weights of critics",
+        ("CriticEnsemble.out_gain=1.7320508", "CriticEnsemble.joint_fan_in=True"),
+    ),
+    "published_actor_weights": Row(
+        "small first weights of the actor's last layer",
+        ("Actor.out_gain=1.0", "Actor.out_bias_gain=1.0"),
+    ),
+    "published_rl2_weights": Row(
+        "small first weights of the previous reward and action", ("FFTstepEncoder.rl2_gain=1.0",)
+    ),
     # exploration, data, optimiser
     "plain_noise": Row(
         "random actions that last: plain epsilon-greedy",
@@ -230,7 +254,7 @@ ROWS = {
         cannot_matter_on=("tmaze",),  # has its own exploration
     ),
     "files_alike": Row(
-        "files drawn by length: all alike",
+        "timesteps drawn alike: files drawn alike",
         ("DiskTrajDataset.sample_by='trajectory'",),
         cannot_matter_on=_EQUALLY_LONG,
     ),
@@ -243,13 +267,10 @@ ROWS = {
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
     "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
     "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
-    # whole agents
-    "published_agent": Row("every change: the published agent", None, ("amago",)),
-    "published_agent_our_transformer": Row(
-        "every change but the sequence model", None, ("amago", "encoders/transformer")
-    ),
-    # The published agent makes 1,000 updates per 12,000 env steps: twice ours, so a run costs twice as much.
-    "published_replay_ratio": Row(
-        "our 0.04 updates per env step: 1 / 12", ("Experiment.replay_ratio=0.0833",)
+    # what is off, switched on
+    "action_memory": Row(
+        "nothing; adds ActionMemory",
+        ("Agent.action_memory_type=@ActionMemory",),
+        cannot_matter_on=_CONTINUOUS,  # it is for discrete actions
     ),
 }
