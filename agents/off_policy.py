@@ -192,6 +192,14 @@ class OffPolicyAgent(BaseAgent, ABC):
             pass_obs_keys_to_actor=pass_obs_keys_to_actor,
             pass_timestep_to_heads=pass_timestep_to_heads,
         )
+        _require_parts(
+            type(self).__name__,
+            critic_subset=critic_subset,
+            returns=returns,
+            returns_continuous=returns if returns_continuous is None else returns_continuous,
+            values=values,
+            loss_weights=loss_weights,
+        )
         if isinstance(action_space, spaces.Box):
             training_discounts = (
                 training_discounts if training_discounts_continuous is None else training_discounts_continuous
@@ -264,7 +272,7 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"{name}.action_memory_type is set, but a memory of actions needs {' and '.join(missing)}. "
                 f"Fix: bind {name}.action_memory_type = None."
             )
-        with torch.random.fork_rng(devices=[]):  # other networks begin as without it
+        with torch.random.fork_rng(devices=[]):  # it must not change the first weights of the actor
             return kind(self.tstep_encoder.emb_dim, self.action_dim, self.max_seq_len)
 
     @abstractmethod
@@ -519,18 +527,6 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def _check_settings(self, num_critics: int, discounts: Sequence[float]) -> None:
         name = type(self).__name__
-        parts = {
-            "critic_subset": (self.critic_subset, RandomSubset, "@RandomSubset()"),
-            "returns": (self.returns, Returns, "@NStep()"),
-            "values": (self.values, ValueScale, "@PopArt()"),
-            "loss_weights": (self.loss_weights, WeighByReward | None, "@WeighByReward()"),
-        }
-        for setting, (part, kind, example) in parts.items():
-            if not isinstance(part, kind):
-                raise TypeError(
-                    f"{name}.{setting} is {part!r}, but must be a part from loxodon.agents.parts, in gin "
-                    f"with parentheses. Fix: bind, say, {name}.{setting} = {example}."
-                )
         self.critic_subset.check(num_critics, name)
         lowest = {
             "num_actions_for_value_in_critic_loss": 1,
@@ -585,6 +581,24 @@ class _Following:
 
     def _with_bonus(self, values: Tensor) -> Tensor:
         return values if self.bonus is None else values + self.bonus[:, :, None]
+
+
+def _require_parts(name: str, **parts: Any) -> None:
+    """Raise TypeError for a setting of the agent `name` that is not a part of its kind."""
+    kinds: dict[str, tuple[Any, str]] = {
+        "critic_subset": (RandomSubset, "@RandomSubset()"),
+        "returns": (Returns, "@NStep()"),
+        "returns_continuous": (Returns, "@LambdaReturns()"),
+        "values": (ValueScale, "@PopArt()"),
+        "loss_weights": (WeighByReward | None, "@WeighByReward()"),
+    }
+    for setting, part in parts.items():
+        kind, example = kinds[setting]
+        if not isinstance(part, kind):
+            raise TypeError(
+                f"{name}.{setting} is {part!r}, but must be a part from loxodon.agents.parts, in gin with "
+                f"parentheses. Fix: bind, say, {name}.{setting} = {example}."
+            )
 
 
 def expectation(values: Tensor, probs: Tensor) -> Tensor:

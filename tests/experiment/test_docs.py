@@ -351,7 +351,8 @@ def test_the_differing_defaults_are_those_of_the_code_and_the_preset() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| `(.+?)` \|$", DIFFERING, flags=re.MULTILINE)
     listed = {name: [bindings_in(f"x = {text}")[0].value for text in texts] for name, *texts in rows}
     assert {name: [code_default(name), preset[name]] for name in listed} == listed
-    owners = ("Experiment", "Learner", "WeightAverage", "EpsilonGreedy", "DiskTrajDataset")
+    owners = ("Experiment", "Learner", "WeightAverage", "EpsilonGreedy", "DiskTrajDataset", "Agent", "RandomSubset")
+    owners += ("Actor", "CriticEnsemble", "TransformerTrajEncoder")
     defaults = {key: code_default(key) for key in preset if key.startswith(owners)}
     differing = {key for key, value in defaults.items() if value not in (preset[key], registry.MISSING)}
     assert differing == {name for name in listed if name.startswith(owners)}
@@ -362,6 +363,8 @@ def code_default(key: str) -> Any:
     owner, _, param = key.rpartition(".")
     default = registry.find(owner)[0].params[param].default
     named = None if default is registry.MISSING else registry.find_object(default)
+    if type(default).__module__.startswith("loxodon.agents.parts"):
+        return Reference(type(default).__name__, is_called=True)
     return default if named is None else Reference(named.name, is_called=False)
 
 
