@@ -16,7 +16,7 @@ class WeighByReward(RunningStatistics):
     """Losses of long discounts count less where every timestep pays, and alike where rewards are rare.
 
         w_g = (k_g sigma_g)^2 / max over discounts
-        k_g = min(1, (1 - g) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
+        k_g = min(1, max(1 - g, 1 / max_horizon) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
 
     sigma_g is the deviation of the targets of discount g. k_g makes a mean reward of a return: a return adds
     up 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] pays (exactly so if all rewards other than 0
@@ -32,6 +32,7 @@ class WeighByReward(RunningStatistics):
     Args:
         beta: rate of the moving averages of |r| and r^2, higher at first to make up for their start.
         rare: see above; infinity always divides by the horizon.
+        max_horizon: timesteps; longer horizons count like this one.
     """
 
     reward_sizes: Tensor
@@ -39,9 +40,9 @@ class WeighByReward(RunningStatistics):
     pending: Tensor
     _discounts: Tensor
 
-    def __init__(self, *, beta: float = 5e-4, rare: float = 10.0) -> None:
+    def __init__(self, *, beta: float = 5e-4, rare: float = 10.0, max_horizon: float = 1_000.0) -> None:
         super().__init__()
-        self.beta, self.rare = beta, rare
+        self.beta, self.rare, self.max_horizon = beta, rare, max_horizon
 
     def build(self, discounts: Sequence[float]) -> None:
         """Take the discounts of the agent, in the order of its losses."""
@@ -55,7 +56,7 @@ class WeighByReward(RunningStatistics):
         size, square = self.reward_sizes.unbind()
         share = (size.square() / square).where(square > 0.0, 1.0)
         share = (self.rare * share).clamp(max=1.0)
-        per_timestep = (1.0 - self._discounts).clamp(min=1e-3)
+        per_timestep = (1.0 - self._discounts).clamp(min=1.0 / self.max_horizon)
         deviation = (per_timestep / share).clamp(max=1.0) * sigma
         return (deviation / deviation.max()).square()
 

@@ -190,7 +190,7 @@ def _deviation(mu: Tensor, nu: Tensor) -> Tensor:
 class StartAtReward(nn.Module):
     """Values begin at the return of the smallest reward, if all rewards have one sign.
 
-        value_g = c p / (1 - g p) at first
+        value_g = c p / max(1 - g p, 1 / max_horizon) at first
 
     c is the reward closest to 0 among those after which the episode continues, and p their share. Both are of
     the first update, and 0 is the start if some rewards are positive and some are negative.
@@ -198,12 +198,16 @@ class StartAtReward(nn.Module):
     Reason: with a price for every timestep, values of long horizons hold it only after the target networks
     have followed for as long as these horizons are, and until then an early end looks bad or good by mistake.
     Source: ours. Off: `SummedValues.start = None`.
+
+    Args:
+        max_horizon: timesteps over which the reward is added up at most.
     """
 
     gathered: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_horizon: float = 1_000.0) -> None:
         super().__init__()
+        self.max_horizon = max_horizon
         # smallest and largest reward after which an episode continues; number of these, and of all
         self.register_buffer("gathered", torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]), persistent=False)
 
@@ -226,7 +230,7 @@ class StartAtReward(nn.Module):
     def value(self, discounts: Tensor) -> Tensor:
         """(G, 1) values to begin with, for discounts (G, 1); 0 for none."""
         share = self.gathered[2] / self.gathered[3].clamp(min=1.0)
-        return self._constant * share / (1.0 - discounts * share).clamp(min=1e-3)
+        return self._constant * share / (1.0 - discounts * share).clamp(min=1.0 / self.max_horizon)
 
     def sums(self) -> Tensor:
         """What was gathered, (5,) float64, in a form that processes can add up."""
