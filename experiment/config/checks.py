@@ -478,15 +478,15 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
         is_given = bool(calls) and target.is_class
         if any(binding.param in params for params in calls) or (is_seen(binding, later) and not is_given):
             continue
-        if earlier[binding.source].keys() - final.keys() - reached.keys():
-            num_left_over += 1
-        elif target.name in taken and ("", target.name) in final:
+        if target.name in taken and ("", target.name) in final:
             if not is_in_preset(binding):
                 other = taken[target.name]
                 problems.append(
                     f"{shown(binding)} has no effect: these observations take {other}. Fix: set "
                     f"{other}.{binding.param}, or Experiment.tstep_encoder_type = @{target.name}."
                 )
+        elif earlier[binding.source].keys() - final.keys() - reached.keys():
+            num_left_over += 1
         elif is_given:
             problems.append(
                 f"{shown(binding)} has no effect: the code that makes {target.name} gives it. "

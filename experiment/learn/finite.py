@@ -99,6 +99,6 @@ def plain(batch: Any) -> Any:
 
 
 def save_batches(batches: Sequence[Any], path: Path) -> None:
-    """Write a list with the fields of each batch as a dict, for torch.load(path, weights_only=True)."""
+    """Write a list with the fields of each batch as a dict; `torch.load` with `weights_only` reads it."""
     with atomic_write(path) as temp:
         torch.save([vars(plain(batch).to("cpu")) for batch in batches], temp)

@@ -13,11 +13,8 @@ from typing import Any
 
 SCRIPT = """
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
-spec = spec_from_file_location("fakes", {fakes!r})
-fakes = module_from_spec(spec)
-sys.modules["fakes"] = fakes
-spec.loader.exec_module(fakes)
+sys.path.append({root!r})
+from tests.experiment import fakes
 exp = fakes.make_experiment({folder!r}, **{changes!r})
 exp.start()
 if "--resume" in sys.argv:
@@ -30,8 +27,8 @@ CONFIG_SCRIPT = "import sys; from loxodon.experiment.cli import main; sys.exit(m
 
 def launch(folder: Path, *words: str, **changes: Any) -> subprocess.Popen[str]:
     """A run of `make_experiment`, in a process group of its own."""
-    fakes = str(Path(__file__).with_name("fakes.py"))
-    return start(SCRIPT.format(fakes=fakes, folder=str(folder), changes=changes), *words)
+    root = str(Path(__file__).parents[2])
+    return start(SCRIPT.format(root=root, folder=str(folder), changes=changes), *words)
 
 
 def start(code: str, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:

@@ -200,7 +200,7 @@ import numpy as np
 policy = loxodon.experiment.load_policy("alone.safetensors")
 print(policy.act(np.zeros(3, np.float32)) in range(4))
 
-import fakes
+from tests.experiment import fakes
 from loxodon.experiment.artifacts import FolderStore
 exp = fakes.make_experiment(
     ".", epochs=1, env_mode="async", async_env_mp_context="spawn", dloader_workers=1,
@@ -226,7 +226,7 @@ def test_nothing_optional_is_imported_a_policy_is_a_file_and_what_is_not_closed_
     Path("tiny.gin").write_text(TINY)
     assert main(["--config", "tiny.gin", "Experiment.verbose=False"]) == 0
     shutil.move("runs/tiny/ckpts/latest/policy.safetensors", alone / "alone.safetensors")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
     process = start(FRESH, cwd=alone)
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(4)]

@@ -231,6 +231,7 @@ def test_a_part_that_cannot_be_closed_costs_a_warning(
     exp = make_experiment(tmp_path, epochs=1)
     exp.start()
     exp.learn()
+    caplog.clear()
     closed = []
     for name in PARTS:
         own = getattr(exp, name).close
