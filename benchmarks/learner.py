@@ -6,7 +6,7 @@
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --compile      # Experiment.compile_learning
 
 Batches of 24 windows of 128 (or 512) transitions, 16 observations, 4 actions; encoders of width 128 (a
-Transformer of 3 layers, a GRU of 2), 4 critics, 7 discounts, heads of 2 x 256; one torch thread, float32 or
+Transformer of 3 layers, a GRU of 2), 4 critics, 5 discounts, heads of 2 x 256; one torch thread, float32 or
 autocast to bfloat16. Times are CPU time, medians over updates.
 
 gflop: of matrix products and attention, counted. floor_s: the time that these would take at the speed of one
@@ -32,7 +32,7 @@ from accelerate import Accelerator
 from encoders import count_flop, flops_per_s
 from gymnasium import spaces
 from provenance import provenance
-from recommended import TRANSFORMER
+from recommended import TRANSFORMER, parts
 
 from loxodon.agents import Agent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent
 from loxodon.data import Batch
@@ -111,7 +111,7 @@ def make_learner(
     """What updates an agent of the sizes above."""
     torch.manual_seed(0)
     obs_space = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)})
-    agent = kind(obs_space, action_space, tstep, encoder, length)
+    agent = kind(obs_space, action_space, tstep, encoder, length, **parts(kind))
     params = agent.trainable_params()
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
 

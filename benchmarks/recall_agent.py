@@ -28,7 +28,7 @@ from accelerate import Accelerator
 from gymnasium import spaces
 from provenance import provenance
 from recall_probe import NO_ANSWER, SYMBOLS, episodes
-from recommended import ACTOR, CRITICS, TRANSFORMER
+from recommended import ACTOR, CRITICS, TRANSFORMER, parts
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -95,8 +95,7 @@ def updates_needed(
         length,
         actor_type=partial(Actor, **ACTOR),
         critic_type=partial(CriticEnsemble, **CRITICS),
-        training_discounts=discounts[:-1],
-        gamma=discounts[-1],
+        **{**parts(Agent), "training_discounts": discounts[:-1], "gamma": discounts[-1]},
     )
     with torch.no_grad():
         for critics in (agent.critics, agent.target_critics):

@@ -1,8 +1,19 @@
-"""Settings of networks in `base_offpolicy.gin` and `encoders/transformer.gin`, without sizes."""
+"""Settings of networks and agents in `base_offpolicy.gin` and `encoders/transformer.gin`, without sizes."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from loxodon.agents import (
+    Agent,
+    LambdaReturns,
+    MultiTaskAgent,
+    RandomSubset,
+    Retrace,
+    StartAtReward,
+    SummedValues,
+    WeighByReward,
+)
 
 TRANSFORMER: dict[str, Any] = {
     "pos_emb": None,
@@ -14,3 +25,23 @@ TRANSFORMER: dict[str, Any] = {
 }
 ACTOR: dict[str, Any] = {"out_gain": 0.1, "out_bias_gain": 0.0}
 CRITICS: dict[str, Any] = {"out_gain": 1.0, "joint_fan_in": False}
+
+
+def parts(kind: type) -> dict[str, Any]:
+    """Discounts and parts of an off-policy agent of this class."""
+    if kind is MultiTaskAgent:
+        subset = RandomSubset(per="update", replace=False, reduce="mean")
+        return {"training_discounts": (0.1, 0.5, 0.9, 0.99), "tau": 0.03, "critic_subset": subset}
+    found = {
+        "training_discounts": (0.1, 0.5, 0.9, 0.99),
+        "tau": 0.03,
+        "values": SummedValues(start=StartAtReward()),
+        "loss_weights": WeighByReward(),
+    }
+    if kind is Agent:
+        found |= {
+            "critic_subset": RandomSubset(per="update", replace=False),
+            "returns": Retrace(),
+            "returns_continuous": LambdaReturns(),
+        }
+    return found

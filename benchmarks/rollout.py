@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from provenance import provenance
-from recommended import TRANSFORMER
+from recommended import TRANSFORMER, parts
 
 from loxodon.agents import Agent
 from loxodon.data import TrajectoryWriter
@@ -151,6 +151,7 @@ def make_agent(args: argparse.Namespace, envs: Any) -> Agent:
         ENCODERS[args.encoder],
         args.context,
         actor_type=functools.partial(Actor, n_layers=2, d_hidden=256),
+        **parts(Agent),
     )
     return agent.eval()
 
