@@ -373,7 +373,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         actions: Tensor,
         num_samples: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Of the policy and of recorded actions, as the two above, in one pass if it tells of all actions."""
+        """Values of the policy and of recorded actions, in one pass if the critics output all actions."""
         if isinstance(policy, Categorical):
             values = self.all_values(critics, state)
             return expectation(values, policy.probs), expectation(values, actions)
@@ -474,7 +474,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         Args:
             view: the batch.
             q: (B, L, C, G, 1) of recorded actions, in environment units times the reward multiplier.
-            targets: (B, L, G, 1), likewise.
+            targets: (B, L, G, 1), in the same units.
             policy: over (B, L, G, A).
             advantages: (B, L, G, 1), environment units.
             filter_weights: (B, L, G, 1), of imitation.
@@ -546,9 +546,15 @@ class OffPolicyAgent(BaseAgent, ABC):
             )
         if self.returns.needs_probabilities and not self.is_discrete:
             raise ValueError(
-                f"{name}.returns is {self.returns}, but the action space is {self.action_space}, whose "
-                f"actions have densities, not probabilities. "
+                f"{name}.returns_continuous is {self.returns} (None takes {name}.returns), but the action "
+                f"space is {self.action_space}, whose actions have densities, not probabilities. "
                 f"Fix: bind {name}.returns_continuous = @LambdaReturns()."
+            )
+        if not (0.0 < self.tau <= 1.0 and self.reward_multiplier > 0.0):
+            raise ValueError(
+                f"{name}.tau is {self.tau} and {name}.reward_multiplier is {self.reward_multiplier}, but a "
+                f"rate lies above 0 and is at most 1, and a factor of rewards is above 0. "
+                f"Fix: bind {name}.tau = 0.003 and {name}.reward_multiplier = 10.0."
             )
 
 

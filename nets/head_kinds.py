@@ -6,22 +6,23 @@ A head reads the timesteps s of its window by queries q_t, keys k_s and values v
 
 Kinds differ from this in their queries, keys or weights:
 
-- "plain": not at all. Only an encoder with `pos_emb` shows such heads positions. Vaswani et al. 2017,
+- "plain": no change. Only an encoder with `pos_emb` shows such heads positions. Vaswani et al. 2017,
   arXiv:1706.03762, eq. 1.
-- "rotary": distances. q_t = R^t W_q x_t and k_s = R^s W_k x_s, where R turns pairs of features, so that
-  q_t k_s depends on t - s. Su et al. 2021, arXiv:2104.09864, eq. 34. Reason: recall of a fixed number of
-  timesteps ago.
-- "alibi": distances. The logits become q_t k_s / sqrt(E) - slope (t - s), with a slope for each head. Press
-  et al. 2021, arXiv:2108.12409. Reason: attention fades with distance.
-- "fixed": places in the episode. q_t = W_q x_t + U_q waves(t) and k_s = W_k x_s + U_k waves(s), with learned
-  U and sinusoidal waves; W_q and W_k begin small (`fixed_content_gain`). Ours. Reason: recall of a given
-  place, as of a list in reverse, without positions in what layers read and write.
-- "content": what is like the present. W_k = W_q at the start, no positions, and only s < t, with a key and a
-  value of zeros. Ours; alike first weights of Trockman & Kolter 2023, arXiv:2305.09828. Reason: recall by key
-  from the first update on. The present is left out because nothing is more like it than itself.
-- "counting": how often that was. Like "content", with y_t = asinh(sum over s < t of
-  sigmoid(q_t k_s / sqrt(E) - threshold) v_s / COUNT_SCALE). Ours; weights of Ramapuram et al. 2024,
-  arXiv:2409.04431. Reason: softmax returns a mean, which shows shares but not numbers.
+- "rotary" attends by distance. q_t = R^t W_q x_t and k_s = R^s W_k x_s, where R turns pairs of features, so
+  that q_t k_s depends on t - s. Su et al. 2021, arXiv:2104.09864, eq. 34. Reason: recall of a fixed number
+  of timesteps ago.
+- "alibi" attends by distance. The logits become q_t k_s / sqrt(E) - slope (t - s), with a slope for each
+  head. Press et al. 2021, arXiv:2108.12409. Reason: attention fades with distance.
+- "fixed" attends by place in the episode. q_t = W_q x_t + U_q waves(t) and k_s = W_k x_s + U_k waves(s),
+  with learned U and sinusoidal waves; W_q and W_k begin small (`fixed_content_gain`). Ours. Reason: recall
+  of a given place, as of a list in reverse, without positions in what layers read and write.
+- "content" attends to what is like the present. W_k = W_q at the start, no positions, and only s < t, with
+  a key and a value of zeros. Ours; alike first weights of Trockman & Kolter 2023, arXiv:2305.09828. Reason:
+  recall by key from the first update on. The present is left out because nothing is more like it than
+  itself.
+- "counting" counts what is like the present. Like "content", with y_t = asinh(sum over s < t of sigmoid(q_t
+  k_s / sqrt(E) - threshold) v_s / COUNT_SCALE). Ours; weights of Ramapuram et al. 2024, arXiv:2409.04431.
+  Reason: softmax returns a mean, which shows shares but not numbers.
 
 To switch a kind off, give its heads another kind; 'plain' for all heads is the published Transformer.
 """
@@ -35,7 +36,7 @@ ORDER = ("fixed", "rotary", "plain", "alibi", "content", "counting")
 """All kinds, in the order in which a layer keeps its heads."""
 
 COUNT_SCALE = 32.0
-"""Timesteps up to which counts grow evenly; then by their logarithm. With 8, recall in reverse was late."""
+"""Timesteps up to which counts grow evenly; then by their logarithm. With 8, recall in reverse took longer."""
 
 COUNT_SHARE = 0.5
 """Heads count keys whose logit exceeds this share of the logit of an equal query and key at the start."""

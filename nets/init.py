@@ -52,7 +52,7 @@ MIN_RNN_GATE_GAIN = 2 * GATE_GAIN
 """Gates that see the input alone must be sharper: otherwise the trunk drowns a cue before it is used."""
 
 MIN_RNN_OUT_GAIN = 3.0
-"""The state is read louder for the same reason."""
+"""The output of the state is scaled up for the same reason."""
 
 SELECT_GAIN = 4.0
 """A cue must outweigh the timesteps that follow it."""

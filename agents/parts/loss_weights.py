@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...nets import RunningStatistics, debiased_rate
+from .checks import require_above_zero
 
 
 @gin.configurable
@@ -42,6 +43,7 @@ class WeighByReward(RunningStatistics):
 
     def __init__(self, *, beta: float = 5e-4, rare: float = 10.0, max_horizon: float = 1_000.0) -> None:
         super().__init__()
+        require_above_zero("WeighByReward", beta=beta, rare=rare, max_horizon=max_horizon)
         self.beta, self.rare, self.max_horizon = beta, rare, max_horizon
 
     def build(self, discounts: Sequence[float]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nets import RunningStatistics, debiased_rate
+from .checks import require_above_zero
 
 _LEAST_SIGMA = 1e-4  # keeps divisions finite
 
@@ -113,15 +114,15 @@ class _MovingMoments(ValueScale):
 
 @gin.configurable
 class PopArt(_MovingMoments):
-    """Critics predict targets at unit scale, and a move of that scale changes no value.
+    """Critics predict targets at unit scale, and rescaling leaves all values unchanged.
 
         value_g = sigma_g (w_g x_g + b_g) + mu_g
         mu, nu: moving averages of y and y^2;  sigma = sqrt(clip(nu - mu^2, 1e-4, 1e8))
         w <- w sigma_old / sigma,  b <- (sigma_old b + mu_old - mu) / sigma
 
     The statistics move before the loss of the same batch, so the losses have the targets that were gathered
-    since the last update within mu and sigma. Several processes that train together gather alone, and share
-    their statistics after each update.
+    since the last update within mu and sigma. With several processes, each one gathers its own statistics;
+    they are merged after each update.
 
     Reason: one learning rate for all discounts and reward scales. Source: van Hasselt et al. 2016,
     arXiv:1602.07714; one set of statistics per discount: Grigsby et al. 2023, arXiv:2310.09971.
@@ -139,7 +140,8 @@ class PopArt(_MovingMoments):
 
     def __init__(self, *, beta: float = 5e-4, init_nu: float = 100.0) -> None:
         super().__init__(beta)
-        self.init_nu = init_nu
+        require_above_zero("PopArt", init_nu=init_nu)
+        self.init_nu = float(init_nu)
 
     def build(self, discounts: Sequence[float]) -> None:
         super().build(discounts)
@@ -195,8 +197,8 @@ class StartAtReward(nn.Module):
     c is the reward closest to 0 among those after which the episode continues, and p their share. Both are of
     the first update, and 0 is the start if some rewards are positive and some are negative.
 
-    Reason: with a price for every timestep, values of long horizons hold it only after the target networks
-    have followed for as long as these horizons are, and until then an early end looks bad or good by mistake.
+    Reason: if every timestep has a cost, long-horizon values contain it only after the target networks have
+    caught up, and until then an early end of the episode looks too good or too bad.
     Source: ours. Off: `SummedValues.start = None`.
 
     Args:
@@ -207,6 +209,7 @@ class StartAtReward(nn.Module):
 
     def __init__(self, *, max_horizon: float = 1_000.0) -> None:
         super().__init__()
+        require_above_zero("StartAtReward", max_horizon=max_horizon)
         self.max_horizon = max_horizon
         # smallest and largest reward after which an episode continues; number of these, and of all
         self.register_buffer("gathered", torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]), persistent=False)
@@ -261,9 +264,9 @@ class FixedUnits(_MovingMoments):
     unit and origin are sigma and mu of the first targets that vary, and 0 until then. The first update
     therefore trains no critic: it only sets the scale.
 
-    Reason: no value moves when statistics move, and no weight has to be rescaled to make up for it. Without a
-    floor, targets that hardly vary (a constant reward under a small discount) would be blown up.
-    Source: ours. Off: `values = @PopArt()` (published).
+    Reason: no value moves when statistics move, so no weight has to be rescaled to make up for it. Without a
+    floor, the errors of targets that hardly vary (a constant reward under a small discount) would be
+    amplified. Source: ours. Off: `values = @PopArt()` (published).
 
     Args:
         beta: rate of the moving averages, higher at first to make up for their start.
@@ -357,8 +360,8 @@ class SummedValues(FixedUnits):
 
     With unit and origin as in `FixedUnits`.
 
-    Reason: what a short horizon knows of actions is in the values of all longer ones at once. Source: Romoff
-    et al. 2019, arXiv:1902.01883; in fixed units: ours. Off: `values = @FixedUnits()`, or `@PopArt()`
+    Reason: what a short horizon has learned about actions benefits all longer ones immediately. Source:
+    Romoff et al. 2019, arXiv:1902.01883; in fixed units: ours. Off: `values = @FixedUnits()`, or `@PopArt()`
     (published).
 
     Args:

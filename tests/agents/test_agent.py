@@ -351,7 +351,7 @@ def test_impossible_settings_are_explained() -> None:
         with pytest.raises(ValueError, match=words):
             make_agent(**wrong)  # type: ignore[arg-type]
     for wrong, words in (
-        ({"returns": Retrace()}, r"returns is Retrace.*, but .* densities.*Fix: .*returns_continuous"),
+        ({"returns": Retrace()}, r"returns_continuous is Retrace.* densities.*Fix: .*returns_continuous"),
         ({"action_mask_key": "observation"}, r"cannot be ruled out one by one. Fix: leave"),
         ({"distribution_type": "GaussianMixture"}, r"carry no gradient.*Fix: .*Agent.online_coeff = 0"),
     ):
