@@ -36,7 +36,7 @@ ORDER = ("fixed", "rotary", "plain", "alibi", "content", "counting")
 """All kinds, in the order in which a layer keeps its heads."""
 
 COUNT_SCALE = 32.0
-"""Timesteps up to which counts grow evenly; then by their logarithm. With 8, recall in reverse took longer."""
+"""Timesteps up to which counts grow evenly; then by their logarithm. With 8, reversed recall took longer."""
 
 COUNT_SHARE = 0.5
 """Heads count keys whose logit exceeds this share of the logit of an equal query and key at the start."""

@@ -117,6 +117,9 @@ def test_what_is_not_a_part_is_refused_with_what_to_write(setting: str, wrong: A
         (lambda: RandomSubset(per="batch"), "per='batch'"),
         (lambda: RandomSubset(reduce="max"), "reduce='max'"),
         (lambda: PopArt(beta=0.0), "PopArt.beta is 0.0"),
+        (lambda: PopArt(init_nu=-1), "PopArt.init_nu is -1"),
+        (lambda: StartAtReward(max_horizon=0), "StartAtReward.max_horizon is 0"),
+        (lambda: WeighByReward(rare=-1.0), "WeighByReward.rare is -1.0"),
         (lambda: FixedUnits(floor=0.0), "FixedUnits.floor is 0.0"),
         (lambda: SummedValues(floor=2.0), "SummedValues.floor is 2.0"),
         (lambda: SummedValues(start=StartAtReward), "SummedValues.start is <class.*in gin with parentheses"),  # type: ignore[arg-type]
