@@ -47,4 +47,4 @@ class DoubleIntegrator(gym.Env[np.ndarray, np.ndarray]):
         return np.array([np.clip(self._position, -FAR, FAR)], np.float32)
 
 
-gym.register("DoubleIntegrator-v0", DoubleIntegrator, max_episode_steps=STEPS)
+gym.register("DoubleIntegrator-v0", f"{__name__}:DoubleIntegrator", max_episode_steps=STEPS)

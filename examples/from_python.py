@@ -12,7 +12,7 @@ from loxodon.experiment.config import load_config
 from loxodon.nets import FFTstepEncoder
 
 load_config(["ppo/cartpole"])  # what the arguments below leave open
-experiment = Experiment(
+experiment = Experiment(  # type: ignore[call-arg]  # the preset has the others
     run_name="from-python",
     make_train_env="CartPole-v1",  # an id, a class, or a recipe with arguments
     make_val_env=EnvSpec("CartPole-v1", {"max_episode_steps": 200}),
