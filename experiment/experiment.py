@@ -80,6 +80,7 @@ _SHOWN = {  # of the figures of an epoch, on the terminal
     "dataset/total_files": "files",
 }
 _GO_ON = "To continue: the same command with --resume."
+_GO_ON_CORRECTED = "To continue: correct what the error says, then run with --resume."
 
 
 @gin.configurable
@@ -992,9 +993,10 @@ class Experiment(Settings):
         is_interim: only a safeguard until the next one; it stays in the run folder, and goes when that is
             there.
 
-        Raises: OSError if the disk does not take it; trajectories that are stored and earlier checkpoints
-        stay.
+        Raises: OSError if the disk does not take it, FloatingPointError if weights are not finite;
+        trajectories that are stored and earlier checkpoints stay.
         """
+        self.learner.check_weights()
         self.begin_run()
         collector = self.collector
         restarts = self.checkpoints.exact_resume and collector is not None and not collector.is_storable
@@ -1443,24 +1445,27 @@ class Experiment(Settings):
                 progress.env_steps = max(progress.env_steps, self.pace.env_steps)  # with the running epoch's
             has_done_anything = progress.env_steps > 0 or progress.gradient_steps > 0
             if self.ctx.role.learns and not self.test_run and not is_abort and has_done_anything:
-                saved = self._save_after_error()
+                saved = self._save_after_error(error)
                 self._tell(f"Stopped by an error in {self._place()}: {saved}")
             raise
 
-    def _save_after_error(self) -> str:
-        """Try to save as a signal does; returns what became of it, and how to go on."""
+    def _save_after_error(self, error: BaseException) -> str:
+        """Try to save as a signal does; returns what became of it, and how to continue."""
+        # A wrong setting, wrong code or NaN would end the same command again.
+        repeats = isinstance(error, ValueError | TypeError | FloatingPointError)
+        go_on = _GO_ON_CORRECTED if repeats else _GO_ON
         if self.accelerator.num_processes > 1:  # the others cannot be asked for their part any more
             problem = "several processes train, and not all are left"
         elif not self.learner.is_sound():
             problem = "the weights are not finite"
         else:
             try:
-                return f"saved {self._save_running_epoch()}. {_GO_ON}"
-            except Exception as error:  # whatever it is, the first error is the one to raise
-                problem = f"{type(error).__name__}: {error}"
+                return f"saved {self._save_running_epoch()}. {go_on}"
+            except Exception as second:  # the first error is the one to raise
+                problem = f"{type(second).__name__}: {second}"
         epochs = self.checkpoints.complete_epochs()
         newest = (
-            f"The newest checkpoint is of epoch {epochs[-1]}. {_GO_ON}"
+            f"The newest checkpoint is of epoch {epochs[-1]}. {go_on}"
             if epochs
             else "No checkpoint has been written yet."
         )

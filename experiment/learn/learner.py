@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from .average import WeightAverage
 from .finite import bad_fields, bad_gradients, bad_losses, bad_parameters, named, plain, save_batches
 from .optimizer import check_same_groups, warmup_factor
 
+logger = logging.getLogger("loxodon")
 AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor, Tensor], Tensor]
 EditExtraMask = Callable[[Any, str, Tensor, Tensor], Tensor]
@@ -41,7 +43,10 @@ _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic
 _MASKS = ("Actor Mask", "Critic Mask")
 _EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # the mean and the mask of an extra term, by its name
 _ON_NAN = ("stop", "stop_at_once", "skip")
-_FIND_FIRST = "Learner.on_nan = 'stop_at_once', which finds the first such update and saves its batch"
+_FIND_FIRST = (
+    "run again, with --resume if there is a checkpoint, and with Learner.on_nan = 'stop_at_once', which "
+    "finds the first such update and saves its batch"
+)
 _SIZES = ("Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)")
 _COUNTS = ("batch_timesteps", "batch_places")
 
@@ -434,7 +439,7 @@ class Learner:
         if fields:
             fix = "correct the environment or the data, which `loxodon data check` examines"
         elif not self.is_sound():
-            fix = f"resume with {_FIND_FIRST}"
+            fix = self._fix_of_weights()
         else:
             fix = "lower Experiment.learning_rate or grad_clip, or set Learner.on_nan = 'skip'"
         causes = [*(fields or ["the batch is finite"]), self._state_of_weights()]
@@ -524,19 +529,56 @@ class Learner:
         details["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
         return {**details, **grad_norms}
 
-    def check_loss(self, means: Mapping[str, float]) -> None:
-        """Check the losses of an epoch, which includes updates that nobody has looked at.
+    def check_epoch(self, means: Mapping[str, float], num_updates: int, num_skipped: int) -> None:
+        """Check what an epoch's updates led to, most of which were not checked themselves.
 
-        means: "loss", "actor_loss" and "critic_loss"; none of them if the first update was vetoed.
-        Raises: FloatingPointError if the loss is not finite, unless such updates are left out.
+        means: "loss", "actor_loss" and "critic_loss"; none of them if no update was made.
+        num_updates: includes the num_skipped updates whose gradients were not finite.
+        Raises: FloatingPointError if the loss is not finite; if such updates are skipped, for weights that
+            are not finite, or if all updates were skipped (a loss scaler may need several to find its scale).
         """
-        if self.skips_updates or math.isfinite(means.get("loss", 0.0)):
+        if self.skips_updates:
+            self.check_weights()
+            if self.on_nan == "skip" and num_skipped:
+                self._report_skips(num_updates, num_skipped)
+            return
+        if math.isfinite(means.get("loss", 0.0)):
             return
         losses = f"{means['loss']} (actor {means['actor_loss']}, critic {means['critic_loss']})"
         raise FloatingPointError(
             f"The loss of epoch {self.progress.epoch} is {losses}; {self._state_of_weights()}. It happened "
-            f"in an update that was not looked at. Fix: resume with {_FIND_FIRST}; or lower "
+            f"in an update that was not looked at. Fix: {_FIND_FIRST}; or lower "
             "Experiment.learning_rate or grad_clip."
+        )
+
+    def _report_skips(self, num_updates: int, num_skipped: int) -> None:
+        """Log how many updates of an epoch were skipped; FloatingPointError if it was all of them."""
+        reason = "skipped because their gradients were not finite"
+        if num_skipped == num_updates:
+            raise FloatingPointError(
+                f"All {num_updates} updates of epoch {self.progress.epoch} were {reason}. "
+                f"Fix: {_FIND_FIRST}; or lower Experiment.learning_rate or grad_clip."
+            )
+        if self.accelerator.is_main_process:
+            logger.warning(
+                "Epoch %d: %d of %d updates were %s.", self.progress.epoch, num_skipped, num_updates, reason
+            )
+
+    def check_weights(self) -> None:
+        """Raise FloatingPointError, which names them, if any weights are not finite."""
+        if not self.is_sound():
+            raise FloatingPointError(
+                f"In epoch {self.progress.epoch} {self._state_of_weights()}, so they are not saved. "
+                f"Fix: {self._fix_of_weights()}."
+            )
+
+    def _fix_of_weights(self) -> str:
+        """What helps if weights are not finite: find the update, unless all gradients were checked."""
+        if self.on_nan == "stop" and not self.skips_updates:
+            return _FIND_FIRST
+        return (
+            "lower Experiment.learning_rate, because a step with finite gradients can overflow too; or "
+            "correct other code that changes weights, such as a callback"
         )
 
     def is_sound(self) -> bool:
@@ -596,14 +638,18 @@ def _numbered(clauses: Sequence[Sequence[str]]) -> list[str]:
 def _check_extra_terms(found: Mapping[str, Any], weights: Mapping[str, float]) -> None:
     """Raise ValueError unless each extra term has a weight, and each weight a term."""
     terms = found["terms"].extra if "terms" in found else {}
+    unknown = [name for name in weights if _EXTRA.format(name) not in found]
     if without := [name for name in terms if name not in weights]:
+        fitting = {name: weight for name, weight in weights.items() if name not in unknown}
         raise ValueError(
             f"The agent returned the extra loss {without[0]!r}, but Experiment.extra_loss_weights is "
-            f"{weights}. Fix: set Experiment.extra_loss_weights = {dict(weights) | {without[0]: 1.0}}."
+            f"{weights}. Fix: set Experiment.extra_loss_weights = {fitting | dict.fromkeys(without, 1.0)}."
         )
-    if unknown := [name for name in weights if _EXTRA.format(name) not in found]:
+    if unknown:
+        has, fix = "the agent has no extra losses", "remove it"
+        if terms:
+            has, fix = f"the extra losses of the agent are {sorted(terms)}", "name one of these"
         raise ValueError(
-            f"Experiment.extra_loss_weights names {unknown[0]!r}, but the extra losses of the agent are "
-            f"{sorted(terms)}. Fix: name one of these, or let the agent return "
-            f"LossTerms(..., extra={{{unknown[0]!r}: ...}})."
+            f"Experiment.extra_loss_weights names {unknown[0]!r}, but {has}. Fix: {fix}, or let the agent "
+            f"return LossTerms(..., extra={{{unknown[0]!r}: ...}})."
         )

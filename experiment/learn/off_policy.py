@@ -170,7 +170,7 @@ class OffPolicyTrainer(Trainer):
         figures |= self.learner.timer.update_figures()
         sampling = merge_metrics({**self.loader.metrics(), **self.dataset.metrics()}, 1.0, accelerator)
         self.ctx.log({**figures, **{f"dataset/{name}": value for name, value in sampling.items()}}, "")
-        self.learner.check_loss(means)
+        self.learner.check_epoch(means, num_updates, skips)
 
     def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:
         """How many versions the trajectories are behind the policy that learns; nothing if none is known."""

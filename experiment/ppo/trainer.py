@@ -247,7 +247,8 @@ class PPOLearner(Trainer):
         self.ctx.status.put(gradient_steps=self.ctx.progress.gradient_steps)
         self.ctx.log({**{f"ppo/{name}": value for name, value in figures.items()}, **speed}, "")
         self.raise_alarm(figures)
-        self.learner.check_loss(figures)
+        num_skipped = round(figures.get("skipped_updates", 0.0))
+        self.learner.check_epoch(figures, round(figures["updates"]) + num_skipped, num_skipped)
 
     def try_once(self) -> list[str]:
         """The losses on the rollout that was collected last, with a learning rate of 0."""

@@ -14,7 +14,7 @@ import torch
 
 from loxodon.agents import LossTerms
 from loxodon.data import Batch, Trajectory, pack_batch, pad_batch
-from loxodon.experiment import Experiment, WeightAverage
+from loxodon.experiment import Callback, Experiment, WeightAverage
 from loxodon.experiment.checkpoint.policy_file import read_policy
 from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learn.learner import masked_losses
@@ -128,7 +128,8 @@ def test_a_hook_can_add_a_loss_to_any_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ({}, r"extra loss 'next_obs', but Experiment.extra_loss_weights is \{\}. Fix: .*\{'next_obs': 1.0\}"),
+        ({}, r"extra loss 'next_obs', but Experiment.extra_loss_weights is \{\}. Fix: .*\{'next_obs': 1.0, "),
+        ({"size": 0.5, "nxt": 2.0}, r"Fix: set .* = \{'size': 0.5, 'next_obs': 1.0\}"),
         (
             {**WEIGHTS, "nxt": 1.0},
             r"names 'nxt', but the extra losses of the agent are \['next_obs', 'size'\]",
@@ -142,6 +143,15 @@ def test_weights_of_extra_losses_fit_the_terms(tmp_path: Path, weights: dict[str
         learning(tmp_path, agent_type=Predicting, extra_loss_weights=weights).train_step(
             pad_batch(TRAJECTORIES)
         )
+
+
+def test_a_run_that_a_wrong_setting_ended_is_not_continued_by_the_same_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=r"names 'nxt', but the agent has no extra losses. Fix: remove it"):
+        run(make_experiment(tmp_path, extra_loss_weights={"nxt": 1.0}))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "To continue: correct what the error says, then run with --resume." in said
 
 
 def test_an_extra_loss_is_not_a_mean(tmp_path: Path) -> None:
@@ -466,13 +476,16 @@ def test_weights_and_gradients_that_are_not_finite_are_named(tmp_path: Path) -> 
         exp.train_step(batch, log_step=True)
     handle.remove()
     torch.nn.init.constant_(first, torch.nan)
-    with pytest.raises(FloatingPointError, match=f"the weights '{name}' are not finite.*Fix: resume"):
-        exp.train_step(batch, log_step=True)
+    for on_nan, fix in {"stop": "run again, .*'stop_at_once'", "stop_at_once": "lower .*callback"}.items():
+        exp.learner.on_nan = on_nan
+        with pytest.raises(FloatingPointError, match=f"the weights '{name}' are not finite.*Fix: {fix}"):
+            exp.train_step(batch, log_step=True)
+    exp.learner.on_nan = "stop"
     exp.train_step(batch)  # which is not looked at
     bad = {"loss": math.nan, "actor_loss": math.nan, "critic_loss": 1.0}
     words = r"loss of epoch 0 is nan \(actor nan, .*; the weights '.*' and \d+ others are not finite.*Fix:"
     with pytest.raises(FloatingPointError, match=words):
-        exp.learner.check_loss(bad)
+        exp.learner.check_epoch(bad, num_updates=4, num_skipped=0)
 
 
 def spoil(exp: Experiment) -> None:
@@ -504,7 +517,7 @@ def test_a_skipped_update_changes_nothing(tmp_path: Path) -> None:
     assert exp.learner.gradient_steps == 2
 
 
-def test_a_run_counts_what_it_skipped_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_counts_what_it_skipped_and_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exp = make_experiment(tmp_path, **{"Learner.on_nan": "skip"}, epochs=2)
 
     def spoil_once(exp: Experiment) -> None:
@@ -520,3 +533,28 @@ def test_a_run_counts_what_it_skipped_and_goes_on(tmp_path: Path) -> None:
     records = [r for r in metrics(exp.run_dir) if "train/skipped_updates" in r]
     assert [r["train/skipped_updates"] for r in records] == [1, 0]
     assert all(r["train/loss"] == r["train/loss"] for r in records)
+    skipped = "1 of 4 updates were skipped because their gradients were not finite"
+    assert [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()] == [f"Epoch 0: {skipped}."]
+
+
+def test_a_run_that_skips_all_updates_of_an_epoch_ends(tmp_path: Path) -> None:
+    words = r"All 4 updates of epoch 0 were skipped .*Fix: run again.*'stop_at_once'"
+    with pytest.raises(FloatingPointError, match=words):
+        run(make_experiment(tmp_path, **{"Learner.on_nan": "skip"}), spoil)
+
+
+@pytest.mark.parametrize("hook", ["after_train", "on_epoch_end"])
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, hook: str) -> None:
+    class Spoiling(Callback):
+        pass
+
+    def put_nan(self: Callback, run: Experiment, *_: Any) -> None:
+        torch.nn.init.constant_(run.policy.actor.weight, torch.nan)
+
+    setattr(Spoiling, hook, put_nan)
+    exp = make_experiment(
+        tmp_path, **{"Learner.on_nan": "skip"}, callbacks=[Spoiling], ckpt_interval=1, val_interval=None
+    )
+    with pytest.raises(FloatingPointError, match=r"weights 'actor.weight' are not finite.*Fix: lower"):
+        run(exp)
+    assert exp.checkpoints.complete_epochs() == []
