@@ -426,11 +426,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         critics, reduce = self.drawn_critics(view.following.state)
         return self.returns.targets(self.steps(view), _Following(self, view, critics, policy, bonus), reduce)
 
-    @staticmethod
-    def next_actions(view: View) -> Tensor:
-        """(B, L, 1, A) the recorded action after each transition; zeros at the end of a window."""
-        return torch.cat([view.recorded[:, 1:], torch.zeros_like(view.recorded[:, :1])], dim=1)
-
     def steps(self, view: View) -> Steps:
         """The batch's transitions, as parts of targets take them."""
         batch = view.batch
@@ -577,7 +572,8 @@ class _Following:
         )
 
     def corrections(self) -> tuple[Tensor, Tensor, Tensor]:
-        actions = self.agent.next_actions(self.view)
+        recorded = self.view.recorded  # the next one, and zeros at the end of a window
+        actions = torch.cat([recorded[:, 1:], torch.zeros_like(recorded[:, :1])], dim=1)
         values, q = self.agent.values_of_both(self.critics, self.view.following.state, self.policy, actions)
         log_ratio = self.policy.log_prob(actions)
         if (taken := self.view.batch.log_probs) is not None:

@@ -17,7 +17,7 @@ EPOCH = 600  # env steps
 # so that the 16 epochs without training are 9,600 env steps, and batches (per task) have about 300 timesteps
 # instead of 1,500.
 _EVERYWHERE = (
-    "Experiment.train_timesteps_per_epoch=50",  # of each of 12 actors
+    "Experiment.train_timesteps_per_epoch=50",  # for each of 12 actors
     "Experiment.val_interval=2",  # every 1,200 env steps
     "Agent.action_memory_type=None",
 )
@@ -267,7 +267,7 @@ ROWS = {
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
     "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
     "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
-    # what is off, switched on
+    # a part that is off by default
     "action_memory": Row(
         "nothing; adds ActionMemory",
         ("Agent.action_memory_type=@ActionMemory",),

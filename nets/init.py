@@ -41,8 +41,9 @@ RL2_GAIN = 0.1
 """Observations come first; the previous reward and action gain influence by learning."""
 
 GATE_GAIN = 8.0
-"""By chance, some gates then let in a rare timestep and keep it. With a gain of 1, all gates are open about
-as far at every timestep: a cue is one of a hundred equal parts of the memory, too little to learn from.
+"""By chance, some gates then let in a rare timestep and keep it. With a gain of 1, all gates are open to
+about the same degree at every timestep: a cue is one of a hundred equal parts of the memory, too little to
+learn from.
 """
 
 EXP_GATE_GAIN = GATE_GAIN / 2
@@ -59,12 +60,12 @@ SELECT_GAIN = 4.0
 
 STEP_BIAS = 0.0
 """Step sizes begin at softplus(0) = 0.7. With those of the reference (0.001 to 0.1), lasting memories are
-written with so little weight that a cue of 100 timesteps ago was not learned.
+written with so little weight that a cue from 100 timesteps earlier was not learned.
 """
 
 LASTING_SHARE = 0.5
 """These features begin with memories of all lengths up to the training window (Tallec & Ollivier 2018,
-arXiv:1804.11188). The others keep torch's biases and forget soon, which control asks for.
+arXiv:1804.11188). The others keep torch's biases and forget quickly, as control tasks need.
 """
 
 QK_GAIN = 3.0

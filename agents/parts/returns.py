@@ -158,7 +158,8 @@ class Retrace(Returns):
 def _check_decay(name: str, trace_decay: float) -> None:
     if not 0.0 <= trace_decay <= 1.0:
         raise ValueError(
-            f"{name}.trace_decay is {trace_decay}, but must lie in [0, 1]. Fix: bind {name}.trace_decay so."
+            f"{name}.trace_decay is {trace_decay}, but must lie in [0, 1]. "
+            f"Fix: bind, say, {name}.trace_decay = 0.9."
         )
 
 

@@ -236,7 +236,7 @@ class StartAtReward(nn.Module):
         return self._constant * share / (1.0 - discounts * share).clamp(min=1.0 / self.max_horizon)
 
     def sums(self) -> Tensor:
-        """What was gathered, (5,) float64, in a form that processes can add up."""
+        """The gathered values, (5,) float64, as sums that processes can add up."""
         constant = self._constant
         has_one = torch.stack([constant, constant != 0.0, torch.ones_like(constant)])
         return torch.cat([has_one, self.gathered[2:]]).double()

@@ -34,6 +34,9 @@ from .registry import MACRO, MISSING, Configurable
 
 MOVED: dict[str, str] = {
     "Experiment.sample_actions_train": "Experiment.sample_actions",  # in AMAGO
+    "Agent.n_step": "NStep.n (with Agent.returns = @NStep())",  # in AMAGO, like the next two
+    "Agent.num_critics_td": "RandomSubset.size (with Agent.critic_subset = @RandomSubset())",
+    "Agent.popart": "Agent.values = @PlainValues()",
     "Experiment.log_to_tensorboard": "MetricLogger.tensorboard",
     "Experiment.lr_multipliers": "AdamW.lr_multipliers",
     "Experiment.adam_eps": "AdamW.eps",

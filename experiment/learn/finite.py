@@ -1,4 +1,4 @@
-"""NaN and infinities in an update: which loss, batch field or weight has them, and the batch in a file."""
+"""Find NaN and infinity in the losses, batch and weights of an update, and save the batch."""
 
 from __future__ import annotations
 
