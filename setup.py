@@ -11,7 +11,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-LAYERS = ("data", "envs", "nets", "agents", "experiment", "gin_configs")
+LAYERS = ("data", "envs", "nets", "agents", "experiment", "tools", "gin_configs")
 CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 
 ENVS = ["minigrid>=3.0", "popgym>=1.0.6"]
@@ -90,7 +90,7 @@ setup(
         "dev": DEV,
     },
     packages=PACKAGES,
-    entry_points={"console_scripts": ["loxodon = loxodon.gin_configs.main:main"]},
+    entry_points={"console_scripts": ["loxodon = loxodon.tools.main:main"]},
     package_dir=PACKAGE_DIR,
     package_data={
         **{f"loxodon.{top}": ["py.typed"] for top in CODE_LAYERS},

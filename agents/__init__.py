@@ -15,8 +15,8 @@ from .filters import binary_filter, exp_filter, leaky_relu_filter
 from .gae import GAE, gae
 from .imitation import Demonstrations, imitation_loss
 from .iql import IQLAgent
+from .masks import fit_mask, masked_mean
 from .multi_task import MultiTaskAgent
-from .objectives import fit_mask, masked_mean
 from .off_policy import OffPolicyAgent, Values
 from .on_policy import Evaluation, OnPolicyAgent
 from .parts import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..data import Batch
 from ..nets import Actor, DistributionType, PolicyDistribution, TrajEncoder, TstepEncoder
 from .base import BaseAgent, LossTerms
-from .objectives import masked_mean
+from .masks import masked_mean
 from .off_policy import CODE_SUPPLIED
 
 

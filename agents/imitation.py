@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..data import Batch
 from ..nets import PolicyDistribution, ValueNorm
 from .base import LossTerms
-from .objectives import masked_mean
+from .masks import masked_mean
 from .ppo_loss import PPOLoss
 from .sequence_model import SequenceModel
 

@@ -29,7 +29,7 @@ from ..nets import (
 )
 from ..nets.traj_encoders import MemorylessTrajEncoder
 from .base import ActOutput, BaseAgent, LossTerms
-from .objectives import fit_mask, masked_mean
+from .masks import fit_mask, masked_mean
 from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByReward
 
 TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)  # Grigsby et al. 2023

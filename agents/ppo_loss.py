@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .objectives import masked_mean
+from .masks import masked_mean
 from .schedules import Schedule, value_at
 
 _VALUE_LOSSES: dict[str, Callable[..., Tensor]] = {

@@ -39,7 +39,7 @@ from loxodon.data import Batch
 from loxodon.experiment import Learner, WeightAverage
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
-from loxodon.experiment.memory import keep_freed_memory
+from loxodon.experiment.process.malloc import keep_freed_memory
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 
 BATCH, LENGTH, OBS_DIM, NUM_ACTIONS, WIDTH = 24, 128, 16, 4, 128

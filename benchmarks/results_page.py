@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from loxodon.experiment.report.estimates import iqm, with_interval
+from loxodon.tools.report.estimates import iqm, with_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"

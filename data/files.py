@@ -178,7 +178,7 @@ def _open(path: str, *, is_checked: bool = False, keeps_open: bool = False) -> _
         elif is_traj(source):
             arrays, env_name = read_traj(source, is_checked=is_checked)
         elif source[: len(MAGIC_OF_VERSION_1)] == MAGIC_OF_VERSION_1:
-            mend = "with that Loxodon, python -m loxodon.data convert FOLDER NEW_FOLDER --to npz"
+            mend = "with that Loxodon, loxodon data convert FOLDER NEW_FOLDER --to npz"
             raise FormatError("it is a .traj file of version 1, which an earlier Loxodon wrote", mend)
         else:
             raise FormatError(f"it begins with {source[:8]!r}, like neither an .npz nor a .traj file")

@@ -10,7 +10,6 @@ if __name__ == "envs":
     )
 
 from ..data.spaces import MINIGRID_WORDS, ActionCode, ActionMap, ObsLayout, Tokens, is_text
-from .async_vector import AsyncVectorEnv, num_usable_cores
 from .attributes import MaxEpisodeLength
 from .builtin import (
     Bandit,
@@ -30,7 +29,6 @@ from .builtin import (
 from .env_state import ClassicControlState, generator_state, set_generator_state
 from .errors import EnvError
 from .exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
-from .halves import EnvHalves
 from .joint_actions import JointActions
 from .kshot import KShotWrapper
 from .partial import PartialObs, partial_env
@@ -38,8 +36,10 @@ from .returned import METRIC_PREFIX
 from .sequence_env import SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
 from .statistics import Histories, ReturnHistory, SpecialMetricHistory
-from .vector import SyncVectorEnv, make_vector_env
-from .vectorized import AlreadyVectorizedEnv
+from .vector.adapter import AlreadyVectorizedEnv
+from .vector.halves import EnvHalves
+from .vector.make import SyncVectorEnv, make_vector_env
+from .vector.workers import AsyncVectorEnv, num_usable_cores
 
 __all__ = [
     "METRIC_PREFIX",

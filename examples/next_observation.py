@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import nn
 
 from loxodon.agents import Agent
-from loxodon.experiment.cli import main
+from loxodon.tools.run import main
 
 
 @gin.configurable

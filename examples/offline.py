@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from loxodon.data import save_trajectory, split_episodes
-from loxodon.experiment.cli import main
+from loxodon.tools.run import main
 
 FOLDER = Path("datasets/cartpole/buffer/protected")  # "protected": learned from, never deleted
 

@@ -10,7 +10,7 @@ import torch
 
 from loxodon.agents import LossTerms
 from loxodon.agents.off_policy import OffPolicyAgent
-from loxodon.experiment.cli import main
+from loxodon.tools.run import main
 
 
 @gin.configurable

@@ -9,8 +9,8 @@ import gin
 import torch
 from torch import nn
 
-from loxodon.experiment.cli import main
 from loxodon.nets import TstepEncoder
+from loxodon.tools.run import main
 
 
 @gin.configurable

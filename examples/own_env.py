@@ -9,7 +9,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 
-from loxodon.experiment.cli import main
+from loxodon.tools.run import main
 
 
 @gin.configurable

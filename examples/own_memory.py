@@ -9,9 +9,9 @@ import gin
 import torch
 from torch import nn
 
-from loxodon.experiment.cli import main
 from loxodon.nets import Mixer, MixerTrajEncoder
 from loxodon.nets.recurrence import linear_recurrence
+from loxodon.tools.run import main
 
 
 class FadingMixer(Mixer):

@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from loxodon.gin_configs.main import run
+    from loxodon.tools.main import run
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("loxodon."):
         raise

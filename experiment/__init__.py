@@ -15,16 +15,17 @@ from ..envs import Histories
 from .callbacks import Callback, EvaluateAfterLoad
 from .checkpoint.load_policy import LoadedPolicy, load_policy
 from .checkpoint.store import CheckpointManager
-from .collect import Collector, ScaleRewards
-from .curriculum import EpisodeLengthCurriculum
+from .collect import Collector
 from .evaluation import Evaluator
 from .experiment import Experiment
-from .freezing import ParamFreezer
 from .learn.average import WeightAverage
 from .learn.learner import Learner
-from .learn.pretraining import Pretraining
-from .logs import MetricLogger
-from .versions import version_of
+from .optional.curriculum import EpisodeLengthCurriculum
+from .optional.freezing import ParamFreezer
+from .optional.pretraining import Pretraining
+from .optional.reward_shaping import ScaleRewards
+from .output.logs import MetricLogger
+from .process.versions import version_of
 
 __version__ = version_of("loxodon")  # here, since `loxodon` itself is no package; None where not installed
 

@@ -12,7 +12,7 @@ import gin
 import torch
 
 from .contracts import Run
-from .numbers import check_number
+from .process.ranges import check_number
 
 T = TypeVar("T")
 _PREFIXES = ("on_", "before_", "after_")

@@ -23,10 +23,10 @@ from gymnasium import spaces
 
 from ..agents import BaseAgent
 from ..data import RLDataset, Sink
-from .console import ConsoleView
-from .distributed import any_process
-from .rng import derive_seed
-from .signals import StopRequest
+from .output.console import ConsoleView
+from .process.distributed import any_process
+from .process.rng import derive_seed
+from .process.signals import StopRequest
 
 NO_DATA = "for trajectories to train on"  # what a learner waits for that cannot begin
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..envs import Histories, ReturnHistory, SpecialMetricHistory
-from .rng import isolated_rng
+from .process.rng import isolated_rng
 
 
 class Evaluator:

@@ -44,28 +44,34 @@ from .checkpoint.start_from import WarmStart, as_branch, fetched
 from .checkpoint.store import CheckpointManager, TrainingState
 from .collect import Collector, Group, StageTimer, build
 from .collect.build import MakeEnv
-from .collect.rewards import RewardShaping
 from .config.hash import config_hash
 from .config.load import starts_from_recommended
-from .console import ConsoleView
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
-from .distributed import explained_loss_of_contact, from_main, gather, make_accelerator, merge_episodes
 from .evaluation import Evaluator
-from .exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
-from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
 from .fleet.folder import place_of
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
-from .logs import MetricLogger
-from .memory import keep_freed_memory
-from .plots import draw_if_possible
+from .optional.reward_shaping import RewardShaping
+from .output.console import ConsoleView
+from .output.logs import MetricLogger
+from .output.plots import draw_if_possible
 from .ppo.trainer import check_for_on_policy
-from .rng import GlobalGenerators, derive_seed, draw_seed, seed_global_generators
+from .process.distributed import (
+    explained_loss_of_contact,
+    from_main,
+    gather,
+    make_accelerator,
+    merge_episodes,
+)
+from .process.exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
+from .process.files import WatchedFile
+from .process.malloc import keep_freed_memory
+from .process.rng import GlobalGenerators, derive_seed, draw_seed, seed_global_generators
+from .process.signals import Aborted
+from .process.threads import choose_threads
 from .settings import Settings, check_hooks, check_settings, shrink
-from .signals import Aborted
-from .threads import choose_threads
 
 logger = logging.getLogger("loxodon")
 _OWN = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own

@@ -22,8 +22,8 @@ from ..nets import TrajEncoder, TstepEncoder
 from .artifacts.stores import is_run_name
 from .callbacks import Callback
 from .collect.build import MakeEnv
-from .numbers import check_number
 from .ppo import PPOLearner
+from .process.ranges import check_number
 
 AUTO_BATCH_TIMESTEPS = 1_536
 """Timesteps that a batch of full sequences has with `Experiment.batch_size = 'auto'`, so that an update costs

@@ -12,7 +12,7 @@ import gin
 import pytest
 
 from loxodon.experiment import load_policy
-from loxodon.experiment.cli import main
+from loxodon.tools.run import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 DOCS = EXAMPLES.with_name("docs")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LAYERS = ("data", "envs", "nets", "agents", "experiment", "gin_configs")
+LAYERS = ("data", "envs", "nets", "agents", "experiment", "tools", "gin_configs")
 
 
 def run_python(

@@ -25,8 +25,8 @@ from typing import Any
 
 import gin
 
-from ..files import atomic_folder, check_tree, fsync, json_object, remove_left_over, write_text
-from ..logs import wandb_files_in
+from ..output.logs import wandb_files_in
+from ..process.files import atomic_folder, check_tree, fsync, json_object, remove_left_over, write_text
 
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
 CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact

@@ -14,7 +14,7 @@ from typing import Any
 
 import gin
 
-from ..files import atomic_folder, check_tree, remove_left_over
+from ..process.files import atomic_folder, check_tree, remove_left_over
 from .stores import CONTENT, POLICY, STATE, ArtifactStore, RunAccess
 
 logger = logging.getLogger("loxodon")

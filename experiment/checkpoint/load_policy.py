@@ -34,7 +34,7 @@ from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
 from ..config.reading import Binding, Reference, bindings_in, parse_statements, references_in, without_macros
 from ..config.registry import cleared_config
-from ..versions import version_of
+from ..process.versions import version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .spaces import EnvSpaces
 from .store import MARKER, damage, policy_in

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...data.errors import visible
-from ..files import atomic_write, parse_json
+from ..process.files import atomic_write, parse_json
 from .spaces import EnvSpaces
 
 POLICY_FORMAT = 3  # raised when weights would not fit any more, or mean something else

@@ -18,7 +18,7 @@ from ...data.errors import visible
 from ...envs.gin_values import inside_gin
 from ..config import registry
 from ..config.reading import bindings_in, import_path
-from ..versions import PACKAGES, git_commit, hardware, version_of
+from ..process.versions import PACKAGES, git_commit, hardware, version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo
 from .spaces import EnvSpaces, check_spaces
 from .written import written

@@ -15,8 +15,8 @@ import gin
 from ..artifacts.stores import CONTENT, POLICY, STATE, ArtifactStore, find_artifact
 from ..callbacks import Callback
 from ..contracts import Run, RunContext
-from ..distributed import from_main
-from ..files import check_tree
+from ..process.distributed import from_main
+from ..process.files import check_tree
 from .policy_file import load_what_fits, read_policy, warn_of_format
 from .spaces import check_spaces
 from .store import MARKER, CheckpointManager, TrainingState, policy_in

@@ -37,8 +37,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...data.errors import FormatError, check_choice, visible
-from ..files import fsync, json_object, parse_json, remove_left_over, write_text
-from ..numbers import check_number
+from ..process.files import fsync, json_object, parse_json, remove_left_over, write_text
+from ..process.ranges import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
 FORMAT_VERSION = 7  # of training states

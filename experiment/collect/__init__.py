@@ -1,6 +1,5 @@
 """The rollout: environments, the agent that acts in them, and what takes the steps."""
 
 from .collector import Collector, Group, RolloutState, StageTimer
-from .rewards import ScaleRewards, ShapeRewards
 
-__all__ = ["Collector", "Group", "RolloutState", "ScaleRewards", "ShapeRewards", "StageTimer"]
+__all__ = ["Collector", "Group", "RolloutState", "StageTimer"]

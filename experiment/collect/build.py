@@ -12,8 +12,8 @@ from gymnasium import spaces
 from ...data import Layout
 from ...data.spaces import ActionCode, ObsLayout, PolicyActionSpace
 from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, make_vector_env, resolve_env
-from ...envs.group import have_same_spaces
-from ..rng import derive_seed
+from ...envs.vector.group import have_same_spaces
+from ..process.rng import derive_seed
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
 """What one environment is made of, or one that is vectorised already."""

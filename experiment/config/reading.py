@@ -21,9 +21,15 @@ from typing import Any
 import gin
 from gin import config_parser
 
-from ...gin_configs.presets import did_you_mean, find_preset, no_such_config, preset_names, preset_root
+from ...gin_configs.presets import (
+    did_you_mean,
+    find_preset,
+    no_such_config,
+    override_problem,
+    preset_names,
+    preset_root,
+)
 from ...gin_configs.start import GinText
-from ...gin_configs.words import override_problem
 from .registry import MACRO, all_known
 
 COMMAND_LINE = "command line"

@@ -16,7 +16,7 @@ from ..contracts import RunContext
 from .folder import EXPECTED, mark
 from .supervisor import ActorSupervisor
 
-_ENTRY = "import sys; from loxodon.experiment.cli import main; sys.exit(main())"
+_ENTRY = "import sys; from loxodon.tools.run import main; sys.exit(main())"
 _FLAGS = ("--resume",)  # options without a value
 # What `accelerate launch` tells its processes: an actor must not take itself for one of them.
 _RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}

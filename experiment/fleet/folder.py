@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 from ..config import ConfigError
-from ..files import write_text
+from ..process.files import write_text
 from .heartbeat import STATUS_FOLDER
 
 EXPECTED = "LOXODON_RUN_FOLDER"  # environment variable of a process that was started for a run

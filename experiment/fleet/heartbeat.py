@@ -29,8 +29,8 @@ from typing import Any
 import psutil
 
 from ...data.lock import FolderLock, Office
-from ..files import parse_json, write_text
-from ..versions import version_of
+from ..process.files import parse_json, write_text
+from ..process.versions import version_of
 
 STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stopped", "failed", "finished")
 ENDED_STATES = ("stopped", "failed", "finished")

@@ -25,14 +25,14 @@ from typing import Any
 from ..checkpoint.store import CheckpointManager
 from ..config import ConfigError
 from ..contracts import RunContext
-from ..exits import CONFIG_ERROR
-from ..signals import StopRequest
+from ..process.exits import CONFIG_ERROR
+from ..process.signals import StopRequest
 from .actors import Crew, actor_environment, library_program, supervise
 from .folder import EXPECTED, check_folder, mark
 from .heartbeat import read_heartbeats
 from .supervisor import GRACE_S, ActorSupervisor, end_with_parent
 
-_SLURM_PROGRAM = "python -m loxodon.experiment.launch --backend slurm"
+_SLURM_PROGRAM = "python -m loxodon.tools.launch --backend slurm"
 _POLL_S = 0.25  # between two looks of the keeper
 
 

@@ -29,8 +29,8 @@ from typing import Any
 import gin
 
 from ..contracts import NO_DATA, RunContext
-from ..distributed import from_main
-from ..numbers import check_number
+from ..process.distributed import from_main
+from ..process.ranges import check_number
 from .folder import SHARED, place_of
 from .heartbeat import Beat, Pace, newest_learner, read_heartbeats, read_pace
 

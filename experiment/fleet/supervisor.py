@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from ..exits import CONFIG_ERROR
+from ..process.exits import CONFIG_ERROR
 
 PARENT = "LOXODON_PARENT"  # id of the process that an actor must not outlive
 GRACE_S = 10.0  # from being asked to end to being killed

@@ -9,7 +9,7 @@ import gin
 import torch
 
 from ...agents import BaseAgent, OnPolicyAgent
-from ..numbers import check_number
+from ..process.ranges import check_number
 
 
 @gin.configurable(denylist=["agent"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...agents import Demonstrations
 from ...data import Batch
-from ..files import atomic_write
+from ..process.files import atomic_write
 
 
 def bad_losses(found: Mapping[str, Any], names: Mapping[str, str], agent: nn.Module) -> list[str]:

@@ -24,8 +24,8 @@ from ...data.errors import check_choice
 from ...nets import RunningStatistics
 from ..collect import StageTimer
 from ..contracts import Progress
-from ..distributed import any_process, merge_metrics
-from ..rng import isolated_rng
+from ..process.distributed import any_process, merge_metrics
+from ..process.rng import isolated_rng
 from .average import WeightAverage
 from .finite import bad_fields, bad_gradients, bad_losses, bad_parameters, named, plain, save_batches
 from .optimizer import check_same_groups, warmup_factor

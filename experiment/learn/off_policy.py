@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ...data import BatchLoader, RLDataset
 from ..contracts import NO_DATA, RunContext, Trainer
-from ..distributed import StopWatch, merge_metrics
 from ..fleet import ReplayRatio
+from ..process.distributed import StopWatch, merge_metrics
 from .learner import Learner, log_figures
 
 logger = logging.getLogger("loxodon")

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch, Sink
 from ..contracts import RunContext, Stateful, Trainer
-from ..distributed import StopWatch, merge_metrics, merged, sum_over_ranks
 from ..learn.learner import Learner, log_figures
-from ..numbers import check_number
-from ..rng import derive_seed
+from ..process.distributed import StopWatch, merge_metrics, merged, sum_over_ranks
+from ..process.ranges import check_number
+from ..process.rng import derive_seed
 from . import sequences
 from .buffer import CollectedRollout, RolloutBuffer, check_rollout, join
-from .evaluation import (
+from .kl_adaptive import KLAdaptiveLR
+from .old_policy import (
     disagreement,
     evaluate_rollout,
     means_over_processes,
@@ -32,7 +33,6 @@ from .evaluation import (
     rounding,
     spread,
 )
-from .kl_adaptive import KLAdaptiveLR
 from .sequences import Pieces, Places, Results, RolloutTensors
 
 logger = logging.getLogger("loxodon")

@@ -29,7 +29,6 @@ from loxodon.data import (
     split_episodes,
 )
 from loxodon.data import minari as minari_module
-from loxodon.data.cli import main
 from loxodon.data.foreign import episode
 from loxodon.data.minari import (
     CACHE_FOLDER,
@@ -43,6 +42,7 @@ from loxodon.data.minari import (
 from loxodon.data.spaces import ActionCode, ActionMap
 from loxodon.data.trajectory import action_rows
 from loxodon.envs import SequenceEnv
+from loxodon.tools.data.commands import main
 
 MakeTraj = Callable[..., Trajectory]
 Configured = Callable[..., MinariDataset]
@@ -203,7 +203,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_minari_is_imported_on_use_only(tmp_path: Path) -> None:
     code = (
-        "import json, sys, loxodon.data, loxodon.data.cli;"
+        "import json, sys, loxodon.data, loxodon.tools.data.commands;"
         "loxodon.data.MinariDataset('a/b-v0'); print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run(

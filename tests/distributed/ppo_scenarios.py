@@ -16,8 +16,8 @@ from torch import Tensor
 
 from loxodon.agents import AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment.distributed import merge_metrics
 from loxodon.experiment.ppo import KLAdaptiveLR, PPOLearner
+from loxodon.experiment.process.distributed import merge_metrics
 from loxodon.nets import Categorical, GRUTrajEncoder, IdentityTrajEncoder
 
 from ..experiment.ppo.rollouts import RandomLengths, make_agent, make_collector, make_learner

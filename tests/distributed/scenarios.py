@@ -22,9 +22,9 @@ from loxodon.agents import Agent, PPOAgent, StartAtReward, SummedValues, WeighBy
 from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch, save_trajectory
 from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
-from loxodon.experiment.distributed import StopWatch, merge_episodes, merge_metrics
-from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learn.optimizer import make_optimizer
+from loxodon.experiment.optional.freezing import ParamFreezer
+from loxodon.experiment.process.distributed import StopWatch, merge_episodes, merge_metrics
 from loxodon.nets import TanhGaussian
 
 from ..agents.recommended import all_of, recommended

@@ -31,7 +31,7 @@ def test_auto_takes_the_faster_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measured = iter(speeds)
-    monkeypatch.setattr("loxodon.envs.vector._steps_per_s", lambda _: next(measured))
+    monkeypatch.setattr("loxodon.envs.vector.make._steps_per_s", lambda _: next(measured))
     with caplog.at_level(logging.INFO, logger="loxodon"):
         env = make_vector_env([EnvSpec(ScriptedEnv)] * 2, "auto", num_workers=1)
     assert type(env) is {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[chosen]
@@ -42,7 +42,7 @@ def test_auto_takes_the_faster_and_says_so(
 
 
 def test_auto_measures_the_real_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loxodon.envs.vector.AUTO_TRIAL_S", 0.02)
+    monkeypatch.setattr("loxodon.envs.vector.make.AUTO_TRIAL_S", 0.02)
     env = make_vector_env([EnvSpec(ScriptedEnv)] * 2, "auto", num_workers=1)
     obs, _ = env.reset(seed=3)
     np.testing.assert_array_equal(obs["observation"], [[3, 0, 0], [4, 0, 0]])

@@ -176,7 +176,7 @@ def test_closing_an_older_environment_does_not_wait_for_a_younger_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     killed, kill = [], BaseProcess.kill  # what follows a wait in vain
-    monkeypatch.setattr("loxodon.envs.async_vector.CLOSE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("loxodon.envs.vector.workers.CLOSE_TIMEOUT_S", 60.0)
     monkeypatch.setattr(BaseProcess, "kill", lambda process: (killed.append(process), kill(process)))
     older: Any = build("fork", [EnvSpec(ScriptedEnv)] * 2)
     younger = build("fork", [EnvSpec(ScriptedEnv)] * 2)  # its workers inherit the older one's pipe ends
@@ -189,7 +189,7 @@ def test_closing_an_older_environment_does_not_wait_for_a_younger_one(
 
 
 def test_workers_that_never_come_back_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loxodon.envs.async_vector.CLOSE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("loxodon.envs.vector.workers.CLOSE_TIMEOUT_S", 0.3)
     env: Any = build("fork", [EnvSpec(FailingEnv, {"how": "hang"})] * 4, num_workers=4)
     env.reset(seed=0)
     env.step([0] * 4)
@@ -482,10 +482,10 @@ def test_states_of_environments_hold_the_generators_of_their_process(opened: Any
 
 
 def test_trying_which_mode_is_faster_leaves_the_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loxodon.envs.vector.AUTO_TRIAL_S", 0.0)
+    monkeypatch.setattr("loxodon.envs.vector.make.AUTO_TRIAL_S", 0.0)
     drawn = []
     for num_trials in (2, 20):
-        monkeypatch.setattr("loxodon.envs.vector.FEWEST_STEPS", num_trials)
+        monkeypatch.setattr("loxodon.envs.vector.make.FEWEST_STEPS", num_trials)
         np.random.seed(1)  # noqa: NPY002
         make_vector_env([EnvSpec(DrawingEnv)], "auto", num_workers=1).close()
         drawn.append(np.random.uniform())  # noqa: NPY002

@@ -15,7 +15,7 @@ from loxodon.agents import PPOAgent
 from loxodon.data import DoNothingDataset, MemoryTrajDataset, Trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
-from loxodon.experiment.learn.pretraining import Pretraining
+from loxodon.experiment.optional.pretraining import Pretraining
 from loxodon.experiment.ppo import PPOLearner
 from loxodon.nets import FFTstepEncoder, IdentityTrajEncoder
 

@@ -22,7 +22,7 @@ if "--resume" in sys.argv:
 exp.learn()
 exp.close()
 """
-CONFIG_SCRIPT = "import sys; from loxodon.experiment.cli import main; sys.exit(main(sys.argv[1:]))"
+CONFIG_SCRIPT = "import sys; from loxodon.tools.run import main; sys.exit(main(sys.argv[1:]))"
 
 
 def launch(folder: Path, *words: str, **changes: Any) -> subprocess.Popen[str]:

@@ -23,7 +23,7 @@ from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint import policy_file, store
 from loxodon.experiment.checkpoint.store import MARKER, read_values, write_values
-from loxodon.experiment.evaluate import find_policy
+from loxodon.tools.evaluate import find_policy
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, run
 

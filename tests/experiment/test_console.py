@@ -7,7 +7,7 @@ import re
 
 from rich.console import Console
 
-from loxodon.experiment.console import ConsoleView
+from loxodon.experiment.output.console import ConsoleView
 
 
 def view_of(is_terminal: bool) -> tuple[ConsoleView, io.StringIO]:

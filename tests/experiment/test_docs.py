@@ -19,19 +19,20 @@ from loxodon import agents, data, envs, nets
 from loxodon import experiment as package
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
 from loxodon.data import load_trajectory, save_trajectory, split_episodes
-from loxodon.experiment import CheckpointManager, Collector, Experiment, Learner, launch, ppo
+from loxodon.experiment import CheckpointManager, Collector, Experiment, Learner, ppo
 from loxodon.experiment.artifacts import FolderStore
 from loxodon.experiment.artifacts.stores import find_artifact
 from loxodon.experiment.callbacks import HOOKS
 from loxodon.experiment.checkpoint.start_from import is_path
-from loxodon.experiment.cli import main, overrides
 from loxodon.experiment.config import checks, load_config, registry
 from loxodon.experiment.config.reading import Reference, bindings_in, read_source, without_macros
 from loxodon.experiment.config.registry import MACRO
-from loxodon.experiment.plots import PANELS
+from loxodon.experiment.output.plots import PANELS
 from loxodon.experiment.ppo import KLAdaptiveLR, PPOLearner
-from loxodon.gin_configs.words import parse_run
 from loxodon.nets import RunningNorm
+from loxodon.tools import launch
+from loxodon.tools.arguments import parse_run
+from loxodon.tools.run import main, overrides
 
 from .fakes import make_experiment, metrics, run
 from .test_experiment import DEFAULTS, REQUIRED
@@ -58,7 +59,7 @@ def samples(page: str, language: str) -> list[str]:
 
 
 def commands() -> list[tuple[str, str]]:
-    pattern = r"^ *(?:[A-Z_]+=\S+ )*python (?:examples/run\.py|-m loxodon\.experiment\.launch) .*"
+    pattern = r"^ *(?:[A-Z_]+=\S+ )*python (?:examples/run\.py|-m loxodon\.tools\.launch) .*"
     found = [
         (page, line) for page, text in PAGES.items() for line in re.findall(pattern, text, flags=re.MULTILINE)
     ]

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
-from loxodon.envs import EnvSpec, EpsilonGreedy, async_vector
-from loxodon.experiment import Experiment, WeightAverage, threads
+from loxodon.envs import EnvSpec, EpsilonGreedy
+from loxodon.envs.vector import workers
+from loxodon.experiment import Experiment, WeightAverage
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.config import load_config
+from loxodon.experiment.process import threads
 from loxodon.gin_configs.start import GinText
 
 from .fakes import TINY, CountingEnv, TinyAgent, make_experiment, metrics, run
@@ -590,8 +592,8 @@ def test_more_than_the_limit_is_cut_to_it_with_a_warning(
 @pytest.mark.usefixtures("four_cores")
 def test_the_quota_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(async_vector, "CPU_QUOTA", quota)
-    without = async_vector.num_usable_cores()
+    monkeypatch.setattr(workers, "CPU_QUOTA", quota)
+    without = workers.num_usable_cores()
     for text, expected in (("max 100000", without), ("100000 100000", 1), ("50000 100000", 1)):
         quota.write_text(text)
-        assert async_vector.num_usable_cores() == expected
+        assert workers.num_usable_cores() == expected

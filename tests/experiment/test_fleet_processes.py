@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from loxodon.data import check_file
-from loxodon.experiment import status
 from loxodon.experiment.checkpoint.store import CheckpointManager
-from loxodon.experiment.cli import main
 from loxodon.experiment.fleet import Beat, read_heartbeats
-from loxodon.experiment.fleet.overview import overview
+from loxodon.tools import status
+from loxodon.tools.run import main
+from loxodon.tools.status import overview
 
 from .fakes import TINY, make_experiment, metrics
 from .processes import finish, is_anybody_left, launch, start, wait_for
@@ -192,7 +192,7 @@ def test_a_signal_to_all_processes_of_the_machine_is_no_failure_and_nobody_stays
 
 FRESH = """
 import sys
-import loxodon.experiment, loxodon.experiment.launch
+import loxodon.experiment, loxodon.tools.launch
 absent = {"wandb", "tensorboard", "popgym", "ray", "submitit"}
 print(sorted(absent & set(sys.modules)))
 

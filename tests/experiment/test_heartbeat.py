@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-from loxodon.experiment import status
-from loxodon.experiment.files import write_text
 from loxodon.experiment.fleet import Membership, heartbeat, read_heartbeats
-from loxodon.experiment.fleet import overview as overview_module
-from loxodon.experiment.fleet.overview import overview
+from loxodon.experiment.process.files import write_text
+from loxodon.tools import status
+from loxodon.tools.status import overview
 
 from .fakes import make_experiment
 from .processes import wait_for
@@ -228,7 +227,7 @@ def test_people_get_a_table(fleet: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert status.main([str(fleet)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"run {fleet}: 2 of 4 processes at work"
-    assert lines[1].split() == list(overview_module._COLUMNS)
+    assert lines[1].split() == list(status._COLUMNS)
     busy, gone, broke = (next(line for line in lines if word in line) for word in ("1,200", "800", "failed"))
     assert busy.split()[-2:] == ["7", "2"]
     assert "dead" in gone

@@ -16,8 +16,8 @@ from loxodon.agents import LossTerms
 from loxodon.data import Batch, Trajectory, pack_batch, pad_batch
 from loxodon.experiment import Callback, Experiment, WeightAverage
 from loxodon.experiment.checkpoint.policy_file import read_policy
-from loxodon.experiment.freezing import ParamFreezer
 from loxodon.experiment.learn.learner import masked_losses
+from loxodon.experiment.optional.freezing import ParamFreezer
 
 from ..rounding import assert_equal_but_for_rounding
 from .fakes import Predicting, learning, make_experiment, metrics, run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loxodon.experiment.logs import MetricLogger, to_plain
+from loxodon.experiment.output.logs import MetricLogger, to_plain
 
 AXES = {"epoch": 0, "env_steps": 10, "gradient_steps": 2}
 

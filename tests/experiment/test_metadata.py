@@ -20,12 +20,13 @@ from safetensors.torch import save_file
 from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
 from loxodon.envs import EnvSpec, Tokens
-from loxodon.experiment import Experiment, versions
+from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint import record
 from loxodon.experiment.checkpoint.policy_file import POLICY_FORMAT, plain_tensors, read_info, read_policy
 from loxodon.experiment.checkpoint.record import bindings_of
 from loxodon.experiment.checkpoint.spaces import EnvSpaces, space_differences, space_from_json, space_to_json
 from loxodon.experiment.config.hash import config_hash
+from loxodon.experiment.process import versions
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, run
 

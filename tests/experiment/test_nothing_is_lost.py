@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from loxodon.data import files, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Callback, Experiment
-from loxodon.experiment.signals import Aborted, StopRequest
+from loxodon.experiment.process.signals import Aborted, StopRequest
 
 from .fakes import CountingEnv, make_experiment, run
 from .ppo.whole_runs import ppo_experiment

@@ -17,8 +17,8 @@ from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.checkpoint.policy_file import read_info
-from loxodon.experiment.cli import exit_status
-from loxodon.experiment.signals import StopRequest
+from loxodon.experiment.process.signals import StopRequest
+from loxodon.tools.run import exit_status
 
 from .fakes import CountingEnv, make_experiment, metrics, run
 

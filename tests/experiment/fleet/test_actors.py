@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from loxodon.experiment import Experiment
-from loxodon.experiment.cli import main
 from loxodon.experiment.config import load_config
 from loxodon.experiment.config.registry import cleared_config
 from loxodon.experiment.fleet.actors import Crew, actor_environment, local_pool
 from loxodon.experiment.fleet.launchers import ray_pool
+from loxodon.tools.run import main
 
 from ..processes import wait_for
 

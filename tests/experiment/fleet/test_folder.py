@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from loxodon.experiment.cli import main
 from loxodon.experiment.config import ConfigError
 from loxodon.experiment.fleet import folder, launchers
 from loxodon.experiment.fleet.folder import EXPECTED, check_folder, mark
+from loxodon.tools.run import main
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ from unittest import mock
 
 import pytest
 
-from loxodon.experiment import launch
-from loxodon.experiment.cli import main
 from loxodon.experiment.fleet.folder import EXPECTED, mark
 from loxodon.experiment.fleet.launchers import Job, finished_learners, require
+from loxodon.tools import launch
+from loxodon.tools.run import main
 
 from ..processes import wait_for
 
@@ -116,7 +116,7 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
     wait_for(lambda: all(path.exists() for path in results), limit_s=150.0)  # a whole run
     tiny.assert_it_has_trained(updates=8, num_actors=1)
     log = (results[0].parent / f"{found[1]}_0_log.out").read_text()
-    assert "python -m loxodon.experiment.launch --backend slurm --config tiny.gin" in log
+    assert "python -m loxodon.tools.launch --backend slurm --config tiny.gin" in log
     # An actor whose turn comes only now has nothing left to do.
     late = Job(lambda *_, **__: pytest.fail("was run"), ["--mode", "collect"], tiny.run_dir, Path.cwd())
     assert late() == 0
@@ -135,7 +135,7 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
 def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
     words = ["--backend", "ray", "--ray-address", "local", "--ray-cpus", "0.1", *WORDS, "Experiment.epochs=4"]
     done = subprocess.run(
-        [sys.executable, "-m", "loxodon.experiment.launch", *words],
+        [sys.executable, "-m", "loxodon.tools.launch", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -162,7 +162,7 @@ def test_a_command_runs_on_ray_and_is_told_to_end(tmp_path: Path) -> None:
     )
     words = ["--address", "local", "--cpus", "0.1", "--", sys.executable, "-c", stub]
     process = subprocess.Popen(
-        [sys.executable, "-m", "loxodon.experiment.on_ray", *words],
+        [sys.executable, "-m", "loxodon.tools.on_ray", *words],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,

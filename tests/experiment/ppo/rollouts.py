@@ -19,10 +19,10 @@ from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Collector, Learner
 from loxodon.experiment.collect import Group
 from loxodon.experiment.contracts import Progress
-from loxodon.experiment.distributed import make_accelerator
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
 from loxodon.experiment.ppo import PPOLearner
+from loxodon.experiment.process.distributed import make_accelerator
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
 CPU = torch.device("cpu")

@@ -20,9 +20,9 @@ from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import EvaluateAfterLoad, Experiment, WeightAverage, load_policy
 from loxodon.experiment.checkpoint.policy_file import read_info
-from loxodon.experiment.cli import main
 from loxodon.experiment.ppo import KLAdaptiveLR
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
+from loxodon.tools.run import main
 
 from ...rounding import rounding
 from ..fakes import CountingEnv, metrics

@@ -15,9 +15,9 @@ from gymnasium.vector import AutoresetMode
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent
 from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment.distributed import merged
 from loxodon.experiment.ppo import RolloutBuffer, sequences
 from loxodon.experiment.ppo.trainer import mean_kl
+from loxodon.experiment.process.distributed import merged
 from loxodon.nets import PolicyHead
 
 from ...rounding import assert_equal_but_for_rounding, rounding

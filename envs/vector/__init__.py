@@ -1,0 +1,1 @@
+"""Vector environments: N sequence environments behind one batched interface."""

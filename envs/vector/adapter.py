@@ -1,0 +1,387 @@
+"""Adapter for environments that bring their own batch axis (EnvPool, JAX and GPU environments, make_vec)."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from ...data.errors import WrongValueError
+from ...data.spaces import ActionMap, ObsLayout, as_numpy
+from ..attributes import layers, owns
+from ..env_state import offers_state
+from ..errors import close_all, guarded
+from ..returned import (
+    METRIC_PREFIX,
+    Metrics,
+    as_flags,
+    as_info,
+    as_metric,
+    as_rewards,
+    check_space,
+    collect_metrics,
+    merged,
+    reset_result,
+    step_result,
+)
+from ..spec import EnvSpec
+from .base import SequenceVectorEnv, StepResult
+from .group import ColumnCheck, StepBuffers, column_checks, place_of
+
+SAME, NEXT, DISABLED = "SameStep", "NextStep", "Disabled"
+"""When a finished row is reset: with the step that ended it, with the step after, or only when asked to."""
+logger = logging.getLogger("loxodon")
+
+
+class AlreadyVectorizedEnv(SequenceVectorEnv):
+    """One gymnasium VectorEnv in the library's form. See `SequenceVectorEnv` for the interface.
+
+    Every `metadata["autoreset_mode"]` of gymnasium is understood:
+
+    - SAME_STEP: the last observation comes as `infos["final_obs"]`, per row (an object array) or batched,
+      with the mask `_final_obs`.
+    - NEXT_STEP (EnvPool, `gymnasium.make_vec`): the step after an episode's end only resets the row; it is
+      marked in `infos["_ignore"]`.
+    - DISABLED: finished rows are reset here, by `reset(options={"reset_mask": (N,) bool})`.
+
+    Without the entry, the first episode that ends decides: SAME_STEP if there is a `final_obs`, else
+    NEXT_STEP.
+
+    Args:
+        specs: recipes whose target is a registered id (made by `gymnasium.make_vec` with one row per recipe)
+            or returns a VectorEnv. Exactly one environment is built; several equal recipes mean that it
+            must have that many rows.
+    """
+
+    def __init__(self, specs: Sequence[EnvSpec]) -> None:
+        self.closed = True  # until there is something to close
+        if any(spec is not specs[0] and spec != specs[0] for spec in specs[1:]):
+            raise ValueError(
+                f"already_vectorized got {len(specs)} different environments, but builds a single one. "
+                "Fix: give make_train_env one callable, not a list."
+            )
+        env = guarded(lambda: f"Environment {specs[0]}", "its constructor", specs[0].build_vector, len(specs))
+        _check_kind(env, len(specs))
+        for name in ("single_observation_space", "single_action_space"):
+            check_space(env, name)
+        self.env, self._mode = env, _autoreset_mode(env)
+        self.env_observation_space = specs[0].numbered(env.single_observation_space)
+        self._layout, self._map = ObsLayout(self.env_observation_space), ActionMap(env.single_action_space)
+        obs_space, action_space = self._layout.space, self._map.policy_space
+        memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, env.num_envs))
+        super().__init__(
+            obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, env.num_envs)
+        )
+        self.env_action_space = env.single_action_space
+        self._obs_checks = column_checks(self._layout, self.buffers.obs)
+        self._final_checks = column_checks(self._layout, self.buffers.final_obs)
+        self.closed, self._num_steps = False, 0
+        self._all_rows = np.ones(env.num_envs, np.bool_)
+        self._resets_next = np.zeros(env.num_envs, np.bool_)  # rows that the coming step only resets
+        self.env_names = [specs[0].env_name or _name_of(env)] * env.num_envs
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Begin new episodes everywhere; the environment turns the seed into one per row."""
+        self._num_steps = 0
+        found = guarded(self._who, "reset", self.env.reset, seed=seed, options=options)
+        self.buffers.rewards.fill(0.0)
+        self._resets_next = np.zeros(self.num_envs, np.bool_)
+        try:
+            raw, infos = reset_result(found, self.env)
+            metrics = self._columns_of(infos, self._all_rows, self._all_rows)
+            self._write(raw, self.buffers.obs)
+            self._check(self._obs_checks)
+        except WrongValueError as error:
+            raise self._located(error) from None
+        return self.buffers.obs, self.infos(False, metrics)
+
+    def step(self, actions: Any) -> StepResult:
+        """One env step everywhere, except in the rows that `infos["_ignore"]` marks."""
+        buffers, ignored = self.buffers, self._resets_next
+        buffers.actions[:] = actions
+        self._num_steps += 1
+        env_actions = np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype)
+        found = guarded(self._who, "step", self.env.step, env_actions)
+        try:
+            has_ended, metrics = self._take(step_result(found, self.env), ignored)
+            self._check(self._obs_checks)
+        except WrongValueError as error:
+            raise self._located(error) from None
+        result = self.step_result(has_ended, metrics)
+        if ignored.any():
+            result[-1]["_ignore"] = ignored
+        return result
+
+    def begin_episodes(self, rows: np.ndarray) -> None:
+        """See the base class; only an environment that leaves resets to others can be reset row by row."""
+        if self._mode != DISABLED:
+            raise NotImplementedError(
+                f"The agent ended episodes, but {type(self.env).__name__} resets finished rows itself (mode "
+                f"{self._mode}), so its rows cannot be reset from outside. Fix: use env_mode 'sync' or "
+                "'async', or an environment with metadata['autoreset_mode'] = AutoresetMode.DISABLED."
+            )
+        for key, column in self.buffers.obs.items():
+            self.buffers.final_obs[key][rows] = column[rows]
+        found = guarded(self._who, "reset", self.env.reset, options={"reset_mask": rows.copy()})
+        try:
+            self._write(reset_result(found, self.env)[0], self.buffers.obs, rows)
+            self._check(self._obs_checks)
+        except WrongValueError as error:
+            raise self._located(error) from None
+
+    def render(self) -> Any:
+        """Whatever the environment renders."""
+        return guarded(self._who, "render", self.env.render)
+
+    def close_extras(self, **_: Any) -> None:
+        """Close the environment."""
+        close_all([self.env])
+
+    def _who(self) -> str:
+        return f"The vector environment {self.env_names[0]} ({type(self.env.unwrapped).__name__})"
+
+    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """The vector environment's own attribute, else those of its rows, in gymnasium's way."""
+        name, *rest = arguments[0]
+        owner = next((layer for layer in layers(self.env) if owns(layer, name)), None)
+        if what == "has_attr":
+            return (owner is not None or self._rows_have(name),) * self.num_envs
+        if what == "tell":
+            if owner is None and not self._rows_have(name):
+                return ()
+            what, rest, arguments = "call", [tuple(rest), {}], arguments[:1]
+        if owner is None and not self._rows_have(name):
+            chain = " > ".join(type(layer).__name__ for layer in layers(self.env))
+            raise AttributeError(
+                f"Neither the vector environment ({chain}) nor its rows have the attribute {name!r}, or it "
+                "cannot be asked for those of its rows. Fix: define it in the vector environment, or give it "
+                "gymnasium's call and set_attr; env_mode 'sync' and 'async' reach every environment."
+            )
+        if what == "set_attr":
+            values = [value for _, value in arguments]
+            if owner is None:
+                self.env.unwrapped.set_attr(name, values)
+            else:
+                setattr(owner, name, values[0] if all(v is values[0] for v in values) else values)
+            return ()
+        args, kwargs = rest
+        if any(other[1] is not arguments[0][1] for other in arguments):
+            raise ValueError(
+                f"call_each got different arguments of {name!r} for the rows of {type(self.env).__name__}, "
+                "which can only be asked as a whole. Fix: use env_mode 'sync' or 'async'."
+            )
+        if owner is None:
+            return tuple(self.env.unwrapped.call(name, *args, **kwargs))
+        found = getattr(owner, name)
+        return (found(*args, **kwargs),) if callable(found) else (found,) * self.num_envs
+
+    def state_problem(self) -> str | None:
+        """As of its base; here the vector environment speaks for all its rows."""
+        if offers_state(self.env):
+            return None
+        name = type(self.env).__name__
+        return (
+            f"The environment {self.env_names[0]} cannot be stored: {name} has no get_state() and "
+            "set_state(state)"
+        )
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """As of its base, one state for all rows."""
+        state = copy.deepcopy(self.env.get_state())
+        return [{"env": state, "resets_next": self._resets_next.copy(), "mode": self._mode}]
+
+    def set_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """As of its base."""
+        (state,) = states
+        self.env.set_state(copy.deepcopy(state["env"]))
+        self._resets_next, self._mode = state["resets_next"].copy(), state["mode"]
+
+    def _rows_have(self, name: str) -> bool:
+        """True if every row has the attribute and can be asked for it."""
+        call = getattr(self.env.unwrapped, "call", None)
+        return call is not None and all(call("has_wrapper_attr", name))
+
+    def _take(self, found: tuple[Any, ...], ignored: np.ndarray) -> tuple[bool, Metrics]:
+        """Put the results of a step into the buffers, and begin episodes; whether any ended, and metrics."""
+        raw, rewards, terminated, truncated, infos = found
+        buffers, taken = self.buffers, None
+        if ignored.any():
+            taken, self._resets_next = ~ignored, np.zeros(self.num_envs, np.bool_)
+        buffers.rewards[:] = as_rewards(self._batch(rewards, "rewards"), taken)
+        buffers.terminated[:] = as_flags(self._batch(terminated, "terminated"), "terminated", taken)
+        buffers.truncated[:] = as_flags(self._batch(truncated, "truncated"), "truncated", taken)
+        ended = buffers.terminated | buffers.truncated
+        has_ended = bool(ended.any())
+        metrics = self._columns_of(infos, self._all_rows if taken is None else taken, self._all_rows)
+        if has_ended:
+            metrics = merged(self._final_metrics(infos.get("final_info"), ended), metrics)
+        self._write(raw, buffers.obs)
+        if has_ended:
+            metrics = merged(metrics, self._finish(ended, infos))
+            self._check(self._final_checks, ended)
+        return has_ended, metrics
+
+    def _finish(self, ended: np.ndarray, infos: Mapping[str, Any]) -> Metrics:
+        """Fill `final_obs` and, where possible, `obs` of the rows that ended; metrics of their reset."""
+        if self._mode is None:
+            self._mode = SAME if _final_obs(infos) is not None else NEXT
+            logger.warning(
+                "%s does not say when it resets finished rows; it looks like %s. If that is wrong, set its "
+                "metadata['autoreset_mode'].",
+                type(self.env).__name__,
+                self._mode,
+            )
+        if self._mode == SAME:
+            self._write_final(infos, ended)
+            return []
+        for key, column in self.buffers.obs.items():
+            self.buffers.final_obs[key][ended] = column[ended]
+        if self._mode == NEXT:
+            self._resets_next = ended
+            return []
+        options = {"reset_mask": ended.copy()}
+        found = guarded(self._who, "reset", self.env.reset, options=options)
+        raw, reset_infos = reset_result(found, self.env)
+        self._write(raw, self.buffers.obs, ended)
+        return self._columns_of(reset_infos, ended, ended)
+
+    def _write(self, raw: Any, columns: dict[str, np.ndarray], rows: np.ndarray | None = None) -> None:
+        """Copy a batch of raw observations, or only its rows where `rows` ((N,) bool) is True."""
+        for leaf, batch in zip(self._layout.leaves, self._layout.values(raw), strict=True):
+            value = self._batch(batch, f"observation {leaf.key!r}")
+            try:
+                if rows is None:
+                    columns[leaf.key][...] = leaf.convert(value, self.num_envs)
+                else:
+                    columns[leaf.key][rows] = leaf.convert(as_numpy(value)[rows], int(rows.sum()))
+            except WrongValueError as error:
+                raise _of_row(error, rows) from None
+
+    def _batch(self, value: Any, what: str) -> Any:
+        """The value, which has one entry per environment. Raises: ValueError if it has not."""
+        try:
+            shape = np.shape(value)
+        except ValueError:  # lists of different lengths
+            shape = (len(value),)
+        if shape[:1] != (self.num_envs,):
+            raise ValueError(
+                f"{type(self.env).__name__} returned {what} with shape {shape}, but its spaces and "
+                f"num_envs say ({self.num_envs}, ...). Fix: make the environment return every row in every "
+                "step (for EnvPool: batch_size equal to num_envs), in the shape of its spaces."
+            )
+        return value
+
+    def _write_final(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
+        final = _final_obs(infos)
+        if final is None:
+            raise ValueError(
+                f"{type(self.env).__name__} ended an episode without infos['final_obs'] (its infos: "
+                f"{sorted(infos)}), so the last observation is lost. Fix: make the vector environment "
+                "report final_obs on same-step autoreset."
+            )
+        has_one_per_row = isinstance(final, list) or (
+            isinstance(final, np.ndarray) and final.dtype.kind == "O"
+        )
+        if not has_one_per_row:
+            self._write(final, self.buffers.final_obs, ended)
+            return
+        columns = list(self.buffers.final_obs.values())
+        for row in np.flatnonzero(ended).tolist():
+            try:
+                self._layout.write(self._batch(final, "final_obs")[row], columns, row)
+            except WrongValueError as error:
+                raise error.at(row) from None
+
+    def _check(self, checks: Sequence[ColumnCheck], rows: np.ndarray | None = None) -> None:
+        for check, column in checks:
+            try:
+                check(column if rows is None else column[rows])
+            except WrongValueError as error:
+                raise _of_row(error, rows) from None
+
+    def _located(self, error: WrongValueError) -> ValueError:
+        name = self.env_names[error.row or 0]
+        return error.told(f"The environment {name} returned", place_of(error.row, self._num_steps))
+
+    def _final_metrics(self, final: Any, ended: np.ndarray) -> Metrics:
+        """Metrics of `final_info`, the infos of the last step of rows that ended.
+
+        final: a dict of arrays with masks, as gymnasium has it; one dict or None per row, as it had it until
+            0.29; or None.
+        """
+        if final is None or isinstance(final, Mapping):
+            return self._columns_of(final or {}, ended, ended)
+        metrics: Metrics = []
+        for row in np.flatnonzero(ended).tolist():
+            if (info := self._batch(final, "final_info")[row]) is not None:
+                collect_metrics(as_info(info), row, metrics)
+        return metrics
+
+    def _columns_of(self, infos: Mapping[str, Any], unmasked: np.ndarray, allowed: np.ndarray) -> Metrics:
+        """Metrics of infos that have one entry per environment, with the mask "_<key>" of those that count.
+
+        Args:
+            infos: may have no mask for a key.
+            unmasked: (N,) bool, the rows that count then.
+            allowed: (N,) bool, those that may count at all.
+        """
+        metrics: Metrics = []
+        for key, values in infos.items():
+            if isinstance(key, str) and key.startswith(METRIC_PREFIX):
+                mask = infos.get(f"_{key}")
+                counts = (
+                    unmasked if mask is None else allowed & np.asarray(self._batch(mask, f"_{key}"), bool)
+                )
+                for row in np.flatnonzero(counts).tolist():
+                    value = as_metric(self._batch(values, f"infos[{key!r}]")[row], key, row)
+                    metrics.append((row, key[len(METRIC_PREFIX) :], value))
+        return metrics
+
+
+def _of_row(error: WrongValueError, rows: np.ndarray | None) -> WrongValueError:
+    """The error, found in the rows (N,) bool of a batch, with its row in the batch itself."""
+    if rows is None or error.row is None:
+        return error
+    return error.at(int(np.flatnonzero(rows)[error.row]))
+
+
+def _final_obs(infos: Mapping[str, Any]) -> Any:
+    return infos.get("final_obs", infos.get("final_observation"))
+
+
+def _name_of(env: Any) -> str:
+    own = getattr(env, "env_name", None) or getattr(env.spec, "name", None)
+    return str(own or type(env.unwrapped).__name__.removesuffix("GymnasiumEnvPool"))
+
+
+def _autoreset_mode(env: Any) -> str | None:
+    """SAME, NEXT, DISABLED, or None when the environment does not say."""
+    mode = (env.metadata or {}).get("autoreset_mode")
+    name = getattr(mode, "value", mode)
+    if name not in (SAME, NEXT, DISABLED, None):
+        raise ValueError(
+            f"{type(env).__name__} has metadata['autoreset_mode'] = {mode!r}, but gymnasium.vector's "
+            "AutoresetMode knows NEXT_STEP, SAME_STEP and DISABLED. Fix: set it to one of these."
+        )
+    return name
+
+
+def _check_kind(env: Any, num_specs: int) -> None:
+    if not isinstance(env, gym.vector.VectorEnv):
+        raise TypeError(
+            f"env_mode='already_vectorized' got {type(env).__name__}, but needs a "
+            "gymnasium.vector.VectorEnv. Fix: return gymnasium.make_vec(...) from make_train_env, or use "
+            "env_mode 'sync' or 'async'."
+        )
+    if num_specs not in (1, env.num_envs):
+        raise ValueError(
+            f"The vector environment has {env.num_envs} rows, but parallel_actors is {num_specs}. "
+            f"Fix: set Experiment.parallel_actors = {env.num_envs}, or build the environment with "
+            f"{num_specs} rows."
+        )

@@ -1,0 +1,297 @@
+"""What every vector environment of this library offers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from ...data.spaces import is_text
+from ..returned import METRIC_PREFIX, Metrics
+from .group import StepBuffers
+
+try:
+    from gymnasium.vector import AutoresetMode
+except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
+    AutoresetMode = None  # type: ignore[assignment,misc]
+
+logger = logging.getLogger("loxodon")
+SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
+_ROOM = 1e-3  # share of a bound by which rounding may pass it
+_OWN_METHODS = ("reset", "step", "close", "render")
+StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class _Bounds(NamedTuple):
+    """Limits of a Box, with some room for rounding, and memory to compare with them in.
+
+    low, high: an array, or one number for all elements; is_outside: (2, N, ...) bool, is_below and is_above.
+    """
+
+    low: Any
+    high: Any
+    is_outside: np.ndarray
+    is_below: np.ndarray
+    is_above: np.ndarray
+
+    def place_outside(self, values: np.ndarray, rows: np.ndarray | None) -> tuple[int, ...] | None:
+        """Index of the first value (N, ...) outside, or None; rows: (N,) bool, those that count."""
+        np.less(values, self.low, self.is_below)
+        np.greater(values, self.high, self.is_above)
+        if not np.count_nonzero(self.is_outside):
+            return None
+        found = np.argwhere(self.is_below | self.is_above)
+        found = found if rows is None else found[rows[found[:, 0]]]
+        return tuple(found[0].tolist()) if len(found) else None
+
+
+def _bounds_of(space: spaces.Space[Any], num_envs: int) -> _Bounds | None:
+    """The bounds of a Box; None for other spaces, and if its dtype can hold nothing outside."""
+    if not isinstance(space, spaces.Box):
+        return None
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if space.dtype.kind in "iu":
+        widest = np.iinfo(space.dtype)
+        is_free = (low <= widest.min).all() and (high >= widest.max).all()
+    else:
+        is_free = np.isinf(low).all() and np.isinf(high).all()
+    if is_free:
+        return None
+    room = [_ROOM * np.maximum(1.0, np.abs(bound)) for bound in (low, high)]
+    with np.errstate(over="ignore"):  # infinity is as good a bound as the largest number
+        limits = (low - room[0]).astype(np.float32), (high + room[1]).astype(np.float32)
+    lowest, highest = (x.flat[0] if (x == x.flat[0]).all() else x for x in limits)
+    memory = np.empty((2, num_envs, *space.shape), np.bool_)
+    return _Bounds(lowest, highest, memory, *memory)
+
+
+class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
+    """N environments stepped together; one that ends is reset within the same step.
+
+    step(actions (N,) or (N, K) int, or (N, A) float) returns obs dict of [N, ...], rewards (N,) float32,
+    terminated (N,) bool, truncated (N,) bool, infos. Where an episode ended, `obs` is already the
+    first of the next episode (but see `_ignore`) and
+
+    - infos["final_obs"]: dict of [N, ...], the episode's true last observation, valid where
+      infos["_final_obs"] ((N,) bool) is True. Both are absent when no episode ended.
+    - infos["metrics"]: list of (env index, name, value); absent when empty. All of them count.
+    - infos["_ignore"]: (N,) bool, True in rows where this was no env step at all; absent when False in every
+      row. It comes only from environments that bring their own batch axis and reset a finished row during the
+      *next* step (NEXT_STEP autoreset). There `obs` of an ended row is the final observation once more, and
+      the following call throws the row's action away, marks the row in `_ignore` and gives the first
+      observation of the new episode in `obs`, with reward 0 and both flags False. Whoever steps the
+      environments must honour it:
+
+      - no timestep: such a row is neither stored nor counted (no transition, no env step, no reward or
+        length in the statistics: `ReturnHistory.add_step` takes the mask);
+      - a fresh start: afterwards the row is treated exactly like one that ended in this call, from `obs`
+        (trajectory begun anew, zero reward and previous action, time index 0, hidden state reset, name read
+        again). Doing so in the step before as well is harmless, since nothing was stored in between. With
+        `fresh = ended | ignore` in place of `ended` one code path covers both.
+
+    The arrays in `obs` and `final_obs` are reused by the next call: copy what must outlive it. `env_names`
+    lists the current names; a change makes a new list, so one fetched before a step stays what it was.
+
+    `env_observation_space` and `env_action_space` are those of the first environment itself, before its
+    observations are flattened and its actions scaled.
+
+    Text observations (`text_keys`) are [N] object arrays of str: never tensors, and nothing a file of plain
+    arrays can hold. They are there for encoders and wrappers that can read them; all others leave them out.
+    """
+
+    def __init__(self, obs_space: spaces.Dict, action_space: spaces.Space[Any], buffers: StepBuffers) -> None:
+        self.num_envs = len(buffers.rewards)
+        self.metadata = {"autoreset_mode": SAME_STEP}
+        self.single_observation_space, self.single_action_space = obs_space, action_space
+        self.observation_space = batch_space(obs_space, self.num_envs)
+        self.action_space = batch_space(action_space, self.num_envs)
+        self.buffers = buffers
+        self.env_observation_space: spaces.Space[Any] = obs_space
+        self.env_action_space: spaces.Space[Any] = action_space
+        self.env_names: list[str] = []
+        self._obs_spaces = obs_space.spaces
+        bounds = ((key, _bounds_of(space, self.num_envs)) for key, space in obs_space.spaces.items())
+        self._obs_bounds = {key: found for key, found in bounds if found is not None}
+        self._odd_metrics: set[str] = set()
+        self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
+
+    def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        """One seed per environment: seed + i, the given ones, or None everywhere."""
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(
+                f"reset got {len(seed)} seeds for {self.num_envs} environments. Fix: pass one int, or one "
+                "per environment."
+            )
+        return list(seed)
+
+    # ---- attributes and methods of the environments themselves ----
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """What the method `name` of every environment returns (of a plain attribute: its value), N entries.
+
+        A vector environment made by the user that has the method itself answers for all rows with one entry.
+
+        Raises: AttributeError if an environment does not have it (EnvError from a worker process, which ends
+            all of them: ask `has_attr` first); ValueError for what has to go through this class.
+        """
+        return self.call_each(name, [args] * self.num_envs, kwargs)
+
+    def call_each(
+        self, name: str, arguments: Sequence[tuple[Any, ...]], kwargs: dict[str, Any] | None = None
+    ) -> tuple[Any, ...]:
+        """As `call`, with the positional arguments of each environment: one tuple per environment."""
+        if name in _OWN_METHODS:
+            raise ValueError(
+                f"call got {name!r}, which would leave this vector environment behind. Allowed is any other "
+                f"attribute of the environments. Fix: use its own method {name}."
+            )
+        self._check_rows(arguments, "argument tuples")
+        return self._ask("call", [(name, tuple(one), kwargs or {}) for one in arguments])
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The attribute `name` of every environment; see `call`."""
+        return self.call(name)
+
+    def has_attr(self, name: str) -> tuple[bool, ...]:
+        """Whether each environment, or one of its wrappers, has the attribute."""
+        return self._ask("has_attr", [(name,)] * self.num_envs)
+
+    def tell(self, name: str, *args: Any) -> None:
+        """Call the method `name` of those environments that have it."""
+        self._ask("tell", [(name, *args)] * self.num_envs)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment where it is defined: a list or tuple has one value for each.
+
+        `max_episode_length` works for all environments: where none of the wrappers has it, episodes are
+        truncated after so many env steps from now on.
+
+        Raises: AttributeError (EnvError from a worker process) if an environment does not have it.
+        """
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        self._check_rows(values, "values")
+        self._ask("set_attr", [(name, value) for value in values])
+
+    def begin_episodes(self, rows: np.ndarray) -> None:
+        """Reset the environments of some rows, after a step in which their episodes have not ended.
+
+        Their observations move from `buffers.obs` to `buffers.final_obs`, and `buffers.obs` has the first
+        ones of the new episodes then. rows: (N,) bool.
+
+        Raises: NotImplementedError for a vector environment made by the user that cannot do so.
+        """
+        buffers, names = self.buffers, list(self.env_names)
+        answers = self._ask("begin_episode", [(bool(row),) for row in rows])
+        for row in np.flatnonzero(rows).tolist():
+            names[row] = answers[row]["env_name"]
+            for key, value in answers[row]["obs"].items():
+                buffers.final_obs[key][row] = buffers.obs[key][row]
+                buffers.obs[key][row] = value[0]
+        self.env_names = names
+
+    # ---- their states, see env_state.py ----
+
+    def state_problem(self) -> str | None:
+        """Why the states of the environments cannot be stored; None if they can."""
+        return next(filter(None, self._ask("state_problem", [()] * self.num_envs)), None)
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """What `set_states` takes; ask `state_problem` first."""
+        return list(self._ask("get_state", [()] * self.num_envs))
+
+    def set_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on where the environments stood when `get_states` was called; comes after a `reset`.
+
+        The observations in the buffers stay those of the reset until the next step.
+        """
+        self._check_rows(states, "states")
+        self.env_names = list(self._ask("set_state", [(state,) for state in states]))
+
+    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Ask every environment; `what` is one of `attributes.ASKED`, its arguments are one tuple per env."""
+        raise NotImplementedError
+
+    def _check_rows(self, rows: Sequence[Any], what: str) -> None:
+        if len(rows) != self.num_envs:
+            raise ValueError(
+                f"There are {len(rows)} {what} for {self.num_envs} environments. "
+                "Fix: give one per environment."
+            )
+
+    def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
+        """The infos dict of one call, whose observations are in the buffers."""
+        if self._obs_bounds:
+            self._warn_if_outside(self.buffers.obs, None)
+        infos: dict[str, Any] = {}
+        if has_ended:
+            ended = self.buffers.terminated | self.buffers.truncated
+            infos["final_obs"], infos["_final_obs"] = self.buffers.final_obs, ended
+            if self._obs_bounds:
+                self._warn_if_outside(self.buffers.final_obs, ended)
+        if metrics:
+            infos["metrics"] = self._finite(metrics)
+        return infos
+
+    def _finite(self, metrics: Metrics) -> Metrics:
+        """The metrics without NaN and infinity, which would spoil every mean; warns once of each."""
+        found: Metrics = []
+        for row, name, value in metrics:
+            numbers = value if isinstance(value, list) else [value]
+            finite = [number for number in numbers if math.isfinite(number)]
+            if len(finite) == len(numbers):
+                found.append((row, name, value))
+                continue
+            found.append((row, name, finite))
+            if name not in self._odd_metrics:
+                self._odd_metrics.add(name)
+                logger.warning(
+                    "The environment %s returned %s as info['%s%s']. Values that are not finite are left out "
+                    "of the mean. Fix: leave the key out where there is no value.",
+                    self.env_names[row],
+                    next(number for number in numbers if not math.isfinite(number)),
+                    METRIC_PREFIX,
+                    name,
+                )
+        return found
+
+    def _warn_if_outside(self, obs: dict[str, np.ndarray], rows: np.ndarray | None) -> None:
+        """Warn, once per key, of observations that the observation space does not allow.
+
+        rows: (N,) bool, those to look at; None for all.
+        """
+        for key, bounds in list(self._obs_bounds.items()):
+            values = obs[key]
+            place = bounds.place_outside(values, rows)
+            if place is None:
+                continue
+            del self._obs_bounds[key]
+            logger.warning(
+                "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
+                "Nothing is clipped. Fix: correct the environment or the bounds of its observation_space.",
+                self.env_names[place[0]],
+                values[place],
+                key,
+                self._obs_spaces[key],
+            )
+
+    def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:
+        """The return value of `step`, from the buffers."""
+        buffers = self.buffers
+        return (
+            buffers.obs,
+            buffers.rewards.copy(),
+            buffers.terminated.copy(),
+            buffers.truncated.copy(),
+            self.infos(has_ended, metrics),
+        )

@@ -1,0 +1,203 @@
+"""The process behind several environments of an `AsyncVectorEnv`. Must stay free of heavy imports."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from ..errors import close_all
+from ..generators import generators_state, seed_generators, set_generators_state
+from ..gin_values import bind_known, unship
+from ..sequence_env import SequenceEnv
+from ..spec import EnvSpec, build_all, register_as
+from .group import EnvGroup, StepBuffers, check_same_spaces
+
+STEP = b"s"
+"""The one message that asks for a step; actions and results lie in shared memory."""
+CLOSE = b"c"
+"""Asks the worker to end. End-of-file alone would not do: workers forked later hold copies of the pipe."""
+GRACE_S = 30
+"""A worker that was asked to end by SIGTERM lives on for so long, unless its parent ends it before."""
+_GENERATORS = "generators"
+QUIET = b""
+"""The answer to a step in which no episode ended, no metric came and no text observation changed."""
+
+
+class Recipes(NamedTuple):
+    """Environments of a worker before they are made, and the spaces that they must have.
+
+    registered: see `spec.registered`.
+    """
+
+    specs: Sequence[EnvSpec]
+    obs_space: spaces.Dict
+    action_space: spaces.Space[Any]
+    registered: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What a worker needs to know.
+
+    recipes: the recipes and the spaces they must have, in a worker that is not a fork as `ship` packs them;
+    memory: shared, laid out by StepBuffers for all num_envs environments; seed: of the vector environment,
+    for what the constructors of environments draw.
+    """
+
+    recipes: Recipes | bytes
+    first_row: int
+    num_rows: int
+    num_envs: int
+    memory: Any
+    seed: int
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """An exception of an environment, as text."""
+
+    row: int
+    doing: str
+    summary: str
+    traceback: str
+
+
+def run_worker(connection: Connection, inherited: Sequence[Connection], job: WorkerJob) -> None:
+    """Serve step and reset until the parent asks to close, closes the connection or dies.
+
+    Args:
+        connection: this worker's end.
+        inherited: the parent's ends that forking copied into this process. They are closed, so that every
+            worker sees end-of-file when the parent is gone.
+        job: the environments and the shared memory.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_later)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # an environment with a model: workers share the cores
+    for other in inherited:
+        other.close()
+    group: EnvGroup | None = None
+    try:
+        group = _build(connection, job)
+        if group is not None:
+            _serve(connection, group)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+    finally:
+        if group is not None:
+            group.close()
+
+
+def _end_later(*_: object) -> None:
+    """A preempted machine asks all processes to end: the parent, which needs this one, first saves."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(GRACE_S)
+
+
+def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
+    envs: list[SequenceEnv] = []
+    try:
+        recipes = _make(job, envs)
+        check_same_spaces(envs, recipes.obs_space, recipes.action_space, job.first_row)
+        buffers = StepBuffers.carve(job.memory, recipes.obs_space, recipes.action_space, job.num_envs)
+        group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows), job.first_row)
+    except BaseException as error:  # whatever a user's constructor raises must reach the parent
+        row = job.first_row + min(len(envs), job.num_rows - 1)
+        connection.send(_failure(row, "being built", error))
+        return None
+    connection.send(group.env_names)
+    return group
+
+
+def _make(job: WorkerJob, made: list[SequenceEnv]) -> Recipes:
+    """Make the environments as gin's bindings want them, and put them into `made`; returns the recipes."""
+    seed_generators(job.seed, job.first_row)
+    if not isinstance(job.recipes, bytes):
+        build_all(job.recipes.specs, made)
+        return job.recipes
+    recipes: Recipes
+    recipes, text = unship(job.recipes)
+    register_as(recipes.specs, recipes.registered)
+    num_bound = bind_known(text)
+    build_all(recipes.specs, made)
+    if bind_known(text) > num_bound:  # building them has imported more, with bindings that were unknown then
+        close_all(made, job.first_row)
+        made.clear()
+        seed_generators(job.seed, job.first_row)
+        build_all(recipes.specs, made)
+    return recipes
+
+
+class TextFeed:
+    """Text observations, which shared memory cannot hold: they go through the pipe when they changed."""
+
+    def __init__(self, columns: list[np.ndarray]) -> None:
+        self._columns = columns
+        self._sent: list[list[str]] | None = None
+
+    def news(self) -> list[list[str]] | None:
+        """The content of every column, or None if the parent has it already."""
+        if not self._columns:
+            return None
+        texts = [column.tolist() for column in self._columns]
+        if texts == self._sent:
+            return None
+        self._sent = texts
+        return texts
+
+
+def _serve(connection: Connection, group: EnvGroup) -> None:
+    feed = TextFeed(group.text_columns)
+    while (message := connection.recv_bytes()) != CLOSE:
+        doing = "step"
+        try:
+            if message == STEP:
+                answer = _step(group, feed)
+            else:
+                doing, argument = pickle.loads(message)
+                answer = _other(group, feed, doing, argument)
+        except BaseException as error:  # whatever a user's environment raises must reach the parent
+            connection.send(_failure(group.first_row + group.failed_row, doing, error))
+            return
+        connection.send_bytes(answer)
+
+
+def _step(group: EnvGroup, feed: TextFeed) -> bytes:
+    names = group.env_names
+    has_ended, metrics = group.step()
+    texts = feed.news()
+    if not has_ended and not metrics and texts is None:
+        return QUIET
+    return pickle.dumps((has_ended, metrics, None if group.env_names is names else group.env_names, texts))
+
+
+def _other(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> bytes:
+    if command == "reset":
+        seeds, options = argument
+        if seeds[0] is not None:
+            seed_generators(seeds[0])
+        metrics = group.reset(seeds, options)
+        return pickle.dumps((False, metrics, group.env_names, feed.news()))
+    if command == "render":
+        return pickle.dumps(group.render())
+    answers = group.ask(command, argument)
+    if command == "get_state":  # the first environment of a process stands for all that share its generators
+        answers[0] = {**answers[0], _GENERATORS: generators_state()}
+    elif command == "set_state":
+        for state in (state for (state,) in argument if _GENERATORS in state):
+            set_generators_state(state[_GENERATORS])
+    return pickle.dumps(answers)
+
+
+def _failure(row: int, doing: str, error: BaseException) -> WorkerFailure:
+    return WorkerFailure(row, doing, f"{type(error).__name__}: {error}", traceback.format_exc())

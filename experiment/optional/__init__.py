@@ -1,0 +1,1 @@
+"""Parts that a run has only if gin asks for them."""

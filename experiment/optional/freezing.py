@@ -1,0 +1,88 @@
+"""Parameters that stay as they are for some of a run's epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gin
+
+from ..callbacks import Callback
+from ..contracts import Run
+from ..learn.optimizer import check_prefixes, is_under, named_among
+
+
+@gin.configurable
+class ParamFreezer(Callback):
+    """Freezes what lies in some modules of the agent: always, in a window of epochs, or periodically.
+
+    A frozen parameter gets no update at all: no gradient step, no weight decay, no movement of the moments of
+    AdamW, and its gradient has no part in the norm that is clipped. Gradients still flow through it to what
+    lies before. Running statistics (input normalisers, value scales) are no parameters, and keep moving;
+    target networks keep approaching what is frozen. In gin: `Experiment.callbacks = [@ParamFreezer]`.
+
+    Args:
+        prefixes: names of modules or parameters of the agent, such as "tstep_encoder" or "traj_encoder.cell".
+        start: first frozen epoch.
+        stop: first epoch that is not frozen any more; None for never.
+        period: epochs, counted from `start`, after which the pattern repeats; None freezes throughout.
+        on_for: frozen epochs at the beginning of each period.
+
+    Raises: ValueError for a schedule that cannot be.
+    """
+
+    def __init__(
+        self,
+        prefixes: Sequence[str] = ("tstep_encoder",),
+        start: int = 0,
+        stop: int | None = None,
+        period: int | None = None,
+        on_for: int | None = None,
+    ) -> None:
+        self.prefixes = (prefixes,) if isinstance(prefixes, str) else tuple(prefixes)
+        self.start, self.stop, self.period, self.on_for = start, stop, period, on_for
+        if not self.prefixes:
+            raise ValueError(
+                "ParamFreezer.prefixes is empty, but must name what to freeze. Fix: set it, e.g. "
+                "('tstep_encoder',), or leave ParamFreezer out of Experiment.callbacks."
+            )
+        if start < 0 or (stop is not None and stop <= start):
+            raise ValueError(
+                f"ParamFreezer.start is {start} and stop is {stop}, but they must be epochs with 0 <= start "
+                "< stop, or stop None. Fix: set ParamFreezer.stop."
+            )
+        if (period is None) != (on_for is None) or (period is not None and not 0 < (on_for or 0) < period):
+            raise ValueError(
+                f"ParamFreezer.period is {period} and on_for is {on_for}, but both must be None, or epochs "
+                "with 0 < on_for < period. Fix: set both, e.g. period = 10 and on_for = 5."
+            )
+
+    def is_frozen(self, epoch: int) -> bool:
+        """Whether the parameters are frozen in this epoch."""
+        if epoch < self.start or (self.stop is not None and epoch >= self.stop):
+            return False
+        if self.period is None or self.on_for is None:
+            return True
+        return (epoch - self.start) % self.period < self.on_for
+
+    def on_model_init_end(self, run: Run) -> None:
+        """Find the parameters in the agent.
+
+        Raises: ValueError if a prefix names nothing, or if nothing would be left to train.
+        """
+        named = named_among(run.policy, run.policy.trainable_params())
+        check_prefixes(self.prefixes, named, "ParamFreezer.prefixes")
+        frozen = [p for name, p in named.items() if any(is_under(name, prefix) for prefix in self.prefixes)]
+        if len(frozen) == len(named):
+            raise ValueError(
+                f"ParamFreezer.prefixes {self.prefixes} freezes every trainable parameter, so there is "
+                "nothing to learn. Fix: leave some module out, or set Experiment.mode = 'collect'."
+            )
+
+        def drop_gradients() -> None:
+            # An optimizer passes over parameters without a gradient altogether. Processes that train together
+            # have averaged the gradients before, so that none waits for another.
+            if self.is_frozen(run.ctx.progress.epoch):
+                for param in frozen:
+                    param.grad = None
+
+        run.learner.before_clipping.append(drop_gradients)

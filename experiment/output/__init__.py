@@ -1,0 +1,1 @@
+"""Output for people: console, metric logs and learning curves."""

@@ -1,0 +1,195 @@
+"""Metrics: a JSONL file always, TensorBoard if it is installed, Weights & Biases on request."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+
+from ..process.exits import close_each
+
+logger = logging.getLogger("loxodon")
+_WANDB_AXES = ("epoch", "env_steps", "gradient_steps")
+
+
+def to_plain(value: Any) -> float | int | str | bool | None:
+    """A JSON value of a scalar number, array or tensor; NaN and infinities become None."""
+    if isinstance(value, str | bool) or value is None:
+        return value
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        value = value.item()
+    if isinstance(value, bool | int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+@gin.configurable(allowlist=["tensorboard"])
+class MetricLogger:
+    """Writes figures of one run. Files are opened by the first `log`, so that a resume can choose how.
+
+    Args:
+        run_dir: folder of the run; logs go to its `logs/` (and `wandb_logs/`).
+        file_name: name of the JSONL file in `logs/`.
+        has_tensorboard: False for a process that never writes TensorBoard files.
+        tensorboard: whether they are written, if tensorboard is installed.
+        wandb: arguments of `wandb.init`, or None to leave Weights & Biases alone.
+        wandb_metrics: False keeps the figures from Weights & Biases, whose run is then there for artifacts.
+
+    Raises: ImportError if `wandb` is asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        file_name: str = "metrics.jsonl",
+        has_tensorboard: bool = True,
+        tensorboard: bool = True,
+        wandb: dict[str, Any] | None = None,
+        wandb_metrics: bool = True,
+    ) -> None:
+        self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
+        if wandb is not None and importlib.util.find_spec("wandb") is None:
+            raise ImportError(
+                "Weights & Biases needs the package wandb, which is not installed. Fix: pip install "
+                "'loxodon[wandb]', or leave it out: Experiment.log_to_wandb = False, and no WandbStore."
+            )
+        self._wants_tensorboard = tensorboard and has_tensorboard
+        self._wandb_arguments, self._sends_figures = wandb, wandb is not None and wandb_metrics
+        self._wandb_id: str | None = None  # kept even by a process that does not use it
+        self._wandb_run: Any = None
+        self._resume_at: int | None = None
+        self._num_records = 0  # logged so far by this run, by earlier processes too
+        self._is_open = False
+        self._tensorboard: Any = None
+
+    def log(self, metrics: dict[str, Any], axes: dict[str, Any]) -> None:
+        """Append one record of `axes` (epoch, env_steps, ...) and `metrics`; none without metrics."""
+        if not metrics:
+            return
+        if not self._is_open:
+            self._open()
+        record = {key: to_plain(value) for key, value in {**axes, **metrics}.items()}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k not in axes}
+        if self._tensorboard is not None:
+            for key, number in numbers.items():
+                self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
+        if self._sends_figures:
+            run = self.start_wandb()
+            # wandb drops what comes with an earlier step than before. A killed process may have sent
+            # more, and an offline run does not know where the one before has stopped.
+            run.log({**numbers, **axes}, step=max(self._num_records, run.step), commit=True)
+        self._num_records += 1
+
+    def start_wandb(self) -> Any:
+        """The run of Weights & Biases; its first use starts it, and its id continues it in later processes.
+
+        Weights & Biases can only append: a run that was killed and resumes from its checkpoint sends the
+        records after it again. They share their env_steps, over which figures are drawn.
+
+        Raises: ValueError if it is not in use, or cannot start, as without a login.
+        """
+        if self._wandb_run is not None:
+            return self._wandb_run
+        if self._wandb_arguments is None:
+            raise ValueError(
+                "This run does not use Weights & Biases. Fix: set Experiment.log_to_wandb = True, or "
+                "Artifacts.store = @WandbStore."
+            )
+        import wandb
+
+        folder = self.run_dir / "wandb_logs"
+        try:
+            with wandb_files_in(folder):
+                run = wandb.init(dir=str(folder), id=self._wandb_id, resume="allow", **self._wandb_arguments)
+        except wandb.Error as error:
+            raise ValueError(
+                f"Weights & Biases did not start: {error}. Fix: `wandb login`, or set WANDB_MODE=offline "
+                "(`wandb sync` sends it later), or leave it out: Experiment.log_to_wandb = False."
+            ) from error
+        for axis in _WANDB_AXES:
+            run.define_metric(axis)
+        run.define_metric("*", step_metric="env_steps")
+        self._wandb_id, self._wandb_run = run.id, run
+        return run
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            if self._resume_at is None:
+                _set_aside(self.path)
+            else:
+                os.truncate(self.path, min(self._resume_at, self.path.stat().st_size))
+        self._is_open = True
+        if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
+            logger.info(
+                "TensorBoard is not installed, so figures go to %s alone. Fix: pip install "
+                "'loxodon[tensorboard]', or MetricLogger.tensorboard = False.",
+                self.path,
+            )
+        elif self._wants_tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))
+        if self._sends_figures:
+            self.start_wandb()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the JSONL file and the wandb run stand, so that a resumed run continues both."""
+        size = self.path.stat().st_size if self._is_open else (self._resume_at or 0)
+        return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": self._wandb_id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the records that were there when the state was saved; later ones are dropped."""
+        self.close()
+        self._resume_at, self._num_records = int(state["metrics_bytes"]), int(state.get("num_records", 0))
+        self._wandb_id = state.get("wandb_id")
+
+    def close(self) -> None:
+        """Close everything; a later `log` continues it."""
+        if self._is_open:
+            # It is missing if Weights & Biases refused before the first record was written.
+            self._resume_at = self.path.stat().st_size if self.path.exists() else 0
+            self._is_open = False
+        tensorboard, self._tensorboard = self._tensorboard, None
+        wandb_run, self._wandb_run = self._wandb_run, None
+        if tensorboard is not None:
+            close_each([("TensorBoard writer", tensorboard.close)])
+        if wandb_run is not None:
+            close_each([("Weights & Biases run", wandb_run.finish)])
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the records of an earlier run of the same name, so that two runs are never mixed in one file."""
+    number = 1
+    while (moved := path.with_name(f"{path.stem}_old{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(moved)
+    logger.info("%s belonged to an earlier run and is now %s", path, moved.name)
+
+
+@contextlib.contextmanager
+def wandb_files_in(folder: Path) -> Iterator[None]:
+    """Let wandb keep its copies and caches in `folder`, unless the environment says where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache"}
+    ours = {name: str(folder.absolute() / sub) for name, sub in places.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)

@@ -1,0 +1,1 @@
+"""Process hygiene: signals, exit statuses, threads, random generators, files, several ranks."""

@@ -1,0 +1,43 @@
+"""How many threads torch gets: never more than this process may use, and one where more would not pay."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from ...envs import num_usable_cores
+
+logger = logging.getLogger("loxodon")
+WORTH_MORE = 1e10  # multiply-adds of a forward pass; below, threads on busy cores wait longer than they work
+_replaced: dict[int, int] = {}  # by the number that was set here last, the one before it
+
+
+def choose_threads(wanted: int | None, work: float = 0.0) -> None:
+    """Set torch's threads.
+
+    The limit is what torch found at the start of the process (OMP_NUM_THREADS, MKL_NUM_THREADS) or was told
+    since by torch.set_num_threads, and this process's share of the cores.
+
+    Args:
+        wanted: Experiment.torch_threads; more than the limit is cut to it, with a warning. None takes as many
+            as `work` is worth.
+        work: multiply-adds of a forward pass on the CPU.
+    """
+    found = torch.get_num_threads()
+    found = _replaced.get(found, found)  # what an earlier run of this process has chosen is no limit
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that train together on this machine
+    limit = max(1, min(found, num_usable_cores() // num_local))
+    if wanted is not None and wanted > limit:
+        logger.warning(
+            "Experiment.torch_threads is %d, but this process may use %d (OMP_NUM_THREADS, MKL_NUM_THREADS, "
+            "torch.set_num_threads, or its share of the CPU cores): it gets %d.",
+            wanted,
+            limit,
+            limit,
+        )
+    chosen = min(wanted, limit) if wanted is not None else limit if work >= WORTH_MORE else 1
+    torch.set_num_threads(chosen)
+    _replaced.clear()
+    _replaced[chosen] = found

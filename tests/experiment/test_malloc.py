@@ -1,0 +1,45 @@
+"""Memory that updates free is there for the next ones."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys
+from loxodon.experiment.process.malloc import keep_freed_memory
+
+if sys.argv[1:]:
+    keep_freed_memory()
+import torch
+
+def faults(times):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        torch.ones(16_000_000)  # 64 MB, more than glibc would ever keep by itself
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults(2)
+print(faults(10))
+"""
+
+
+def faults(*args: str, **env: str) -> int:
+    command = [sys.executable, "-c", FAULTS, *args]
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "THP_"))
+    }
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env={**inherited, **env})
+    return int(told.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_what_a_tensor_frees_is_kept_for_the_next_one_unless_people_say_otherwise() -> None:
+    asked_each_time = faults()
+    assert asked_each_time > 100  # in large pages; thousands in small ones
+    assert faults("kept") < asked_each_time / 10
+    assert faults("kept", MALLOC_ARENA_MAX="2") > asked_each_time / 2

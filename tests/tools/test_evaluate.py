@@ -1,0 +1,365 @@
+"""`loxodon evaluate`: which policy in which environments, and what cutting its memory does to it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from loxodon.agents import Agent, BaseAgent, PPOAgent
+from loxodon.data import Batch
+from loxodon.envs import EnvSpec
+from loxodon.experiment import Experiment
+from loxodon.experiment.checkpoint.policy_file import PolicyInfo, policy_header, write_policy
+from loxodon.experiment.checkpoint.record import record_run
+from loxodon.experiment.checkpoint.spaces import EnvSpaces
+from loxodon.experiment.config import load_config
+from loxodon.nets import ActionMemory, Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
+from loxodon.tools.evaluate import cut_memory, main
+
+from ..experiment.fakes import TINY, CountingEnv, make_experiment, run
+from ..nets.encoders import DIM, ENCODERS, MEMORYLESS
+
+LENGTH = 5
+
+
+class FirstBit(gym.Env[Any, Any]):
+    """Shows a bit, then nothing; pays 1 if the last action is that bit. Draws itself as one grey."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.bit, self.t = int(self.np_random.integers(2)), 0
+        return np.array([2.0 * self.bit - 1.0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        over = self.t == LENGTH
+        reward = float(over and int(action) == self.bit)
+        own = {"metric/success": reward, "metric/return": 7.0, "metric/length": 8.0}
+        return np.zeros(1, np.float32), reward, over, False, own if over else {}
+
+    def render(self) -> Any:
+        return np.full((32, 32, 3), 10 * self.t, np.uint8)
+
+
+class AsItIs(TstepEncoder):
+    """The observation."""
+
+    emb_dim = 1
+
+    def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
+        return obs["observation"]
+
+
+class Sum(TrajEncoder):
+    """The sum of all that was seen in the episode."""
+
+    emb_dim = 1
+
+    def init_hidden_state(self, num_envs: int, device: torch.device) -> Tensor:
+        return torch.zeros(num_envs, 1)
+
+    def reset_hidden_state(self, hidden_state: Tensor, ended: Tensor) -> Tensor:
+        return hidden_state.masked_fill(ended[:, None], 0.0)
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        total = torch.zeros(len(seq), 1) if hidden_state is None else hidden_state
+        outputs = []
+        for t in range(seq.shape[1]):
+            if resets is not None:
+                total = self.reset_hidden_state(total, resets[:, t])
+            total = total + seq[:, t]
+            outputs.append(total)
+        return torch.stack(outputs, 1), total
+
+
+class SignAgent(BaseAgent):
+    """Takes action 1 where the state is positive, else 0."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.register_buffer("signs", torch.tensor([-1.0, 1.0]))
+
+    def policy(self, state: Tensor) -> Categorical:
+        return Categorical(state * self.signs)
+
+    def forward(self, batch: Any, with_metrics: bool = False) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def _in_an_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    gym.register("FirstBit-v0", FirstBit)  # type: ignore[arg-type]
+    yield
+    del gym.registry["FirstBit-v0"]
+
+
+def results(path: str | Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(Path(path).read_text())["results"]
+    return found
+
+
+def a_policy_that_remembers_the_bit() -> str:
+    types = {"agent_type": SignAgent, "tstep_encoder_type": AsItIs, "traj_encoder_type": Sum}
+    env_spaces = EnvSpaces(FirstBit.observation_space, FirstBit.action_space)
+    record = record_run(spaces=env_spaces, types=types, max_seq_len=LENGTH, config_hash="")
+    tensors = {"signs": torch.tensor([-1.0, 1.0])}
+    write_policy(Path("sign.safetensors"), tensors, policy_header(PolicyInfo(1, 3, False), record.header()))
+    return "sign.safetensors"
+
+
+def test_a_policy_that_needs_its_memory_fails_without(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--env", "FirstBit-v0", "--episodes", "40", "--parallel", "3", "--context", f"full,{LENGTH},4"]
+    assert main([a_policy_that_remembers_the_bit(), *words, "--output", "out.json"]) == 0
+    report = json.loads(Path("out.json").read_text())
+    names = ("format", "env", "policy", "epoch", "sampled", "seed", "episodes")
+    assert [report[name] for name in names] == [1, "FirstBit-v0", "sign", 3, False, 0, 40]
+    full, all_of_it, too_short = report["results"]
+    assert [one["context"] for one in report["results"]] == [None, LENGTH, 4]
+    assert full["returns"] == all_of_it["returns"] == [1.0] * 40
+    assert full["lengths"] == [LENGTH] * 40
+    assert 0.2 < np.mean(too_short["returns"]) < 0.8  # the bit is out of sight when it is asked for
+    assert too_short["metrics"] == {
+        "success": too_short["returns"],
+        "metric/return": [7.0] * 40,
+        "length": [8.0] * 40,
+    }
+    assert too_short["task"] == "FirstBit"
+    lines = capsys.readouterr().out.splitlines()
+    figures = [line.split() for line in lines if line.startswith(" ")][-4:]
+    assert [row[:2] for row in figures] == [
+        ["length", str(LENGTH)],
+        ["metric/length", "8"],
+        ["metric/return", "7"],
+        ["success", f"{np.mean(too_short['returns']):.4g}"],
+    ]
+    (row,) = (line for line in lines if line.startswith("last 4 "))
+    low, _, high = row.split()[5:8]
+    assert row.split()[4] == f"{np.mean(too_short['returns']):.4g}"
+    assert float(low) < np.mean(too_short["returns"]) < float(high)
+
+
+def driven(agent: BaseAgent, start: int, stop: int, state: Any) -> tuple[Any, Tensor]:
+    """Act at the timesteps start..stop-1 of two envs; returns hidden state and the last policy's parameters.
+
+    The second env begins a new episode at timestep 4.
+    """
+    found: list[Tensor] = []
+    policy = agent.policy
+
+    def noted(x: Tensor) -> Any:
+        found.append((distribution := policy(x)).params)
+        return distribution
+
+    vars(agent)["policy"] = noted
+    for t in range(start, stop):
+        g = torch.Generator().manual_seed(t)
+        times = torch.tensor([[t], [t if t < 4 else t - 4]])
+        state = agent.reset_hidden_state(state, times[:, 0] == 0)
+        actions = torch.nn.functional.one_hot(torch.randint(8, (2,), generator=g), 8).float()
+        rl2s = torch.cat([torch.randn(2, 1, generator=g), actions], 1) * (times > 0)
+        obs = {"observation": torch.randn(2, 3, generator=g)}
+        _, state = agent.get_actions(obs, rl2s, times, state, False)
+    del vars(agent)["policy"]
+    return state, found[-1]
+
+
+def make_agent(kind: Any, encoder: str, **tstep: Any) -> Any:
+    torch.manual_seed(0)
+    obs_space = spaces.Dict(observation=spaces.Box(-np.inf, np.inf, (3,), np.float32))
+    tstep_type = partial(FFTstepEncoder, d_hidden=8, d_output=DIM, **tstep)
+    has_memory = kind is Agent and encoder not in MEMORYLESS
+    settings = {"action_memory_type": ActionMemory} if has_memory else {}
+    encoders = tstep_type, lambda *_: ENCODERS[encoder]()
+    agent = kind(obs_space, spaces.Discrete(8), *encoders, 8, **settings).eval()
+    if has_memory:  # which heads begin without
+        torch.nn.init.normal_(agent.actor.reader.out.weight)
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoder"),
+    [
+        *((Agent, encoder) for encoder in ENCODERS),
+        *(
+            (partial(PPOAgent, share_encoder=False), encoder)
+            for encoder in ("gru", "mamba", "transformer_rotary")
+        ),
+    ],
+)
+def test_an_agent_with_its_memory_cut_acts_as_one_that_has_just_begun(kind: Any, encoder: str) -> None:
+    cpu, agent = torch.device("cpu"), make_agent(kind, encoder)
+    for size in (1, 3):
+        cut = make_agent(kind, encoder)
+        cut_memory(cut, size)
+        with torch.inference_mode():
+            state = cut.init_hidden_state(2, cpu)
+            for t in range(7):
+                state, found = driven(cut, t, t + 1, state)
+                _, expected = driven(agent, max(0, t + 1 - size), t + 1, agent.init_hidden_state(2, cpu))
+                torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [{"hide_rl2s": True}, {"hide_rewards": True}])
+def test_what_a_timestep_encoder_hides_is_hidden_from_all(hidden: dict[str, Any]) -> None:
+    agent = make_agent(Agent, "gru", **hidden)
+    assert agent.action_memory is not None
+    params = []
+    for rl2s in (torch.zeros(2, 9), torch.cat([torch.ones(2, 1), torch.zeros(2, 8)], 1), torch.eye(9)[4:6]):
+        obs, times = {"observation": torch.ones(2, 3)}, torch.ones(2, 1, dtype=torch.int64)
+        state = agent.init_hidden_state(2, torch.device("cpu"))
+        with torch.inference_mode():
+            _, state = agent.get_actions(obs, rl2s, times, state, False)
+            batch = Batch(
+                obs={"observation": torch.ones(2, 1, 3)},
+                rl2s=rl2s[:, None],
+                time_idxs=times[:, None],
+                actions=torch.zeros(2, 0, 8),
+                rews=torch.zeros(2, 0, 1),
+                dones=torch.zeros(2, 0, 1, dtype=torch.bool),
+                mask=torch.ones(2, 0, 1, dtype=torch.bool),
+            )
+            params.append(agent.policy(agent.encode(batch)).params)
+        sums = state.actions
+        assert bool(sums.any()) == (not hidden.get("hide_rl2s") and bool(rl2s[:, 1:].any()))
+    torch.testing.assert_close(params[0], params[1], rtol=0, atol=0)  # rewards
+    assert torch.equal(params[0], params[2]) == ("hide_rl2s" in hidden)  # actions
+
+
+def test_a_hidden_state_of_its_own_cannot_be_cut() -> None:
+    class Own(SignAgent):
+        def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
+            return torch.zeros(num_envs)
+
+    space = spaces.Dict(observation=FirstBit.observation_space)
+    agent = Own(space, FirstBit.action_space, AsItIs, Sum, LENGTH)
+    with pytest.raises(ValueError, match=r"Own has a hidden state of its own.*Fix: leave out --context"):
+        cut_memory(agent, 1)
+
+
+def a_run(*changes: str) -> Path:
+    """A finished run with enlarged weights: what has hardly been trained acts the same everywhere."""
+    Path("tiny.gin").write_text(TINY)
+    load_config(["tiny.gin"], ["Experiment.verbose=False", "Experiment.seed=1", *changes])
+    exp = run(Experiment())  # type: ignore[call-arg]  # gin supplies the arguments
+    with torch.no_grad():
+        for param in exp.acting.parameters():
+            param.mul_(4.0)
+    exp.write_latest_policy()
+    gin.clear_config()
+    return exp.run_dir
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["Experiment.traj_encoder_type=@GRUTrajEncoder", "GRUTrajEncoder.d_hidden=8"],
+        [
+            "Experiment.traj_encoder_type=@TransformerTrajEncoder",
+            "TransformerTrajEncoder.d_model=8",
+            "TransformerTrajEncoder.n_heads=2",
+        ],
+        ["Experiment.traj_encoder_type=@MambaTrajEncoder", "MambaTrajEncoder.d_model=8"],
+        [
+            "Experiment.traj_encoder_type=@GRUTrajEncoder",
+            "Experiment.agent_type=@PPOAgent",
+            "PPOLearner.minibatches=1",
+        ],
+    ],
+    ids=["gru", "transformer", "mamba", "ppo"],
+)
+def test_a_context_as_long_as_the_episodes_is_the_whole_memory(changes: list[str]) -> None:
+    env = ["Experiment.make_train_env=@Recall", "Experiment.make_val_env=@Recall", "Recall.length=3"]
+    folder = a_run(*env, *changes)
+    words = ["--policy", "latest", "--sampled", "--episodes", "100", "--context", "1,6,9,full"]
+    assert main([str(folder), *words]) == 0
+    found = {
+        one["context"]: one["returns"] for one in results(folder / "evaluations/latest-val-sampled.json")
+    }
+    assert len(found[None]) == 100
+    assert found[6] == found[9] == found[None]  # episodes of 6 steps; the same actions are drawn
+    assert found[1] != found[None]
+
+
+def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = ["Experiment.make_val_env=@KShotWrapper", "Experiment.make_train_env=@KShotWrapper"]
+    folder = a_run(*env, "KShotWrapper.env=@TMazePassive", "KShotWrapper.num_attempts=2")
+    with (folder / "ckpts/config.txt").open("a") as file:
+        file.write("Agent.of_another_version = 1\n")  # which is left out
+    words = ["--episodes", "4", "--parallel", "3", "--policy"]
+    assert main([str(folder), *words, "latest"]) == 0
+    (one,) = results(folder / "evaluations/latest-val-greedy.json")
+    assert one["lengths"] == [8] * 4
+    assert [len(attempt) for attempt in one["attempts"]] == [4, 4]
+    assert np.sum(one["attempts"]) == pytest.approx(np.sum(one["returns"]))
+    assert "return by attempt" in capsys.readouterr().out
+    (folder / "ckpts/versions.json").write_text("{")  # damaged, and not needed where gin says all
+    changed = [*words, "epoch:0", "--set", "TMazePassive.horizon=2", "--seed", "5"]
+    assert main([str(folder), *changed]) == 0
+    (one,) = results(folder / "evaluations/epoch_0-val_TMazePassive.horizon_2-greedy.json")
+    assert one["lengths"] == [6] * 4
+    assert main([str(folder / "ckpts/latest/policy.safetensors"), "--episodes", "1"]) == 0
+    capsys.readouterr()
+    for wrong, says in {
+        ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has best, latest, epoch:0. Fix: choose one",
+        ("newest",): "--policy is 'newest', but must be best, latest or epoch:N. Fix: ",
+        ("latest", "--set", "TMazePassive.horizn=2"): "Did you mean 'horizon'?",
+        ("latest", "--env", "CartPole-v1"): "is of another environment: ",
+    }.items():
+        assert main([str(folder), *words, *wrong]) in (1, 2)
+        assert says in capsys.readouterr().err
+
+
+def test_a_file_alone_needs_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([a_policy_that_remembers_the_bit()]) == 1
+    assert "Fix: give the folder of such a run, or name an environment: --env" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("env", ["FirstBit-v0", None])
+def test_episodes_are_recorded(env: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("moviepy")
+    words = [a_policy_that_remembers_the_bit(), "--env", env or "CartPole-v1", "--episodes", "1"]
+    assert main([*words, "--video", "films"]) == (0 if env else 1)
+    if env:
+        assert [path.name for path in sorted(Path("films").iterdir())] == [
+            f"sign-episode-{i}.mp4" for i in range(3)
+        ]
+
+
+def test_a_run_that_python_configured_is_evaluated_in_its_own_environment(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_env = functools.partial(EnvSpec, functools.partial(CountingEnv, length=3), env_name="three")
+    types = {"agent_type": Agent, "tstep_encoder_type": FFTstepEncoder, "traj_encoder_type": GRUTrajEncoder}
+    exp = run(make_experiment(Path(), make_val_env=make_env, epochs=1, **types))
+    assert main([str(exp.run_dir), "--episodes", "6"]) == 0
+    (found,) = results(exp.run_dir / "evaluations" / "best-val-greedy.json")
+    assert (found["task"], found["lengths"]) == ("three", [3] * 6)
+    nameless = run(
+        make_experiment(Path(), make_val_env=lambda: CountingEnv(length=3), epochs=1, run_name="b", **types)
+    )
+    assert main([str(nameless.run_dir)]) == 1
+    assert "does not say how its environment is made" in capsys.readouterr().err

@@ -1,0 +1,159 @@
+"""A sweep: its trials, what is kept of them, and what is wrong with it before any begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from loxodon.tools import sweep
+from loxodon.tools.sweep import main, parse_space
+
+from ..experiment.fakes import TINY
+from ..experiment.processes import wait_for
+
+optuna = pytest.importorskip("optuna", reason="sweeps are an extra")
+# A run of two epochs, with a record and a checkpoint each. Trial 5 is bad and never ends by itself. While
+# there is a file "wait", none gets beyond its first epoch.
+STUB = """
+import json, pathlib, sys, time
+words = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+name = sys.argv[sys.argv.index("--run-name") + 1]
+run_dir = pathlib.Path(words["Experiment.ckpt_base_dir"].strip("'"), name)
+def note_begin():
+    with pathlib.Path("begun").open("a") as file:
+        file.write(f"{name}\\n")
+if words["Experiment.batch_size"] == "3":
+    note_begin()
+    sys.exit(7)
+value = -9.0 if name == "trial-5" else float(words["Experiment.learning_rate"])
+for epoch in range(int("--resume" in sys.argv), 2):
+    with (run_dir / "logs" / "metrics.jsonl").open("a") as file:
+        record = {"epoch": epoch, "env_steps": 100 * epoch, "gradient_steps": epoch}
+        file.write(json.dumps({**record, "val/return": value if epoch else -99.0}) + "\\n")
+    checkpoint = run_dir / "ckpts" / "training_states" / f"{name}_epoch_{epoch}"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "COMPLETE").touch()
+    if epoch == int("--resume" in sys.argv):
+        note_begin()
+    if pathlib.Path("wait").exists():
+        time.sleep(600)
+if name == "trial-5":
+    time.sleep(600)
+"""
+SEARCHED = ["Experiment.learning_rate=log(1e-5,1e-3)", "Experiment.env_mode=choice(sync)"]
+WORDS = ["--config", "tiny.gin", *SEARCHED, "Experiment.batch_size=2"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_tiny_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "library_program", lambda: [sys.executable, "-c", STUB])
+    Path("tiny.gin").write_text(TINY)
+
+
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is built before the trials."""
+    monkeypatch.setattr(sweep, "dry_run", lambda config: "")
+
+
+def begun() -> list[str]:
+    return Path("begun").read_text().split() if Path("begun").exists() else []
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_a_sweep_goes_on_where_it_was_prunes_and_writes_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("wait").touch()
+    thread = threading.Thread(
+        target=lambda: [wait_for(lambda: len(begun()) == 2), os.kill(os.getpid(), signal.SIGINT)]
+    )
+    thread.start()
+    assert main([*WORDS, "--trials", "2", "--jobs", "2"]) == 130
+    thread.join()
+    Path("wait").unlink()
+    (study,) = optuna.get_all_study_summaries(f"sqlite:///{Path('sweeps/tiny/study.db')}")
+    assert study.n_trials == 2
+
+    assert main([*WORDS, "--trials", "6", "--seed", "0"]) == 2  # not the same sweep
+    assert "holds another sweep" in capsys.readouterr().err
+    assert main([*WORDS, "--trials", "6", "--through", "nice -n 1"]) == 0
+    numbers = [0, 1, *range(6)]
+    assert sorted(begun()) == sorted(f"trial-{number}" for number in numbers)
+    for trial in ("trial-0", "trial-1"):  # which were interrupted
+        lines = Path("sweeps/tiny/runs", trial, "logs/metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["epoch"] for line in lines] == [0, 1]
+    printed = capsys.readouterr().out
+    assert "trial 5 is ended after 100 env steps, worse than the median of others" in printed
+    trials = optuna.load_study(study_name="sweep", storage="sqlite:///sweeps/tiny/study.db").trials
+    assert [trial.state.name for trial in trials] == [*["COMPLETE"] * 5, "PRUNED"]
+    best = max(trials[:5], key=lambda trial: trial.params["Experiment.learning_rate"])
+    text = Path("sweeps/tiny/best.gin").read_text()
+    assert text.splitlines() == [
+        f"# val/return {best.value:.6g} in trial {best.number} of 6",
+        f"Experiment.learning_rate = {best.params['Experiment.learning_rate']}",
+        "Experiment.env_mode = 'sync'",
+    ]
+    assert text in printed
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_it_stops_when_nothing_but_failures_is_to_be_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*WORDS[:-1], "Experiment.batch_size=3", "-o", "here"]
+    assert main([*words, "--trials", "9"]) == 1
+    assert begun() == ["trial-0", "trial-1", "trial-2"]
+    printed = capsys.readouterr().out
+    assert "trial 0 failed (exit status 7), log here/runs/trial-0/logs/console.log" in printed
+    assert "error: no trial has come to its end. Fix:" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (
+            ["Experiment.learning_rat=log(1e-5,1e-3)"],
+            "`Experiment.learning_rat=log(1e-5,1e-3)`: Experiment has no",
+        ),
+        (["Experiment.epochs=uniform(1,2)"], "`Experiment.epochs=uniform(1,2)`: "),
+        (["Experiment.env_mode=choice(asink,sync)"], "'asink'"),
+        (["Experiment.learning_rate=log(1,0.1)"], "Fix: write log(1e-5,1e-3), "),
+        ([SEARCHED[0], "KShotWrapper.num_attempts=2"], "`KShotWrapper.num_attempts=2`"),  # nobody reads it
+        (["Experiment.learning_rate=0.1"], "A sweep needs a parameter to search"),
+    ],
+)
+def test_settings_typed_wrong_are_told_before_any_trial(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", "tiny.gin", "--trials", "1", *words]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert "Fix:" in error
+    assert [path.name for path in Path().iterdir()] == ["tiny.gin"]
+
+
+@pytest.mark.usefixtures("unbuilt")
+@pytest.mark.parametrize("what", ["text", "damaged", "folder"])
+def test_an_account_that_cannot_be_read_is_one_clear_error(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Path("sweep/study.db")
+    place.parent.mkdir()
+    if what == "folder":
+        place.mkdir()
+    else:
+        place.write_bytes(b"no database" if what == "text" else b"SQLite format 3\0" + b"\xff" * 5000)
+    assert main([*WORDS, "--trials", "1", "-o", "sweep"]) == 1
+    assert "error: sweep/study.db cannot be used as the database of a sweep (" in capsys.readouterr().err
+    assert begun() == []
+
+
+def test_spaces_as_typed() -> None:
+    choices = parse_space("A.b=choice(8, (1, 2), @Name)")
+    assert choices == ("A.b", optuna.distributions.CategoricalDistribution(["8", "(1, 2)", "@Name"]))
+    assert parse_space("A.b=int(1,8)") == ("A.b", optuna.distributions.IntDistribution(1, 8))
+    assert parse_space("A.b='log'") is None

@@ -1,0 +1,1 @@
+"""`loxodon data`: look at trajectory files, check, convert and exchange them."""

@@ -1,0 +1,557 @@
+"""The command line of `loxodon data`: words in, exit status out.
+
+ls              what a folder of trajectories holds
+show            one trajectory as a table, and as a picture
+check           read every file completely, and compare what they look like
+convert         the same trajectories in another file format
+export-minari   and import-minari: to and from Farama's standard for offline data
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib.util
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import rich.progress
+from rich import box, filesize
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...data.buffer import MAX_BROKEN_SHARE, Quarantine
+from ...data.episodes import best_files
+from ...data.errors import BrokenTrajectoryError, visible
+from ...data.files import FILE_FORMATS, TrajectoryReader, check_file, load_trajectory
+from ...data.minari import export_minari, import_episodes, open_minari
+from ...data.trajectory import Array, Layout, Trajectory, action_indices
+from .convert import convert
+from .find import Found, FoundFile, age_text, find_files, require_files
+
+OK, FOUND_PROBLEMS, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+_COMMANDS = ("ls", "show", "check", "convert", "export-minari", "import-minari")
+_MIN_PLAIN_WIDTH = 160  # of the console where it is no terminal
+MAX_OPENED = 10_000  # files that ls opens; beyond, a random sample of as many
+_QUANTILES = (0.0, 0.2, 0.5, 0.8, 1.0)
+_MAX_NAMED = 5
+_COMPRESSION_AT, _STORED = 8, b"\0\0"  # of the first member of a zip: byte offset, and "not compressed"
+_DEFAULT_ROWS = 20
+_MAX_SHOWN_NUMBERS = 4  # of an observation or action in the table; of more, the first three and the last
+MAX_LOW_DIMENSIONS = 64  # numbers per timestep; an observation with more is only named
+_DEFAULT_PLOT = Path("<FILE>.png")
+_MAX_LINES = 8  # curves in one panel; more become an image, one line of pixels each
+_MAX_PANELS = 8  # of observations
+_MAX_MARKED = 60  # transitions; in longer trajectories points would cover each other
+_WIDTH_INCHES, _PANEL_INCHES = 9.0, 1.9
+_REWARD_COLOR, _RETURN_COLOR = "#4c72b0", "#c44e52"
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose error says how to mend it."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.partition("invalid choice: '")[2].partition("'")[0]
+        near = difflib.get_close_matches(unknown, [*_COMMANDS, *FILE_FORMATS], n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        sys.stderr.write(f"error: {message}.{hint} Fix: {self.prog} --help lists what is allowed.\n")
+        raise SystemExit(USAGE_ERROR)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns: 0 if all is well, 1 if broken files were found, 2 if the command could not do its work.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        has_problems = args.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        hint = "" if "Fix:" in str(error) else " Fix: check the path, its permissions and the free space."
+        sys.stderr.write(f"error: {visible(str(error))}{hint}\n")
+        return USAGE_ERROR
+    return FOUND_PROBLEMS if has_problems else OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="loxodon data",
+        description="Look at trajectory files, check, convert and exchange them.",
+        epilog="Exit status: 0 all is well, 1 broken files were found, 2 the command could not do its work.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    ls = commands.add_parser("ls", help="what a run, dataset, buffer or other folder holds")
+    ls.add_argument("folder", type=Path, metavar="FOLDER")
+    amount = ls.add_mutually_exclusive_group()
+    amount.add_argument("--quick", action="store_true", help="open no file: no timesteps and returns")
+    amount.add_argument("--all", action="store_true", help=f"open every file, also beyond {MAX_OPENED:,}")
+    ls.set_defaults(run=_ls)
+
+    show = commands.add_parser("show", help="one trajectory as a table, and as a picture")
+    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument(
+        "--plot",
+        type=Path,
+        nargs="?",
+        const=_DEFAULT_PLOT,
+        metavar="OUT.png",
+        help="draw rewards, actions and low-dimensional observations, here if no name is given",
+    )
+    show.add_argument("--rows", type=int, default=_DEFAULT_ROWS, metavar="N", help="rows of the table")
+    show.set_defaults(run=_show)
+
+    check = commands.add_parser("check", help="read every file completely and list the broken ones")
+    check.add_argument("places", type=Path, nargs="+", metavar="FOLDER|FILE")
+    check.add_argument(
+        "--quarantine", action="store_true", help="move broken files to quarantine/, each with its reason"
+    )
+    check.set_defaults(run=_check)
+
+    turn = commands.add_parser("convert", help="write the same trajectories in another format")
+    turn.add_argument("source", type=Path, metavar="SRC", help="a trajectory file, or a folder of them")
+    turn.add_argument("target", type=Path, metavar="DST", help="a folder; made if it is missing")
+    turn.add_argument("--to", choices=FILE_FORMATS, required=True, help="format to write")
+    turn.add_argument("--force", action="store_true", help="overwrite files that exist")
+    turn.add_argument(
+        "--best", type=float, metavar="SHARE", help="only the episodes of the highest returns, such as 0.1"
+    )
+    turn.set_defaults(run=_convert)
+
+    export = commands.add_parser("export-minari", help="make a Minari dataset of a folder")
+    export.add_argument("folder", type=Path, metavar="FOLDER")
+    export.add_argument("dataset_id", metavar="DATASET_ID", help="such as maze/collected-v0")
+    export.add_argument("--env", metavar="ENV", help="gymnasium id of the environment, for its spaces")
+    export.set_defaults(run=_export)
+
+    take = commands.add_parser("import-minari", help="make trajectory files of a Minari dataset")
+    take.add_argument("dataset_id", metavar="DATASET_ID", help="such as D4RL/door/human-v2")
+    take.add_argument("folder", type=Path, metavar="FOLDER")
+    take.add_argument("--format", choices=FILE_FORMATS, default="npz", help="of the files")
+    take.add_argument(
+        "--download", action="store_true", help="fetch the dataset if it is not on this machine"
+    )
+    take.set_defaults(run=_import)
+    return parser
+
+
+# ---- how the commands talk ----
+
+
+class _Console(Console):
+    """A console that leaves it to the command line what a closed pipe means."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(visible(line) + "\n")
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Aligned columns of cells as they are, the first one to the left; into a file, none is cut."""
+    console = _Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(_MIN_PLAIN_WIDTH, console.width)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(Text(visible(column)), justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    console.print(table)
+
+
+def _track(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+    """Gives the items of a sequence, and shows progress on a terminal."""
+    console = _Console(stderr=True)
+    hide = not console.is_terminal
+    return lambda items: rich.progress.track(items, what, console=console, transient=True, disable=hide)
+
+
+# ---- ls ----
+
+
+@dataclass
+class _Summary:
+    """What the opened files say.
+
+    Attributes:
+        envs: (transitions, return, whether it begins in mid-episode) of each file, by environment.
+        broken: why some could not be read.
+    """
+
+    envs: dict[str, list[tuple[int, float, bool]]] = field(default_factory=dict)
+    formats: Counter[str] = field(default_factory=Counter)
+    extras: Counter[str] = field(default_factory=Counter)
+    versions: Counter[int | None] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def num_opened(self) -> int:
+        """Files that were read or found to be broken."""
+        return len(self.broken) + sum(map(len, self.envs.values()))
+
+    def add(self, path: Path) -> None:
+        """Open one file; a broken one is noted, one that was deleted meanwhile is passed over."""
+        try:
+            traj = TrajectoryReader().load(str(path))  # leaves large observations in the file
+            self.formats[format_of(path)] += 1
+        except FileNotFoundError:
+            return
+        except (BrokenTrajectoryError, OSError) as error:
+            self.broken.append(str(error))
+            return
+        figures = len(traj), float(traj.rews.sum(dtype=np.float64)), bool(traj.time_idxs[0, 0] > 0)
+        self.envs.setdefault(traj.env_name, []).append(figures)
+        self.extras.update(traj.extras.keys())
+        self.versions[traj.policy_version] += 1
+
+
+def format_of(path: Path) -> str:
+    """The format of a trajectory file: its suffix, and for npz whether it is compressed."""
+    if path.suffix == ".traj":
+        return "traj"
+    with path.open("rb") as file:
+        compression = file.read(_COMPRESSION_AT + len(_STORED))[_COMPRESSION_AT:]
+    return "npz" if compression == _STORED else "npz-compressed"
+
+
+def _ls(args: argparse.Namespace) -> bool:
+    found = find_files(args.folder)
+    _print_places(found)
+    if not found.files:
+        return False
+    if args.quick:
+        envs = Counter(file.name.env_name for file in found.files)
+        _print_table(["env", "files"], [[name, f"{count:,}"] for name, count in envs.most_common()])
+        _say_counts("formats", Counter(file.path.suffix.removeprefix(".") for file in found.files))
+        return False
+    files: Sequence[FoundFile] = found.files
+    if len(files) > MAX_OPENED and not args.all:
+        files = random.Random(0).sample(files, MAX_OPENED)
+    summary = _Summary()
+    for file in _track("opening")(files):
+        summary.add(file.path)
+    _print_summary(summary, len(found.files))
+    return bool(summary.broken)
+
+
+def _print_places(found: Found) -> None:
+    rows = []
+    for place, files in found.by_place().items():
+        size = filesize.decimal(sum(file.size_bytes for file in files))
+        ages = (age_text(files[end].name.unix_time) for end in (0, -1))
+        rows.append([place, f"{len(files):,}", size, *ages])
+    if rows:
+        _print_table(["folder", "files", "size", "oldest", "newest"], rows)
+    else:
+        _say(f"{found.root} holds no trajectory files.")
+    for place, count in sorted((+found.set_aside).items()):
+        _say(f"{place}: {count:,} files set aside, not counted above")
+    if found.num_temporary:
+        _say(f"unfinished: {found.num_temporary:,} files that a writer has not completed")
+    if found.foreign:
+        named = ", ".join(sorted(found.foreign)[:_MAX_NAMED])
+        more = ", ..." if len(found.foreign) > _MAX_NAMED else ""
+        _say(f"ignored: {len(found.foreign):,} files that are not named like trajectories: {named}{more}")
+    _say("")
+
+
+def _say_counts(what: str, counts: Counter[str]) -> None:
+    if counts:
+        _say(f"{what}: " + ", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
+
+
+def _print_summary(summary: _Summary, num_files: int) -> None:
+    is_sample = summary.num_opened < num_files
+    scale, about = num_files / max(summary.num_opened, 1), "~" if is_sample else ""
+    rows = []
+    for name, figures in sorted(summary.envs.items()):
+        lengths, returns, _ = zip(*figures, strict=True)
+        shortest, median, longest = np.quantile(lengths, (0.0, 0.5, 1.0))
+        row = [name, *(f"{about}{number * scale:,.0f}" for number in (len(figures), sum(lengths)))]
+        row.append(f"{shortest:.0f} / {median:.0f} / {longest:.0f}")
+        rows.append(row + [f"{value:.4g}" for value in np.quantile(returns, _QUANTILES)])
+    columns = ["env", "files", "timesteps", "length min / median / max"]
+    _print_table([*columns, *(f"return {share:.0%}" for share in _QUANTILES)], rows)
+    if is_sample:
+        _say(f"from a random sample of {summary.num_opened:,} of {num_files:,} files; --all opens every one")
+    if num_pieces := sum(begins_late for env in summary.envs.values() for _, _, begins_late in env):
+        _say(f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files")
+    _say_counts("formats", summary.formats)
+    _say_counts("extras", summary.extras)
+    num_unknown = summary.versions.pop(None, 0)
+    if versions := [version for version in summary.versions if version is not None]:
+        unknown = f", unknown in {num_unknown:,} files" if num_unknown else ""
+        _say(f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}")
+    if summary.broken:
+        _say(f"broken: {len(summary.broken):,} files, such as: {summary.broken[0]}")
+        _say("list them all, or move them away, with: loxodon data check FOLDER [--quarantine]")
+
+
+# ---- show ----
+
+
+def _show(args: argparse.Namespace) -> bool:
+    if args.file.is_dir():
+        files = require_files(args.file).files
+        raise ValueError(
+            f"{args.file} is a folder, but show takes one file. Fix: {files[-1].path} is the newest of "
+            f"{len(files):,} in it; `ls` describes them all."
+        )
+    if args.rows < 0:
+        raise ValueError(f"--rows is {args.rows}, but must be at least 0. Fix: --rows {_DEFAULT_ROWS}.")
+    found = require_files(args.file).files[0]
+    traj = load_trajectory(args.file)
+    version = "unknown" if traj.policy_version is None else str(traj.policy_version)
+    _say(f"{args.file}")
+    _say(
+        f"env {traj.env_name}   {len(traj):,} transitions   return {traj.rews.sum(dtype=np.float64):.6g}   "
+        f"{_ending_text(traj)}   policy version {version}   {format_of(args.file)}, "
+        f"{filesize.decimal(found.size_bytes)}, {age_text(found.name.unix_time)} old"
+    )
+    _say(f"layout {traj.layout}")
+    if traj.extras:
+        _say(f"extras {', '.join(f'{k} {v.dtype}{list(v.shape[1:])}' for k, v in traj.extras.items())}")
+    _say("")
+    if args.rows:
+        _print_rows(traj, args.rows)
+        _say("")
+        _say("a row holds o_t, the action taken there, and the reward and done flag that came of it")
+    if args.plot is not None:
+        target = Path(f"{args.file.stem}.png") if args.plot == _DEFAULT_PLOT else args.plot
+        _plot(traj, target, args.file.name)
+        _say(f"plot written to {target}")
+    return False
+
+
+def _ending_text(traj: Trajectory) -> str:
+    begin = "" if traj.time_idxs[0, 0] == 0 else f"begins at time {traj.time_idxs[0, 0]}, "
+    return begin + ("ends with termination" if traj.dones[-1, 0] else "ends without termination")
+
+
+def _low_dimensional(traj: Trajectory) -> dict[str, Array]:
+    """Observations with few numbers per timestep, each (T+1, numbers)."""
+    flat = {key: value.reshape(len(value), -1) for key, value in sorted(traj.obs.items())}
+    return {key: value for key, value in flat.items() if value.shape[1] <= MAX_LOW_DIMENSIONS}
+
+
+def _actions(traj: Trajectory) -> Array:
+    """Indices where actions are discrete, else numbers, (T, columns)."""
+    indices = action_indices(traj)
+    return traj.actions if indices is None else indices
+
+
+def _print_rows(traj: Trajectory, num_rows: int) -> None:
+    low, actions, num_timesteps = _low_dimensional(traj), _actions(traj), len(traj) + 1
+    num_last = num_rows // 2 if num_timesteps > num_rows else 0
+    num_first = min(num_rows - num_last, num_timesteps)
+    rows = []
+    for i in (*range(num_first), *range(num_timesteps - num_last, num_timesteps)):
+        if num_last and i == num_timesteps - num_last:
+            rows.append(["..."] * (len(low) + 4))
+        row = [str(traj.time_idxs[i, 0]), *(_numbers_text(value[i]) for value in low.values())]
+        if i < len(traj):
+            row += [_numbers_text(actions[i]), f"{traj.rews[i, 0]:.4g}", "yes" if traj.dones[i, 0] else ""]
+        rows.append(row)
+    names = [f"{key} ({value.shape[1]})" if value.shape[1] > 1 else key for key, value in low.items()]
+    _print_table(["time", *names, "action", "reward", "done"], rows)
+
+
+def _numbers_text(values: Array) -> str:
+    """Few numbers as they are, of many the first three and the last."""
+    texts = [f"{value:.3g}" if values.dtype.kind == "f" else str(int(value)) for value in values]
+    if len(texts) > _MAX_SHOWN_NUMBERS:
+        texts[_MAX_SHOWN_NUMBERS - 1 : -1] = [".."]
+    return " ".join(texts)
+
+
+def _plot(traj: Trajectory, target: Path, title: str) -> None:
+    """Draw rewards, actions and observations of few numbers over time."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("Plots need matplotlib, which is not installed. Fix: pip install matplotlib.")
+    # The object interface: pyplot would keep global state and may look for a screen.
+    from matplotlib.figure import Figure
+
+    low = dict(list(_low_dimensional(traj).items())[:_MAX_PANELS])
+    times, rewards = traj.time_idxs[:, 0], traj.rews[:, 0]
+    returns = np.cumsum(rewards, dtype=np.float64)
+    figure = Figure(figsize=(_WIDTH_INCHES, _PANEL_INCHES * (2 + len(low)) + 0.6), layout="constrained")
+    axes = figure.subplots(2 + len(low), 1, sharex=True, squeeze=False)[:, 0]
+    axes[0].vlines(times[1:], 0, rewards, color=_REWARD_COLOR, linewidth=1.5)
+    axes[0].set_ylabel("reward", fontsize=9, color=_REWARD_COLOR)
+    cumulative = axes[0].twinx()
+    cumulative.plot(times[1:], returns, color=_RETURN_COLOR, linewidth=1.5)
+    cumulative.set_ylabel("return", fontsize=9, color=_RETURN_COLOR)
+    titles = [f"reward and cumulative return (final {returns[-1]:.4g})", "action", *low]
+    _draw_numbers(axes[1], times[:-1], _actions(traj))
+    for axis, value in zip(axes[2:], low.values(), strict=True):
+        _draw_numbers(axis, times, value)
+    for axis, text in zip(axes, titles, strict=True):
+        axis.set_title(text, fontsize=10, loc="left")
+        axis.grid(alpha=0.25)
+        if traj.dones[-1, 0]:
+            axis.axvline(times[-1], color="black", linewidth=1, linestyle=":")
+    axes[-1].set_xlabel("time index in the episode (dotted line: termination)", fontsize=9)
+    axes[-1].set_xlim(times[0] - 0.5, times[-1] + 0.5)
+    figure.suptitle(f"{title}\n{len(traj):,} transitions, {_ending_text(traj)}", fontsize=10)
+    try:
+        figure.savefig(target, dpi=120)
+    except ValueError as error:
+        raise ValueError(f"{target} cannot be drawn: {error}. Fix: end the name with .png.") from error
+
+
+def _draw_numbers(axis: Any, times: npt.NDArray[np.int64], value: Array) -> None:
+    """A few numbers per timestep as curves, many as an image, one line of pixels each."""
+    width = value.shape[1]
+    if width <= _MAX_LINES:
+        marker = "o" if len(times) <= _MAX_MARKED else ""
+        curves = axis.plot(times, value, linewidth=1.1, marker=marker, markersize=3)
+        if width > 1:
+            axis.legend(curves, range(width), fontsize=7, ncols=width, loc="lower right", frameon=False)
+        return
+    extent = (times[0] - 0.5, times[-1] + 0.5, width - 0.5, -0.5)
+    image = axis.imshow(value.T, aspect="auto", interpolation="nearest", extent=extent, cmap="viridis")
+    axis.set_ylabel("index", fontsize=9)
+    axis.figure.colorbar(image, ax=axis, pad=0.01)
+
+
+# ---- check ----
+
+
+def _check(args: argparse.Namespace) -> bool:
+    files = [file for place in args.places for file in require_files(place).files]
+    kinds, broken, num_vanished = _read_all(files)
+    odd: dict[Path, str] = {}
+    for layout, paths in kinds[1:]:
+        if mismatch := kinds[0][0].describe_mismatch(layout):
+            odd |= dict.fromkeys(paths, f"it does not look like most files here: {mismatch}")
+    for path, reason in broken.items():
+        _say(f"broken   {path}: {reason.removeprefix(str(path)).strip()}")
+    for path, reason in odd.items():
+        _say(f"differs  {path}: {reason}")
+    num_good = len(files) - num_vanished - len(broken) - len(odd)
+    size = filesize.decimal(sum(file.size_bytes for file in files))
+    _say(
+        f"{len(files):,} files ({size}) read: {num_good:,} good, {len(broken):,} broken, "
+        f"{len(odd):,} of another layout" + (f", {num_vanished} deleted" if num_vanished else "")
+    )
+    for layout, paths in kinds:
+        _say(f"layout of {len(paths):,}: {layout}")
+    if args.quarantine:
+        _quarantine(broken, odd, num_good)
+    return bool(broken or odd)
+
+
+def _read_all(files: Sequence[FoundFile]) -> tuple[list[tuple[Layout, list[Path]]], dict[Path, str], int]:
+    """The files of each layout, the most common one first; why others are broken; how many are gone."""
+    layouts: dict[str, tuple[Layout, list[Path]]] = {}  # by its text
+    broken: dict[Path, str] = {}
+    num_vanished = 0
+    for file in _track("checking")(files):
+        try:
+            layout = check_file(file.path).layout
+        except FileNotFoundError:  # deleted since it was listed, by a process that trains
+            num_vanished += 1
+        except (BrokenTrajectoryError, OSError) as error:
+            broken[file.path] = str(error)
+        else:
+            layouts.setdefault(str(layout), (layout, []))[1].append(file.path)
+    return sorted(layouts.values(), key=lambda kind: -len(kind[1])), broken, num_vanished
+
+
+def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) -> None:
+    """Move what is broken, and what differs unless that is a good part of the folder."""
+    doomed = dict(broken)
+    if len(odd) <= max(1, MAX_BROKEN_SHARE * (num_good + len(odd))) < num_good:
+        doomed |= odd
+    elif odd:
+        _say(
+            f"{len(odd):,} files of another layout stay: they are too many to be a mistake. Fix: give each "
+            "kind of environment a dataset of its own."
+        )
+    moved: Counter[Path] = Counter()
+    for path, reason in doomed.items():
+        buffer = path.parent.parent if path.parent.name in ("fifo", "protected") else path.parent
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
+            moved[Quarantine(buffer, may_move=True).move(path, reason).parent] += 1
+    for folder, count in moved.items():
+        _say(f"{count:,} files moved to {folder}, each with its reason in a text file beside it")
+
+
+# ---- convert ----
+
+
+def _convert(args: argparse.Namespace) -> bool:
+    found = require_files(args.source)
+    if args.best is not None:
+        best = set(best_files([file.path for file in found.files], args.best, _track("reading")))
+        found.files = [file for file in found.files if file.path in best]
+    num_bytes, broken = convert(found, args.target, args.to, force=args.force, track=_track("converting"))
+    for reason in broken.values():
+        _say(f"broken, left out: {reason}")
+    before = sum(file.size_bytes for file in found.files if file.path not in broken)
+    _say(
+        f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to} and read back: "
+        f"{filesize.decimal(before)} became {filesize.decimal(num_bytes)}"
+    )
+    if args.to != "traj":
+        _say(
+            "AMAGO 3.x reads these files, but not all that is in them: it takes no policy version, no "
+            "extras, no difference between one-hot and continuous actions, and env names as they are in the "
+            "file names (docs/data.md)"
+        )
+    return bool(broken)
+
+
+# ---- Minari ----
+
+
+def _export(args: argparse.Namespace) -> bool:
+    files = require_files(args.folder).files
+    report = export_minari([file.path for file in files], args.dataset_id, args.env, _track("exporting"))
+    _say(
+        f"{args.dataset_id}: {report.num_episodes:,} episodes, {report.num_timesteps:,} timesteps, from "
+        f"{len(files):,} files"
+    )
+    if report.num_joined:
+        _say(f"{report.num_joined:,} files were joined to the piece of the episode that precedes them")
+    if report.num_headless:
+        _say(f"{report.num_headless:,} episodes begin in the middle: their first pieces are not here")
+    if report.num_truncated:
+        _say(f"{report.num_truncated:,} episodes end without termination and are marked as truncated there")
+    if args.env is None:
+        _say(
+            "without --env, observations are unbounded in the dataset and actions are those of the policy "
+            "(indices from 0, or numbers in [-1, 1])"
+        )
+    return False
+
+
+def _import(args: argparse.Namespace) -> bool:
+    dataset = open_minari(args.dataset_id, download=args.download)
+    written, num_present = import_episodes(dataset, args.folder, args.format, _track("importing"))
+    num_timesteps = sum(length for _, length in written)
+    _say(f"{args.folder}: {len(written):,} new files, {num_timesteps:,} timesteps, as {args.format}")
+    if num_present:
+        _say(f"{num_present:,} episodes were there already and stay as they are")
+    return False

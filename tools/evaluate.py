@@ -1,0 +1,357 @@
+"""`loxodon evaluate RUN`: how good a trained policy is, in any environment, with all or part of its past."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gin
+import gymnasium as gym
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from ..agents import BaseAgent, PPOAgent
+from ..data import DiskTrajDataset
+from ..envs import EnvSpec, Histories, resolve_env
+from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
+from ..experiment.checkpoint.spaces import EnvSpaces, check_spaces
+from ..experiment.checkpoint.store import CheckpointManager
+from ..experiment.checkpoint.written import read
+from ..experiment.collect import Collector, Group
+from ..experiment.collect.build import make_envs
+from ..experiment.config import explained, load_config
+from ..experiment.config.reading import search_in
+from ..experiment.experiment import Experiment
+from ..experiment.process.files import json_object, write_text
+from ..experiment.process.rng import isolated_rng
+from ..nets import ActionMemory, TrajEncoder
+from .arguments import PARALLEL_WITH_ENV, parse_evaluate
+from .report.estimates import mean, with_interval
+from .report.runs import EVALUATION_FORMAT, EVALUATIONS
+from .run import exit_status, say
+
+VIDEOS = "videos"  # folder of a run
+_MOST_STEPS = 1_000_000  # limit per environment; its episodes may never end
+_VIDEO_EPISODES = 3
+_PLAIN_WIDTH = 300  # of the table where it goes to no terminal
+_WEIGHTS = re.compile(r"policy_epoch_(\d+)\.safetensors")
+_ATTEMPT = re.compile(r"(.+)_attempt_(\d+)")  # of metrics, see KShotWrapper
+
+
+class Policy(NamedTuple):
+    """Which policy is meant. run_dir: of the run that it is from; None for a file that lies elsewhere."""
+
+    run_dir: Path | None
+    name: str
+    file: Path
+
+
+class Recipe(NamedTuple):
+    """Environments that are yet to be made; the fields are the arguments of `make_envs`."""
+
+    make_env: Any
+    num_envs: int
+    mode: str
+    context: str | None = None
+
+    def make(self, seed: int) -> Any:
+        """Make them. seed: of what their constructors draw from global generators."""
+        with isolated_rng(seed):
+            return make_envs(*self[:3], context=self.context, seed=seed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play, print a table, write the results; returns the exit status."""
+    args = parse_evaluate(argv)
+    return exit_status(lambda: _evaluate(args))
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    if args.video is not None and importlib.util.find_spec("moviepy") is None:
+        raise ImportError("Videos need moviepy, which is not installed. Fix: pip install 'loxodon[video]'.")
+    found = find_policy(args.run, args.policy)
+    recipe = _recipe(args, found.run_dir)
+    results: list[dict[str, Any]] = []
+    with contextlib.closing(recipe.make(args.seed)) as envs:
+        for size in args.context:
+            policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
+            check_spaces(
+                policy.info.env_spaces(),
+                EnvSpaces(envs.env_observation_space, envs.env_action_space),
+                what=f"The policy in {found.file}",
+                mend="evaluate it in an environment with the observations and actions it was trained with.",
+            )
+            if size is not None:
+                cut_memory(policy.agent, size)
+            with Console(stderr=True).status(f"{args.episodes} episodes, memory: {size or 'full'}"):
+                results += results_of(play(policy, envs, args.episodes, args.seed), size)
+    report = {
+        "format": EVALUATION_FORMAT,
+        "run": (found.run_dir or found.file).resolve().name,
+        "env": args.env or ", ".join(["val", *args.set]),  # a changed one is another one
+        "policy": found.name,
+        "epoch": policy.info.epoch,
+        "sampled": args.sampled,
+        "seed": args.seed,
+        "episodes": args.episodes,
+        "results": results,
+    }
+    print_table(results)
+    name = f"{found.name}-{report['env']}-{'sampled' if args.sampled else 'greedy'}"
+    place = args.output
+    if place is None and found.run_dir is not None:
+        place = found.run_dir / EVALUATIONS / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
+    if place is not None:
+        write_text(place, json.dumps(report) + "\n")
+        say(f"results  {place}")
+    if args.video is not None:
+        folder = args.video if args.video != Path() else (found.run_dir or Path()) / VIDEOS
+        policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
+        _record(policy, recipe, folder, found.name, args.seed)
+        say(f"videos   {folder}")
+    return 0
+
+
+# ---- what is played with, and in ----
+
+
+def find_policy(place: Path, which: str | None = None) -> Policy:
+    """The policy that `best`, `latest` or `epoch:N` of a run means (None: the first of these that is there).
+
+    place: the run's folder, or a policy file.
+
+    Raises: FileNotFoundError if there is none; ValueError for another word.
+    """
+    place = place.expanduser()
+    if place.is_file():
+        is_in_run = place.parent.parent.name == "ckpts"
+        name = place.parent.name if place.stem == "policy" else place.stem
+        return Policy(place.parents[2] if is_in_run else None, name, place)
+    store = CheckpointManager(place, place.name)
+    files = {"best": store.best_path, "latest": store.latest_path}
+    which = which or next((name for name, file in files.items() if file.is_file()), "latest")
+    if epoch := re.fullmatch(r"epoch:(\d+)", which):
+        files[which] = store.weights_dir / f"policy_epoch_{epoch[1]}.safetensors"
+    if which not in files:
+        raise ValueError(
+            f"--policy is {which!r}, but must be best, latest or epoch:N. Fix: e.g. --policy best."
+        )
+    if not files[which].is_file():
+        names = [name for name, file in files.items() if file.is_file()]
+        saved = (_WEIGHTS.fullmatch(path.name) for path in store.weights_dir.glob("*"))
+        names += [f"epoch:{n}" for n in sorted(int(one[1]) for one in saved if one)]
+        there = f"{place} has {', '.join(names)}" if names else f"{place} has saved none"
+        if broken := store.broken_link():
+            there = broken
+        elif not place.is_dir():
+            there = f"{place} {'is not a folder' if place.exists() else 'does not exist'}"
+        fix = "choose one of these with --policy" if names else "give the folder of a run that has saved one"
+        raise FileNotFoundError(f"There is no policy {files[which]}: {there}. Fix: {fix}.")
+    return Policy(place, which, files[which])
+
+
+def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
+    """The environments to play in; without --env those of the run, whose configuration gin holds then."""
+    if args.env is not None:
+        return Recipe(args.env, args.parallel or PARALLEL_WITH_ENV, "sync")
+    store = CheckpointManager(run_dir or Path(), "")
+    # What environments in other processes read is only in the first.
+    texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]
+    versions = {} if run_dir is None else json_object(store.versions_path)
+    search_in(*(folder for folder in versions.get("import_path", ()) if Path(folder).is_dir()), Path.cwd())
+    if not any("Experiment.make_val_env" in path.read_text(encoding="utf-8") for path in texts):
+        if versions.get("environments") is not None and not args.set:
+            return _recipe_of(versions["environments"], args.parallel, texts)
+        raise ValueError(
+            f"{args.run} does not say how its environment is made, which is in ckpts/config.txt if gin "
+            "configured the run, and in ckpts/versions.json if it can be imported by its name. Fix: give the "
+            "folder of such a run, or name an environment: --env CartPole-v1. (--set needs a run that gin "
+            "configured.)"
+        )
+    changes = [(text, f"--set {text}") for text in args.set]
+    if args.parallel is not None:
+        changes.append((f"Experiment.parallel_actors={args.parallel}", f"--parallel {args.parallel}"))
+    # Another version may have recorded settings that agents do not have here. No environment reads them.
+    config = load_config([str(path) for path in texts], changes, is_ignored=is_gone)
+    # In place of what may be large, or not on this machine.
+    for name, value in {"dataset": DiskTrajDataset(), "callbacks": (), "mixed_precision": "no"}.items():
+        gin.bind_parameter(f"Experiment.{name}", value)
+    with explained(config):
+        exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is started
+    return Recipe(exp.make_val_env, exp.parallel_actors, exp.env_mode, exp.async_env_mp_context)
+
+
+def _recipe_of(written: Any, num_envs: int | None, texts: Sequence[Path]) -> Recipe:
+    """The environments of a run that Python configured, from its `versions.json`; texts: gin's bindings."""
+
+    def find(name: str) -> Any:
+        module, _, path = name.partition(":")
+        return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+
+    found = read(written, find, calls=True)
+    gin.parse_config("\n".join(path.read_text(encoding="utf-8") for path in texts), skip_unknown=True)
+    names = ("make_val_env", "parallel_actors", "env_mode", "async_env_mp_context")
+    make_env, parallel, mode, context = (found[name] for name in names)
+    return Recipe(make_env, num_envs or parallel, mode, context)
+
+
+def cut_memory(agent: BaseAgent, size: int) -> None:
+    """Let an agent act on its last `size` timesteps alone, the newest included.
+
+    At each timestep, all that it remembers is what it would remember if it had begun with the first of these.
+
+    Raises: ValueError for an agent whose hidden state is of its own making.
+    """
+    if type(agent).init_hidden_state not in (BaseAgent.init_hidden_state, PPOAgent.init_hidden_state):
+        raise ValueError(
+            f"{type(agent).__name__} has a hidden state of its own (init_hidden_state), which --context "
+            "cannot cut. Allowed are agents whose memory is that of BaseAgent or PPOAgent. Fix: leave out "
+            "--context."
+        )
+    _cut_encoder(agent.traj_encoder, size)
+    if agent.action_memory is not None:
+        _cut_action_memory(agent.action_memory, size)
+
+
+def _cut_encoder(encoder: TrajEncoder, size: int) -> None:
+    """Encode the last timesteps anew each time, as a sequence without history, as in training."""
+    whole = copy.copy(encoder)  # of the same weights, and with its own methods
+
+    def forward(
+        seq: Tensor, time_idxs: Tensor, hidden_state: Any, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        before = hidden_state or (seq[:, :0], time_idxs[:, :0])
+        seq, time_idxs = (
+            torch.cat(pair, 1)[:, -size:] for pair in zip(before, (seq, time_idxs), strict=True)
+        )
+        encoded, _ = whole(seq, time_idxs, None, time_idxs[..., 0] == 0)
+        return encoded[:, -1:], (seq, time_idxs)
+
+    vars(encoder).update(
+        forward=forward,
+        init_hidden_state=lambda num_envs, device: None,
+        reset_hidden_state=lambda hidden_state, ended: hidden_state,  # timestep 0 says it
+    )
+
+
+def _cut_action_memory(memory: ActionMemory, size: int) -> None:
+    """Add up the last timesteps anew each time.
+
+    What is kept between steps is (N, T, E + A), embedded timesteps and previous actions: zeros, which an
+    ended episode leaves, add nothing.
+    """
+    whole = copy.copy(memory)
+
+    def step(window: Tensor, embedded: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        newest, width = torch.cat([embedded, previous], -1)[:, None], embedded.shape[-1]
+        window = torch.cat([window, newest], 1)[:, -size:] if window.numel() else newest
+        read, sums = embedded, whole.begin(len(embedded), embedded.device)
+        for timestep in window.unbind(1):
+            read, sums = whole.step(sums, timestep[:, :width], timestep[:, width:])
+        return read, window
+
+    vars(memory).update(step=step, begin=lambda num_envs, device: torch.zeros(num_envs, 0, 0, device=device))
+
+
+def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories:
+    """Statistics of so many new episodes, shared equally by `envs`; the same ones for the same seed."""
+    with isolated_rng(seed):
+        collector: Collector = Collector(
+            [Group(envs)], policy.agent, policy.device, policy.sample, save_env_state=False
+        )
+        collector.restart(seed)
+        collector.collect(_MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)
+    return collector.histories
+
+
+def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed: int) -> None:
+    make_env = recipe.make_env
+    spec = resolve_env(make_env[0] if isinstance(make_env, list | tuple) else make_env)
+    recorded = EnvSpec(_recorded, {"spec": spec, "folder": str(folder), "name": name})
+    with contextlib.closing(Recipe(recorded, 1, "sync").make(seed)) as envs:
+        play(policy, envs, _VIDEO_EPISODES, seed)
+
+
+def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
+    """The environment, with each episode of it as a film in `folder`."""
+    if isinstance(spec.target, str):
+        spec = dataclasses.replace(spec, kwargs={"render_mode": "rgb_array", **spec.kwargs})
+    env = spec.build_raw()
+    if not isinstance(env, gym.Env) or "rgb_array" not in env.metadata.get("render_modes", ()):
+        raise ValueError(
+            f"{env} has no 'rgb_array' among its metadata['render_modes'], so there is nothing to record. "
+            "Fix: leave out --video, or let the environment draw itself."
+        )
+    if env.render_mode != "rgb_array":  # of environments of one's own, which look at it when they draw
+        env.unwrapped.render_mode = "rgb_array"
+    return gym.wrappers.RecordVideo(
+        env,
+        folder,
+        episode_trigger=lambda number: number < _VIDEO_EPISODES,
+        name_prefix=name.replace(":", "_"),
+        disable_logger=True,
+    )
+
+
+# ---- what came out ----
+
+
+def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]]:
+    """JSON values of each task, one number per episode; `attempts` has those of each attempt of a trial."""
+    results = []
+    named = histories.specials.named()
+    for task, returns in histories.returns.returns.items():
+        metrics = {name: values[task] for name, values in named.items() if task in values}
+        attempts: list[list[float]] = []
+        while (name := f"return_attempt_{len(attempts)}") in metrics:
+            attempts.append(metrics.pop(name))
+        lengths = histories.returns.lengths[task]
+        one = {"context": context, "task": task, "returns": returns, "lengths": lengths}
+        results.append({**one, "metrics": metrics, "attempts": attempts})
+    return results
+
+
+def print_table(results: Sequence[dict[str, Any]]) -> None:
+    """Means and intervals, context by context and task by task; what is given per attempt in one row."""
+    table = Table(
+        "memory", "task", "figure", "mean", "95 % interval", "episodes", box=None, padding=(0, 2, 0, 0)
+    )
+    for one in results:
+        place = ["full" if one["context"] is None else f"last {one['context']}", one["task"]]
+        for cells in _rows(one):
+            table.add_row(*place, *cells)
+            place = ["", ""]
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    Console(width=width, highlight=False, markup=False).print(table)
+
+
+def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    by_attempt: dict[str, list[float]] = defaultdict(list)
+    if one["attempts"]:
+        by_attempt["return"] = [float(np.mean(values)) for values in one["attempts"]]
+    own = {"return": one["returns"], "length": one["lengths"]}
+    others = {f"metric/{name}" if name in own else name: values for name, values in one["metrics"].items()}
+    for name, values in (own | others).items():
+        if attempt := _ATTEMPT.fullmatch(name):
+            by_attempt[attempt[1]].append(float(np.mean(values)))
+        elif values:
+            _, low, high = with_interval(mean, np.array(values))
+            interval = f"{low:.4g} to {high:.4g}" if len(values) > 1 else ""
+            yield name, f"{np.mean(values):.4g}", interval, str(len(values))
+    for name, means in by_attempt.items():
+        yield f"{name} by attempt", " ".join(f"{one_mean:.3g}" for one_mean in means), "", ""

@@ -1,0 +1,125 @@
+"""Start learner and actors: python -m loxodon.tools.launch --backend slurm --actors 8 --config x.gin.
+
+  local  processes on this machine; the same as examples/run.py --actors N
+  slurm  one job for the learner and an array of jobs for the actors, through submitit
+  ray    the learner here, the actors on a Ray cluster
+All machines see the run folder (Experiment.ckpt_base_dir) and the working directory at the same paths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import gin
+
+from ..experiment.config import ConfigError, load_config
+from ..experiment.experiment import Experiment
+from ..experiment.fleet.actors import Crew
+from ..experiment.fleet.launchers import ray_pool, require, submit
+from ..experiment.process.exits import CONFIG_ERROR
+from . import run
+from .arguments import parse_run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; returns the exit status."""
+    args, words = parser().parse_known_args(argv)
+    words = [*words, "--actors", str(args.actors)]
+    try:
+        if args.backend == "slurm":
+            return _submit(args, words)
+        if args.backend == "ray":
+            require("ray", "ray")
+            resources = {"num_cpus": args.ray_cpus, "num_gpus": args.ray_gpus}
+            pool = functools.partial(ray_pool, address=args.ray_address, **resources)
+            address = shlex.quote(args.ray_address)
+            program = f"python -m loxodon.tools.launch --backend ray --ray-address {address}"
+            return run.main(words, pool=pool, program=program)
+    except ImportError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return CONFIG_ERROR
+    return run.main(words, program="python -m loxodon.tools.launch")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of this command; others are passed on."""
+    made = argparse.ArgumentParser(
+        prog="python -m loxodon.tools.launch",
+        description="Start a learner and its actors. Other arguments are those of examples/run.py.",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--backend", choices=("local", "slurm", "ray"), default="local", help="where the processes run")
+    add("--actors", type=int, required=True, metavar="N", help="number of actor processes")
+    add("--slurm-partition", metavar="NAME", help="default: the cluster's")
+    limit = "time limit per job; queued again after it"
+    add("--slurm-minutes", type=int, default=24 * 60, metavar="N", help=limit)
+    add("--slurm-learner-gpus", type=int, default=1, metavar="N")
+    add("--slurm-actor-gpus", type=int, default=0, metavar="N")
+    add("--slurm-learner-cpus", type=int, default=8, metavar="N")
+    add("--slurm-actor-cpus", type=int, default=1, metavar="N")
+    repeatable = "e.g. slurm_account=lab; repeatable"
+    add("--slurm-set", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=repeatable)
+    add("--slurm-cluster", choices=("slurm", "local"), default="slurm", help="local: try it on this machine")
+    cluster = "auto: the running cluster; local: a new one here"
+    add("--ray-address", default="auto", metavar="HOST:PORT", help=cluster)
+    add("--ray-cpus", type=float, default=1.0, metavar="N", help="CPUs per actor")
+    add("--ray-gpus", type=float, default=0.0, metavar="N", help="GPUs per actor")
+    return made
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} has no value. Fix: e.g. --slurm-set slurm_account=lab")
+    return name, value
+
+
+def _submit(args: argparse.Namespace, words: list[str]) -> int:
+    """Submit the jobs and say how to watch and end them."""
+    parsed = parse_run(words)
+    try:
+        config = load_config(parsed.configs, run.overrides(parsed))
+    except ConfigError as error:
+        sys.stderr.write(f"config error: {error}\n")
+        return CONFIG_ERROR
+    gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
+    exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
+    exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
+    common = {"timeout_min": args.slurm_minutes, **dict(args.slurm_set)}
+    if args.slurm_partition is not None:
+        common["slurm_partition"] = args.slurm_partition
+    jobs = submit(
+        run.main,
+        Crew(
+            words,
+            args.actors,
+            exp.replay_ratio,
+            exp.start_collecting_at_epoch,
+            "cuda" if args.slurm_actor_gpus else parsed.actor_device,
+        ),
+        exp.run_dir,
+        cluster=args.slurm_cluster,
+        common=common,
+        learner={"gpus_per_node": args.slurm_learner_gpus, "cpus_per_task": args.slurm_learner_cpus},
+        actor={"gpus_per_node": args.slurm_actor_gpus, "cpus_per_task": args.slurm_actor_cpus},
+    )
+    ids = [str(job.job_id) for job in jobs]
+    stop = "scancel" if args.slurm_cluster == "slurm" else "kill"
+    run_dir = shlex.quote(str(exp.run_dir))
+    sys.stdout.write(
+        f"learner  job {ids[0]}\nactors   jobs {' '.join(ids[1:])}\n"
+        f"logs     {Path(run_dir, 'logs', 'slurm')}/<job>/\n"
+        f"watch    loxodon status {run_dir}\n"
+        f"stop     {stop} {' '.join(ids)}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

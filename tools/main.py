@@ -1,0 +1,154 @@
+"""The command `loxodon`: which of its words calls what. Nothing is imported before it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from ..gin_configs.presets import did_you_mean, preset_names, runnable_names
+from .arguments import (
+    USAGE_ERROR,
+    parse_evaluate,
+    parse_export,
+    parse_report,
+    parse_run,
+    parse_status,
+    parse_sweep,
+)
+
+INTERRUPTED = 130
+COMMANDS = {
+    "run": ("loxodon.tools.run:main", "train: a preset or .gin file, and settings on top"),
+    "evaluate": (
+        "loxodon.tools.evaluate:main",
+        "play with a trained policy, with all or part of its memory",
+    ),
+    "report": ("loxodon.tools.report.main:main", "one page on one or more runs"),
+    "status": ("loxodon.tools.status:main", "who works on a run, how fast, and what there is of it"),
+    "data": (
+        "loxodon.tools.data.commands:main",
+        "look at trajectory files, check, convert and exchange them",
+    ),
+    "presets": ("loxodon.tools.presets:main", "what can be run as it is, and what that reached"),
+    "sweep": ("loxodon.tools.sweep:main", "search for good settings"),
+    "export": ("loxodon.tools.export:main", "a folder to share: policy, configuration, model card"),
+}
+"""Module and function by command, and what it does in a line."""
+_PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
+    "run": parse_run,
+    "evaluate": parse_evaluate,
+    "report": parse_report,
+    "status": parse_status,
+    "sweep": parse_sweep,
+    "export": parse_export,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the words ask for; returns the exit status. Words that name no command are those of `run`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else "--help"
+    try:
+        if name in ("-h", "--help", "--version"):
+            sys.stdout.write(f"loxodon {version('loxodon')}\n" if name == "--version" else _help())
+            return 0
+        if name == "--completion":
+            return _print_completion(words[1:])
+        if name.startswith("-"):
+            name, words = "run", ["run", *words]
+        if name in COMMANDS:
+            if name in _PARSERS:
+                _PARSERS[name](words[1:])  # a mistake is found before anything large is imported
+            return _function(name)(words[1:])
+    except KeyboardInterrupt:  # imports take a second or two
+        return INTERRUPTED
+    meant = did_you_mean(name, COMMANDS)
+    sys.stderr.write(f"error: unknown command {name!r}.{meant} Fix: loxodon --help lists them all.\n")
+    return USAGE_ERROR
+
+
+def run() -> int:
+    """`loxodon run` with the words of this script, which is what starts processes of the same run."""
+    try:
+        parse_run(sys.argv[1:])
+        return _function("run")(None)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _function(name: str) -> Callable[[Sequence[str] | None], int]:
+    module, _, function = COMMANDS[name][0].partition(":")
+    found: Callable[[Sequence[str] | None], int] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _help() -> str:
+    lines = [f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: loxodon COMMAND ...",
+            "",
+            *lines,
+            "",
+            "loxodon COMMAND --help lists its options; without a COMMAND, options are those of run.",
+            "loxodon --version prints the version.",
+            "loxodon --completion bash|zsh|fish prints a script for your shell.\n",
+        ]
+    )
+
+
+# ---- completion ----
+
+_BASH = """\
+_loxodon() {{
+  local words=""
+  case "${{COMP_WORDS[COMP_CWORD-1]}}" in
+    --config|presets) words="{presets}" ;;
+    *) case "${{COMP_WORDS[1]}}" in
+{options}
+       esac ;;
+  esac
+  [ "$COMP_CWORD" = 1 ] && words="{commands}"
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _loxodon loxodon
+"""
+
+
+def _print_completion(words: Sequence[str]) -> int:
+    shell = words[0] if words else ""
+    if shell not in ("bash", "zsh", "fish"):
+        sys.stderr.write(f"error: --completion got {shell!r}. Fix: write bash, zsh or fish behind it.\n")
+        return USAGE_ERROR
+    options = {name: _options(name) for name in COMMANDS}
+    sys.stdout.write(_fish(options) if shell == "fish" else _bash(options, shell))
+    return 0
+
+
+def _bash(options: dict[str, list[str]], shell: str) -> str:
+    cases = "\n".join(f'       {name}) words="{" ".join(found)}" ;;' for name, found in options.items())
+    script = _BASH.format(presets=" ".join(preset_names()), options=cases, commands=" ".join(COMMANDS))
+    return script if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{script}"
+
+
+def _fish(options: dict[str, list[str]]) -> str:
+    add = "complete -c loxodon -n"
+    lines = [f"{add} __fish_use_subcommand -fa {name} -d '{about}'" for name, (_, about) in COMMANDS.items()]
+    for name, found in options.items():
+        used = f"'__fish_seen_subcommand_from {name}'"
+        lines += [f"{add} {used} -l {option.removeprefix('--')}" for option in found if option != "--config"]
+    lines.append(f"complete -c loxodon -l config -ra '{' '.join(preset_names())}'")
+    lines.append(f"{add} '__fish_seen_subcommand_from presets' -fa '{' '.join(runnable_names())}'")
+    return "\n".join(lines) + "\n"
+
+
+def _options(name: str) -> list[str]:
+    """What the help of a command names, which is the one place that has all of it."""
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        _function(name)(["--help"])
+    return sorted(set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text.getvalue())))

@@ -1,0 +1,86 @@
+"""One command on a Ray cluster, as srun runs one on Slurm's: `--through` puts these words before a run's.
+
+    python -m loxodon.tools.on_ray --cpus 2 -- python examples/run.py --config tmaze
+
+It waits for the command and ends with its exit status; what the command prints, Ray brings here. SIGTERM and
+SIGINT are handed on, so that a run saves a checkpoint first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..experiment.fleet.launchers import connect_ray
+from ..experiment.fleet.supervisor import GRACE_S, PARENT
+from ..experiment.process.signals import StopRequest
+from .run import exit_status
+
+_POLL_S = 0.25
+
+
+class Place:
+    """A Ray actor: where there is room for the command, which runs there from now on.
+
+    If Ray ends it, as when nobody waits for the command any more, a run notices and saves a checkpoint.
+    """
+
+    def __init__(self, command: Sequence[str], folder: str) -> None:
+        self._process = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, PARENT: str(os.getpid())}, start_new_session=True
+        )
+
+    def wait(self) -> int | None:
+        """The exit status, negative for a signal; None if it goes on for another quarter of a second."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_POLL_S)
+        return self._process.poll()
+
+    def tell_to_end(self) -> None:
+        """As SIGTERM does."""
+        self._process.terminate()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name; returns its exit status, 128 + n if signal n has ended it."""
+    parser = argparse.ArgumentParser(prog="python -m loxodon.tools.on_ray", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--address", default="auto", help="of the cluster (auto: the one of this machine)")
+    parser.add_argument("--cpus", type=float, default=1.0, help="CPUs that it takes")
+    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs that it takes")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="and its arguments")
+    args = parser.parse_args(argv)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        parser.error("there is no command. Fix: write it behind these words.")
+    return exit_status(lambda: _run(command, args.address, num_cpus=args.cpus, num_gpus=args.gpus))
+
+
+def _run(command: Sequence[str], address: str, **room: float) -> int:
+    ray = connect_ray(address)
+    found = ray.remote(Place).options(**room).remote(command, str(Path.cwd()))
+    status: int | None = None
+    give_up_s = math.inf  # while it waits for room, nobody answers
+    with StopRequest() as stop:
+        answer, told = found.wait.remote(), None
+        while status is None:
+            if ray.wait([answer], timeout=_POLL_S)[0]:
+                status, answer, give_up_s = ray.get(answer), found.wait.remote(), math.inf
+            elif time.monotonic() > give_up_s:
+                status = -signal.SIGTERM
+            if stop.requested() and told is None:
+                told, give_up_s = found.tell_to_end.remote(), time.monotonic() + GRACE_S
+    ray.shutdown()
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

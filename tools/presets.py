@@ -1,0 +1,107 @@
+"""`loxodon presets`: lists the presets, or prints one of them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ..gin_configs.presets import (
+    INCLUDE,
+    Preset,
+    about,
+    did_you_mean,
+    preset_names,
+    preset_root,
+    runnable_names,
+    text_of,
+)
+
+_NARROWEST = 40  # columns that texts are wrapped to
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List the presets, or print one; returns the exit status, 2 for a name that is none."""
+    parser = argparse.ArgumentParser(
+        prog="loxodon presets", description="What can be run as it is, and what that reached."
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this preset, and where its parts are")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    args = parser.parse_args(argv)
+    if args.name is None:
+        presets = [about(name) for name in runnable_names()]
+        if args.json:
+            sys.stdout.write(f"{json.dumps([asdict(one) for one in presets])}\n")
+        else:
+            with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+                _print_table(presets)
+    elif args.name not in preset_names():
+        meant = did_you_mean(args.name, preset_names())
+        sys.stderr.write(
+            f"error: there is no preset {args.name!r}.{meant} Fix: loxodon presets lists them.\n"
+        )
+        return 2
+    elif args.json:
+        sys.stdout.write(f"{json.dumps(asdict(about(args.name)))}\n")
+    else:
+        sys.stdout.write(_details(args.name))
+    return 0
+
+
+def _details(name: str) -> str:
+    """A gin text: what a preset is, how to run it and what it reached as comments, then its settings."""
+    preset, root = about(name), preset_root()
+    is_runnable = name in runnable_names()
+    facts = {
+        "run": f"loxodon run {name}"
+        if is_runnable
+        else f"loxodon run PRESET {name}   (a part, on top of a preset)",
+        "encoder": preset.encoder,
+        "measured": preset.measured,
+        "file": f"{root / name}.gin",
+    }
+    lines = [preset.task, *(f"  {fact:<10}{text}" for fact, text in facts.items() if text)]
+    indent, width = "# " + " " * 12, max(shutil.get_terminal_size().columns, _NARROWEST)
+    wrapped = [
+        textwrap.fill(
+            f"# {line}", width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        for line in lines
+    ]
+    body = re.sub(r"\A(#.*\n)*", "", text_of(name))
+    settings = INCLUDE.sub(lambda found: f"{found[0]}  # {root / found[1]}", body)
+    return "\n".join(wrapped) + f"\n\n{settings}"
+
+
+def _print_table(presets: Sequence[Preset]) -> None:
+    """One line per preset if the output goes to a program, or lines that fit the terminal."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        _print_wrapped(presets, max(shutil.get_terminal_size().columns, _NARROWEST))
+        return
+    rows = [("preset", "task", "encoder", "measured")]
+    rows += [(one.name, one.task, one.encoder, one.measured or "not yet") for one in presets]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _print_wrapped(presets: Sequence[Preset], width: int) -> None:
+    indent = max(len(one.name) for one in presets) + 2
+    for one in presets:
+        for start, text in (
+            (one.name, one.task),
+            ("", f"{one.encoder}; {one.measured or 'not measured yet'}"),
+        ):
+            lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
+            sys.stdout.write(
+                "".join(f"{'' if i else start:<{indent}}{line}\n" for i, line in enumerate(lines))
+            )
+    sys.stdout.write("\nloxodon presets NAME shows one of them, loxodon run NAME trains it.\n")

@@ -1,0 +1,138 @@
+"""Everything that a gin file can set, by signatures and docstrings; docs/reference.md is made from here.
+
+python -m loxodon.tools.reference                  # the page
+python -m loxodon.tools.reference Agent PPOLoss    # these alone
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import gin
+
+from .. import agents, data, envs, nets
+from ..experiment import Experiment
+from ..experiment.config.registry import MISSING, Configurable, all_known
+
+_FOLDERS = {
+    "experiment": "The run: `Experiment` and its parts",
+    "agents": "Agents, losses and schedules",
+    "nets": "Encoders, heads and normalisation",
+    "envs": "Environments and exploration",
+    "data": "Datasets and relabelling",
+}
+_OF_CODE = ("Attributes:", "Raises:", "Returns:", "Source:", "Shapes:")  # sections without settings
+_PARTS = (Experiment, agents, data, envs, nets)  # imported, so that gin knows what is in them
+
+
+def documented() -> dict[str, list[Configurable]]:
+    """The library's configurables by folder, in order of their names; nothing of users."""
+    known = [one for one in all_known() if one.wrapped.__module__.startswith("loxodon.")]
+    known.sort(key=lambda one: str(one.entry.name).lower())
+    return {top: [one for one in known if one.wrapped.__module__.split(".")[1] == top] for top in _FOLDERS}
+
+
+def settings(one: Configurable) -> dict[str, tuple[str, str]]:
+    """Default and meaning of each parameter that gin may set, as Markdown."""
+    found = {name: p for name, p in one.params.items() if one.can_set(name)}
+    sources: list[Any] = [one.wrapped]
+    if mixer := getattr(one.wrapped, "mixer_type", None):  # whose settings the trunk hands on
+        own = inspect.signature(mixer).parameters
+        found |= {name: p for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
+        sources.append(mixer)
+    meanings = [_meanings(inspect.getdoc(kind) or "", frozenset(found)) for kind in _with_bases(sources)]
+    return {name: (_default(p), _first(meanings, name)) for name, p in found.items()}
+
+
+def summary(one: Configurable) -> str:
+    """The first paragraph of its docstring; empty without one."""
+    return _line((inspect.getdoc(one.wrapped) or "").split("\n\n")[0])
+
+
+def entry(one: Configurable) -> str:
+    """One configurable in Markdown."""
+    lines = [f"### {one.entry.name}", "", summary(one)]
+    if rows := settings(one):
+        lines += ["", "| setting | default | meaning |", "|---|---|---|"]
+        lines += [f"| `{name}` | {default} | {meaning} |" for name, (default, meaning) in rows.items()]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """All of them in Markdown."""
+    parts = [
+        "# Reference of all settings",
+        "What a gin file or the command line can set: `Agent.gamma = 0.99`; in Python it is the keyword\n"
+        "`gamma` of `Agent`. A type is named with `@`: `Experiment.agent_type = @PPOAgent`. This page is\n"
+        "the output of `python -m loxodon.tools.reference`, which also takes names; `--print-config`\n"
+        "shows the values of one run and where each comes from.",
+    ]
+    for top, known in documented().items():
+        parts += [f"## {_FOLDERS[top]}", *(entry(one) for one in known)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _with_bases(kinds: list[Any]) -> list[Any]:
+    return [base for kind in kinds for base in (kind.__mro__ if isinstance(kind, type) else [kind])]
+
+
+@cache
+def _meanings(doc: str, names: frozenset[str]) -> Mapping[str, str]:
+    """What the sections of a docstring say of parameters, these in particular."""
+    found: dict[str, str] = {}
+    sections = re.findall(r"^(\w[^\n]*:)\n((?:    .*\n?|\n(?=    ))+)", doc, flags=re.MULTILINE)
+    for text in [
+        one for head, body in sections if head not in _OF_CODE for one in re.split(r"\n {4}(?! )", body)
+    ]:
+        # A line may say more than one: "grad_clip: largest norm. l2_coeff: weight decay."
+        parts = re.split(rf"(?:^|(?<=\s))((?:{_either(names)})(?:, \w+)*): ", _line(text))
+        for owners, meaning in zip(parts[1::2], parts[2::2], strict=True):
+            found |= dict.fromkeys(owners.split(", "), meaning.strip().removesuffix("."))
+    return found
+
+
+def _either(names: frozenset[str]) -> str:
+    return "|".join(sorted(names)) or "(?!)"
+
+
+def _first(meanings: list[Mapping[str, str]], name: str) -> str:
+    """The nearest text that is not only a hint at another class."""
+    texts = [found[name] for found in meanings if found.get(name)]
+    return next(
+        (text for text in texts if not re.fullmatch(r"(?:[Ss]ee|as) `?\w+`?", text)), "".join(texts[:1])
+    )
+
+
+def _default(p: inspect.Parameter) -> str:
+    if p.default is MISSING or p.default is gin.REQUIRED:
+        return "required"
+    value = p.default
+    if isinstance(value, type) or inspect.isroutine(value):
+        return f"`@{value.__name__}`"
+    if type(value).__module__.startswith("loxodon."):  # a part, made with its own defaults or a few others
+        return f"`@{value!r}`"
+    return "computed" if "factory" in repr(value) else f"`{value!r}`"
+
+
+def _line(text: str) -> str:
+    """On one line of a table."""
+    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+
+
+def main() -> None:
+    """Print the page, or what is known of some names."""
+    known = {str(one.entry.name): one for group in documented().values() for one in group}
+    for name in sys.argv[1:]:
+        text = entry(known[name]) if name in known else f"{name}: nothing that gin can set has this name"
+        sys.stdout.write(f"{text}\n\n")
+    if not sys.argv[1:]:
+        sys.stdout.write(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The command line: a config, overrides on top, and what to do with them."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data.errors import visible
+from ..experiment.checkpoint.store import CheckpointManager, about
+from ..experiment.config import ConfigError, LoadedConfig, explained, load_config
+from ..experiment.config.reading import COMMAND_LINE, find_config
+from ..experiment.experiment import Experiment
+from ..experiment.fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
+from ..experiment.fleet.folder import check_folder, expected_here
+from ..experiment.fleet.supervisor import end_with_parent
+from ..experiment.output.plots import curves_of
+from ..experiment.process.exits import CONFIG_ERROR, FAILED, INTERRUPTED, Stopped, without_foreign_exits
+from ..gin_configs.presets import preset_root
+from ..gin_configs.start import GinText
+from .arguments import parse_run, program_name
+from .device import check_device, choose_device
+from .dry_run import dry_run
+from .seeds import run_seeds
+
+
+def main(
+    argv: Sequence[str] | None = None, *, pool: MakePool | None = None, program: str | None = None
+) -> int:
+    """Run what the command line asks for; returns the exit status, 2 for a wrong config.
+
+    Args:
+        argv: its words; None for those that this program was started with.
+        pool: makes what runs the actors of `--actors`; None for processes on this machine.
+        program: what to write before the words in a command for the user; None for what was started.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parse_run(words)
+    end_with_parent()
+    own_program = this_program() if argv is None else library_program()
+    pool = pool or functools.partial(local_pool, program=own_program)
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("loxodon").setLevel(logging.INFO)
+
+    def work() -> int:
+        nonlocal words
+        choose_device(args.device if args.seeds is None else None)  # others may have another machine
+        config = load_config(args.configs, overrides(args))
+        if args.save_config is not None:
+            _save_config(args, config)
+            words = without(words, "--save-config")
+        if args.env is not None and not args.print_config:
+            say(args.configs[0].text)
+        for warning in config.source.warnings:
+            say(f"warning: {warning}", error=True)
+        if args.print_config or args.check:
+            say(config.text())
+        if args.check:
+            with explained(config):
+                say(dry_run(config))
+        if args.check or args.print_config:
+            return 0
+        if args.through and args.seeds is None:
+            raise ConfigError("--through is for runs of --seeds. Fix: write it before this command instead.")
+        if args.seeds is not None:
+            with explained(config):
+                exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
+            names = ("epochs", "stop_at_val_return", "max_env_steps")
+            ends = {f"Experiment.{name}": getattr(exp, name) for name in names}
+            return run_seeds(exp.run_dir, ends, args.seeds, words, own_program, args.jobs, args.through)
+        return _run(config, args, words, pool, program)
+
+    return exit_status(work)
+
+
+def exit_status(work: Callable[[], int]) -> int:
+    """Do it; returns its exit status, or that of an error which says all there is to know: it is printed."""
+    try:
+        with without_foreign_exits():
+            return work()
+    except ConfigError as error:
+        say(f"config error: {error}", error=True)
+        return CONFIG_ERROR
+    except KeyboardInterrupt:
+        say("interrupted", error=True)
+        return INTERRUPTED
+    except Exception as error:
+        if "Fix:" not in str(error):
+            raise
+        say(f"error: {error}", error=True)  # where it was raised is no news
+        return FAILED
+
+
+def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Overrides, then options, which win; each with the text to show in errors."""
+    found = [(text, text) for text in args.overrides]
+    if args.mode is not None:
+        found.append((f"Experiment.mode='{args.mode}'", f"--mode {args.mode}"))
+    elif args.actors is not None:
+        found.append(("Experiment.mode='learn'", f"--actors {args.actors}"))
+    if args.run_name is not None:
+        found.append((f"Experiment.run_name={args.run_name!r}", f"--run-name {args.run_name}"))
+    if args.seed is not None:
+        found.append((f"Experiment.seed={args.seed}", f"--seed {args.seed}"))
+    if args.test_run:
+        found.append(("Experiment.test_run=True", "--test-run"))
+    return found
+
+
+def _save_config(args: argparse.Namespace, config: LoadedConfig) -> None:
+    """Write a gin file with the configs of the command line and what was set on top of them.
+
+    Raises: ConfigError if there is another file of this name, or it cannot be written.
+    """
+    options = ("--mode", "--actors", "--test-run")
+    shown = {text for _, text in overrides(args)}
+    typed = [b for b in config.bindings if b.origin.file == COMMAND_LINE and b.origin.text in shown]
+    on_top = {b.key: repr(b.value) for b in typed if b.origin.text.split()[0] not in options}
+    lines = []
+    for one in args.configs:
+        if isinstance(one, GinText):
+            lines += [line for line in one.text.splitlines() if line.partition(" = ")[0] not in on_top]
+        else:
+            is_preset = preset_root() in (found := find_config(one).resolve()).parents
+            lines.append(f"include '{found.relative_to(preset_root()) if is_preset else found}'")
+    text = "\n".join([*lines, *(f"{key} = {value}" for key, value in on_top.items())]) + "\n"
+    path: Path = args.save_config
+    try:
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"--save-config {path}: there is another file of this name. Fix: choose another."
+            )
+        path.write_text(text, encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--save-config {path} cannot be written ({error}). Fix: choose another."
+        ) from error
+    say(f"saved {path}; {program_name()} {shlex.quote(str(path))} runs the same")
+
+
+def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | None) -> Experiment:
+    """Build the experiment, after a look at its run folder: what to resume must be there."""
+    exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
+    check_device(exp.DEVICE, device)
+    check_folder(exp.run_dir, expected_here())
+    if has_actors:
+        exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
+    earlier = CheckpointManager(exp.run_dir, exp.run_name)
+    if exp.ctx.role.is_actor:
+        if resumes:
+            say("warning: --resume changes nothing: --mode collect follows the newest policy.", error=True)
+    elif resumes:
+        newest = earlier.state_dir(earlier.newest_epoch())
+        earlier_seed = about(newest).get("seed", exp.run_seed)
+        exp.ctx.progress.seed = earlier_seed if exp.seed is None else exp.run_seed
+        exp.begins_anew = False  # its own checkpoint goes further than what it began from
+    elif epochs := earlier.complete_epochs():
+        say(
+            f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
+            "moves them to ckpts_old<n>/. Fix: --resume continues it, --run-name starts another.",
+            error=True,
+        )
+    exp.start()
+    try:
+        if (unused := config.check_unused()) and exp.accelerator.is_main_process:
+            say(f"note: {unused}", error=True)
+    except ConfigError as error:
+        if exp.ctx.role.learns:
+            raise
+        # An actor has the learner's config and builds less of it: no environments to evaluate in, for one.
+        say(f"warning: {error}", error=True)
+    if resumes and exp.ctx.role.learns:
+        exp.ctx.console.say(f"Resuming at epoch {exp.load_checkpoint()}.")
+    return exp
+
+
+def _run(
+    config: LoadedConfig, args: argparse.Namespace, words: Sequence[str], pool: MakePool, program: str | None
+) -> int:
+    """Build, resume if asked, train, and say what came out."""
+    with explained(config):
+        exp = _start(config, args.resume, args.actors is not None, args.device)
+    if args.actors is not None and exp.accelerator.is_main_process:
+        first_epoch = exp.start_collecting_at_epoch
+        exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, first_epoch, args.actor_device))
+        exp.pace.expect_actors(args.actors, first_epoch)
+    try:
+        metrics = exp.learn()
+    except Stopped:  # by a signal, or because no actor is left; everything is stored and closed
+        if failure := getattr(exp.actors, "failure", None):
+            say(f"error: {failure}", error=True)
+            return FAILED
+        raise
+    except Exception:
+        exp.close()  # stores finished trajectories
+        raise
+    exp.close()
+    if exp.trainer.idle_epochs and not exp.learner.gradient_steps and not exp.test_run:
+        say(f"error: This run made no update. {exp.why_idle()}", error=True)
+        return FAILED
+    if exp.accelerator.is_main_process and exp.test_run:
+        say(words_on_test(exp))
+    elif exp.accelerator.is_main_process:
+        say(closing_words(exp, metrics, words, program or program_name()))
+    return 0
+
+
+def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
+    """Final figures, the run folder and commands to try next."""
+    rates = [value for name, value in metrics.items() if re.fullmatch("val/.*success", name)]
+    lines = [f"final success rate  {value:.3f}" for value in rates]
+    if "val/return" in metrics:
+        lines.append(f"final mean return   {metrics['val/return']:.3f}")
+    lines.append(f"run folder          {exp.run_dir}")
+    if exp.mode != "collect":
+        if (curves := curves_of(exp.run_dir)).exists():
+            lines.append(f"learning curves     {curves}")
+        kept = without(words, "--resume")
+        further = [*kept, "--resume"]
+        if exp.is_finished:
+            ends: dict[str, Any] = {"Experiment.epochs": 2 * exp.epochs}
+            if exp.stop_at_val_return is not None:
+                ends["Experiment.stop_at_val_return"] = None
+            if exp.max_env_steps is not None:
+                ends["Experiment.max_env_steps"] = 2 * exp.max_env_steps
+            further = [*without(kept, *ends), "--resume", *(f"{name}={end}" for name, end in ends.items())]
+        fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
+        seed = exp.run_seed + 1 if exp.seed is not None else 1
+        name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
+        again = [*fresh, "--seed", str(seed), "--run-name", name]
+        lines += [
+            "try another seed    " + f"{program} {shlex.join(again)}",
+            "train it further    " + f"{program} {shlex.join(further)}",
+        ]
+    return "\n".join(lines)
+
+
+def words_on_test(exp: Any) -> str:
+    """What a test run has done, in a line."""
+    updates = exp.learner.gradient_steps
+    trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"
+    return f"test run passed: {exp.env_steps} env steps, {trained}, one checkpoint, all in {exp.run_dir}"
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a text, what is no text in it made visible."""
+    stream = sys.stderr if error else sys.stdout
+    lines = text.rstrip("\n").split("\n")  # names of files and what is in them may be part of it
+    stream.write("\n".join(map(visible, lines)) + "\n")
+    stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

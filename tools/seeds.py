@@ -1,0 +1,169 @@
+"""Several runs, each a process of its own: those of `--seeds`, and the trials of a sweep."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..experiment.checkpoint.record import bindings_of
+from ..experiment.checkpoint.store import CheckpointManager
+from ..experiment.fleet.actors import actor_environment, without
+from ..experiment.fleet.heartbeat import newest_learner, read_heartbeats
+from ..experiment.fleet.supervisor import PARENT, kill_group
+from ..experiment.process.exits import FAILED, INTERRUPTED
+from ..experiment.process.signals import StopRequest
+
+_POLL_S = 0.2
+
+
+@dataclass
+class Job:
+    """A run as a process.
+
+    run_dir: its folder. has_log: what it prints goes there, into logs/console.log. through: words before its
+    command, such as those of srun, which bring it to another machine. should_end: asked all the time; once it
+    is True, the process is told to end.
+    """
+
+    command: Sequence[str]
+    run_dir: Path
+    has_log: bool
+    through: Sequence[str] = ()
+    should_end: Callable[[], bool] = lambda: False
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    is_told: bool = field(default=False, init=False)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Begin; in a session of its own, so that Ctrl-C is for this process, which tells it."""
+        environment = actor_environment(os.environ) if self.has_log else dict(os.environ)
+        settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        # A run that is not started by this process itself looks for no parent.
+        settings["env"] = environment if self.through else {**environment, PARENT: str(os.getpid())}
+        command = [*self.through, *self.command]
+        if not self.has_log:
+            return subprocess.Popen(command, **settings)
+        log = self.run_dir / "logs" / "console.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **settings)
+
+    def tell_to_end(self) -> None:
+        """As SIGTERM does: it saves a checkpoint first."""
+        if self.process is not None and not self.is_told:
+            # srun kills its job when it gets SIGTERM itself, and hands SIGUSR1 on.
+            is_srun = any(Path(word).name == "srun" for word in self.through)
+            self.process.send_signal(signal.SIGUSR1 if is_srun else signal.SIGTERM)
+            self.is_told = True
+
+
+def work_off(jobs: Iterator[Job], num_parallel: int, on_end: Callable[[Job, int], None]) -> bool:
+    """Run the jobs, so many at a time; SIGINT or SIGTERM ends all of them, and no further one begins.
+
+    on_end: called with every job that has ended and its exit status, negative for a signal.
+    Returns: whether all jobs were begun and none was ended so.
+    Raises: KeyboardInterrupt for a second SIGINT, which kills them.
+    """
+    running: list[Job] = []
+    try:
+        with StopRequest() as stop:
+            while True:
+                while len(running) < num_parallel and not stop.requested() and (job := next(jobs, None)):
+                    running.append(job)
+                    job.process = job.start()
+                if not running:
+                    return not stop.requested()
+                time.sleep(_POLL_S)
+                for job in list(running):
+                    if stop.requested() or job.should_end():
+                        job.tell_to_end()
+                    if job.process is not None and (status := job.process.poll()) is not None:
+                        running.remove(job)
+                        on_end(job, status)
+    finally:
+        for job in running:
+            if job.process is not None:
+                kill_group(job.process.pid)
+                job.process.wait()
+
+
+# ---- seeds ----
+
+
+def run_seeds(
+    run_dir: Path,
+    ends: Mapping[str, Any],
+    seeds: Sequence[int],
+    words: Sequence[str],
+    program: Sequence[str],
+    num_parallel: int,
+    through: Sequence[str] = (),
+) -> int:
+    """Run the same experiment with several seeds, in `<run_dir>-seed<k>`; returns the exit status.
+
+    With --resume among the words, runs that have finished are left out, and others go on where they can.
+
+    Args:
+        run_dir: where it would go without seeds.
+        ends: settings that decide where a run ends, by their gin names.
+        seeds: one run each.
+        words: of the command line.
+        program: words that start it once more.
+        num_parallel: how many run at a time; more than one have a thread each, and logs instead of a screen.
+        through: words before the command of each.
+    """
+    kept = without(words, "--seeds", "--jobs", "--through", "--run-name", "--resume", "Experiment.run_name")
+    runs = {run_dir.with_name(f"{run_dir.name}-seed{seed}"): seed for seed in seeds}
+    resumes, failures = "--resume" in words, list[str]()
+
+    def jobs() -> Iterator[Job]:
+        for folder, seed in runs.items():
+            if resumes and _is_finished(folder, ends):
+                _say(f"{folder.name} has finished already")
+                continue
+            again = ["--resume"] * (resumes and bool(_epochs(folder)))
+            _say(f"---- {folder.name} ----")
+            own = ["--seed", str(seed), "--run-name", folder.name, *again]
+            yield Job([*program, *kept, *own], folder, has_log=num_parallel > 1, through=through)
+
+    def on_end(job: Job, status: int) -> None:
+        if status and not job.is_told:
+            failures.append(job.run_dir.name)
+            log = f", log {job.run_dir / 'logs' / 'console.log'}" * job.has_log
+            _say(f"{job.run_dir.name} failed with exit status {status}{log}")
+        elif num_parallel > 1:
+            _say(f"{job.run_dir.name} {'stopped' if job.is_told else 'finished'}")
+
+    is_complete = work_off(jobs(), num_parallel, on_end)
+    _say(f"report              {shlex.join(['loxodon', 'report', *map(str, runs)])}")
+    if failures:
+        _say(f"error: {len(failures)} of {len(runs)} runs failed: {', '.join(failures)}")
+    if not is_complete:
+        _say("interrupted; the same command with --resume continues")
+        return INTERRUPTED
+    return FAILED if failures else 0
+
+
+def _epochs(run_dir: Path) -> list[int]:
+    return CheckpointManager(run_dir, run_dir.name).complete_epochs()
+
+
+def _is_finished(run_dir: Path, ends: Mapping[str, Any]) -> bool:
+    """Whether the run has come to its end, and that is still where it is to end."""
+    learner, config = newest_learner(read_heartbeats(run_dir)), run_dir / "ckpts" / "config.txt"
+    if learner is None or learner.state != "finished" or not config.is_file():
+        return False
+    before = bindings_of(config.read_text(encoding="utf-8", errors="replace"))
+    return all(before.get(name, "None") == repr(value) for name, value in ends.items())
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

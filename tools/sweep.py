@@ -1,0 +1,276 @@
+"""`loxodon sweep --config tmaze Experiment.learning_rate=log(1e-5,1e-3) --trials 20`: a search by Optuna.
+
+A trial is a run, in a process of its own, in `runs/trial-<n>` of the sweep's folder; `study.db` there keeps
+the account of them, so that the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..data.lock import FolderLock, Office
+from ..experiment.checkpoint.store import CheckpointManager
+from ..experiment.config import ConfigError, explained, load_config
+from ..experiment.config.reading import read_source
+from ..experiment.experiment import Experiment
+from ..experiment.fleet.actors import library_program, without
+from ..experiment.fleet.launchers import require
+from ..experiment.output.plots import curves_if_readable, metrics_of, points_of
+from ..experiment.process.exits import FAILED, INTERRUPTED
+from ..experiment.process.files import WatchedFile, write_text
+from . import run
+from .arguments import parse_sweep
+from .dry_run import dry_run
+from .report.main import write_report
+from .seeds import Job, work_off
+
+_KEEPER = Office(
+    "sweep", "keeps the account of", "a sweep has one process", "end that process, or choose another -o."
+)
+_SPACE = re.compile(r"(log|uniform|int|choice)\((.+)\)")
+_MOST_FAILURES = 3  # after so many without a success, it is not the luck of a trial
+
+
+def parse_space(typed: str) -> tuple[str, Any] | None:
+    """The parameter and Optuna's distribution of `Name.param=log(1e-5,1e-3)`; None for a plain override.
+
+    The others: `uniform(a,b)`, `int(a,b)` (both included) and `choice(x,y,...)` of values as in gin files.
+
+    Raises: ConfigError for a distribution that cannot be.
+    """
+    key, _, text = (part.strip() for part in typed.partition("="))
+    if not (found := _SPACE.fullmatch(text)):
+        return None
+    kind, inside = found.groups()
+    spaces = _optuna().distributions
+    try:
+        if kind == "choice":
+            choices = [one.strip() for one in re.split(r",(?![^(\[{]*[)\]}])", inside)]
+            return key, spaces.CategoricalDistribution(choices)
+        low, high = map(int if kind == "int" else float, inside.split(","))
+        if kind == "int":
+            return key, spaces.IntDistribution(low, high)
+        return key, spaces.FloatDistribution(low, high, log=kind == "log")
+    except ValueError as error:
+        raise ConfigError(
+            f"command line, `{typed}`: {error}. Fix: write log(1e-5,1e-3), uniform(0,1), int(1,8) or "
+            "choice(8,'a',@Name), the lower end first."
+        ) from None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials of a study, as runs.
+
+    spaces: Optuna's distributions by parameter. command: program and words of every trial. is_max: more of
+    the metric is better. num_trials: in all, those of earlier processes included. through: words before the
+    command. pruned: trials that were ended early, and after how many env steps.
+    """
+
+    study: Any
+    spaces: Mapping[str, Any]
+    folder: Path
+    command: Sequence[str]
+    metric: str
+    is_max: bool
+    num_trials: int
+    through: Sequence[str] = ()
+    pruned: dict[int, int] = field(default_factory=dict)
+
+    def run(self, num_parallel: int) -> bool:
+        """Run what is missing; returns whether all ended by themselves."""
+        trials: dict[Path, Any] = {}
+
+        def jobs() -> Iterator[Job]:
+            for trial in self._trials():
+                job = self._job(trial)
+                trials[job.run_dir] = trial
+                yield job
+
+        return work_off(
+            jobs(), num_parallel, lambda job, status: self._note(trials[job.run_dir], job, status)
+        )
+
+    def _trials(self) -> Iterator[Any]:
+        """Those that were interrupted, then new ones."""
+        for one in self.study.get_trials(states=(_state("RUNNING"),)):
+            yield _optuna().trial.Trial(self.study, one._trial_id)
+        while len(states := [one.state for one in self.study.trials]) < self.num_trials:
+            if states.count(_state("FAIL")) >= _MOST_FAILURES and _state("COMPLETE") not in states:
+                run.say("error: no trial has come to its end. Fix: mend what the logs of these say.")
+                return
+            yield self.study.ask(self.spaces)
+
+    def _job(self, trial: Any) -> Job:
+        run_dir = self.folder / "runs" / f"trial-{trial.number}"
+        chosen = [f"{name}={value}" for name, value in trial.params.items()]
+        run.say(f"trial {trial.number} begins: {' '.join(chosen)}")
+        again = ["--resume"] * bool(CheckpointManager(run_dir, run_dir.name).complete_epochs())
+        place = [f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}", "--run-name", run_dir.name]
+        is_behind = self._follow(trial, run_dir)
+        command = [*self.command, *chosen, *place, *again]
+        return Job(command, run_dir, has_log=True, through=self.through, should_end=is_behind)
+
+    def _follow(self, trial: Any, run_dir: Path) -> Callable[[], bool]:
+        """Asks whether a trial is worse than the others were, by what it has logged since training began."""
+        curves = WatchedFile(metrics_of(run_dir), lambda _: curves_if_readable(run_dir))
+        seen: set[int] = set(self.study.trials[trial.number].intermediate_values)
+
+        def is_behind() -> bool:
+            for point in (curves.poll() or {}).get(self.metric, ()):
+                step = int(point["env_steps"])
+                if point["gradient_steps"] and step not in seen:
+                    seen.add(step)
+                    trial.report(point["value"], step)
+                    if trial.should_prune():
+                        self.pruned.setdefault(trial.number, step)
+            return trial.number in self.pruned
+
+        return is_behind
+
+    def _note(self, trial: Any, job: Job, status: int) -> None:
+        """Tell the study how a trial has ended; one that was interrupted stays open."""
+        log = job.run_dir / "logs" / "console.log"
+        points = points_of(curves_if_readable(job.run_dir), self.metric, "env_steps")
+        if (steps := self.pruned.get(trial.number)) is not None:
+            self.study.tell(trial, state=_state("PRUNED"))
+            text = f"is ended after {steps:,} env steps, worse than the median of others"
+        elif job.is_told:
+            text = "is interrupted"
+        elif status or not len(points):
+            self.study.tell(trial, state=_state("FAIL"))
+            why = f"exit status {status}" if status else f"no {self.metric} in its logs"
+            text = f"failed ({why}), log {log}"
+        else:
+            self.study.tell(trial, float(points[-1, 1]))
+            text = f"{self.metric} {points[-1, 1]:.4g} (best: {self.study.best_value:.4g})"
+        run.say(f"trial {trial.number} {text}")
+
+    def close(self) -> bool:
+        """Write best.gin and the report and say what is in them; returns whether there is a best trial."""
+        if not self.study.get_trials(states=(_state("COMPLETE"),)):
+            return False
+        best = self.study.best_trial
+        chosen = [f"{name}={value}" for name, value in best.params.items()]
+        lines = [
+            f"{one.key} = {one.value!r}" for one in read_source([], zip(chosen, chosen, strict=True)).bindings
+        ]
+        place = f"# {self.metric} {best.value:.6g} in trial {best.number} of {len(self.study.trials)}"
+        text = "\n".join([place, *lines]) + "\n"
+        path = self.folder / "best.gin"
+        write_text(path, text)
+        run.say(f"\n{text}\nbest settings       {path}")
+        try:
+            page, _ = write_report(
+                [self.folder / "runs"],
+                self.folder / "report",
+                metric=self.metric,
+                is_less_better=not self.is_max,
+            )
+            run.say(f"report              {page}")
+        except (ImportError, OSError, ValueError) as error:
+            run.say(f"no report: {error}")
+        return True
+
+
+def _optuna() -> Any:
+    return require("optuna", "sweep")
+
+
+def _state(name: str) -> Any:
+    return _optuna().trial.TrialState[name]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Search, or continue a search; returns the exit status."""
+    args, parsed, words = parse_sweep(argv)
+    return run.exit_status(lambda: _sweep(args, parsed, words))
+
+
+def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence[str]) -> int:
+    found = {typed: space for typed in parsed.overrides if (space := parse_space(typed)) is not None}
+    if not found:
+        raise ConfigError(
+            "A sweep needs a parameter to search. Fix: write e.g. 'Experiment.learning_rate=log(1e-5,1e-3)'."
+        )
+    parsed.overrides = [typed for typed in parsed.overrides if typed not in found]
+    name = _check(parsed, found)
+    folder = args.output or Path("sweeps", name)
+    optuna = _optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder, folder.name, _KEEPER)
+    study = _study(folder / "study.db", args.direction, args.prune_after)
+    if parsed.seed is not None:
+        study.sampler = optuna.samplers.TPESampler(seed=parsed.seed + len(study.trials))
+    kept = without([word for word in words if word not in found], "--resume", "--through")
+    asked = {"words": kept, "spaces": sorted(found), "metric": args.metric, "direction": args.direction}
+    if (before := study.user_attrs.get("asked", asked)) != asked:
+        raise ConfigError(
+            f"{folder} holds another sweep: {before}; now it is {asked}. Fix: choose another folder with -o."
+        )
+    study.set_user_attr("asked", asked)
+    command, is_max = [*library_program(), *kept], args.direction == "maximize"
+    sweep = Sweep(
+        study, dict(found.values()), folder, command, args.metric, is_max, args.trials, parsed.through
+    )
+    is_complete = sweep.run(args.jobs)
+    has_best = sweep.close()
+    lock.release()
+    if not is_complete:
+        run.say("interrupted; the same command continues")
+        return INTERRUPTED
+    return 0 if has_best else FAILED
+
+
+def _study(path: Path, direction: str, prune_after: int) -> Any:
+    """The study in a file, which is made if there is none.
+
+    Raises: ValueError if the file is not the database of a sweep.
+    """
+    optuna = _optuna()
+    try:
+        study = optuna.create_study(
+            storage=f"sqlite:///{path}",
+            study_name="sweep",
+            direction=direction,
+            pruner=optuna.pruners.MedianPruner(n_warmup_steps=prune_after),
+            load_if_exists=True,
+        )
+        study.get_trials()
+    except Exception as error:  # Optuna, SQLAlchemy and SQLite have one each, and more than one
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ValueError(
+            f"{path} cannot be used as the database of a sweep ({reason}). Fix: restore it from a copy, or "
+            "choose another folder with -o."
+        ) from error
+    return study
+
+
+def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> str:
+    """Check the config with all choices and ends of ranges, and build it once; returns the name of the run.
+
+    Raises: ConfigError.
+    """
+    edges = {
+        typed: (key, getattr(space, "choices", None) or (space.low, space.high))
+        for typed, (key, space) in found.items()
+    }
+    for i in range(max(len(values) for _, values in edges.values())):
+        chosen = [(f"{key}={values[i % len(values)]}", typed) for typed, (key, values) in edges.items()]
+        config = load_config(parsed.configs, [*run.overrides(parsed), *chosen])
+        with explained(config):
+            name: str = Experiment().run_name  # type: ignore[call-arg]  # gin supplies the arguments
+    with explained(config):
+        dry_run(config)
+    return name
+
+
+if __name__ == "__main__":
+    sys.exit(main())
