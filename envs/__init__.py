@@ -37,9 +37,8 @@ from .sequence_env import SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
 from .statistics import Histories, ReturnHistory, SpecialMetricHistory
 from .vector.adapter import AlreadyVectorizedEnv
-from .vector.halves import EnvHalves
 from .vector.make import SyncVectorEnv, make_vector_env
-from .vector.workers import AsyncVectorEnv, num_usable_cores
+from .vector.workers import AsyncVectorEnv, EnvHalves, num_usable_cores
 
 __all__ = [
     "METRIC_PREFIX",

@@ -260,6 +260,33 @@ def _close_all() -> None:
             envs.close()
 
 
+class EnvHalves(SequenceVectorEnv):
+    """All environments of several vector environments that are stepped in turns, so not through this.
+
+    It answers for all of them (`call`, `get_attr`, `set_attr`, `tell` ...) and closes them.
+    """
+
+    def __init__(self, halves: Sequence[AsyncVectorEnv]) -> None:
+        self.halves, first = list(halves), halves[0]
+        self.num_envs = sum(envs.num_envs for envs in halves)
+        self.single_observation_space = first.single_observation_space
+        self.single_action_space = first.single_action_space
+        self.env_observation_space = first.env_observation_space
+        self.env_action_space = first.env_action_space
+
+    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        answers: tuple[Any, ...] = ()
+        for envs in self.halves:
+            start = len(answers)
+            answers += envs._ask(what, arguments[start : start + envs.num_envs])
+        return answers
+
+    def close_extras(self, **_: Any) -> None:
+        """End all workers."""
+        for envs in reversed(self.halves):  # newer workers hold ends of the older ones' pipes
+            envs.close()
+
+
 def num_usable_cores() -> int:
     """CPU cores this process may use: those it is bound to, and no more than the quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,7 +18,7 @@ from loxodon.envs import (
     TMazePassive,
 )
 from loxodon.envs.env_state import get_state, set_state, state_problem
-from loxodon.envs.vector.make.make import SyncVectorEnv, make_vector_env
+from loxodon.envs.vector.make import SyncVectorEnv, make_vector_env
 
 MAKERS: dict[str, Callable[[], gym.Env[Any, Any]]] = {
     "tmaze": lambda: TMazePassive(horizon=6),

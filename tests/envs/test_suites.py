@@ -12,7 +12,7 @@ from gymnasium import spaces
 from loxodon.envs import KShotWrapper, gym_env
 from loxodon.envs.builtin import HalfCheetahVelocity, MetaWorld, atari_env
 from loxodon.envs.returned import METRIC_PREFIX
-from loxodon.envs.vector.make.adapter import AlreadyVectorizedEnv
+from loxodon.envs.vector.adapter import AlreadyVectorizedEnv
 
 
 def test_atari_games_are_grey_pictures_with_sticky_actions() -> None:

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 from scripted_envs import ScriptedEnv
 
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.envs.vector.make.base import SequenceVectorEnv
+from loxodon.envs.vector.base import SequenceVectorEnv
 
 KINDS = ["sync", "fork", "forkserver", "spawn", "already_vectorized", "autoreset disabled"]
 VECTORIZED_MODES = {

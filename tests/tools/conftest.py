@@ -1,5 +1,6 @@
-"""Tests of commands share what holds for tests of a run."""
+"""Tests of commands use the fixtures of tests of runs and of trajectories."""
 
+from ..data.conftest import fill, make_traj
 from ..experiment.conftest import nothing_left
 
-__all__ = ["nothing_left"]
+__all__ = ["fill", "make_traj", "nothing_left"]
