@@ -65,7 +65,7 @@ def program_name() -> str:
     if script.suffix != ".py":  # `loxodon` itself, or a run of --seeds that it started
         return "loxodon run"
     if script.resolve().parent == Path(__file__).resolve().parent:
-        return "python -m loxodon.tools"
+        return "python -m loxodon.tools run"
     return f"python {sys.argv[0]}"
 
 

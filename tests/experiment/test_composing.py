@@ -11,7 +11,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from loxodon import experiment
+from loxodon import tools
 from loxodon.tools.run import main
 
 from .fakes import TINY
@@ -207,13 +207,13 @@ def test_a_test_run_plays_whole_episodes(
 
 
 def test_the_package_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Path(str(experiment.__file__)).with_name("__main__.py")
-    monkeypatch.setattr(sys, "argv", [str(started), "--help"])
+    started = Path(str(tools.__file__)).with_name("__main__.py")
+    monkeypatch.setattr(sys, "argv", [str(started), "run", "--help"])
     monkeypatch.delitem(sys.modules, "loxodon.tools.__main__", raising=False)
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("loxodon.tools", run_name="__main__")
     assert ended.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("usage: python -m loxodon.tools ")
+    assert said.startswith("usage: python -m loxodon.tools run ")
     assert re.search(r"Parts to put on top of one: .*encoders/ff_small", said)
     assert "small," not in said.partition("Parts to put")[0].partition("Presets:")[2]

@@ -316,7 +316,7 @@ def test_watching_goes_on_until_it_is_interrupted(
             raise KeyboardInterrupt
 
     # In `status` alone: heartbeats of earlier tests may still sleep.
-    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=interrupt, time=time.time))
     assert status.main([str(fleet), "--watch"]) == 0
     assert capsys.readouterr().out.count("processes at work") == 3
 

@@ -150,7 +150,7 @@ def test_words_are_checked_before_torch_is_imported(
         ("examples/run.py", "python examples/run.py"),
         (
             str(Path(command.__file__).with_name("__main__.py")),
-            "python -m loxodon.tools",
+            "python -m loxodon.tools run",
         ),
     ],
 )
