@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ class RLDataset(ABC):
         relabeler: changes whole trajectories before windows are taken from them; None changes nothing.
     """
 
-    sampler: Sampler
     max_seq_len: int
     has_edit_rights: bool
     layout: Layout | None = None
@@ -37,6 +37,11 @@ class RLDataset(ABC):
 
     def __init__(self, sampler: Sampler | None = None) -> None:
         self.sampler = Sampler() if sampler is None else sampler
+
+    @functools.cached_property
+    def sampler(self) -> Sampler:
+        """The argument of that name; a default one if a subclass does not call `RLDataset.__init__`."""
+        return Sampler()
 
     def configure(
         self,
@@ -65,8 +70,6 @@ class RLDataset(ABC):
                 "Fix: set Experiment.max_seq_len."
             )
         self.max_seq_len, self.has_edit_rights = max_seq_len, has_edit_rights
-        if not hasattr(self, "sampler"):  # a dataset without stored trajectories need not call our __init__
-            self.sampler = Sampler()
         self.sampler.configure(max_seq_len=max_seq_len, padded_sampling=padded_sampling)
 
     def expect(self, layout: Layout) -> None:

@@ -39,7 +39,8 @@ class Sampler:
 
     max_seq_len: int
     padded_sampling: str
-    _cumulative: Weights | None = None
+    _cumulative: Weights | None = None  # sums of the weights, when they are not stale
+    _is_stale = True
 
     def __init__(self, sample_by: str = "trajectory") -> None:
         check_choice("Sampler.sample_by", sample_by, SAMPLE_BY)
