@@ -189,7 +189,6 @@ class Buffer:
         path: folder that contains the two.
         may_move: True if this process may move broken files to `quarantine`.
         value: called once with each file's trajectory, when the file is first listed; None opens no file.
-        on_change: called with the files that are gone whenever `files` has changed.
 
     The folders need not exist.
 
@@ -207,7 +206,6 @@ class Buffer:
         *,
         may_move: bool,
         value: Callable[[Trajectory], float] | None,
-        on_change: Callable[[list[TrajectoryFile]], None],
     ) -> None:
         self.path, self.fifo = path, path / "fifo"
         self._folders = {False: self.fifo, True: path / "protected"}  # by is_protected
@@ -216,7 +214,7 @@ class Buffer:
         self.sizes: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
         self.values: dict[str, float] = {}
-        self._value, self._on_change = value, on_change
+        self._value = value
         # By is_protected and name, all that lies there: None is what is not sampled from.
         self._known: dict[bool, dict[str, TrajectoryFile | None]] = {False: {}, True: {}}
         self._temporaries: list[Path] = []
@@ -252,8 +250,7 @@ class Buffer:
         self._num_seen += len(added)
         if added:
             self.files = sorted(self.files + added)  # takes advantage of the part that is sorted already
-        if added or gone:
-            self._forget(gone)
+        self._forget(gone)
         if self._value is not None and len(self.values) < len(self.files):
             for file in [file for file in self.files if file.path not in self.values]:
                 self._measure(file, self._value)
@@ -361,8 +358,7 @@ class Buffer:
                 failed[0][0],
                 failed[0][1].strerror,
             )
-        if doomed:
-            self._forget(doomed)
+        self._forget(doomed)
         return len(doomed) - len(failed)
 
     def remove_stale_temporaries(self) -> None:
@@ -415,17 +411,16 @@ class Buffer:
         self._forget([file])
 
     def _forget(self, gone: list[TrajectoryFile]) -> None:
-        if gone:
-            paths = {file.path for file in gone}
-            self.files = [file for file in self.files if file.path not in paths]
-            self._reader.forget(paths)
-            self._checked -= paths
-            self._sound -= paths
-            for path in paths:
-                self.sizes.pop(path, None)
-                self.lengths.pop(path, None)
-                self.values.pop(path, None)
-        self._on_change(gone)
+        if not gone:
+            return
+        paths = {file.path for file in gone}
+        self.files = [file for file in self.files if file.path not in paths]
+        self._reader.forget(paths)
+        self._checked -= paths
+        self._sound -= paths
+        for path in paths:
+            for known in (self.sizes, self.lengths, self.values):
+                known.pop(path, None)
 
 
 def _size_bytes(file: TrajectoryFile) -> int:

@@ -87,7 +87,7 @@ class DiskTrajDataset(RLDataset):
         self._lock: FolderLock | None = None
         self._newest_found: list[Any] | None = None  # time and id
         self._is_read_only = self._is_too_full = self._is_resumed = False
-        self._has_changed = True  # since the sampler was given the files
+        self._shown: list[TrajectoryFile] = []  # the files that the sampler knows
 
     def configure(self, **settings: Any) -> None:
         """Make the folders, unless this dataset is only read, and list them.
@@ -111,7 +111,6 @@ class DiskTrajDataset(RLDataset):
             path,
             may_move=self.has_edit_rights,
             value=self.sampler.value if needs_values else None,
-            on_change=self._take_notice,
         )
         if self.layout is not None:
             self._opened.expect(self.layout)
@@ -170,11 +169,11 @@ class DiskTrajDataset(RLDataset):
                     f"{self._buffer.quarantine.describe()} Fix: collect first (Experiment.mode 'both' or "
                     "'collect'), or put files into its folder 'protected'."
                 )
-            if self._has_changed:
+            if files is not self._shown:
                 known = self._buffer.values
                 values = [known[file.path] for file in files] if self.sampler.needs_values else None
                 self.sampler.set_trajs([file.traj_id for file in files], values)
-                self._has_changed = False
+                self._shown = files
             for position, fraction in self.sampler.draw(num_missing, rng):
                 window = self._cut_window(files[position], fraction, rng)
                 if window is not None:
@@ -333,21 +332,18 @@ class DiskTrajDataset(RLDataset):
     def _cut_window(
         self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
     ) -> Trajectory | None:
+        sampler = self.sampler
+
         def span(length: int) -> tuple[int, int]:
-            return self.sampler.window(length, fraction)
+            return sampler.window(length, fraction)
 
         if self.relabeler is None:
             window = self._buffer.cut(file, span)
         elif (window := self._buffer.cut(file, lambda length: (0, length))) is not None:
             window = self.relabeler.apply(window, rng)
             window = window.slice(*span(len(window)))
-        source = self.sampler.source(file.traj_id)
+        source = sampler.source(file.traj_id)
         return window if window is None or source < 0 else window.with_source(source)
-
-    def _take_notice(self, gone: list[TrajectoryFile]) -> None:
-        """Draw from the files as they are now."""
-        self._has_changed = True
-        self.sampler.forget([file.traj_id for file in gone])
 
     @property
     def _named(self) -> list[str | None]:

@@ -54,7 +54,8 @@ class MemoryTrajDataset(RLDataset):
             )
         self.max_timesteps, self.min_trajs, self.relabeler = max_timesteps, min_trajs, relabeler
         self._trajs: list[Trajectory] = []
-        self._num_timesteps = self._num_dropped = 0
+        self._ids: list[str] = []  # numbers in the order of adding, by which the sampler knows trajectories
+        self._num_timesteps = self._num_added = 0
         self._has_changed = True  # since the sampler was given the trajectories
         for traj in [*trajs, *(load_episodes(npz_path) if npz_path is not None else [])]:
             self.add(traj)
@@ -75,13 +76,14 @@ class MemoryTrajDataset(RLDataset):
                 "Fix: use one MemoryTrajDataset per observation and action space."
             )
         self._trajs.append(traj)
+        self._ids.append(str(self._num_added))
+        self._num_added += 1
         self._num_timesteps += len(traj)
         self._has_changed = True
         # One trajectory may be longer than everything allowed; it stays until the next comes.
         while self._num_timesteps > (self.max_timesteps or np.inf) and len(self._trajs) > 1:
-            self.sampler.forget([self._id_of(0)])
             self._num_timesteps -= len(self._trajs.pop(0))
-            self._num_dropped += 1
+            self._ids.pop(0)
 
     def expect(self, layout: Layout) -> None:
         """Learn what trajectories of this run look like. Raises ValueError if values do not fit."""
@@ -125,7 +127,7 @@ class MemoryTrajDataset(RLDataset):
             )
         if self._has_changed:
             values = [self.sampler.value(traj) for traj in self._trajs] if self.sampler.needs_values else None
-            self.sampler.set_trajs([self._id_of(i) for i in range(len(self._trajs))], values)
+            self.sampler.set_trajs([*self._ids], values)
             self._has_changed = False
         windows = []
         for position, fraction in self.sampler.draw(count, rng):
@@ -133,14 +135,12 @@ class MemoryTrajDataset(RLDataset):
             if self.relabeler is not None:
                 traj = self.relabeler.apply(traj, rng)
             window = traj.slice(*self.sampler.window(len(traj), fraction))
-            source = self.sampler.source(self._id_of(position))
+            source = self.sampler.source(self._ids[position])
             windows.append(window if source < 0 else window.with_source(source))
         return windows
 
     def delete(self) -> None:
-        self.sampler.forget([self._id_of(i) for i in range(len(self._trajs))])
-        self._num_dropped += len(self._trajs)
-        self._trajs, self._num_timesteps, self._has_changed = [], 0, True
+        self._trajs, self._ids, self._num_timesteps, self._has_changed = [], [], 0, True
 
     def on_end_of_collection(self) -> dict[str, float]:
         return {"total_trajs": float(self.num_trajs), "total_timesteps": float(self.num_timesteps)}
@@ -155,7 +155,3 @@ class MemoryTrajDataset(RLDataset):
             for array in arrays_of(traj):
                 digest.update(array.tobytes())
         return json.dumps([type(self).__name__, self.sampler.sample_by, digest.hexdigest()])
-
-    def _id_of(self, position: int) -> str:
-        """Number of a trajectory in the order of adding, which the sampler knows it by."""
-        return str(self._num_dropped + position)

@@ -309,16 +309,6 @@ class MinariDataset(DiskTrajDataset):
         """Where the converted episodes lie; they are converted now if they never were."""
         return _converted(open_minari(self.dataset_id, download=self.download), self.cache_root)
 
-    @property
-    def num_episodes(self) -> int:
-        """Number of episodes with at least one transition."""
-        return self.num_files
-
-    @property
-    def num_timesteps(self) -> int:
-        """Number of transitions in all episodes."""
-        return sum(len(load_trajectory(file.path)) for file in self._buffer.files)
-
     def expect(self, layout: Layout) -> None:
         """Compare with the spaces of the run.
 

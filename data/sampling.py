@@ -39,13 +39,13 @@ class Sampler:
 
     max_seq_len: int
     padded_sampling: str
+    _traj_ids: Sequence[str] = ()
     _cumulative: Weights | None = None  # sums of the weights, when they are not stale
     _is_stale = True
 
     def __init__(self, sample_by: str = "trajectory") -> None:
         check_choice("Sampler.sample_by", sample_by, SAMPLE_BY)
         self.sample_by = sample_by
-        self.set_trajs([], None)
 
     def configure(self, *, max_seq_len: int, padded_sampling: str) -> None:
         """Receive the settings of the run; the dataset calls this once, before anything is drawn.
@@ -87,10 +87,10 @@ class Sampler:
         if self._is_stale:
             self._cumulative, self._is_stale = self._sum_weights(), False
         if self._cumulative is None:
-            positions = rng.integers(self._num_trajs, size=count)
+            positions = rng.integers(len(self._traj_ids), size=count)
         else:
             drawn = np.searchsorted(self._cumulative, rng.random(count) * self._cumulative[-1], side="right")
-            positions = np.minimum(drawn, self._num_trajs - 1)
+            positions = np.minimum(drawn, len(self._traj_ids) - 1)
         return list(zip(positions.tolist(), rng.random(count).tolist(), strict=True))
 
     def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
@@ -100,20 +100,19 @@ class Sampler:
             traj_ids: (K,) names of the trajectories, the oldest first.
             values: (K,), what `value` returned for each; None unless needs_values.
         """
-        self._num_trajs = len(traj_ids)
+        self._traj_ids, self._is_stale = traj_ids, True
         self._values = None if values is None else np.array(values, np.float64)
-        self._is_stale = True
 
     def _sum_weights(self) -> Weights | None:
-        weights = self.weights(self._num_trajs, self._values)
-        if weights is None:
+        num_trajs = len(self._traj_ids)
+        if (weights := self.weights(num_trajs, self._values)) is None:
             return None
         weights = np.asarray(weights, np.float64)
         total, name = np.cumsum(weights), type(self).__name__
-        if weights.shape != (self._num_trajs,) or weights.min() < 0 or not 0 < total[-1] < np.inf:
+        if weights.shape != (num_trajs,) or weights.min() < 0 or not 0 < total[-1] < np.inf:
             raise ValueError(
                 f"{name}.weights returned an array {weights.shape} from {weights.min(initial=np.inf):g} to "
-                f"{weights.max(initial=-np.inf):g}, but must return ({self._num_trajs},): one number per "
+                f"{weights.max(initial=-np.inf):g}, but must return ({num_trajs},): one number per "
                 "trajectory, all finite, at least 0 and not all 0. "
                 f"Fix: correct {name}.weights or {name}.value."
             )
@@ -143,14 +142,11 @@ class Sampler:
             start = min(max(start, 0), last_full)
         return max(start, 0), min(start + longest, length)
 
-    # ---- what is remembered about trajectories ----
+    # ---- priorities and checkpoints ----
 
     def source(self, traj_id: str) -> int:
         """Return the number by which PrioritySampler knows a trajectory; -1 without priorities."""
         return -1
-
-    def forget(self, traj_ids: Sequence[str]) -> None:
-        """Drop what is known about trajectories that are gone."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must remember, JSON-able."""
@@ -184,15 +180,17 @@ class PrioritySampler(Sampler):
                 f"exponent is {exponent}, but must be above 0. Fix: set PrioritySampler.exponent, or "
                 "RLDataset.sampler = @Sampler() for no priorities."
             )
+        super().__init__()
         self.exponent = exponent
         # p ** exponent by source, 0 where there is none. The last element is the highest that was ever given.
         self._shared = multiprocessing.RawArray("f", NUM_PRIORITY_SLOTS + 1)
         self._powers = np.frombuffer(self._shared, np.float32)
-        super().__init__()
 
     def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
+        gone = set(self._traj_ids).difference(traj_ids)
+        self._powers[[self.source(traj_id) for traj_id in gone]] = 0
+        self._slots = np.array([self.source(traj_id) for traj_id in traj_ids], np.int64)
         super().set_trajs(traj_ids, values)
-        self._slots = self._slots_of(traj_ids)
 
     def weights(self, num_trajs: int, values: Weights | None) -> Weights | None:
         powers = self._powers[self._slots].astype(np.float64)
@@ -218,28 +216,20 @@ class PrioritySampler(Sampler):
             ValueError: If the shapes differ, a source does not exist or a priority is negative or not finite.
         """
         sources, priorities = np.asarray(sources), np.asarray(priorities, np.float64)
-        if sources.ndim != 1 or sources.shape != priorities.shape or sources.dtype.kind not in "iu":
+        last, lowest, highest = sources.max(initial=-1), priorities.min(initial=0), priorities.max(initial=0)
+        fits = sources.ndim == 1 and sources.shape == priorities.shape and sources.dtype.kind in "iu"
+        if not fits or last >= NUM_PRIORITY_SLOTS or lowest < 0 or not highest < np.inf:
             raise ValueError(
-                f"sources are {sources.dtype}{list(sources.shape)} and priorities "
-                f"{list(priorities.shape)}, but must be integers (B,) and numbers (B,). Fix: pass a "
-                "Trajectory.source and a priority for each window."
-            )
-        if not len(sources):
-            return
-        if sources.max() >= NUM_PRIORITY_SLOTS or not np.isfinite(priorities).all() or priorities.min() < 0:
-            raise ValueError(
-                f"Priorities range from {priorities.min()} to {priorities.max()} and sources up to "
-                f"{sources.max()}, but priorities must be finite and at least 0, sources below "
-                f"{NUM_PRIORITY_SLOTS}. Fix: pass absolute TD errors, and sources from Trajectory.source."
+                f"sources are {sources.dtype}{list(sources.shape)} up to {last} and priorities "
+                f"{list(priorities.shape)} from {lowest} to {highest}, but must be integers (B,) below "
+                f"{NUM_PRIORITY_SLOTS} and finite numbers (B,) of at least 0. Fix: pass Trajectory.source "
+                "and the absolute TD error of each window."
             )
         is_ours = sources >= 0
         limits = np.finfo(np.float32)
         powers = np.clip(priorities[is_ours] ** self.exponent, limits.tiny, limits.max).astype(np.float32)
         self._powers[sources[is_ours]] = powers
         self._powers[-1] = max(self._powers[-1], powers.max(initial=0.0))
-
-    def forget(self, traj_ids: Sequence[str]) -> None:
-        self._powers[self._slots_of(traj_ids)] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the priorities by source, and the highest that was ever given."""
@@ -261,6 +251,3 @@ class PrioritySampler(Sampler):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _powers=np.frombuffer(state["_shared"], np.float32))
-
-    def _slots_of(self, traj_ids: Sequence[str]) -> Indices:
-        return np.array([self.source(traj_id) for traj_id in traj_ids], np.int64)
