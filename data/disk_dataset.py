@@ -312,11 +312,12 @@ class DiskTrajDataset(RLDataset):
 
     def fingerprint(self) -> str | None:
         """Names and sizes of the files as of the last refresh; None with a relabeler or another sampler."""
-        if type(self.sampler) is not Sampler or self.relabeler is not None:
+        sampler = self.sampler
+        if type(sampler) is not Sampler or self.relabeler is not None:
             return None
         self._buffer.measure_sizes()
         files = sorted([file.name, self._buffer.sizes[file.path]] for file in self._buffer.files)
-        return json.dumps([type(self).__name__, self.sampler.sample_by, files])
+        return json.dumps([type(self).__name__, sampler.sample_by, sampler.recent_fraction, files])
 
     def close(self) -> None:
         """Let another process manage the folder, and let go of opened files. Using it again is possible."""

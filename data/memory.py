@@ -147,11 +147,14 @@ class MemoryTrajDataset(RLDataset):
 
     def fingerprint(self) -> str | None:
         """A digest of all arrays; None with a relabeler or another sampler."""
-        if type(self.sampler) is not Sampler or self.relabeler is not None:
+        sampler = self.sampler
+        if type(sampler) is not Sampler or self.relabeler is not None:
             return None
         digest = hashlib.sha256()
         for traj in self._trajs:
             digest.update(f"{traj.layout} {len(traj)}".encode())
             for array in arrays_of(traj):
                 digest.update(array.tobytes())
-        return json.dumps([type(self).__name__, self.sampler.sample_by, digest.hexdigest()])
+        return json.dumps(
+            [type(self).__name__, sampler.sample_by, sampler.recent_fraction, digest.hexdigest()]
+        )

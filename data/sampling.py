@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,11 @@ class Sampler:
     Args:
         sample_by: "trajectory" draws every trajectory equally often (w_i = 1), "timestep" in proportion to
             its transitions, so that every transition is drawn about equally often.
+        recent_fraction: only this newest share of the trajectories, above 0 and at most 1, is drawn; None for
+            all.
+
+    Raises:
+        ValueError: If a setting is not allowed.
 
     Attributes:
         max_seq_len, padded_sampling: those of the run; see configure.
@@ -43,9 +49,14 @@ class Sampler:
     _cumulative: Weights | None = None  # sums of the weights, when they are not stale
     _is_stale = True
 
-    def __init__(self, sample_by: str = "trajectory") -> None:
+    def __init__(self, sample_by: str = "trajectory", recent_fraction: float | None = None) -> None:
         check_choice("Sampler.sample_by", sample_by, SAMPLE_BY)
-        self.sample_by = sample_by
+        if recent_fraction is not None and not 0 < recent_fraction <= 1:
+            raise ValueError(
+                f"recent_fraction is {recent_fraction}, but must be above 0 and at most 1, or None for all "
+                "trajectories. Fix: set Sampler.recent_fraction."
+            )
+        self.sample_by, self.recent_fraction = sample_by, recent_fraction
 
     def configure(self, *, max_seq_len: int, padded_sampling: str) -> None:
         """Receive the settings of the run; the dataset calls this once, before anything is drawn.
@@ -80,7 +91,11 @@ class Sampler:
             num_trajs: K, the number of trajectories, which are sorted by age, the oldest first.
             values: (K,), what `value` returned for each; None unless needs_values.
         """
-        return values
+        if self.recent_fraction is None:
+            return values
+        num_recent = max(1, math.ceil(self.recent_fraction * num_trajs))
+        is_recent = np.arange(num_trajs) >= num_trajs - num_recent
+        return np.where(is_recent, 1.0 if values is None else values, 0.0)
 
     def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
         """Draw `count` times; returns the position of a trajectory, and the fraction for its `window`."""

@@ -97,13 +97,6 @@ def test_windows_of_a_file_have_exactly_their_distribution(
 # --- trajectories --------------------------------------------------------------------------------------
 
 
-class Recent(Sampler):
-    """The newest half."""
-
-    def weights(self, num_trajs: int, values: Any) -> Any:
-        return np.arange(num_trajs) >= num_trajs // 2
-
-
 class LastTimestep(Sampler):
     """In proportion to what is observed last, and only the end of it."""
 
@@ -121,7 +114,9 @@ class LastTimestep(Sampler):
     [
         ([2, 4, 100], Sampler, {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}),
         ([2, 6, 12], lambda: Sampler("timestep"), {0: 0.1, 1: 0.3, 2: 0.6}),
-        ([2] * 4, Recent, {2: 1 / 2, 3: 1 / 2}),
+        ([2] * 10, lambda: Sampler(recent_fraction=0.25), {7: 1 / 3, 8: 1 / 3, 9: 1 / 3}),
+        ([2] * 3, lambda: Sampler(recent_fraction=0.01), {2: 1.0}),
+        ([50, 50, 2, 8], lambda: Sampler("timestep", 0.5), {2: 0.2, 3: 0.8}),
         ([998, 2, 2], LastTimestep, {0: 998 / 4002, 1: 1002 / 4002, 2: 2002 / 4002}),
     ],
 )
@@ -163,9 +158,11 @@ def test_weights_that_cannot_be_are_refused(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, weights: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(fifo, [2, 2])
-    monkeypatch.setattr(Recent, "weights", lambda *_: np.array(weights))
-    dataset = make_dataset(sampler=Recent())
-    with pytest.raises(ValueError, match=r"Recent.weights returned .* must return \(2,\).*Fix: correct"):
+    monkeypatch.setattr(LastTimestep, "weights", lambda *_: np.array(weights))
+    dataset = make_dataset(sampler=LastTimestep())
+    with pytest.raises(
+        ValueError, match=r"LastTimestep.weights returned .* must return \(2,\).*Fix: correct"
+    ):
         dataset.sample_random_trajectory(np.random.default_rng(0))
 
 
@@ -260,8 +257,26 @@ def test_windows_have_no_source_without_priorities(make_dataset: MakeDataset, fi
     dataset = make_dataset()
     assert dataset.sample_random_trajectory(np.random.default_rng(0)).source == -1
     assert dataset.state_dict()["sampler"] == {}
-    with pytest.raises(ValueError, match=r"exponent is 0.*Fix: set PrioritySampler.exponent"):
-        PrioritySampler(0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value"),
+    [(PrioritySampler, "exponent", 0.0)] + [(Sampler, "recent_fraction", share) for share in (0.0, 1.5)],
+)
+def test_impossible_settings_are_refused(kind: type[Sampler], setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{setting} is {value}.*Fix: set {kind.__name__}.{setting}"):
+        kind(**{setting: value})
+
+
+def test_a_file_that_has_no_value_because_it_is_broken_goes_to_the_quarantine(
+    make_dataset: MakeDataset, make_traj: Callable[..., Trajectory], fill: Fill, fifo: Path
+) -> None:
+    fill(fifo, [3])
+    traj = dataclasses.replace(make_traj(3), obs={**make_traj(3).obs, "position": np.full((4, 1), np.nan)})
+    broken = save_trajectory(fifo, traj, save_as="npz", traj_id="f", unix_time=2e9)
+    dataset = make_dataset(sampler=LastTimestep())
+    assert dataset.num_files == 1
+    assert [path.stem for path in (fifo.parent / "quarantine").glob("*.npz")] == [broken.stem]
 
 
 @pytest.mark.parametrize(
