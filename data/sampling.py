@@ -197,9 +197,12 @@ class PrioritySampler(Sampler):
             )
         super().__init__()
         self.exponent = exponent
-        # p ** exponent by source, 0 where there is none. The last element is the highest that was ever given.
         self._shared = multiprocessing.RawArray("f", NUM_PRIORITY_SLOTS + 1)
-        self._powers = np.frombuffer(self._shared, np.float32)
+
+    @property
+    def _powers(self) -> npt.NDArray[np.float32]:
+        """p ** exponent by source, 0 where there is none. The last element is the highest ever given."""
+        return np.frombuffer(self._shared, np.float32)
 
     def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
         gone = set(self._traj_ids).difference(traj_ids)
@@ -260,9 +263,3 @@ class PrioritySampler(Sampler):
             self._powers[:] = 0
             self.update_priorities(np.array(state["sources"], np.int64), np.array(state["priorities"]))
             self._powers[-1] = state["highest"] ** self.exponent
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_powers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _powers=np.frombuffer(state["_shared"], np.float32))
