@@ -201,7 +201,7 @@ class PrioritySampler(Sampler):
 
     @property
     def _powers(self) -> npt.NDArray[np.float32]:
-        """Powers p ** exponent by source, 0 where there is none. The last element is the highest ever given."""
+        """Powers p ** exponent by source, 0 where there is none. The last one is the highest ever given."""
         return np.frombuffer(self._shared, np.float32)
 
     def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
