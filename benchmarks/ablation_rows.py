@@ -255,7 +255,7 @@ ROWS = {
     ),
     "files_alike": Row(
         "timesteps drawn alike: files drawn alike",
-        ("DiskTrajDataset.sample_by='trajectory'",),
+        ("Sampler.sample_by='trajectory'",),
         cannot_matter_on=_EQUALLY_LONG,
     ),
     "plain_windows": Row(

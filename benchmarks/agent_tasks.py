@@ -88,7 +88,7 @@ _FROM_FOLDER = ("DiskTrajDataset.dset_root='{folder}'", "DiskTrajDataset.dset_na
 _FROM_MINARI = (
     "Experiment.dataset=@MinariDataset()",
     "MinariDataset.dataset_id='{dataset}'",
-    "MinariDataset.sample_by='timestep'",
+    "Sampler.sample_by='timestep'",
 )
 _OFFLINE = (
     "Experiment.train_timesteps_per_epoch=0",

@@ -23,7 +23,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms, OnPolicyAgent
-from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter, WritingClock
+from ..data import BatchLoader, PrioritySampler, RLDataset, Sink, TrajectoryWriter, WritingClock
 from ..data.spaces import ActionCode, PolicyActionSpace
 from ..envs import EnvHalves, ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
 from ..nets import TrajEncoder, TstepEncoder, default_tstep_encoder
@@ -330,6 +330,7 @@ class Experiment(Settings):
         if self.accelerator.scaler is not None:  # without one, Accelerate's wrapper only takes time
             optimizer = self.accelerator.prepare(optimizer)
         self.optimizer = optimizer
+        sampler = self.dataset.sampler
         self.learner = Learner(
             self.policy,
             self.model,
@@ -340,7 +341,7 @@ class Experiment(Settings):
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
             extra_loss_weights=self.extra_loss_weights,
-            report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
+            report_priorities=sampler.update_priorities if isinstance(sampler, PrioritySampler) else None,
             timer=self.timer,
             edits_masks=self._overrides("edit_actor_mask", "edit_critic_mask", "edit_extra_mask"),
             progress=self.ctx.progress,

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
-from ..data.dataset import PADDED_SAMPLING_MODES
 from ..data.errors import check_choice
+from ..data.sampling import PADDED_SAMPLING_MODES
 from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts.stores import is_run_name

@@ -495,8 +495,8 @@ class Learner:
         if "squared_errors" not in found:
             raise ValueError(
                 "The dataset keeps priorities, but compute_loss returned no squared_errors. Fix: begin with "
-                "what super().compute_loss(batch, log_step) returns, or bind "
-                "DiskTrajDataset.priority_exponent = None."
+                "what super().compute_loss(batch, log_step) returns, or set "
+                "RLDataset.sampler = @Sampler()."
             )
         windows = batch.window_idxs[:, :-1]
         priorities = sequence_priorities(
