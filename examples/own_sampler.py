@@ -9,7 +9,7 @@ import gin
 import numpy as np
 
 from loxodon.data import Sampler
-from loxodon.experiment.cli import main
+from loxodon.tools.run import main
 
 
 @gin.configurable
