@@ -21,6 +21,7 @@ from ..nets import (
     Actor,
     Categorical,
     CriticEnsemble,
+    DiscountInputCriticEnsemble,
     DistributionType,
     PolicyDistribution,
     TrajEncoder,
@@ -238,6 +239,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         self.critics = critic_type(
             width, self.action_dim, num_discounts, has_all_values, num_critics=num_critics, **of_memory
         )
+        if isinstance(self.critics, DiscountInputCriticEnsemble):
+            self.critics.build(discounts)
         if self.has_target_actor:
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
@@ -353,6 +356,9 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         """Values (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
+        if isinstance(self.critics, DiscountInputCriticEnsemble) and not self.values.mixes_discounts:
+            by_timestep = rearrange(actions, "k b l g a -> b l k g a")
+            return self.values.value(critics(state, by_timestep, own_discount=True)).mean(2)
         values = self.values.value(critics(state, rearrange(actions, "k b l g a -> b l (k g) a")))
         # g2 counts the actions' discounts, g those of the values: the critic of g judges the action of g
         values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
@@ -488,17 +494,18 @@ class OffPolicyAgent(BaseAgent, ABC):
             found["filter_approved"] = masked_mean((advantages > 0).float(), mask_g)
         if filter_weights is not None:
             found["filter_weight"] = masked_mean(filter_weights, mask_g)
-        places = mask.flatten()
+        rows = mask.flatten()
         if policy is not None:
             per_discount["policy_entropy"] = policy.entropy()
             log_probs = policy.log_prob(view.recorded)
             found["action_log_prob"] = masked_mean(log_probs[:, :, -1], mask)
             if isinstance(self.actor, Actor):
                 layers = self.actor.activations(self.actor_input(view.here.state, view.here.obs))
-                found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], places)
+                found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], rows)
         actions = None if self.critics.from_action is None else view.recorded
         layers, _ = self.critics.activations(view.here.state, actions)
-        found["dead_units/critics"] = dead_units(layers, places)
+        rows = rows.repeat_interleave(layers[0].shape[-2] // len(rows))  # some critics have a row per discount
+        found["dead_units/critics"] = dead_units(layers, rows)
         scales = {"target_mu": self.values.mu, "target_sigma": self.values.sigma}
         for name, values in per_discount.items():
             scales[name] = values.where(mask_g, 0.0).sum((0, 1)) / mask.sum().clamp(min=1)

@@ -7,6 +7,7 @@ are in environment units times the reward multiplier.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import gin
 import torch
@@ -25,6 +26,9 @@ class ValueScale(RunningStatistics):
     (value - mu) / sigma. An agent calls `build` once, then `gather` for every batch that it trains on, before
     it computes the losses of that batch.
     """
+
+    mixes_discounts: ClassVar[bool] = False
+    """Whether the value of a discount depends on the outputs for other discounts."""
 
     mu: Tensor
     sigma: Tensor
@@ -370,6 +374,7 @@ class SummedValues(FixedUnits):
         start: see FixedUnits.
     """
 
+    mixes_discounts = True
     _places: Tensor | None
 
     def build(self, discounts: Sequence[float]) -> None:
