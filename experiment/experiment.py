@@ -56,7 +56,7 @@ from .files import WatchedFile
 from .fleet import Membership, ReplayRatio
 from .fleet.folder import place_of
 from .learn.learner import AnyBatch, Learner, masked_losses
-from .learn.off_policy import OffPolicyTrainer
+from .learn.off_policy import OffPolicyTrainer, blank_batch
 from .learn.optimizer import make_optimizer
 from .logs import MetricLogger
 from .memory import keep_freed_memory
@@ -206,7 +206,8 @@ class Experiment(Settings):
             logger.warning(
                 "This run includes no recommended preset, so settings that it does not name have the "
                 "defaults of the code, which are those of AMAGO. Fix: begin your gin file with include "
-                "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin')."
+                "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin'); in Python, call "
+                "load_config(['base_offpolicy']) from loxodon.experiment.config before Experiment()."
             )
         self.summary(env_summary)
 
@@ -371,6 +372,9 @@ class Experiment(Settings):
                 self.start_learning_at_epoch,
             )
         if not isinstance(self.policy, OnPolicyAgent):
+            layout = self.dataset.layout
+            if self.extra_loss_weights and self.ctx.role.learns and layout and not self.compile_learning:
+                self.learner.check_extra_losses(blank_batch(layout))
             return OffPolicyTrainer(
                 self.ctx,
                 self.learner,
@@ -900,6 +904,7 @@ class Experiment(Settings):
             return
         score = self.checkpoints.better_score(named, self.best_score)
         if score is not None:
+            self.learner.check_weights()
             self.ctx.progress.best_score = score
             if self.ctx.is_main:
                 info = PolicyInfo(self.ctx.progress.policy_version, self.epoch, False)
@@ -1113,7 +1118,11 @@ class Experiment(Settings):
         return fetched(reference, name, self.ctx, self.artifacts.store)
 
     def write_latest_policy(self, is_final: bool = False) -> None:
-        """Publish the weights for collecting processes under the next version number."""
+        """Publish the weights for collecting processes under the next version number.
+
+        Raises: FloatingPointError if they are not finite; what was published before stays.
+        """
+        self.learner.check_weights()
         self.begin_run()
         progress = self.ctx.progress
         progress.policy_version += 1
