@@ -28,6 +28,7 @@ from ..nets import (
     TstepEncoder,
     dead_units,
 )
+from ..nets.mlp import require_at_least, require_positive
 from ..nets.traj_encoders import MemorylessTrajEncoder
 from .base import ActOutput, BaseAgent, LossTerms
 from .objectives import fit_mask, masked_mean
@@ -529,22 +530,18 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def _check_settings(self, num_critics: int, discounts: Sequence[float]) -> None:
         name = type(self).__name__
+        require_positive(
+            name,
+            num_critics=num_critics,
+            num_actions_for_value_in_critic_loss=self.num_actions_for_value_in_critic_loss,
+            num_actions_for_value_in_actor_loss=self.num_actions_for_value_in_actor_loss,
+        )
+        require_at_least(0, name, burn_in=self.burn_in)
         self.critic_subset.check(num_critics, name)
-        lowest = {
-            "num_actions_for_value_in_critic_loss": 1,
-            "num_actions_for_value_in_actor_loss": 1,
-            "burn_in": 0,
-        }
-        for setting, least in lowest.items():
-            if getattr(self, setting) < least:
-                raise ValueError(
-                    f"{setting} is {getattr(self, setting)}, but must be at least {least}. "
-                    f"Fix: bind {name}.{setting} to such an integer."
-                )
         if not all(0.0 <= g <= 1.0 for g in discounts):
             raise ValueError(
-                f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma and "
-                f"{name}.training_discounts (or training_discounts_continuous) so."
+                f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma, and each "
+                f"of {name}.training_discounts (or training_discounts_continuous), to a number from 0 to 1."
             )
         if self.returns.needs_probabilities and not self.is_discrete:
             raise ValueError(

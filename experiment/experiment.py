@@ -23,7 +23,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms, OnPolicyAgent
-from ..data import BatchLoader, RLDataset, Sink, TrajectoryWriter, WritingClock
+from ..data import BatchLoader, DoNothingDataset, RLDataset, Sink, TrajectoryWriter, WritingClock
 from ..data.spaces import ActionCode, PolicyActionSpace
 from ..envs import EnvHalves, ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
 from ..nets import TrajEncoder, TstepEncoder, default_tstep_encoder
@@ -206,8 +206,9 @@ class Experiment(Settings):
             logger.warning(
                 "This run includes no recommended preset, so settings that it does not name have the "
                 "defaults of the code, which are those of AMAGO. Fix: begin your gin file with include "
-                "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin'); in Python, call "
-                "load_config(['base_offpolicy']) from loxodon.experiment.config before Experiment()."
+                "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin'). In Python, call "
+                "load_config(['tmaze']), or with another preset, before Experiment(...), whose arguments "
+                "replace what the preset sets (examples/from_python.py)."
             )
         self.summary(env_summary)
 
@@ -372,6 +373,16 @@ class Experiment(Settings):
                 self.start_learning_at_epoch,
             )
         if not isinstance(self.policy, OnPolicyAgent):
+            if (
+                self.ctx.role.learns
+                and self.train_batches_per_epoch
+                and type(self.dataset) is DoNothingDataset
+            ):
+                raise ValueError(
+                    f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset is "
+                    "DoNothingDataset(), which stores none. Fix: set Experiment.dataset = @DiskTrajDataset(), "
+                    "or Experiment.agent_type to an on-policy agent, such as @PPOAgent."
+                )
             layout = self.dataset.layout
             if self.extra_loss_weights and self.ctx.role.learns and layout and not self.compile_learning:
                 self.learner.check_extra_losses(blank_batch(layout))

@@ -53,6 +53,7 @@ class Actor(nn.Module):
     ) -> None:
         super().__init__()
         require_positive("Actor", n_layers=n_layers, d_hidden=d_hidden)
+        require_at_least(0, "Actor", out_gain=out_gain, out_bias_gain=out_bias_gain)
         self.distribution, self.num_discounts = distribution, num_discounts
         self.num_params = distribution.num_params(action_dim)
         self.mlp = MLP(state_dim, d_hidden, num_discounts * self.num_params, n_layers, activation)
@@ -151,6 +152,7 @@ class ActionReader(nn.Module):
     ) -> None:
         super().__init__()
         require_positive("ActionReader", d_hidden=d_hidden, width=width)
+        require_at_least(0, "ActionReader", hidden_gain=hidden_gain, out_gain=out_gain)
         self.num_outputs, self.memory_dim, self.width = num_outputs, memory_dim, width
         self.state = EnsembleLinear(num_members, d_state, num_outputs * width)
         self.memory = EnsembleLinear(num_members, memory_dim, d_hidden, hidden_gain)
@@ -211,11 +213,8 @@ class CriticEnsemble(nn.Module):
         memory_dim: int = 0,
     ) -> None:
         super().__init__()
-        if n_layers < 1 or num_critics < 1:
-            raise ValueError(
-                f"CriticEnsemble has n_layers={n_layers} and num_critics={num_critics}, both must be at "
-                "least 1. Fix: bind CriticEnsemble.n_layers and Agent.num_critics to positive integers."
-            )
+        require_positive("CriticEnsemble", n_layers=n_layers, num_critics=num_critics, d_hidden=d_hidden)
+        require_at_least(0, "CriticEnsemble", hidden_gain=hidden_gain, out_gain=out_gain)
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
         self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
         self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
@@ -534,7 +533,7 @@ class ValueHead(nn.Module):
 def _orthogonal_mlp(
     owner: str, d_in: int, d_hidden: int, d_output: int, n_layers: int, activation: str, out_gain: float
 ) -> MLP:
-    require_at_least(0, owner, n_layers=n_layers)
+    require_at_least(0, owner, n_layers=n_layers, out_gain=out_gain)
     require_positive(owner, d_hidden=d_hidden)
     mlp = MLP(d_in, d_hidden, d_output, n_layers, activation)
     orthogonal_init(mlp, gain=ORTHOGONAL_GAIN)

@@ -9,9 +9,9 @@ import gin
 import torch
 from torch import Tensor
 
+from ...data.errors import check_choice
 from ...nets import CriticEnsemble
-
-_PER, _REDUCE = ("element", "update"), ("min", "mean")
+from ...nets.mlp import require_positive
 
 
 @gin.configurable
@@ -42,12 +42,9 @@ class RandomSubset:
     reduce: str = "min"
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.per not in _PER or self.reduce not in _REDUCE:
-            raise ValueError(
-                f"RandomSubset has size={self.size}, per={self.per!r} and reduce={self.reduce!r}, but size "
-                f"must be at least 1, per one of {', '.join(map(repr, _PER))} and reduce one of "
-                f"{', '.join(map(repr, _REDUCE))}. Fix: bind RandomSubset.size, .per and .reduce so."
-            )
+        require_positive("RandomSubset", size=self.size)
+        check_choice("RandomSubset.per", self.per, ("element", "update"))
+        check_choice("RandomSubset.reduce", self.reduce, ("min", "mean"))
 
     def check(self, num_critics: int, owner: str) -> None:
         """Raise ValueError if an ensemble of `num_critics` has too few members; owner: class of the agent."""

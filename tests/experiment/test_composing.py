@@ -98,7 +98,7 @@ def test_a_switched_agent_trains_and_what_is_unused_takes_one_line(
     assert main(["--config", "tiny.gin", "Experiment.agent_type=@PPOAgent"]) == 0
     error = capsys.readouterr().err
     assert [line for line in error.splitlines() if "unused" in line] == [
-        "note: 3 settings are unused, because a later file or the command line replaced what used them "
+        "note: 3 settings are unused, because another file or the command line replaced what uses them "
         "(--print-config lists them)."
     ]
 
