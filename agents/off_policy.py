@@ -505,7 +505,9 @@ class OffPolicyAgent(BaseAgent, ABC):
                 found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], rows)
         actions = None if self.critics.from_action is None else view.recorded
         layers, _ = self.critics.activations(view.here.state, actions)
-        rows = rows.repeat_interleave(layers[0].shape[-2] // len(rows))  # some critics have a row per discount
+        rows = rows.repeat_interleave(
+            layers[0].shape[-2] // len(rows)
+        )  # some critics have a row per discount
         found["dead_units/critics"] = dead_units(layers, rows)
         scales = {"target_mu": self.values.mu, "target_sigma": self.values.sigma}
         for name, values in per_discount.items():

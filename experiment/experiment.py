@@ -373,19 +373,8 @@ class Experiment(Settings):
                 self.start_learning_at_epoch,
             )
         if not isinstance(self.policy, OnPolicyAgent):
-            if (
-                self.ctx.role.learns
-                and self.train_batches_per_epoch
-                and type(self.dataset) is DoNothingDataset
-            ):
-                raise ValueError(
-                    f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset is "
-                    "DoNothingDataset(), which stores none. Fix: set Experiment.dataset = @DiskTrajDataset(), "
-                    "or Experiment.agent_type to an on-policy agent, such as @PPOAgent."
-                )
-            layout = self.dataset.layout
-            if self.extra_loss_weights and self.ctx.role.learns and layout and not self.compile_learning:
-                self.learner.check_extra_losses(blank_batch(layout))
+            if self.ctx.role.learns:
+                self._check_off_policy()
             return OffPolicyTrainer(
                 self.ctx,
                 self.learner,
@@ -419,6 +408,18 @@ class Experiment(Settings):
         )
         trainer.check(settings, {field.name: field.default for field in fields(Settings)})
         return trainer
+
+    def _check_off_policy(self) -> None:
+        """Raise ValueError for what the first update would find, after all the collecting before it."""
+        if self.train_batches_per_epoch and isinstance(self.dataset, DoNothingDataset):
+            raise ValueError(
+                f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset is a "
+                "DoNothingDataset, which stores none. Fix: set Experiment.dataset = @DiskTrajDataset(), or "
+                "Experiment.agent_type to an on-policy agent, such as @PPOAgent."
+            )
+        # Compiling for a blank batch would cost more than finding out at the first update.
+        if self.extra_loss_weights and not self.compile_learning and self.dataset.layout is not None:
+            self.learner.check_extra_losses(blank_batch(self.dataset.layout))
 
     def _make_collector(self) -> Collector | None:
         """The training rollout; None where this process does not collect."""

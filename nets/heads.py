@@ -364,9 +364,7 @@ class DiscountInputCriticEnsemble(CriticEnsemble):
         odds = 1.0 / (1.0 - torch.tensor(discounts)[:, None]).clamp(min=1e-6)
         self.register_buffer("encoded", odds.log1p(), persistent=False)  # (G, 1)
 
-    def forward(
-        self, state: Tensor, actions: Tensor | None = None, own_discount: bool = False
-    ) -> Tensor:
+    def forward(self, state: Tensor, actions: Tensor | None = None, own_discount: bool = False) -> Tensor:
         if actions is None:
             return super().forward(state)
         hidden, lead = self.activations(state, actions, own_discount)

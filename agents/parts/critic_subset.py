@@ -31,8 +31,8 @@ class RandomSubset:
         size: number of critics in S.
         per: "element" draws a set for every timestep, discount and sequence; "update" draws one for all.
         replace: the same critic may be drawn more than once.
-        reduce: "min", or "mean" for agents that do not maximise over the critics' errors (the published agent
-            takes the mean if its `online_coeff` is 0).
+        reduce: "min", or "mean" for agents whose policy does not exploit errors of the critics (the published
+            agent takes the mean if its `online_coeff` is 0).
     Raises: ValueError for a size below 1 or an unknown name.
     """
 
@@ -57,7 +57,7 @@ class RandomSubset:
     def draw(
         self, critics: CriticEnsemble, batch_shape: tuple[int, int], num_discounts: int, device: torch.device
     ) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
-        """Draw for a batch of shape (B, L).
+        """Draw the critics for a batch of shape (B, L).
 
         Returns: the critics to evaluate, and a function that reduces their values (B, L, C', G, 1) to
             (B, L, G, 1).
