@@ -214,7 +214,7 @@ def test_value_heads_give_one_value_per_state() -> None:
             lambda: Actor(8, 3, 2, Categorical, d_hidden=0),
             r"Actor.d_hidden is 0, but must be at least 1. Fix",
         ),
-        (lambda: CriticEnsemble(8, 2, 3, False, n_layers=0), r"n_layers=0.*Fix"),
+        (lambda: CriticEnsemble(8, 2, 3, False, n_layers=0), r"CriticEnsemble.n_layers is 0.*Fix"),
         (
             lambda: PolicyHead(8, 3, Categorical, n_layers=-1),
             r"PolicyHead.n_layers is -1, .* at least 0. Fix",
