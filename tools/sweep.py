@@ -103,7 +103,7 @@ class Sweep:
             yield _optuna().trial.Trial(self.study, one._trial_id)
         while len(states := [one.state for one in self.study.trials]) < self.num_trials:
             if states.count(_state("FAIL")) >= _MOST_FAILURES and _state("COMPLETE") not in states:
-                run.say("error: no trial has come to its end. Fix: mend what the logs of these say.")
+                run.say("error: no trial has come to its end. Fix: correct what their logs say.")
                 return
             yield self.study.ask(self.spaces)
 

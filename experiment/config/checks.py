@@ -32,35 +32,13 @@ from .reading import (
 )
 from .registry import MACRO, MISSING, Configurable
 
-MOVED: dict[str, str] = {
-    "Experiment.sample_actions_train": "Experiment.sample_actions",  # in AMAGO
-    "Agent.n_step": "NStep.n (with Agent.returns = @NStep())",  # in AMAGO, like the next two
+OF_AMAGO: dict[str, str] = {
+    "Experiment.sample_actions_train": "Experiment.sample_actions",
+    "Agent.n_step": "NStep.n (with Agent.returns = @NStep())",
     "Agent.num_critics_td": "RandomSubset.size (with Agent.critic_subset = @RandomSubset())",
     "Agent.popart": "Agent.values = @PlainValues()",
-    "Experiment.log_to_tensorboard": "MetricLogger.tensorboard",
-    "Experiment.lr_multipliers": "AdamW.lr_multipliers",
-    "Experiment.adam_eps": "AdamW.eps",
-    "Experiment.bad_grad": "Learner.on_nan",
-    "Experiment.freeze": "Experiment.callbacks = [@ParamFreezer]",
-    "Experiment.pretraining": "Experiment.callbacks = [@Pretraining]",
-    "Experiment.max_wall_clock_s": "WallClockLimit.seconds",
-    "Experiment.test_timesteps": "FinalTest.timesteps",
-    "Experiment.make_test_env": "FinalTest.make_env",
-    "Experiment.profile_epoch": "ProfileEpoch.epoch",
-    "Experiment.save_env_state": "Collector.save_env_state",
-    "Experiment.exact_resume": "CheckpointManager.exact_resume",
-    "Experiment.keep_checkpoints": "CheckpointManager.keep",
-    "Experiment.keep_every_epochs": "CheckpointManager.keep_every",
-    "Experiment.ckpt_minutes": "CheckpointManager.every_minutes",
-    "Experiment.reward_shaper": "RewardShaping.shaper",
-    "Experiment.artifact_store": "Artifacts.store",
-    "Experiment.warm_start": "WarmStart.source",
-    "Experiment.async_env_workers": "AsyncVectorEnv.num_workers",
-    "Experiment.overlap_sampling": "TrainingEnvs.overlap",
-    "Experiment.replay_ratio_tolerance": "ReplayRatio.tolerance",
-    "Experiment.actor_processes": "ReplayRatio.actor_processes",
 }
-"""Parameters that have another name now: old `Name.param` -> new one, or another line to write instead."""
+"""Parameters of AMAGO that have another name here: its `Name.param` -> ours, or the line to write instead."""
 
 CHOICES_OF_NONE = {"Experiment.tstep_encoder_type": ("FFTstepEncoder", "DictTstepEncoder")}
 """Parameters for which None means a choice when everything is built, and what it is made among."""
@@ -205,18 +183,25 @@ def _unknown_target(binding: Binding) -> Iterator[str]:
         return
     target, param = matches[0], binding.param
     where, settable = f"{binding.origin}: {target.name}", [n for n in target.params if target.can_set(n)]
-    if new := MOVED.get(f"{target.name}.{param}"):
-        yield f"{where}.{param} is now {new}. Fix: write that instead."
+    if ours := OF_AMAGO.get(f"{target.name}.{param}"):
+        yield f"{where}.{param}, a name of AMAGO's, is {ours} here. Fix: write that instead."
     elif param in target.params and not target.can_set(param):
         yield (
             f"{where}.{param} is given by the code, not by configs, which can set: "
             f"{', '.join(settable) or 'nothing'}. Fix: remove this line."
         )
     elif param not in target.params and not target.takes_any:
-        meant = did_you_mean(param, settable)
+        meant = did_you_mean(param, settable) or _elsewhere(param)
         listed = "" if meant else f" It has: {', '.join(settable) or 'no parameters'}."
-        advice = "correct it" if settable else "remove this line, or give its __init__ this parameter"
+        advice = "correct the name" if settable else "remove this line, or give its __init__ this parameter"
         yield f"{where} has no parameter '{param}'.{meant}{listed} Fix: {advice}."
+
+
+def _elsewhere(param: str) -> str:
+    """A sentence that names the parameters of this name that others have, if they are few."""
+    owners = [known.name for known in registry.all_known() if param in known.params and known.can_set(param)]
+    meant = " or ".join(f"'{owner}.{param}'" for owner in sorted(owners))
+    return f" Did you mean {meant}?" if 0 < len(owners) <= MAX_CHOICES else ""
 
 
 def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
@@ -359,7 +344,7 @@ def _described(kind: Any, args: tuple[Any, ...]) -> str:
         return " or ".join(map(repr, args))
     if kind in _CALLABLES:
         wanted = args[-1] if args else Any
-        return "@Name" if _is_unchecked(wanted) else f"@Name of a {wanted.__name__}"
+        return "@Name" if _is_unchecked(wanted) else f"@Name that makes {_with_article(wanted.__name__)}"
     name = "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
     inner = ", ".join("..." if arg is Ellipsis else describe(arg) for arg in args)
     return f"{name}[{inner}]" if inner else str(name)
@@ -369,25 +354,44 @@ def _kind_of(value: Any) -> str:
     """What a value is, in words."""
     if isinstance(value, Reference):
         return "what that call returns" if value.is_called else "the class or function itself"
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return "None" if value is None else _with_article(type(value).__name__)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOaeiou' else 'a'} {name}"
 
 
 def _mend(binding: Binding, value: Any, hint: Any) -> str:
     """The change that most likely makes `value` fit `hint`."""
     wants_callable = any(kind in _CALLABLES for kind, _ in _alternatives(hint))
+    takes_items = any(args for _, args in _alternatives(hint))
     for other in _respelled(value):
         is_call = isinstance(other, Reference) and other.is_called
+        if isinstance(other, str) and not isinstance(value, str) and takes_items:
+            continue  # a number in quotes is rarely meant where there may be several names
         if fits(other, hint) and not (is_call and wants_callable):  # which would fit by being callable
             is_typed = (
                 isinstance(other, str) and binding.origin.file == COMMAND_LINE
             )  # quoted for the shell, too
             return f'write {binding.key}="{other!r}"' if is_typed else f"write {other!r}"
-    classes = [known.name for known in registry.all_known() if known.is_class]
-    choices = [repr(ref) for name in classes if fits(ref := Reference(name, not wants_callable), hint)]
+    choices = [
+        repr(ref)
+        for known in registry.all_known()
+        if known.is_class or _surely_makes(known, hint)
+        if fits(ref := Reference(known.name, not wants_callable), hint)
+    ]
     if 0 < len(choices) <= MAX_CHOICES:
         return f"choose {' or '.join(choices)}"
     return f"give a value of type {describe(hint)}"
+
+
+def _surely_makes(known: Configurable, hint: Any) -> bool:
+    """Whether a function's annotation says that it returns what a callable of this hint has to return."""
+    made, wanted = (
+        known.result_hint,
+        [args[-1] for kind, args in _alternatives(hint) if kind in _CALLABLES and args],
+    )
+    return isinstance(made, type) and any(isinstance(one, type) and issubclass(made, one) for one in wanted)
 
 
 def _respelled(value: Any) -> Iterator[Any]:
@@ -463,7 +467,7 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
 
     What a reference or default leads to, from anything that was built, may be constructed later and is fine.
     So are bindings of a source that led, when it had ended, to something that a later source has replaced,
-    and those of functions of the user's, which code may call while training.
+    those of shipped files, and those of functions of the user's, which code may call while training.
 
     Returns: what is unused without being a mistake, for the user; "" without any.
 
@@ -495,6 +499,8 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
                 f"{shown(binding)} has no effect: the code that makes {target.name} gives it. "
                 "Fix: remove this line."
             )
+        elif is_in_preset(binding):
+            num_left_over += 1
         elif _may_be_called_later(target):
             notes.append(f"{shown(binding)} was not read yet; it counts if code calls it later.")
         else:
@@ -506,8 +512,8 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     raise_if_any(problems)
     if num_left_over:
         notes.append(
-            f"{num_left_over} {'setting is' if num_left_over == 1 else 'settings are'} unused, because a "
-            "later file or the command line replaced what used them (--print-config lists them)."
+            f"{num_left_over} {'setting is' if num_left_over == 1 else 'settings are'} unused, because "
+            "another file or the command line replaced what uses them (--print-config lists them)."
         )
     return "\n".join(notes)
 

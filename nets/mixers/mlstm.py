@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..init import EXP_GATE_GAIN
-from ..mlp import RMSNorm
+from ..mlp import RMSNorm, require_at_least
 from ..timescales import keeping_odds
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, require_heads
@@ -37,6 +37,7 @@ class MLSTMMixer(MatrixMixer):
     ) -> None:
         super().__init__()
         self.n_heads, self.d_k, self.d_v, self.gate_cap = n_heads, int(expand_k * d_model), d_model, gate_cap
+        require_at_least(0, "MLSTMTrajEncoder", gate_gain=gate_gain)
         self.d_head_k = require_heads("MLSTMTrajEncoder", self.d_k, n_heads)
         self.d_head_v = require_heads("MLSTMTrajEncoder", self.d_v, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)

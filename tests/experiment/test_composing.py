@@ -98,7 +98,7 @@ def test_a_switched_agent_trains_and_what_is_unused_takes_one_line(
     assert main(["--config", "tiny.gin", "Experiment.agent_type=@PPOAgent"]) == 0
     error = capsys.readouterr().err
     assert [line for line in error.splitlines() if "unused" in line] == [
-        "note: 3 settings are unused, because a later file or the command line replaced what used them "
+        "note: 3 settings are unused, because another file or the command line replaced what uses them "
         "(--print-config lists them)."
     ]
 
@@ -217,3 +217,11 @@ def test_the_package_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert said.startswith("usage: python -m loxodon.tools run ")
     assert re.search(r"Parts to put on top of one: .*encoders/ff_small", said)
     assert "small," not in said.partition("Parts to put")[0].partition("Presets:")[2]
+
+
+def test_settings_of_another_dataset_in_a_shipped_file_are_no_mistake(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("own.gin").write_text("include 'tmaze.gin'\nExperiment.dataset = @MemoryTrajDataset()\n")
+    assert main(["--config", "own.gin", "--config", "amago", "--check"]) == 0
+    assert "settings are unused, because another file" in capsys.readouterr().out

@@ -95,6 +95,8 @@ class CfgTypes:
     kind_of: type[CfgEncoder] | None = None
     encoder: CfgEncoder | None = None
     number: float = 0.0
+    names: str | Sequence[str] = ()
+    to_int: Callable[..., int] | None = None
     anything: Any = None
 
 
@@ -227,9 +229,9 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.epochs = None", ["is None, but int is allowed", "Fix: give a value of type int"]),
         ("CfgRun.epochs = @cfg_bonus", ["the class or function itself", "write @cfg_bonus()"]),
         ("CfgRun.run_name = @cfg_bonus()", ["what that call returns, but str is allowed"]),
-        ("CfgRun.encoder_type = 'CfgGRU'", ["@Name of a CfgEncoder or None", "Fix: write @CfgGRU."]),
+        ("CfgRun.encoder_type = 'CfgGRU'", ["@Name that makes a CfgEncoder or None", "Fix: write @CfgGRU."]),
         ("CfgRun.encoder_type = @CfgGRU()", ["what that call returns", "write @CfgGRU."]),
-        ("CfgTypes.made_by = @CfgStore()", ["what that call returns, but @Name of a CfgEncoder"]),
+        ("CfgTypes.made_by = @CfgStore()", ["what that call returns, but @Name that makes a CfgEncoder"]),
         ("CfgRun.encoder_type = @CfgPlain", ["choose @CfgGRU or @CfgConv"]),
         ("CfgRun.store = @CfgStore", ["a.gin:3:", "write @CfgStore()"]),
         ("CfgRun.shapes = [1, 2]", ["tuple[int, ...] is allowed", "write (1, 2)"]),
@@ -244,7 +246,10 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgTypes.pair = (1,)", ["tuple[int, str] is allowed"]),
         ("CfgTypes.table = {'a': 1}", ["Mapping[str, Sequence[int]] or None is allowed"]),
         ("CfgTypes.path = 1", ["Path or None is allowed", "write '1'"]),
-        ("CfgTypes.kind_of = @CfgStore", ["@Name of a CfgEncoder or None"]),
+        ("CfgTypes.kind_of = @CfgStore", ["@Name that makes a CfgEncoder or None"]),
+        ("CfgTypes.to_int = 'bonus'", ["@Name that makes an int", "Fix: choose @cfg_bonus."]),
+        ("CfgTypes.names = 3", ["str or Sequence[str] is allowed", "Fix: give a value of type str or Seq"]),
+        ("CfgRun.kernel = 3", ["no parameter 'kernel'. Did you mean 'CfgConv.kernel'?"]),
         ("CfgTypes.encoder = 3", ["choose @CfgGRU() or @CfgConv()"]),
         ("CfgConv.kind = 'vald'", ["'same' or 'valid' is allowed", "Did you mean 'valid'"]),
     ],
@@ -305,17 +310,11 @@ def test_several_problems_of_several_files_come_in_one_message() -> None:
     assert "other.gin:1: `CfgRun.epochs 3` cannot be read" in text
 
 
-def test_a_setting_that_has_moved_says_where_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(checks.MOVED, "CfgRun.keep_checkpoints", "CfgStore.keep")
-    assert problem("CfgRun.keep_checkpoints = 3").startswith(
-        "a.gin:3: CfgRun.keep_checkpoints is now CfgStore.keep. Fix:"
-    )
+def test_names_of_amago_lead_to_ours() -> None:
+    import loxodon.experiment  # noqa: F401  # registers them
 
-
-def test_what_has_moved_is_there_now() -> None:
-    import loxodon.experiment  # noqa: F401  # registers the new names
-
-    for names, is_there in ((checks.MOVED.keys(), False), (checks.MOVED.values(), True)):
+    assert problem("Agent.n_step = 3").startswith("a.gin:3: Agent.n_step, a name of AMAGO's, is NStep.n (")
+    for names, is_there in ((checks.OF_AMAGO.keys(), False), (checks.OF_AMAGO.values(), True)):
         for name in names:
             owner, _, param = name.partition(" ")[0].rpartition(".")
             assert (param in checks.registry.find(owner)[0].params) == is_there
@@ -398,7 +397,7 @@ def test_what_an_override_puts_out_of_use_is_no_mistake() -> None:
     overrides = ["CfgRun.encoder_type=@CfgConv", "CfgConv.kernel=2", "CfgRun.epochs=1"]
     config = load("N = 2\nCfgRun.epochs = %N\nCfgGRU.layers = 3\n", *overrides)
     run()
-    assert config.check_unused().startswith("2 settings are unused, because a later file or the command line")
+    assert config.check_unused().startswith("2 settings are unused, because another file or the command line")
     text = config.text()  # with what is unused as comments
     assert text.endswith("# unused: a.gin:3: N = 2\n# unused: a.gin:5: CfgGRU.layers = 3\n")
     Path("again.gin").write_text(text)

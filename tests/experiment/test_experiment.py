@@ -117,6 +117,13 @@ def test_a_run_that_includes_no_recommended_preset_says_so(
     lines = [record.getMessage() for record in caplog.records if "recommended preset" in record.getMessage()]
     assert len(lines) == says_so
     assert all("Fix: begin your gin file with include 'base_offpolicy.gin'" in line for line in lines)
+    assert all("In Python, call load_config(['tmaze'])" in line for line in lines)
+
+
+def test_an_off_policy_agent_needs_a_dataset_that_stores_something(tmp_path: Path) -> None:
+    words = r"TinyAgent learns from stored trajectories.*DoNothingDataset.*Fix: set .*@DiskTrajDataset\(\)"
+    with pytest.raises(ValueError, match=words):
+        make_experiment(tmp_path, dataset=DoNothingDataset()).start()
 
 
 def test_a_batch_has_fewer_sequences_the_longer_they_are(tmp_path: Path) -> None:
