@@ -20,7 +20,7 @@ from loxodon import experiment as package
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
 from loxodon.data import load_trajectory, save_trajectory, split_episodes
 from loxodon.experiment import CheckpointManager, Collector, Experiment, Learner, launch, ppo
-from loxodon.experiment.artifacts import FolderStore
+from loxodon.experiment.artifacts import UrlStore
 from loxodon.experiment.artifacts.stores import find_artifact
 from loxodon.experiment.callbacks import HOOKS
 from loxodon.experiment.checkpoint.start_from import is_path
@@ -119,7 +119,7 @@ def test_a_command_is_understood(page: str, command: str) -> None:
 
 
 def test_the_layout_of_artifacts_is_that_of_a_run(tmp_path: Path) -> None:
-    store = {"Artifacts.store": lambda: FolderStore(str(tmp_path / "artifacts"))}
+    store = {"Artifacts.store": lambda: UrlStore(str(tmp_path / "artifacts"))}
     run(make_experiment(tmp_path, run_name="my-run", **store))
     (layout,) = re.findall(r"```\n(artifacts/.*?)```", PAGES["artifacts"], flags=re.DOTALL)
     for what in ("state", "policy"):
@@ -129,7 +129,7 @@ def test_the_layout_of_artifacts_is_that_of_a_run(tmp_path: Path) -> None:
 
 
 def test_references_to_artifacts_are_understood(tmp_path: Path) -> None:
-    store, file = FolderStore(str(tmp_path / "store")), tmp_path / "file"
+    store, file = UrlStore(str(tmp_path / "store")), tmp_path / "file"
     file.write_text("")
     for _ in range(4):
         for name in ("my-run/state", "base/state"):

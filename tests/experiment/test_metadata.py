@@ -352,4 +352,4 @@ def test_bindings_of_gin_count_and_macros_by_their_values() -> None:
     assert digest("H = 5\nD = 'b'\nTMazePassive.horizon = %H\nDiskTrajDataset.dset_root = %D") == plain
     assert digest("H = 6\nTMazePassive.horizon = %H") != plain
     assert digest("train/TMazePassive.horizon = 5") != plain
-    assert digest("FolderStore.root = 'x'") == digest()
+    assert digest("UrlStore.url = 'x'") == digest()
