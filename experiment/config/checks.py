@@ -33,34 +33,12 @@ from .reading import (
 from .registry import MACRO, MISSING, Configurable
 
 MOVED: dict[str, str] = {
-    "Experiment.sample_actions_train": "Experiment.sample_actions",  # in AMAGO
-    "Agent.n_step": "NStep.n (with Agent.returns = @NStep())",  # in AMAGO, like the next two
+    "Experiment.sample_actions_train": "Experiment.sample_actions",
+    "Agent.n_step": "NStep.n (with Agent.returns = @NStep())",
     "Agent.num_critics_td": "RandomSubset.size (with Agent.critic_subset = @RandomSubset())",
     "Agent.popart": "Agent.values = @PlainValues()",
-    "Experiment.log_to_tensorboard": "MetricLogger.tensorboard",
-    "Experiment.lr_multipliers": "AdamW.lr_multipliers",
-    "Experiment.adam_eps": "AdamW.eps",
-    "Experiment.bad_grad": "Learner.on_nan",
-    "Experiment.freeze": "Experiment.callbacks = [@ParamFreezer]",
-    "Experiment.pretraining": "Experiment.callbacks = [@Pretraining]",
-    "Experiment.max_wall_clock_s": "WallClockLimit.seconds",
-    "Experiment.test_timesteps": "FinalTest.timesteps",
-    "Experiment.make_test_env": "FinalTest.make_env",
-    "Experiment.profile_epoch": "ProfileEpoch.epoch",
-    "Experiment.save_env_state": "Collector.save_env_state",
-    "Experiment.exact_resume": "CheckpointManager.exact_resume",
-    "Experiment.keep_checkpoints": "CheckpointManager.keep",
-    "Experiment.keep_every_epochs": "CheckpointManager.keep_every",
-    "Experiment.ckpt_minutes": "CheckpointManager.every_minutes",
-    "Experiment.reward_shaper": "RewardShaping.shaper",
-    "Experiment.artifact_store": "Artifacts.store",
-    "Experiment.warm_start": "WarmStart.source",
-    "Experiment.async_env_workers": "AsyncVectorEnv.num_workers",
-    "Experiment.overlap_sampling": "TrainingEnvs.overlap",
-    "Experiment.replay_ratio_tolerance": "ReplayRatio.tolerance",
-    "Experiment.actor_processes": "ReplayRatio.actor_processes",
 }
-"""Parameters that have another name now: old `Name.param` -> new one, or another line to write instead."""
+"""Parameters that have another name in AMAGO: that name -> the one here, or another line to write instead."""
 
 
 # --- bindings as gin sees them --------------------------------------------------------------------------

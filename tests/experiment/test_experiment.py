@@ -33,6 +33,7 @@ REQUIRED = [
     "make_val_env",
 ]
 DEFAULTS = {
+    "tstep_encoder_type": None,
     "parallel_actors": 12,
     "env_mode": "async",
     "async_env_mp_context": None,
