@@ -170,13 +170,13 @@ def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> li
 
 def config_differences(old: str, new: str) -> list[str]:
     """Lines of two gin texts that only one of them has, as `-old` and `+new`."""
-    texts = [
-        # A resumed run keeps its own seed.
-        [line for line in text.splitlines() if line and not line.startswith(("#", "Experiment.seed = "))]
-        for text in (old, new)
-    ]
-    lines = list(difflib.unified_diff(*texts, n=0, lineterm=""))[2:]  # without its header
-    return [line for line in lines if not line.startswith("@@")]
+
+    def compared(text: str) -> list[str]:
+        ignored = ("#", "Experiment.seed = ")  # a resumed run keeps its own seed
+        return [line for line in text.splitlines() if line and not line.startswith(ignored)]
+
+    lines = list(difflib.unified_diff(compared(old), compared(new), n=0, lineterm=""))
+    return [line for line in lines[2:] if not line.startswith("@@")]  # the first two name the texts
 
 
 def bindings_of(text: str) -> dict[str, str]:
