@@ -32,16 +32,16 @@ AUTO_BATCH_SIZES = (4, 24)
 """The smallest and the largest number of sequences of such a batch."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Settings:
     """What Experiment is constructed from.
 
-    Required:
+    Required, except tstep_encoder_type:
         run_name, ckpt_base_dir: the run folder is `<ckpt_base_dir>/<run_name>`.
         max_seq_len: longest training sequence, in transitions.
         dataset: where trajectories are kept; by default in the run folder.
-        tstep_encoder_type: a type; its keywords are set in gin. None, or no line in gin, takes FFTstepEncoder
-            for numbers, else DictTstepEncoder.
+        tstep_encoder_type: a type; its keywords are set in gin. None takes FFTstepEncoder for
+            numbers, else DictTstepEncoder.
         traj_encoder_type, agent_type: types too, which must always be named.
         val_timesteps_per_epoch: an evaluation counts every episode that begins within so many env steps of
             its actor, and plays each to its end (but for ten times as many steps, and 1,000 more, at most);
@@ -116,7 +116,7 @@ class Settings:
     ckpt_base_dir: str
     max_seq_len: int
     dataset: RLDataset
-    tstep_encoder_type: Callable[..., TstepEncoder] | None
+    tstep_encoder_type: Callable[..., TstepEncoder] | None = None
     traj_encoder_type: Callable[..., TrajEncoder]
     agent_type: Callable[..., BaseAgent]
     val_timesteps_per_epoch: int

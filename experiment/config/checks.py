@@ -38,10 +38,7 @@ OF_AMAGO: dict[str, str] = {
     "Agent.num_critics_td": "RandomSubset.size (with Agent.critic_subset = @RandomSubset())",
     "Agent.popart": "Agent.values = @PlainValues()",
 }
-"""Parameters of AMAGO that have another name here: its `Name.param` -> ours, or the line to write instead."""
-
-CHOICES_OF_NONE = {"Experiment.tstep_encoder_type": ("FFTstepEncoder", "DictTstepEncoder")}
-"""Parameters for which None means a choice when everything is built, and what it is made among."""
+"""Parameters that have another name in AMAGO: that name -> the one here, or another line to write instead."""
 
 
 # --- bindings as gin sees them --------------------------------------------------------------------------
@@ -118,7 +115,7 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
         for name, binding in bound.items():
             is_env_factory = name.startswith("make_") and name.endswith("env")
             is_called = is_env_factory or (is_macro and node.is_called)
-            for ref in [*references_in(binding.value), *_choices_of(binding)]:
+            for ref in references_in(binding.value):
                 if isinstance(ref, Macro):
                     queue.append(Node(registry.find(MACRO)[0], ref.name, binding, is_called))
                 elif len(matches := registry.find(ref.name)) == 1:
@@ -131,17 +128,18 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
     return nodes
 
 
-def _choices_of(binding: Binding) -> list[Reference]:
-    """Return the parts among which a binding to None chooses."""
-    return [Reference(n, False) for n in CHOICES_OF_NONE.get(binding.key, ()) if binding.value is None]
+def left_over(bindings: Sequence[Binding], starts: Sequence[Node]) -> list[Binding]:
+    """Settings of parts that a later source replaced, such as those of an agent that was switched.
 
-
-def reach_by_source(
-    bindings: Sequence[Binding], starts: Sequence[Node]
-) -> dict[int, dict[tuple[str, str], Node]]:
-    """What the config led to from `starts` when a source had ended, for the number of each."""
+    They were in use when a source (a file, or the command line) had ended, and are not in the end.
+    """
     ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
-    return {source: reach(bindings[:end], starts) for source, end in ends.items()}
+    used: set[int] = set()
+    for end in ends.values():
+        nodes = reach(bindings[:end], starts)
+        used.update(id(b) for b in bindings[:end] if is_seen(b, nodes))
+    final = reach(bindings, starts)
+    return [b for b in remaining(bindings) if id(b) in used and not is_seen(b, final)]
 
 
 def is_seen(binding: Binding, nodes: Iterable[tuple[str, str]]) -> bool:
@@ -463,44 +461,35 @@ def _lacks_value(node: Node, param: str, bound: Binding | None) -> bool:
 
 
 def check_unused(bindings: Sequence[Binding], root: Node) -> str:
-    """What gin has not read by now, when everything is built.
+    """Find settings of the user's that gin has not read by now, when everything is built.
 
-    What a reference or default leads to, from anything that was built, may be constructed later and is fine.
-    So are bindings of a source that led, when it had ended, to something that a later source has replaced,
-    those of shipped files, and those of functions of the user's, which code may call while training.
+    Not a mistake are: what a reference or default leads to from anything that was built, as it may be
+    constructed later; settings of parts that a later source replaced; and the settings of presets, which are
+    for any task and any parts.
 
-    Returns: what is unused without being a mistake, for the user; "" without any.
+    Returns: settings of functions of the user's, which code may call while training; "" without any.
 
-    Raises: ConfigError listing each binding that its own source should not have set.
+    Raises: ConfigError listing each setting that has no effect.
     """
-    read, final = registry.was_read(), reach(bindings, [root])
+    read = registry.was_read()
     built = [Node(registry.find(name)[0], scope) for scope, name in read]
-    reached, earlier = reach(bindings, built), reach_by_source(bindings, [root, *built])
-    taken = _taken_instead({name for _, name in read})
-    later = {key: node for key, node in reached.items() if key[1] not in taken}
-    problems, notes, num_left_over = [], [], 0
+    reached = reach(bindings, built)
+    # What a replaced reference led to may still be built by code, so the second list lacks it.
+    replaced = [*left_over(bindings, [root]), *left_over(bindings, [root, *built])]
+    problems, notes = [], []
     for binding in remaining(bindings):
         target = registry.find(binding.selector)[0]
         calls = [params for key, params in read.items() if is_seen_in(*key, binding)]
         is_given = bool(calls) and target.is_class
-        if any(binding.param in params for params in calls) or (is_seen(binding, later) and not is_given):
+        if any(binding.param in params for params in calls) or (is_seen(binding, reached) and not is_given):
             continue
-        if target.name in taken and ("", target.name) in final:
-            if not is_in_preset(binding):
-                other = taken[target.name]
-                problems.append(
-                    f"{shown(binding)} has no effect: these observations take {other}. Fix: set "
-                    f"{other}.{binding.param}, or Experiment.tstep_encoder_type = @{target.name}."
-                )
-        elif earlier[binding.source].keys() - final.keys() - reached.keys():
-            num_left_over += 1
-        elif is_given:
+        if is_in_preset(binding) or binding in replaced:
+            continue
+        if is_given:
             problems.append(
                 f"{shown(binding)} has no effect: the code that makes {target.name} gives it. "
                 "Fix: remove this line."
             )
-        elif is_in_preset(binding):
-            num_left_over += 1
         elif _may_be_called_later(target):
             notes.append(f"{shown(binding)} was not read yet; it counts if code calls it later.")
         else:
@@ -510,22 +499,11 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
                 f"refer to it where it belongs: {Macro(binding.scope) if target.name == MACRO else owner}."
             )
     raise_if_any(problems)
-    if num_left_over:
-        notes.append(
-            f"{num_left_over} {'setting is' if num_left_over == 1 else 'settings are'} unused, because "
-            "another file or the command line replaced what uses them (--print-config lists them)."
-        )
     return "\n".join(notes)
 
 
-def _taken_instead(read: set[str]) -> dict[str, str]:
-    """Map each of CHOICES_OF_NONE that was passed over to the one that was taken instead."""
-    found = [(read.intersection(names), names) for names in CHOICES_OF_NONE.values()]
-    return {name: min(taken) for taken, names in found if taken for name in names if name not in taken}
-
-
 def is_in_preset(binding: Binding) -> bool:
-    """Whether a line is part of a shipped file, whose settings are for any observations and any launch."""
+    """Whether a line is part of a shipped file."""
     return preset_root().resolve() in Path(binding.origin.file).resolve().parents
 
 

@@ -24,7 +24,7 @@ SETTINGS = (
     "Experiment.wandb_*",
     "CheckpointManager.*",
     "Artifacts.*",
-    "FolderStore.*",
+    "UrlStore.*",
     "WandbStore.*",
     "Experiment.always_save_latest",
     "Experiment.save_trajs_as",

@@ -86,21 +86,16 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_an_encoder_is_switched_by_what_comes_later(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", "tmaze", "--config", "encoders/gru_small", "--check"]) == 0
     printed = capsys.readouterr()
-    (note,) = re.findall(r"(\d+) settings? (?:is|are) unused", printed.out)
-    assert len(re.findall("^# unused: ", printed.out, flags=re.MULTILINE)) == int(note) > 0
-    assert "no effect" not in printed.err
+    assert "# unused: " in printed.out
+    assert "unused" not in printed.err
     assert "check passed" in printed.out
 
 
-def test_a_switched_agent_trains_and_what_is_unused_takes_one_line(
+def test_a_switched_agent_trains_without_a_word_on_the_settings_of_the_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--config", "tiny.gin", "Experiment.agent_type=@PPOAgent"]) == 0
-    error = capsys.readouterr().err
-    assert [line for line in error.splitlines() if "unused" in line] == [
-        "note: 3 settings are unused, because another file or the command line replaced what uses them "
-        "(--print-config lists them)."
-    ]
+    assert "note: " not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

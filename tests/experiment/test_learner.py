@@ -263,7 +263,6 @@ def test_the_share_of_an_update_in_the_average_falls_from_1_to_the_rate() -> Non
         ("rate", 0, "above 0"),
         ("rate", "all", "a number"),
         ("start_after_updates", -1, "at least 0"),
-        ("decay_power", -1, "at least 0"),
     ],
 )
 def test_averages_that_cannot_be(setting: str, value: Any, words: str) -> None:
@@ -361,8 +360,6 @@ def test_a_resumed_run_may_change_multipliers_but_not_the_groups(tmp_path: Path)
     [
         ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
         ({"start": 2, "stop": 5}, [2, 3, 4]),
-        ({"start": 1, "period": 3, "on_for": 1}, [1, 4, 7]),
-        ({"stop": 5, "period": 4, "on_for": 3}, [0, 1, 2, 4]),
     ],
 )
 def test_schedules(settings: dict[str, int], frozen: list[int]) -> None:
@@ -376,9 +373,6 @@ def test_schedules(settings: dict[str, int], frozen: list[int]) -> None:
         ({"prefixes": ()}, "prefixes is empty"),
         ({"start": 3, "stop": 3}, "stop is 3"),
         ({"start": -1}, "start is -1"),
-        ({"period": 3}, "on_for is None"),
-        ({"period": 3, "on_for": 3}, "on_for is 3"),
-        ({"period": 3, "on_for": 0}, "on_for is 0"),
     ],
 )
 def test_impossible_schedules_are_refused(settings: dict[str, Any], what: str) -> None:
