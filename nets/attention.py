@@ -47,46 +47,58 @@ class Sight(ABC):
         self._terms: dict[Any, tuple[Tensor, Tensor | None]] = {}
 
     @abstractmethod
-    def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The lag of keys and which of them are seen, for queries from start to stop and the S' first keys.
+    def is_seen(self, start: int, stop: int) -> Tensor:
+        """(1 or B, 1, L', S') bool, True where queries from start to stop may read one of the first keys."""
 
-        Returns: two of shape (1 or B, 1, L', S'): how many timesteps before the query the key was, int64, and
-        bool.
-        """
+    @abstractmethod
+    def lag(self, start: int, stop: int) -> Tensor:
+        """(1 or B, 1, L', S') int64, by how many timesteps these keys are older; any number if not seen."""
+
+    def is_present(self, start: int, stop: int) -> Tensor:
+        """(1 or B, 1, L', S') bool, True where key and query are those of one timestep."""
+        return self.lag(start, stop) == 0
 
     def terms(self, heads: Heads, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """How the formula changes the logits of queries from start to stop: logits * kept + bias.
+        """What the formula makes of keys: logits * kept + bias, and weights * kept.
 
-        Returns: bias and kept, (1 or B, 1 or H, L', S') float. `kept` is 0 for keys that are replaced by zeros,
-        1 for others; None if there are none of the first.
+        Returns: bias and kept, (1 or B, 1 or H, L', S') float. `kept` is 0 where zeros replace a key and its
+            value, else 1; None if no head has such keys.
         """
         if (heads, start) not in self._terms:
-            lag, is_seen = self.rows(start, stop)
-            bias, kept = torch.where(is_seen, 0.0, -torch.inf), None
-            if heads.num("fades") or heads.num("sees_present") < len(heads):
-                bias = bias.repeat(1, len(heads), 1, 1)
-            for part, group in heads.groups:
-                kind = group.kinds[0]
-                if kind.fades:
-                    bias[:, part] -= _fading(group, lag)
-                if not kind.sees_present and kind.weigh is None:
-                    kept = torch.ones_like(bias) if kept is None else kept
-                    kept[:, part] = (lag != 0).to(kept.dtype)
-                elif not kind.sees_present:  # A key and value of zeros add nothing to a sum.
-                    bias[:, part].masked_fill_(lag == 0, -torch.inf)
+            bias, kept = torch.where(self.is_seen(start, stop), 0.0, -torch.inf), None
+            if heads.num("fades"):
+                bias = bias - _fading(heads, self.lag(start, stop))
+            if heads.num("sees_present") < len(heads):
+                is_past, kept = ~self.is_present(start, stop), bias.new_ones(len(bias), len(heads), *bias.shape[2:])
+                for part, group in heads.groups:
+                    if not group.kinds[0].sees_present:
+                        kept[:, part] = is_past
             self._terms[heads, start] = bias, kept
         return self._terms[heads, start]
 
 
-class KeptSight(Sight):
-    """What the present timestep of each env sees of keys that stand in any order."""
+class RingSight(Sight):
+    """What the present timestep of each env sees of a ring of keys, in which timestep t is at t % window.
 
-    def __init__(self, lag: Tensor, is_seen: Tensor) -> None:
+    Attributes:
+        age: (N,) int64, timesteps of the running episode before the present.
+        window: places of the ring.
+        num_used: places that are read, the first ones.
+    """
+
+    def __init__(self, age: Tensor, window: int, num_used: int) -> None:
         super().__init__()
-        self.lag, self.is_seen = lag, is_seen
+        self.place, self.window = age % window, window
+        self._age, self._places = age[:, None, None, None], torch.arange(num_used, device=age.device)
 
-    def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.lag, self.is_seen
+    def is_seen(self, start: int, stop: int) -> Tensor:
+        return self._places <= self._age
+
+    def lag(self, start: int, stop: int) -> Tensor:
+        return (self._age - self._places) % self.window
+
+    def is_present(self, start: int, stop: int) -> Tensor:
+        return self._places == self.place[:, None, None, None]
 
 
 class SequenceSight(Sight):
@@ -125,25 +137,26 @@ class SequenceSight(Sight):
         if self.resets is None and self.sees_all_episodes:
             return None
         if self._mask is None:
-            self._mask = self.rows(0, self.x.shape[1])[1]
+            self._mask = self.is_seen(0, self.x.shape[1])
         return self._mask
 
-    def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        before, device = self.num_before, self.x.device
-        t = torch.arange(-before, stop, device=device)
-        lag = t[before + start :, None] - t
-        is_seen = ((lag >= 0) & (lag < self.window))[None, None]
-        if before or self.resets is not None:
-            batch = self.x.shape[0]
-            episode = torch.zeros(batch, stop, dtype=torch.int64, device=device)
-            if self.resets is not None:
-                episode = self.resets[:, :stop].long().cumsum(1)
-            of_key = episode
-            if self.ages is not None:
-                is_running = t[:before] >= -self.ages[:, None]
-                of_key = torch.cat([is_running.long() - 1, episode], dim=1)
-            is_seen = is_seen & (episode[:, None, start:, None] == of_key[:, None, None])
-        return lag[None, None], is_seen
+    def lag(self, start: int, stop: int) -> Tensor:
+        t = torch.arange(-self.num_before, stop, device=self.x.device)
+        return (t[self.num_before + start :, None] - t)[None, None]
+
+    def is_seen(self, start: int, stop: int) -> Tensor:
+        lag, before = self.lag(start, stop), self.num_before
+        is_seen = (lag >= 0) & (lag < self.window)
+        if not before and self.resets is None:
+            return is_seen
+        episode = torch.zeros(len(self.x), stop, dtype=torch.int64, device=lag.device)
+        if self.resets is not None:
+            episode = self.resets[:, :stop].long().cumsum(1)
+        of_key = episode
+        if self.ages is not None:
+            is_running = torch.arange(before, 0, -1, device=lag.device) <= self.ages[:, None]
+            of_key = torch.cat([is_running.long() - 1, episode], dim=1)
+        return is_seen & (episode[:, None, start:, None] == of_key[:, None, None])
 
 
 def attend(
@@ -152,8 +165,8 @@ def attend(
     v: Tensor,
     sight: Sight,
     heads: Heads,
-    *,
     match: float,
+    *,
     sink: Tensor | None = None,
     dropout: float = 0.0,
     kernel: Kernel | None = None,
@@ -201,14 +214,15 @@ def _formula(
     dropout: float,
 ) -> Tensor:
     """See `attend`. Logits are held for some queries at a time, and made again for the gradient."""
-    length, parts = q.shape[2], []
+    length, rest = q.shape[2], (heads, match, sink, dropout)
+    if length <= _FORMULA_QUERIES:
+        return _weighted(q, k, v, *sight.terms(heads, 0, length), *rest)
+    parts = []
     for start in range(0, length, _FORMULA_QUERIES):
         some = q[:, :, start : start + _FORMULA_QUERIES]
-        bias, kept = sight.terms(heads, start, start + some.shape[2])
-        size = bias.shape[-1]
-        given = (some, k[:, :, :size], v[:, :, :size], bias, kept, heads, match, sink, dropout)
-        if some.shape[2] == length:
-            return _weighted(*given)
+        terms = sight.terms(heads, start, start + some.shape[2])
+        size = terms[0].shape[-1]
+        given = (some, k[:, :, :size], v[:, :, :size], *terms, *rest)
         parts.append(checkpoint(_weighted, *given, use_reentrant=False, preserve_rng_state=dropout > 0))
     return torch.cat(parts, dim=2)
 
@@ -224,24 +238,28 @@ def _weighted(
     sink: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    logits = (q * q.shape[-1] ** -0.5) @ k.mT
+    shape, scaled = q.shape, q * q.shape[-1] ** -0.5
+    logits = torch.bmm(scaled.flatten(0, 1), k.flatten(0, 1).mT).view(*shape[:3], -1)
     logits = logits + bias if kept is None else torch.addcmul(bias, logits, kept)
     if sink is not None:
-        logits = torch.cat([logits, (q * q.shape[-1] ** -0.5) @ sink.mT], dim=-1)
-    parts = []
-    for part, group in heads.weighings:
-        weigh, some = group.kinds[0].weigh, logits[:, part]
-        parts.append(
-            F.dropout(some.softmax(-1), dropout, dropout > 0) if weigh is None else weigh(some, match)
-        )
+        logits = torch.cat([logits, scaled @ sink.mT], dim=-1)
+    parts = [
+        kind.weigh(logits[:, part], match) if kind.weigh else _shares(logits[:, part], dropout)
+        for part, kind in heads.weighings
+    ]
     weights = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     weights = weights if sink is None else weights[..., :-1]
-    read = (weights if kept is None else weights * kept) @ v
-    for part, group in heads.weighings:
-        finish = group.kinds[0].finish
-        if finish is not None:
-            read[:, part] = finish(read[:, part])
+    weights = weights if kept is None else weights * kept
+    read = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(shape)
+    for part, kind in heads.weighings:
+        if kind.finish is not None:
+            read[:, part] = kind.finish(read[:, part])
     return read
+
+
+def _shares(logits: Tensor, dropout: float) -> Tensor:
+    shares = logits.softmax(-1)
+    return F.dropout(shares, dropout) if dropout else shares
 
 
 def _fading(heads: Heads, lag: Tensor) -> Tensor:
@@ -276,10 +294,12 @@ def _by_kernel(
         if kernel is sdpa and sight.resets is not None and _can_be_packed(q, v, dropout):
             return _packed(q, k, v, sight)
         return kernel(q, k, v, sight.mask, dropout)
-    lag, mask = sight.rows(0, q.shape[2])
-    mask = mask if sees_present else mask & (lag > 0)
+    length = q.shape[2]
+    mask = sight.is_seen(0, length)
+    if not sees_present:
+        mask = mask & ~sight.is_present(0, length)
     if kind.fades:
-        mask = torch.where(mask, -_fading(heads, lag), -torch.inf).to(q.dtype)
+        mask = torch.where(mask, -_fading(heads, sight.lag(0, length)), -torch.inf).to(q.dtype)
     if further:
         mask = F.pad(mask, (len(further), 0), value=0.0 if kind.fades else True)
         k, v = torch.cat([*further, k], dim=2), F.pad(v, (0, 0, len(further), 0))
@@ -378,38 +398,45 @@ class _Spans(torch.autograd.Function):
 # --- queries and keys ----------------------------------------------------------------------------------
 
 
-def normed_and_turned(
-    qkv: Tensor, added: Tensor | None, gains: Tensor, eps: float, places: Places
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys at unit root mean square, times gains, rotated; and values.
+def prepared(
+    qkv: Tensor, added: Tensor | None, gains: Tensor | None, eps: float, places: Places | None
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys as they meet, with waves added, normalised and rotated; and values.
 
     Args:
-        qkv: (B, L, 3, H, E) float.
-        added: (B, L, 2, F, E) float, of queries and keys of the F first heads, before the norm; or None.
-        gains: (2, E) float, of queries and keys.
+        qkv: (..., 3, H, E) float, projections of the input, which may be overwritten.
+        added: (..., 2, F, E) float, waves for the queries and keys of the F first heads; or None.
+        gains: (2, E) float, factors of queries and keys at unit root mean square; None leaves their lengths.
         eps: of the norm.
-        places: cosines and sines (B, L, 1 or H, E).
-    Returns: three times (B, H, L, E), queries and keys in float32.
+        places: cosines and sines (..., 1, 1 or H, E); None for no rotation.
+    Returns: (..., 2, H, E), in float32 if normalised, and (..., H, E).
     """
-    given = (qkv, added, gains, eps, places.cos[:, :, None], places.sin[:, :, None])
-    if torch.is_grad_enabled():
-        turned, v = _NormedAndTurned.apply(*given)  # type: ignore[no-untyped-call]
-    else:
-        turned, v = _normed_and_turned(*given)[0], qkv[:, :, 2]
-    q, k = turned.unbind(2)
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if gains is not None and places is not None:
+        given = (qkv, added, gains, eps, places.cos, places.sin)
+        if torch.is_grad_enabled():
+            both, v = _NormedAndTurned.apply(*given)  # type: ignore[no-untyped-call]
+            return both, v
+        return _normed_and_turned(qkv[..., :2, :, :].float(), *given[1:])[0], qkv[..., 2, :, :]
+    both, v = qkv[..., :2, :, :], qkv[..., 2, :, :]
+    if added is not None:
+        both = both + F.pad(added, (0, 0, 0, both.shape[-2] - added.shape[-2]))
+    if gains is not None:
+        both = both.float()
+        both = both * (both.square().mean(-1, keepdim=True) + eps).rsqrt() * gains[:, None]
+    return both if places is None else rotate(both, places.cos, places.sin), v
 
 
 def _normed_and_turned(
-    qkv: Tensor, added: Tensor | None, gains: Tensor, eps: float, cos: Tensor, sin: Tensor
+    x: Tensor, added: Tensor | None, gains: Tensor, eps: float, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result, and what its gradient needs: normed queries and keys, their scale, gains of each head."""
-    x = qkv[:, :, :2].to(torch.float32, copy=True)
+    """The result, and what its gradient needs: x, which becomes its norm, the scale of that, and gains."""
     if added is not None:
-        x[:, :, :, : added.shape[3]] += added
-    scale = (x * x).sum(-1, keepdim=True).div_(x.shape[-1]).add_(eps).rsqrt_()
-    x *= scale
-    gains = gains[:, None].expand(x.shape[2:]).contiguous()  # by head, as short rows are slow
+        x[..., : added.shape[-2], :].add_(added)
+    scale = (x * x).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    x.mul_(scale)
+    gains = gains[:, None]
+    if x.ndim > 4:  # noqa: PLR2004 - a sequence
+        gains = gains.expand(x.shape[-3:]).contiguous()  # By head, as short rows are slow.
     return rotate(x * gains, cos, sin), x, scale, gains
 
 
@@ -420,10 +447,11 @@ class _NormedAndTurned(torch.autograd.Function):
     def forward(
         ctx: Any, qkv: Tensor, added: Tensor | None, gains: Tensor, eps: float, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        y, *for_gradient = _normed_and_turned(qkv, added, gains, eps, cos, sin)
+        x = qkv[..., :2, :, :].to(torch.float32, copy=True)
+        y, *for_gradient = _normed_and_turned(x, added, gains, eps, cos, sin)
         ctx.save_for_backward(*for_gradient, cos, sin)
-        ctx.num_added = None if added is None else added.shape[3]
-        return y, qkv[:, :, 2]
+        ctx.num_added = None if added is None else added.shape[-2]
+        return y, qkv[..., 2, :, :]
 
     @staticmethod
     @once_differentiable
@@ -431,11 +459,12 @@ class _NormedAndTurned(torch.autograd.Function):
         x, scale, gains, cos, sin = ctx.saved_tensors
         back = sin.roll(sin.shape[-1] // 2, -1)  # sines of the inverse rotation
         stretched = rotate(of_turned, cos, back)
-        of_gains = (stretched * x).flatten(0, 1)
+        of_gains = (stretched * x).flatten(0, -4)
         normed = stretched.mul_(gains)
         along = (of_gains * gains).sum(-1).view_as(scale).div_(x.shape[-1])
-        of_qkv = of_values.new_empty(*x.shape[:2], 3, *x.shape[3:])
-        of_qkv[:, :, :2] = normed.addcmul_(x, along, value=-1).mul_(scale)
-        of_qkv[:, :, 2] = of_values
-        of_added = None if ctx.num_added is None else of_qkv[:, :, :2, : ctx.num_added]
-        return of_qkv, of_added, of_gains.flatten(1).sum(0).view(gains.shape).sum(1), None, None, None
+        of_qkv = of_values.new_empty(*x.shape[:-3], 3, *x.shape[-2:])
+        of_qkv[..., :2, :, :] = normed.addcmul_(x, along, value=-1).mul_(scale)
+        of_qkv[..., 2, :, :] = of_values
+        of_added = None if ctx.num_added is None else of_qkv[..., :2, : ctx.num_added, :]
+        of_gains = of_gains.flatten(1).sum(0).view(x.shape[-3:]).sum(1)
+        return of_qkv, of_added, of_gains, None, None, None

@@ -156,9 +156,10 @@ class Heads:
         return self._runs(lambda kind: (kind.fades, kind.sees_present, kind.weigh, kind.finish))
 
     @cached_property
-    def weighings(self) -> list[tuple[slice, Heads]]:
-        """Neighbouring heads that make weights of logits in the same way."""
-        return self._runs(lambda kind: (kind.weigh, kind.finish))
+    def weighings(self) -> list[tuple[slice, HeadKind]]:
+        """Neighbouring heads that make weights of logits in the same way, and one of their kinds."""
+        runs = self._runs(lambda kind: (kind.weigh, kind.finish))
+        return [(part, heads.kinds[0]) for part, heads in runs]
 
     def _runs(self, way: Callable[[HeadKind], object]) -> list[tuple[slice, Heads]]:
         found, start = [], 0

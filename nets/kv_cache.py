@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .attention import KeptSight, SequenceSight, Sight
+from .attention import RingSight, SequenceSight, Sight
 from .timeline import Timeline
 from .trunk import State
 
@@ -50,17 +50,14 @@ class KeyValueRing:
     def _with_present(
         self, k: Tensor, v: Tensor, timeline: Timeline, state: State
     ) -> tuple[Tensor, Tensor, Sight, State]:
-        def look() -> tuple[tuple[Tensor, Tensor], Sight, Tensor, int]:
-            age = state["age"].long()
-            place = torch.arange(len(age), device=age.device), age % self.window
-            num_used = self.window
+        def look() -> tuple[RingSight, tuple[Tensor, Tensor], int, Tensor]:
+            age, num_used = state["age"].long(), self.window
             if age.device.type == "cpu" and not torch.compiler.is_compiling():
-                num_used = min(int(age.max()) + 1, self.window)  # less to read while episodes are young
-            lag = (age[:, None] - torch.arange(num_used, device=age.device)) % self.window
-            is_seen = lag <= age[:, None]
-            return place, KeptSight(lag[:, None, None], is_seen[:, None, None]), state["age"] + 1, num_used
+                num_used = min(int(age.max()) + 1, self.window)  # There is less to read in young episodes.
+            sight = RingSight(age, self.window, num_used)
+            return sight, (torch.arange(len(age), device=age.device), sight.place), num_used, state["age"] + 1
 
-        place, sight, age, num_used = timeline.once(self.window, look)
+        sight, place, num_used, age = timeline.once(self.window, look)
         write = Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
         new = torch.cat([k, v], dim=-1)[:, :, 0].float()
         ring = write(state["ring"].permute(0, 3, 1, 2), place, new).permute(0, 2, 3, 1)

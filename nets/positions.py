@@ -90,12 +90,12 @@ class HeadPositions(nn.Module):
         self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if heads.num("has_waves") else None
 
     def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> Places:
-        """time_idxs (..., 1) -> cosines and sines (..., 1 or H, E), waves (..., D) or None."""
-        angles = time_idxs[..., None, :] * self.frequencies
+        """time_idxs (..., 1) -> cosines and sines (..., 1, 1 or H, E), waves (..., D) or None."""
+        angles = time_idxs[..., None, None, :] * self.frequencies
         waves = None if self.waves is None else self.waves(time_idxs).to(dtype)
         return Places(angles.cos().to(dtype), angles.sin().to(dtype), waves)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """X (..., H, E) turned by angles of cosines and sines (..., 1 or H, E), contiguous."""
-    return (x.roll(x.shape[-1] // 2, dims=-1) * sin).addcmul_(x, cos)
+    """X (..., 2, H, E) turned by angles of cosines and sines (..., 1, 1 or H, E), contiguous."""
+    return x.roll(x.shape[-1] // 2, dims=-1).mul_(sin).addcmul_(x, cos)

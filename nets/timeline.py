@@ -18,7 +18,7 @@ class Timeline:
     """One call of a trunk over L timesteps of B rows.
 
     Attributes:
-        time_idxs: (B, L, 1) int64, timestep within the episode.
+        time_idxs: (B, L, 1) int64, timestep within the episode; (B, 1) for a step.
         resets: (B, L) bool, True on the first timestep of an episode; None if none begins within a row.
         places: positions for queries and keys of attention; None if no head needs them.
         keeps_state: somebody needs the states after the last timestep.

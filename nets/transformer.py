@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 
 import gin
 import torch
-from einops import rearrange
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from .attention import Kernel, attend, normed_and_turned, sdpa
+from .attention import Kernel, attend, prepared, sdpa
 from .dropout import Dropout
 from .head_kinds import Heads, equal_match
 from .init import EMBEDDING_STD, FIXED_CONTENT_GAIN, QK_GAIN
 from .kv_cache import KeyValueRing
 from .mlp import RMSNorm, require_positive
-from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositions, rotate
+from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositions
 from .sigma_reparam import linear
 from .timeline import Timeline
 from .trunk import BlockSettings, ResidualBlock, State, TrunkTrajEncoder
@@ -79,38 +77,32 @@ class TransformerLayer(ResidualBlock):
     def forward(self, x: Tensor, timeline: Timeline, state: State | None) -> tuple[Tensor, State | None]:
         q, k, v = self.queries_keys_values(x, timeline.places)
         k, v, sight, state = self.ring.extend(k, v, timeline, state)
+        dropout = self.dropout_attn if self.training else 0.0
         read = attend(
-            q,
-            k,
-            v,
-            sight,
-            self.heads,
-            match=self.match,
-            sink=self.sink,
-            dropout=self.dropout_attn if self.training else 0.0,
-            kernel=self.attention,
+            q, k, v, sight, self.heads, self.match, sink=self.sink, dropout=dropout, kernel=self.attention
         )
         read = read if self.head_scale is None else read * self.head_scale
-        return self.finish(x, self.proj(rearrange(read, "b h l e -> b l (h e)").to(x.dtype))), state
+        return self.finish(x, self.proj(read.transpose(1, 2).reshape(x.shape).to(x.dtype))), state
+
+    def step(self, x: Tensor, timeline: Timeline, state: State) -> tuple[Tensor, State | None]:
+        return self.forward(x, timeline, state)
 
     def forget(self, state: State, ended: Tensor) -> State:
         return {**state, "age": state["age"].masked_fill(ended.to(state["age"].device), 0.0)}
 
     def queries_keys_values(self, x: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Each (B, H, L, E), positions applied."""
-        qkv: Tensor = self.dropout_qkv(self.qkv(self.norm_attn(x))).unflatten(-1, (3, len(self.heads), -1))
-        added = None
+        """X (B, L, D), or (N, D) with L = 1 -> each (B, H, L, E), positions applied."""
+        num_heads, leading = len(self.heads), x.shape[:-1]
+        qkv = self.dropout_qkv(self.qkv(self.norm_attn(x))).view(*leading, 3, num_heads, -1)
+        added, gains = None, None
         if self.from_waves is not None and places is not None and places.waves is not None:
-            added = self.from_waves(places.waves).unflatten(-1, (2, self.num_with_waves, -1))
-        if places is not None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            added = self.from_waves(places.waves).view(*leading, 2, self.num_with_waves, -1)
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             gains = torch.stack((self.q_norm.weight, self.k_norm.weight))
-            return normed_and_turned(qkv, added, gains, RMSNorm.EPS, places)
-        if added is not None:  # not in place: autograd would copy the gradient of all of qkv for it
-            qkv = qkv + F.pad(added, (0, 0, 0, len(self.heads) - self.num_with_waves, 0, 1))
-        q, k, v = qkv.unbind(2)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if places is not None:
-            q, k = rotate(q, places.cos, places.sin), rotate(k, places.cos, places.sin)
+        both, v = prepared(qkv, added, gains, RMSNorm.EPS, places)
+        q, k = both.unbind(-3)
+        if len(leading) == 1:
+            return q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 

@@ -144,10 +144,9 @@ class ResidualBlock(nn.Module, ABC):
             `timeline.keeps_state` is False.
         """
 
+    @abstractmethod
     def step(self, x: Tensor, timeline: Timeline, state: State) -> tuple[Tensor, State | None]:
         """Pass one timestep on, the same as `forward`: x (N, D) -> (N, D) and the state after it."""
-        y, state_after = self(x[:, None], timeline, state)
-        return y[:, 0], state_after
 
     def begin(self, num_envs: int, device: torch.device) -> State:
         """The state before the first timestep."""
@@ -299,20 +298,18 @@ class TrunkTrajEncoder(TrajEncoder):
         self, seq: Tensor, time_idxs: Tensor, hidden_state: Any, resets: Tensor | None, keeps_state: bool
     ) -> tuple[Tensor, list[State | None]]:
         x, states = self._embed(seq, time_idxs), []
-        places = None if self.places is None else self.places(time_idxs, x.dtype)
-        timeline = Timeline(time_idxs, resets, places, keeps_state)
-        if hidden_state is not None and seq.shape[1] == 1:
+        is_step = hidden_state is not None and seq.shape[1] == 1
+        if is_step:
             if resets is not None:
                 hidden_state = self.reset_hidden_state(hidden_state, resets[:, 0])
-            x = x[:, 0]
-            for block, state in zip(self.blocks, hidden_state, strict=True):
-                x, state = block.step(x, timeline, state)  # noqa: PLW2901 - the state moves on
-                states.append(state)
-            return self.out_norm(x)[:, None], states
+            x, time_idxs, resets = x[:, 0], time_idxs[:, 0], None
+        places = None if self.places is None else self.places(time_idxs, x.dtype)
+        timeline = Timeline(time_idxs, resets, places, keeps_state)
         for block, state in zip(self.blocks, hidden_state or [None] * len(self.layers), strict=True):
-            x, state = block(x, timeline, state)  # noqa: PLW2901
+            x, state = (block.step if is_step else block)(x, timeline, state)  # noqa: PLW2901
             states.append(state)
-        return self.out_norm(x), states
+        x = self.out_norm(x)
+        return x[:, None] if is_step else x, states
 
     def _embed(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
         """The input of the first block (B, L, D)."""
