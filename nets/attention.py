@@ -20,6 +20,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from . import cpu
+from .cpu.attention import sdpa_in_parts
 from .head_kinds import Heads
 from .positions import Places, rotate
 from .recurrence import in_full_precision
@@ -31,7 +33,6 @@ The mask is bool (True where attention is allowed) or float (added to logits), b
 stands for a causal one with L = S. Returns (B, H, L, E).
 """
 
-_QUERIES = 48  # The CPU's kernel takes so many queries at a time; 32 to 64 took the same time.
 _FORMULA_QUERIES = 512  # The formula holds the logits of so many queries at a time.
 
 
@@ -54,9 +55,9 @@ class Sight(ABC):
     def lag(self, start: int, stop: int) -> Tensor:
         """(1 or B, 1, L', S') int64, by how many timesteps these keys are older; any number if not seen."""
 
-    def is_present(self, start: int, stop: int) -> Tensor:
-        """(1 or B, 1, L', S') bool, True where key and query are those of one timestep."""
-        return self.lag(start, stop) == 0
+    def is_past(self, start: int, stop: int) -> Tensor:
+        """(1 or B, 1, L', S') bool, False where key and query are those of one timestep."""
+        return self.lag(start, stop) != 0
 
     def terms(self, heads: Heads, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         """What the formula makes of keys: logits * kept + bias, and weights * kept.
@@ -65,14 +66,11 @@ class Sight(ABC):
             value, else 1; None if no head has such keys.
         """
         if (heads, start) not in self._terms:
-            bias, kept = torch.where(self.is_seen(start, stop), 0.0, -torch.inf), None
-            if heads.num("fades"):
+            bias, kept = self.is_seen(start, stop).log(), None  # 0 or -inf
+            if heads.fade:
                 bias = bias - _fading(heads, self.lag(start, stop))
-            if heads.num("sees_present") < len(heads):
-                is_past, kept = ~self.is_present(start, stop), bias.new_ones(len(bias), len(heads), *bias.shape[2:])
-                for part, group in heads.groups:
-                    if not group.kinds[0].sees_present:
-                        kept[:, part] = is_past
+            if not heads.all_see_present:
+                kept = (self.is_past(start, stop) | heads.sees_present.to(bias.device, non_blocking=True)).to(bias.dtype)
             self._terms[heads, start] = bias, kept
         return self._terms[heads, start]
 
@@ -84,12 +82,13 @@ class RingSight(Sight):
         age: (N,) int64, timesteps of the running episode before the present.
         window: places of the ring.
         num_used: places that are read, the first ones.
+        place: (N, 1, 1, 1) int64, of the present.
     """
 
     def __init__(self, age: Tensor, window: int, num_used: int) -> None:
         super().__init__()
-        self.place, self.window = age % window, window
-        self._age, self._places = age[:, None, None, None], torch.arange(num_used, device=age.device)
+        self._age, self.window = age.view(-1, 1, 1, 1), window
+        self.place, self._places = self._age % window, torch.arange(num_used, device=age.device)
 
     def is_seen(self, start: int, stop: int) -> Tensor:
         return self._places <= self._age
@@ -97,8 +96,8 @@ class RingSight(Sight):
     def lag(self, start: int, stop: int) -> Tensor:
         return (self._age - self._places) % self.window
 
-    def is_present(self, start: int, stop: int) -> Tensor:
-        return self._places == self.place[:, None, None, None]
+    def is_past(self, start: int, stop: int) -> Tensor:
+        return self._places != self.place
 
 
 class SequenceSight(Sight):
@@ -185,8 +184,7 @@ def attend(
         kernel: for softmax over many queries; None takes the formula.
     Returns: (B, H, L, E).
     """
-    length = q.shape[2]
-    if kernel is None or length == 1:
+    if kernel is None or q.shape[2] == 1:
         return _formula(q, k, v, sight, heads, match, sink, dropout)
     found = []
     for part, group in heads.groups:
@@ -202,7 +200,6 @@ def attend(
 # --- the formula ---------------------------------------------------------------------------------------
 
 
-@in_full_precision  # Sums of weights need it: in bfloat16, 257 is 256.
 def _formula(
     q: Tensor,
     k: Tensor,
@@ -215,19 +212,21 @@ def _formula(
 ) -> Tensor:
     """See `attend`. Logits are held for some queries at a time, and made again for the gradient."""
     length, rest = q.shape[2], (heads, match, sink, dropout)
+    # Sums of weights need full precision: in bfloat16, 257 is 256.
+    read = _weighted_in_full if torch.is_autocast_enabled(q.device.type) else weighted
     if length <= _FORMULA_QUERIES:
-        return _weighted(q, k, v, *sight.terms(heads, 0, length), *rest)
+        return read(q, k, v, *sight.terms(heads, 0, length), *rest)
     parts = []
     for start in range(0, length, _FORMULA_QUERIES):
         some = q[:, :, start : start + _FORMULA_QUERIES]
         terms = sight.terms(heads, start, start + some.shape[2])
         size = terms[0].shape[-1]
         given = (some, k[:, :, :size], v[:, :, :size], *terms, *rest)
-        parts.append(checkpoint(_weighted, *given, use_reentrant=False, preserve_rng_state=dropout > 0))
+        parts.append(checkpoint(read, *given, use_reentrant=False, preserve_rng_state=dropout > 0))
     return torch.cat(parts, dim=2)
 
 
-def _weighted(
+def weighted(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -235,19 +234,19 @@ def _weighted(
     kept: Tensor | None,
     heads: Heads,
     match: float,
-    sink: Tensor | None,
-    dropout: float,
+    sink: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    shape, scaled = q.shape, q * q.shape[-1] ** -0.5
-    logits = torch.bmm(scaled.flatten(0, 1), k.flatten(0, 1).mT).view(*shape[:3], -1)
-    logits = logits + bias if kept is None else torch.addcmul(bias, logits, kept)
+    """The formula with all logits in memory: arguments as those of `attend`, and the terms of a `Sight`."""
+    shape, scale = q.shape, q.shape[-1] ** -0.5
+    logits = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(*shape[:3], -1)
+    if kept is None:
+        logits = torch.add(bias, logits, alpha=scale)
+    else:
+        logits = torch.addcmul(bias, logits, kept, value=scale)
     if sink is not None:
-        logits = torch.cat([logits, scaled @ sink.mT], dim=-1)
-    parts = [
-        kind.weigh(logits[:, part], match) if kind.weigh else _shares(logits[:, part], dropout)
-        for part, kind in heads.weighings
-    ]
-    weights = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        logits = torch.cat([logits, q @ sink.mT * scale], dim=-1)
+    weights = _weights(logits, heads, match, dropout)
     weights = weights if sink is None else weights[..., :-1]
     weights = weights if kept is None else weights * kept
     read = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(shape)
@@ -257,14 +256,27 @@ def _weighted(
     return read
 
 
-def _shares(logits: Tensor, dropout: float) -> Tensor:
-    shares = logits.softmax(-1)
-    return F.dropout(shares, dropout) if dropout else shares
+_weighted_in_full = in_full_precision(weighted)
+
+
+def _weights(logits: Tensor, heads: Heads, match: float, dropout: float) -> Tensor:
+    if len(heads.weighings) == 1 and heads.kinds[0].weigh is not None:
+        return heads.kinds[0].weigh(logits, match)
+    weights = logits.softmax(-1)
+    weights = F.dropout(weights, dropout) if dropout else weights
+    for part, kind in heads.weighings:
+        if kind.weigh is not None:
+            own = kind.weigh(logits[:, part], match)
+            if torch.is_grad_enabled():
+                weights = torch.slice_scatter(weights, own, 1, part.start, part.stop)
+            else:
+                weights[:, part] = own
+    return weights
 
 
 def _fading(heads: Heads, lag: Tensor) -> Tensor:
     """(1 or B, H, L, S), what is subtracted from logits of these heads."""
-    return heads.slopes.to(lag.device, non_blocking=True)[:, None, None] * lag
+    return heads.slopes.to(lag.device, non_blocking=True) * lag
 
 
 # --- kernels -------------------------------------------------------------------------------------------
@@ -297,7 +309,7 @@ def _by_kernel(
     length = q.shape[2]
     mask = sight.is_seen(0, length)
     if not sees_present:
-        mask = mask & ~sight.is_present(0, length)
+        mask = mask & sight.is_past(0, length)
     if kind.fades:
         mask = torch.where(mask, -_fading(heads, sight.lag(0, length)), -torch.inf).to(q.dtype)
     if further:
@@ -346,53 +358,8 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, sight: SequenceSight) -> Tensor:
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The attention of torch, which takes the fastest kernel that it has for the device."""
-    is_plain_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    return (_sdpa_on_cpu if is_plain_cpu else _kernel)(q, k, v, mask, dropout)
-
-
-def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
-
-
-@in_full_precision  # The gradient in bfloat16 takes four times as long as in float32.
-def _sdpa_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    if mask is None or mask.dtype != torch.bool:
-        return _kernel(q, k, v, mask, dropout)
-    queries, masks = (torch.split(x, _QUERIES, dim=-2) for x in (q, mask))
-    seen = []  # by these queries; the kernel goes through what a mask hides, too
-    for allowed in masks:
-        places = allowed.flatten(0, -2).any(0).nonzero().flatten()
-        seen.append(slice(int(places[0]), int(places[-1]) + 1))
-    parts = [
-        _kernel(some, keys, values, allowed[..., span], dropout).transpose(1, 2)
-        for some, allowed, keys, values, span in zip(
-            queries, masks, _spans(k, seen), _spans(v, seen), seen, strict=True
-        )
-    ]
-    return torch.cat(parts, dim=1).transpose(1, 2)  # the layout of the kernel's results
-
-
-def _spans(x: Tensor, spans: Sequence[slice]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _Spans.apply(x, spans)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Spans(torch.autograd.Function):
-    """Overlapping spans of x (B, H, S, E). Autograd would add up a whole gradient for each of them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, spans: Sequence[slice]) -> tuple[Tensor, ...]:
-        ctx.spans, ctx.shape = spans, x.shape
-        return tuple(x[:, :, span] for span in spans)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        b, h, s, e = ctx.shape
-        total = grads[0].new_zeros(b, s, h, e).transpose(1, 2)
-        for span, grad in zip(ctx.spans, grads, strict=True):
-            total[:, :, span] += grad
-        return total, None
+    attention = sdpa_in_parts if cpu.serves(q) else F.scaled_dot_product_attention
+    return attention(q, k, v, mask, dropout, is_causal=mask is None)
 
 
 # --- queries and keys ----------------------------------------------------------------------------------

@@ -151,6 +151,16 @@ class Heads:
         return self.num("is_rotated") + self.num("has_waves") > 0
 
     @cached_property
+    def fade(self) -> bool:
+        """True if logits of some heads fall with the distance."""
+        return self.num("fades") > 0
+
+    @cached_property
+    def all_see_present(self) -> bool:
+        """True if all heads read their own timestep."""
+        return self.num("sees_present") == len(self)
+
+    @cached_property
     def groups(self) -> list[tuple[slice, Heads]]:
         """Neighbouring heads that attend in the same way, once queries and keys are there."""
         return self._runs(lambda kind: (kind.fades, kind.sees_present, kind.weigh, kind.finish))
@@ -170,10 +180,16 @@ class Heads:
         return found
 
     @cached_property
+    def sees_present(self) -> Tensor:
+        """(H, 1, 1) bool, True for heads that read their own timestep."""
+        return torch.tensor([kind.sees_present for kind in self.kinds])[:, None, None]
+
+    @cached_property
     def slopes(self) -> Tensor:
-        """(H,) float, by how much logits fall per timestep: a geometric series over heads that fade, else 0."""
+        """(H, 1, 1) float, by how much logits fall per timestep: a geometric series over heads that fade."""
         fades = torch.tensor([kind.fades for kind in self.kinds])
-        return torch.where(fades, 2.0 ** (-8.0 * fades.cumsum(0) / max(self.num("fades"), 1)), 0.0)
+        slopes = 2.0 ** (-8.0 * fades.cumsum(0) / max(self.num("fades"), 1))
+        return torch.where(fades, slopes, 0.0)[:, None, None]
 
 
 def equal_match(width: int, qk_gain: float | None) -> float:

@@ -14,16 +14,24 @@ class KeyValueRing:
     """What attention with a window of W timesteps keeps of each env, in fixed shapes.
 
     Timestep t of an episode stands at place t % W. So what a row holds follows from its age alone, and rows of
-    different ages and different exports need nothing in common. Timesteps are the last axis, with which the
-    product of one query and all keys is twice as fast.
+    different ages and different exports need nothing in common. Timesteps are the last axis of keys, with
+    which the product of one query and all keys is twice as fast.
 
-    The state has two parts, "ring" (N, H, 2 E, W) float with keys above values, and "age" (N,) float, the
-    timesteps of the running episode until then. What stands in the ring before that is not read.
+    The state has three parts: "keys" (N, H, E, W) float, "values" (N, H, W, E) float, and "age" (N,) int64, the
+    timesteps of the running episode until then. What was written before that episode is not read.
     """
 
     def __init__(self, num_heads: int, width: int, window: int) -> None:
-        self.width, self.window = width, window
-        self.state_shapes: dict[str, tuple[int, ...]] = {"ring": (num_heads, 2 * width, window), "age": ()}
+        self.num_heads, self.width, self.window = num_heads, width, window
+
+    def begin(self, num_envs: int, device: torch.device) -> State:
+        """The state before the first timestep."""
+        heads = (num_envs, self.num_heads)
+        return {
+            "keys": torch.zeros(*heads, self.width, self.window, device=device),
+            "values": torch.zeros(*heads, self.window, self.width, device=device),
+            "age": torch.zeros(num_envs, dtype=torch.int64, device=device),
+        }
 
     def extend(
         self, k: Tensor, v: Tensor, timeline: Timeline, state: State | None
@@ -50,25 +58,28 @@ class KeyValueRing:
     def _with_present(
         self, k: Tensor, v: Tensor, timeline: Timeline, state: State
     ) -> tuple[Tensor, Tensor, Sight, State]:
-        def look() -> tuple[RingSight, tuple[Tensor, Tensor], int, Tensor]:
-            age, num_used = state["age"].long(), self.window
+        def look() -> tuple[RingSight, Tensor, int, Tensor]:
+            age, num_used = state["age"], self.window
             if age.device.type == "cpu" and not torch.compiler.is_compiling():
                 num_used = min(int(age.max()) + 1, self.window)  # There is less to read in young episodes.
             sight = RingSight(age, self.window, num_used)
-            return sight, (torch.arange(len(age), device=age.device), sight.place), num_used, state["age"] + 1
+            rows = torch.arange(0, state["keys"].numel(), self.window, device=age.device)
+            return sight, rows.view(len(age), self.num_heads, 1, -1) + sight.place, num_used, age + 1
 
-        sight, place, num_used, age = timeline.once(self.window, look)
-        write = Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
-        new = torch.cat([k, v], dim=-1)[:, :, 0].float()
-        ring = write(state["ring"].permute(0, 3, 1, 2), place, new).permute(0, 2, 3, 1)
-        keys, values = ring[..., :num_used].split(self.width, dim=2)
-        return keys.mT, values.mT, sight, {"ring": ring, "age": age}
+        sight, places, num_used, age = timeline.once(self.window, look)
+        put, scatter = Tensor.put_, Tensor.scatter_
+        if torch.is_grad_enabled():
+            put, scatter = Tensor.put, Tensor.scatter
+        keys = put(state["keys"], places, k.float())
+        values = scatter(state["values"], 2, sight.place.expand(v.shape), v.float())
+        read = keys[..., :num_used].mT, values[:, :, :num_used]
+        return *read, sight, {"keys": keys, "values": values, "age": age}
 
     def _with_sequence(
         self, k: Tensor, v: Tensor, timeline: Timeline, state: State
     ) -> tuple[Tensor, Tensor, Sight, State | None]:
         def look() -> tuple[Tensor, SequenceSight, Tensor, Tensor]:
-            age, length = state["age"].long(), k.shape[2]
+            age, length = state["age"], k.shape[2]
             num_kept = min(int(age.max()), self.window - 1)  # the newest, which some row may still see
             t = torch.arange(length, device=k.device)
             age_after = age + length
@@ -79,15 +90,17 @@ class KeyValueRing:
             places = torch.arange(self.window, device=k.device)
             kept = (age[:, None] - num_kept + places[:num_kept]) % self.window
             after = num_kept + length - 1 - (age_after[:, None] - 1 - places) % self.window
-            return kept, sight, after.clamp(min=0), age_after.float()
+            return kept, sight, after.clamp(min=0), age_after
 
         kept, sight, after, age = timeline.once(self.window, look)
-        both = torch.cat([_at(state["ring"], kept), torch.cat([k, v], dim=-1).float().mT], dim=-1)
-        keys, values = both.split(self.width, dim=2)
-        state_after = {"ring": _at(both, after), "age": age} if timeline.keeps_state else None
-        return keys.mT.to(k.dtype), values.mT.to(v.dtype), sight, state_after
+        keys = torch.cat([_at(state["keys"].mT, kept), k.float()], dim=2)
+        values = torch.cat([_at(state["values"], kept), v.float()], dim=2)
+        state_after = None
+        if timeline.keeps_state:
+            state_after = {"keys": _at(keys, after).mT, "values": _at(values, after), "age": age}
+        return keys.to(k.dtype), values.to(v.dtype), sight, state_after
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
-    """X (N, H, F, S) at places (N, S') -> (N, H, F, S')."""
-    return x.gather(3, places[:, None, None].expand(*x.shape[:3], -1))
+    """X (N, H, S, E) at places (N, S') -> (N, H, S', E)."""
+    return x.gather(2, places[:, None, :, None].expand(*x.shape[:2], -1, x.shape[3]))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import Kernel, attend, prepared, sdpa
+from .cpu.transformer_step import TransformerStep
 from .dropout import Dropout
 from .head_kinds import Heads, equal_match
 from .init import EMBEDDING_STD, FIXED_CONTENT_GAIN, QK_GAIN
@@ -51,15 +52,13 @@ class TransformerLayer(ResidualBlock):
         width = d_model // n_heads
         self.heads, self.window, self.context_len = heads, window, window - 1
         self.ring = KeyValueRing(n_heads, width, window)
-        self.state_shapes = self.ring.state_shapes
         self.attention, self.dropout_attn, self.dropout_qkv = attention, dropout_attn, Dropout(dropout_qkv)
         self.qkv = linear(d_model, 3 * d_model, bias=False, sigma_reparam=settings.sigma_reparam)
         self.proj = linear(d_model, d_model, bias=False, sigma_reparam=settings.sigma_reparam)
-        self.q_norm: nn.Module = nn.Identity()
-        self.k_norm: nn.Module = nn.Identity()
+        self.is_normed = qk_gain is not None
         if qk_gain is not None:
             self.q_norm, self.k_norm = (RMSNorm(width) for _ in range(2))
-            nn.init.constant_(next(self.q_norm.parameters()), qk_gain)
+            nn.init.constant_(self.q_norm.weight, qk_gain)
         self.match = equal_match(width, qk_gain)
         self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
         self.sink = nn.Parameter(EMBEDDING_STD * torch.randn(n_heads, 1, width)) if attention_sink else None
@@ -87,22 +86,27 @@ class TransformerLayer(ResidualBlock):
     def step(self, x: Tensor, timeline: Timeline, state: State) -> tuple[Tensor, State | None]:
         return self.forward(x, timeline, state)
 
+    def begin(self, num_envs: int, device: torch.device) -> State:
+        return self.ring.begin(num_envs, device)
+
     def forget(self, state: State, ended: Tensor) -> State:
-        return {**state, "age": state["age"].masked_fill(ended.to(state["age"].device), 0.0)}
+        return {**state, "age": state["age"].masked_fill(ended.to(state["age"].device), 0)}
 
     def queries_keys_values(self, x: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
         """X (B, L, D), or (N, D) with L = 1 -> each (B, H, L, E), positions applied."""
         num_heads, leading = len(self.heads), x.shape[:-1]
-        qkv = self.dropout_qkv(self.qkv(self.norm_attn(x))).view(*leading, 3, num_heads, -1)
+        qkv = self.qkv(self.norm_attn(x)).view(*leading, 3, num_heads, -1)
+        qkv = self.dropout_qkv(qkv) if self.training else qkv
         added, gains = None, None
         if self.from_waves is not None and places is not None and places.waves is not None:
             added = self.from_waves(places.waves).view(*leading, 2, self.num_with_waves, -1)
-        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+        if self.is_normed:
             gains = torch.stack((self.q_norm.weight, self.k_norm.weight))
         both, v = prepared(qkv, added, gains, RMSNorm.EPS, places)
-        q, k = both.unbind(-3)
         if len(leading) == 1:
-            return q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2)
+            q, k = both.unsqueeze(3).unbind(1)
+            return q, k, v.unsqueeze(2)
+        q, k = both.unbind(2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
@@ -242,6 +246,21 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             if kinds.need_positions
             else None,
         )
+        self._fast_step: TransformerStep | None = None
+
+    def train(self, mode: bool = True) -> TransformerTrajEncoder:
+        super().train(mode)
+        parts, self._fast_step = (self.inp, self.blocks, self.out_norm), None
+        if not mode and self.places is not None and self.learned is None and TransformerStep.is_for(*parts):
+            self._fast_step = TransformerStep(*parts, self.places)
+        return self
+
+    def _step(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: list[State]
+    ) -> tuple[Tensor, list[State | None]]:
+        if self._fast_step is not None and TransformerStep.serves(seq):
+            return self._fast_step(seq, time_idxs, hidden_state)
+        return super()._step(seq, time_idxs, hidden_state)
 
 
 def require_even_heads(owner: str, d_model: int, n_heads: int) -> None:

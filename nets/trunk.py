@@ -105,8 +105,8 @@ class ResidualBlock(nn.Module, ABC):
     arXiv:2110.09456 (NormFormer); gated linear units from Shazeer 2020, arXiv:2002.05202.
     """
 
-    context_len: int | None  # these two as those of `Mixer`
-    state_shapes: dict[str, tuple[int, ...]]
+    context_len: int | None
+    """Earlier timesteps that an output can depend on; None without a bound."""
 
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
@@ -148,18 +148,13 @@ class ResidualBlock(nn.Module, ABC):
     def step(self, x: Tensor, timeline: Timeline, state: State) -> tuple[Tensor, State | None]:
         """Pass one timestep on, the same as `forward`: x (N, D) -> (N, D) and the state after it."""
 
+    @abstractmethod
     def begin(self, num_envs: int, device: torch.device) -> State:
         """The state before the first timestep."""
-        return {
-            name: torch.zeros(num_envs, *shape, device=device) for name, shape in self.state_shapes.items()
-        }
 
+    @abstractmethod
     def forget(self, state: State, ended: Tensor) -> State:
         """The state in which the rows where ended (N,) bool is True begin anew."""
-        return {
-            name: x.masked_fill(ended.to(x.device).view(-1, *[1] * (x.ndim - 1)), 0)
-            for name, x in state.items()
-        }
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add the result of mixing and the feed-forward part to x; all (..., D)."""
@@ -191,6 +186,17 @@ class MixerBlock(ResidualBlock):
             self.context_len = None if mixer.context_len is None else mixer.context_len + reach
             self.state_shapes = {**mixer.state_shapes, _SHORT_CONV: (reach, settings.d_model)}
         self._add_feed_forward()
+
+    def begin(self, num_envs: int, device: torch.device) -> State:
+        return {
+            name: torch.zeros(num_envs, *shape, device=device) for name, shape in self.state_shapes.items()
+        }
+
+    def forget(self, state: State, ended: Tensor) -> State:
+        def without_ended(x: Tensor) -> Tensor:
+            return x.masked_fill(ended.to(x.device).view(-1, *[1] * (x.ndim - 1)), 0)
+
+        return {name: without_ended(x) for name, x in state.items()}
 
     def forward(self, x: Tensor, timeline: Timeline, state: State | None) -> tuple[Tensor, State]:
         state = self.begin(len(x), x.device) if state is None else state
@@ -277,8 +283,12 @@ class TrunkTrajEncoder(TrajEncoder):
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
         return [
-            {name: rows[f"{i}.{name}"].detach().clone() for name in block.state_shapes}
-            for i, block in enumerate(self.blocks)
+            {
+                name.removeprefix(f"{i}."): x.detach().clone()
+                for name, x in rows.items()
+                if name.startswith(f"{i}.")
+            }
+            for i in range(len(self.layers))
         ]
 
     def encode_from(
@@ -297,26 +307,41 @@ class TrunkTrajEncoder(TrajEncoder):
     def _encode(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: Any, resets: Tensor | None, keeps_state: bool
     ) -> tuple[Tensor, list[State | None]]:
-        x, states = self._embed(seq, time_idxs), []
-        is_step = hidden_state is not None and seq.shape[1] == 1
-        if is_step:
+        if hidden_state is not None and seq.shape[1] == 1:
             if resets is not None:
                 hidden_state = self.reset_hidden_state(hidden_state, resets[:, 0])
-            x, time_idxs, resets = x[:, 0], time_idxs[:, 0], None
-        places = None if self.places is None else self.places(time_idxs, x.dtype)
-        timeline = Timeline(time_idxs, resets, places, keeps_state)
+            y, states = self._step(seq[:, 0], time_idxs[:, 0], hidden_state)
+            return y[:, None], states
+        x, states = self._embed(seq, time_idxs), []
+        timeline = self._timeline(x, time_idxs, resets, keeps_state)
         for block, state in zip(self.blocks, hidden_state or [None] * len(self.layers), strict=True):
-            x, state = (block.step if is_step else block)(x, timeline, state)  # noqa: PLW2901
-            states.append(state)
-        x = self.out_norm(x)
-        return x[:, None] if is_step else x, states
+            x, state_after = block(x, timeline, state)
+            states.append(state_after)
+        return self.out_norm(x), states
+
+    def _step(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: list[State]
+    ) -> tuple[Tensor, list[State | None]]:
+        """One timestep of N envs: seq (N, tstep_dim), time_idxs (N, 1) -> (N, D) and the states after it."""
+        x, states = self._embed(seq, time_idxs), []
+        timeline = self._timeline(x, time_idxs)
+        for block, state in zip(self.blocks, hidden_state, strict=True):
+            x, state_after = block.step(x, timeline, state)
+            states.append(state_after)
+        return self.out_norm(x), states
+
+    def _timeline(
+        self, x: Tensor, time_idxs: Tensor, resets: Tensor | None = None, keeps_state: bool = True
+    ) -> Timeline:
+        places = None if self.places is None else self.places(time_idxs, x.dtype)
+        return Timeline(time_idxs, resets, places, keeps_state)
 
     def _embed(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
-        """The input of the first block (B, L, D)."""
+        """The input of the first block, (..., tstep_dim) and (..., 1) -> (..., D)."""
         x = self.inp(seq)
         if self.learned is not None:
             x = x + self.learned(time_idxs)
-        y: Tensor = self.dropout_emb(x)
+        y: Tensor = self.dropout_emb(x) if self.training else x
         return y
 
 
