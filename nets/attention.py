@@ -59,6 +59,10 @@ class Sight(ABC):
         """(1 or B, 1, L', S') bool, False where key and query are those of one timestep."""
         return self.lag(start, stop) != 0
 
+    def kept(self, sees_present: Tensor, start: int, stop: int) -> Tensor:
+        """(1 or B, H, L', S') float, 0 for the present where sees_present (H, 1, 1) is 0, else 1."""
+        return torch.where(self.is_past(start, stop), 1.0, sees_present)
+
     def terms(self, heads: Heads, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         """What the formula makes of keys: logits * kept + bias, and weights * kept.
 
@@ -70,7 +74,7 @@ class Sight(ABC):
             if heads.fade:
                 bias = bias - _fading(heads, self.lag(start, stop))
             if not heads.all_see_present:
-                kept = (self.is_past(start, stop) | heads.sees_present.to(bias.device, non_blocking=True)).to(bias.dtype)
+                kept = self.kept(heads.sees_present.to(bias.device, non_blocking=True), start, stop)
             self._terms[heads, start] = bias, kept
         return self._terms[heads, start]
 
@@ -96,8 +100,10 @@ class RingSight(Sight):
     def lag(self, start: int, stop: int) -> Tensor:
         return (self._age - self._places) % self.window
 
-    def is_past(self, start: int, stop: int) -> Tensor:
-        return self._places != self.place
+    def kept(self, sees_present: Tensor, start: int, stop: int) -> Tensor:
+        shape = (len(self.place), len(sees_present), 1, 1)
+        kept = sees_present.new_ones(*shape[:3], len(self._places))
+        return kept.scatter_(3, self.place.expand(shape), sees_present.expand(shape))
 
 
 class SequenceSight(Sight):

@@ -181,8 +181,8 @@ class Heads:
 
     @cached_property
     def sees_present(self) -> Tensor:
-        """(H, 1, 1) bool, True for heads that read their own timestep."""
-        return torch.tensor([kind.sees_present for kind in self.kinds])[:, None, None]
+        """(H, 1, 1) float, 1 for heads that read their own timestep, else 0."""
+        return torch.tensor([float(kind.sees_present) for kind in self.kinds])[:, None, None]
 
     @cached_property
     def slopes(self) -> Tensor:

@@ -26,6 +26,10 @@ _TABLE = 16_384  # timesteps whose positions are kept, 24 MB at width 128; later
 class TransformerStep:
     """Steps of a Transformer for which `is_for` is True.
 
+    Weights are looked up in each step. What follows from gains and from mixtures of waves is kept until one of
+    these parameters is written to. Writes through `.data` and those of fused optimizers leave no trace, nor
+    does a hook that is added: make a new one of these after them, as the encoder's `train` and `eval` do.
+
     Args:
         inp: the input layer.
         layers: `TransformerLayer`s.
@@ -43,12 +47,15 @@ class TransformerStep:
         self.inp, self.out_norm = _parameters(inp), _parameters(out_norm)
         self.least_length = torch.tensor((places.frequencies.shape[-1] * RMSNorm.EPS) ** 0.5)
         self.places, self.table = places, torch.empty(0)
+        self.made_of: list[tuple[int, int]] = []
 
     @staticmethod
     def is_for(inp: nn.Module, layers: Sequence[Any], out_norm: nn.Module) -> bool:
         """True for linear layers, layer norms, normalised queries and keys, plain residual sums, no hooks."""
         parts = [inp, out_norm, *(part for layer in layers for part in layer.modules())]
-        return not any(part._forward_hooks or part._forward_pre_hooks for part in parts) and all(
+        has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        has_versions = not any(x.is_inference() for part in parts for x in part.parameters())
+        return (has_versions and not has_hooks) and all(
             {type(part) for part in (inp, layer.qkv, layer.proj, layer.up, layer.down)} == {nn.Linear}
             and {type(part) for part in (layer.norm_attn, layer.norm_ff, out_norm)} == {nn.LayerNorm}
             and {layer.sink, layer.head_scale, layer.gate_ff, layer.norm_mixed, layer.join_mixed} == {None}
@@ -76,8 +83,8 @@ class TransformerStep:
                 both[:, :, : layer.num_with_waves].add_(waves[i])
             both = both / torch.linalg.vector_norm(both, dim=-1, keepdim=True).hypot_(self.least_length)
             both = both.roll(both.shape[-1] // 2, -1).mul_(sines[i]).addcmul_(both, cosines[i])
-            q, k, v = *both.unsqueeze(3).unbind(1), projected[:, 2].unsqueeze(2)
-            k, v, sight, state = layer.ring.extend(k, v, timeline, states[i])
+            q, k = both.unsqueeze(3).unbind(1)
+            k, v, sight, state = layer.ring.extend(k, projected[:, 2:].transpose(1, 2), timeline, states[i])
             read = weighted(q, k, v, *sight.terms(layer.heads, 0, 1), layer.heads, layer.match)
             x = torch.addmm(x, read.view(x.shape), proj["weight"].t())
             y = layer.activation(F.linear(_layer_norm(x, norm_ff), up["weight"], up["bias"]))
@@ -85,19 +92,27 @@ class TransformerStep:
             after.append(state)
         return _layer_norm(x, self.out_norm), after
 
+    def _refresh(self) -> None:
+        parts = [part["weight"] for part in (*self.gains, *self.mixtures)]
+        made_of = [(id(part), part._version) for part in parts]
+        if made_of == self.made_of:
+            return
+        gains = torch.stack(parts[: len(self.gains)])
+        self.stretch = gains.view(len(self.layers), 1, 2, 1, -1) * gains.shape[-1] ** 0.5
+        self.turned_stretch = self.stretch.roll(gains.shape[-1] // 2, -1)
+        self.mixture = torch.cat(parts[len(self.gains) :]) if self.mixtures else None
+        self.made_of, self.parts = made_of, parts  # kept, as the id of one that is gone may come again
+
     def _positions(self, time_idxs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Of each layer, factors of queries and keys (N, 2, H, E), and what heads with waves add."""
-        rows, frequencies, num_layers = self._rows(time_idxs), self.places.frequencies, len(self.layers)
-        size, width = frequencies.numel(), frequencies.shape[-1]
-        cos, sin = (part.view(-1, 1, *frequencies.shape) for part in rows[:, : 2 * size].split(size, dim=1))
-        gains = torch.stack([part["weight"] for part in self.gains]).mul_(width**0.5)
-        gains = gains.view(num_layers, 1, 2, 1, width)
+        self._refresh()
+        rows, shape = self._rows(time_idxs), self.places.frequencies.shape
+        cos, sin = rows[:, : 2 * shape.numel()].view(len(rows), 2, 1, *shape).unbind(1)
         waves: Sequence[Tensor] = ()
-        if self.mixtures:
-            mixture = torch.cat([part["weight"] for part in self.mixtures])
-            mixed = F.linear(rows[:, 2 * size :], mixture)
-            waves = mixed.view(len(rows), num_layers, 2, -1, width).unbind(1)
-        return (gains * cos).unbind(), (gains.roll(width // 2, -1) * sin).unbind(), waves
+        if self.mixture is not None:
+            mixed = F.linear(rows[:, 2 * shape.numel() :], self.mixture)
+            waves = mixed.view(len(rows), len(self.layers), 2, -1, shape[-1]).unbind(1)
+        return (self.stretch * cos).unbind(), (self.turned_stretch * sin).unbind(), waves
 
     def _rows(self, time_idxs: Tensor) -> Tensor:
         """(N, ...) cosines, sines and waves of timesteps."""
