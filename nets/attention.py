@@ -71,9 +71,9 @@ class Sight(ABC):
         """
         if (heads, start) not in self._terms:
             bias, kept = self.is_seen(start, stop).log(), None  # 0 or -inf
-            if heads.fade:
+            if heads.num("fades"):
                 bias = bias - _fading(heads, self.lag(start, stop))
-            if not heads.all_see_present:
+            if heads.num("sees_present") < len(heads):
                 kept = self.kept(heads.sees_present.to(bias.device, non_blocking=True), start, stop)
             self._terms[heads, start] = bias, kept
         return self._terms[heads, start]
@@ -218,8 +218,9 @@ def _formula(
 ) -> Tensor:
     """See `attend`. Logits are held for some queries at a time, and made again for the gradient."""
     length, rest = q.shape[2], (heads, match, sink, dropout)
-    # Sums of weights need full precision: in bfloat16, 257 is 256.
-    read = _weighted_in_full if torch.is_autocast_enabled(q.device.type) else weighted
+    device = q.device.type
+    is_exact = device != "meta" and not torch.is_autocast_enabled(device)
+    read = weighted if is_exact else _weighted_in_full  # Sums of weights need it: in bfloat16, 257 is 256.
     if length <= _FORMULA_QUERIES:
         return read(q, k, v, *sight.terms(heads, 0, length), *rest)
     parts = []

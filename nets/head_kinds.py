@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 
 import torch
@@ -107,15 +106,32 @@ KINDS = {kind.name: kind for kind in (FIXED, ROTARY, PLAIN, ALIBI, CONTENT, COUN
 """All kinds, in the order in which a layer keeps its heads. Those with waves come first."""
 
 
-@dataclass(frozen=True, eq=False)
 class Heads:
-    """The kind of each head of a layer, in the order of `KINDS`."""
+    """The kinds of the heads of a layer.
 
-    kinds: tuple[HeadKind, ...]
+    Attributes:
+        kinds: the kind of each head.
+        groups: neighbouring heads that attend in the same way, once queries and keys are there.
+        weighings: neighbouring heads that make weights of logits in the same way, and one of their kinds.
+        sees_present: (H, 1, 1) float, 1 for heads that read their own timestep, else 0.
+        slopes: (H, 1, 1) float, by how much logits fall per timestep: a geometric series over heads that fade.
+    """
+
+    def __init__(self, kinds: Sequence[HeadKind]) -> None:
+        self.kinds = tuple(kinds)
+        runs = self._runs(lambda kind: (kind.fades, kind.sees_present, kind.weigh, kind.finish))
+        self.groups = [(part, self if len(runs) == 1 else Heads(self.kinds[part])) for part in runs]
+        self.weighings = [
+            (part, self.kinds[part.start]) for part in self._runs(lambda kind: (kind.weigh, kind.finish))
+        ]
+        self.sees_present = torch.tensor([float(kind.sees_present) for kind in kinds])[:, None, None]
+        fades = torch.tensor([kind.fades for kind in kinds])
+        slopes = 2.0 ** (-8.0 * fades.cumsum(0) / max(self.num("fades"), 1))
+        self.slopes = torch.where(fades, slopes, 0.0)[:, None, None]
 
     @classmethod
     def named(cls, heads: str | Sequence[str], n_heads: int, *, setting: str) -> Heads:
-        """One kind for all heads, or one per head in any order.
+        """One kind for all heads, or one per head in any order; sorted as `KINDS` are.
 
         Args:
             heads: names of `KINDS`.
@@ -136,7 +152,7 @@ class Heads:
                 f"{setting} names the kinds of {len(names)} heads, but there are {n_heads}. Fix: bind one "
                 f"kind for all heads, or one per head, e.g. {example} for four."
             )
-        return cls(tuple(KINDS[name] for name in sorted(names, key=list(KINDS).index)))
+        return cls([KINDS[name] for name in sorted(names, key=list(KINDS).index)])
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -150,46 +166,12 @@ class Heads:
         """True if queries or keys of some heads depend on the timestep."""
         return self.num("is_rotated") + self.num("has_waves") > 0
 
-    @cached_property
-    def fade(self) -> bool:
-        """True if logits of some heads fall with the distance."""
-        return self.num("fades") > 0
-
-    @cached_property
-    def all_see_present(self) -> bool:
-        """True if all heads read their own timestep."""
-        return self.num("sees_present") == len(self)
-
-    @cached_property
-    def groups(self) -> list[tuple[slice, Heads]]:
-        """Neighbouring heads that attend in the same way, once queries and keys are there."""
-        return self._runs(lambda kind: (kind.fades, kind.sees_present, kind.weigh, kind.finish))
-
-    @cached_property
-    def weighings(self) -> list[tuple[slice, HeadKind]]:
-        """Neighbouring heads that make weights of logits in the same way, and one of their kinds."""
-        runs = self._runs(lambda kind: (kind.weigh, kind.finish))
-        return [(part, heads.kinds[0]) for part, heads in runs]
-
-    def _runs(self, way: Callable[[HeadKind], object]) -> list[tuple[slice, Heads]]:
-        found, start = [], 0
+    def _runs(self, way: Callable[[HeadKind], object]) -> list[slice]:
+        runs, start = [], 0
         for _, run in groupby(self.kinds, way):
-            heads = Heads(tuple(run))
-            found.append((slice(start, start + len(heads)), heads))
-            start += len(heads)
-        return found
-
-    @cached_property
-    def sees_present(self) -> Tensor:
-        """(H, 1, 1) float, 1 for heads that read their own timestep, else 0."""
-        return torch.tensor([float(kind.sees_present) for kind in self.kinds])[:, None, None]
-
-    @cached_property
-    def slopes(self) -> Tensor:
-        """(H, 1, 1) float, by how much logits fall per timestep: a geometric series over heads that fade."""
-        fades = torch.tensor([kind.fades for kind in self.kinds])
-        slopes = 2.0 ** (-8.0 * fades.cumsum(0) / max(self.num("fades"), 1))
-        return torch.where(fades, slopes, 0.0)[:, None, None]
+            runs.append(slice(start, start + len(list(run))))
+            start = runs[-1].stop
+        return runs
 
 
 def equal_match(width: int, qk_gain: float | None) -> float:

@@ -39,8 +39,6 @@ def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next(x.device.type for x in args if isinstance(x, Tensor))
-        if not kwargs and device != "meta" and not torch.is_autocast_enabled(device):
-            return function(*cast("Any", map(widened, args)))
         with torch.autocast("cpu" if device == "meta" else device, enabled=False):  # it knows no "meta"
             wide = {key: widened(x) for key, x in kwargs.items()}
             return cast("R", cast("Any", function)(*map(widened, args), **wide))

@@ -99,7 +99,8 @@ class TransformerLayer(ResidualBlock):
         qkv = self.dropout_qkv(qkv) if self.training else qkv
         added, gains = None, None
         if self.from_waves is not None and places is not None and places.waves is not None:
-            added = self.from_waves(places.waves).view(*leading, 2, self.num_with_waves, -1)
+            added = self.from_waves(places.waves)
+            added = added.view(*added.shape[:-1], 2, self.num_with_waves, -1)
         if self.is_normed:
             gains = torch.stack((self.q_norm.weight, self.k_norm.weight))
         both, v = prepared(qkv, added, gains, RMSNorm.EPS, places)

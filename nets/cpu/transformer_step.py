@@ -69,15 +69,15 @@ class TransformerStep:
         is_plain = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
         return is_plain and not torch.is_grad_enabled() and cpu.serves(x)
 
-    def __call__(
-        self, x: Tensor, time_idxs: Tensor, states: Sequence[Any]
-    ) -> tuple[Tensor, list[Any]]:
+    def __call__(self, x: Tensor, time_idxs: Tensor, states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
         """X (N, D_in) float32, time_idxs (N, 1) int64, states of the layers -> (N, D) and the states after."""
         timeline, after = Timeline(time_idxs, None), []
         cosines, sines, waves = self._positions(time_idxs)
         x = F.linear(x, self.inp["weight"], self.inp["bias"])
         for i, (layer, norm_attn, qkv, proj, norm_ff, up, down) in enumerate(self.layers):
-            projected = F.linear(_layer_norm(x, norm_attn), qkv["weight"]).view(len(x), 3, len(layer.heads), -1)
+            projected = F.linear(_layer_norm(x, norm_attn), qkv["weight"]).view(
+                len(x), 3, len(layer.heads), -1
+            )
             both = projected[:, :2]
             if waves:
                 both[:, :, : layer.num_with_waves].add_(waves[i])
