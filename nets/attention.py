@@ -1,15 +1,14 @@
 """Attention of all kinds of heads: which keys a query may read, and what it makes of their values.
 
-`attend` is the only attention of the Transformer's layers, for L >= 1 queries: in training, over padded and
-packed rows, from a stored state, and while acting. One query reads its keys by the formula, all heads at once,
-as kernels are made for many queries. Many queries take a kernel, one group of heads that attend alike at a
-time.
+`attend` is the only attention of Transformer layers, for L >= 1 queries: in training, over padded and packed
+rows, from a stored state, and while acting. One query reads its keys by the formula, all heads at once, as
+kernels are made for many queries. Many queries take a kernel, heads that attend alike at a time.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -217,18 +216,18 @@ def _formula(
     dropout: float,
 ) -> Tensor:
     """See `attend`. Logits are held for some queries at a time, and made again for the gradient."""
-    length, rest = q.shape[2], (heads, match, sink, dropout)
-    device = q.device.type
+    length, device = q.shape[2], q.device.type
     is_exact = device != "meta" and not torch.is_autocast_enabled(device)
     read = weighted if is_exact else _weighted_in_full  # Sums of weights need it: in bfloat16, 257 is 256.
     if length <= _FORMULA_QUERIES:
-        return read(q, k, v, *sight.terms(heads, 0, length), *rest)
+        bias, kept = sight.terms(heads, 0, length)
+        return read(q, k, v, bias, kept, heads, match, sink, dropout)
     parts = []
     for start in range(0, length, _FORMULA_QUERIES):
         some = q[:, :, start : start + _FORMULA_QUERIES]
-        terms = sight.terms(heads, start, start + some.shape[2])
-        size = terms[0].shape[-1]
-        given = (some, k[:, :, :size], v[:, :, :size], *terms, *rest)
+        bias, kept = sight.terms(heads, start, start + some.shape[2])
+        size = bias.shape[-1]
+        given = (some, k[:, :, :size], v[:, :, :size], bias, kept, heads, match, sink, dropout)
         parts.append(checkpoint(read, *given, use_reentrant=False, preserve_rng_state=dropout > 0))
     return torch.cat(parts, dim=2)
 
@@ -332,7 +331,7 @@ def _one_later(x: Tensor, resets: Tensor | None) -> Tensor:
 
 
 @cache
-def _varlen_attention() -> Callable[..., Tensor] | None:
+def _varlen_attention() -> Callable[..., Any] | None:
     try:  # here, as the import takes seconds
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # torch before 2.10

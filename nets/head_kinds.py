@@ -54,9 +54,9 @@ class HeadKind:
 
 
 FIXED = HeadKind("fixed", has_waves=True)
-"""Attends by place in the episode. q_t = W_q x_t + U_q waves(t) and k_s = W_k x_s + U_k waves(s), with learned
-U and sinusoidal waves; W_q and W_k begin small (`fixed_content_gain`). Ours. Reason: recall of a given place,
-as of a list in reverse, without positions in what layers read and write.
+"""Attends by place in the episode. q_t = W_q x_t + U_q waves(t) and k_s = W_k x_s + U_k waves(s), with
+learned U and sinusoidal waves; W_q and W_k begin small (`fixed_content_gain`). Ours. Reason: recall of a
+given place, as of a list in reverse, without positions in what layers read and write.
 """
 
 ROTARY = HeadKind("rotary", is_rotated=True)
@@ -97,8 +97,8 @@ COUNTING = HeadKind(
     weigh=_fits,
     finish=_damped,
 )
-"""Counts what is like the present. Like CONTENT, with y_t = asinh(sum over s < t of sigmoid(q_t k_s / sqrt(E) -
-threshold) v_s / COUNT_SCALE). Ours; weights of Ramapuram et al. 2024, arXiv:2409.04431 (sigmoid attention).
+"""Counts what is like the present. Like CONTENT, with y_t = asinh(sum over s < t of sigmoid(q_t k_s / sqrt(E)
+- threshold) v_s / COUNT_SCALE). Ours; weights of Ramapuram et al. 2024, arXiv:2409.04431 (sigmoid attention).
 Reason: softmax returns a mean, which shows shares but not numbers.
 """
 
@@ -114,7 +114,7 @@ class Heads:
         groups: neighbouring heads that attend in the same way, once queries and keys are there.
         weighings: neighbouring heads that make weights of logits in the same way, and one of their kinds.
         sees_present: (H, 1, 1) float, 1 for heads that read their own timestep, else 0.
-        slopes: (H, 1, 1) float, by how much logits fall per timestep: a geometric series over heads that fade.
+        slopes: (H, 1, 1) float, by how much logits fall per timestep: a geometric series over fading heads.
     """
 
     def __init__(self, kinds: Sequence[HeadKind]) -> None:
@@ -175,6 +175,6 @@ class Heads:
 
 
 def equal_match(width: int, qk_gain: float | None) -> float:
-    """The logit of an equal query and key of `width` at the start; qk_gain: None if they are not normalised."""
+    """The logit of an equal query and key of `width` at the start; qk_gain: None without normalisation."""
     match: float = width**0.5 * (PLAIN_MATCH if qk_gain is None else qk_gain)
     return match

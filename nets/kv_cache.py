@@ -13,12 +13,12 @@ from .trunk import State
 class KeyValueRing:
     """What attention with a window of W timesteps keeps of each env, in fixed shapes.
 
-    Timestep t of an episode stands at place t % W. So what a row holds follows from its age alone, and rows of
-    different ages and different exports need nothing in common. Timesteps are the last axis of keys, with
+    Timestep t of an episode stands at place t % W. So what a row holds follows from its age alone, and rows
+    of different ages and different exports need nothing in common. Timesteps are the last axis of keys, with
     which the product of one query and all keys is twice as fast.
 
-    The state has three parts: "keys" (N, H, E, W) float, "values" (N, H, W, E) float, and "age" (N,) int64, the
-    timesteps of the running episode until then. What was written before that episode is not read.
+    The state has three parts: "keys" (N, H, E, W) float, "values" (N, H, W, E) float, and "age" (N,) int64,
+    the timesteps of the running episode until then. What was written before that episode is not read.
     """
 
     def __init__(self, num_heads: int, width: int, window: int) -> None:
@@ -97,7 +97,7 @@ class KeyValueRing:
         values = torch.cat([_at(state["values"], kept), v.float()], dim=2)
         state_after = None
         if timeline.keeps_state:
-            state_after = {"keys": _at(keys, after).mT, "values": _at(values, after), "age": age}
+            state_after = {"keys": _at(keys, after).mT.contiguous(), "values": _at(values, after), "age": age}
         return keys.to(k.dtype), values.to(v.dtype), sight, state_after
 
 

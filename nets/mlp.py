@@ -60,7 +60,7 @@ def as_rows(x: Tensor) -> Tensor:
     Of more axes than two the layer's result is a view, and writing into a view makes autograd copy the whole
     gradient three times.
     """
-    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    return x.reshape(-1, x.shape[-1])
 
 
 class RMSNorm(nn.RMSNorm):

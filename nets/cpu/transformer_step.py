@@ -26,9 +26,9 @@ _TABLE = 16_384  # timesteps whose positions are kept, 24 MB at width 128; later
 class TransformerStep:
     """Steps of a Transformer for which `is_for` is True.
 
-    Weights are looked up in each step. What follows from gains and from mixtures of waves is kept until one of
-    these parameters is written to. Writes through `.data` and those of fused optimizers leave no trace, nor
-    does a hook that is added: make a new one of these after them, as the encoder's `train` and `eval` do.
+    Weights are looked up in each step. What follows from gains and from mixtures of waves is kept until one
+    of these parameters is written to. Writes through `.data` and those of fused optimizers leave no trace,
+    nor does a hook that is added: make a new one of these after them, as the encoder's `train` and `eval` do.
 
     Args:
         inp: the input layer.
@@ -70,7 +70,7 @@ class TransformerStep:
         return is_plain and not torch.is_grad_enabled() and cpu.serves(x)
 
     def __call__(self, x: Tensor, time_idxs: Tensor, states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
-        """X (N, D_in) float32, time_idxs (N, 1) int64, states of the layers -> (N, D) and the states after."""
+        """X (N, D_in) float32, time_idxs (N, 1) int64, states of layers -> (N, D) and the states after it."""
         timeline, after = Timeline(time_idxs, None), []
         cosines, sines, waves = self._positions(time_idxs)
         x = F.linear(x, self.inp["weight"], self.inp["bias"])
@@ -85,7 +85,8 @@ class TransformerStep:
             both = both.roll(both.shape[-1] // 2, -1).mul_(sines[i]).addcmul_(both, cosines[i])
             q, k = both.unsqueeze(3).unbind(1)
             k, v, sight, state = layer.ring.extend(k, projected[:, 2:].transpose(1, 2), timeline, states[i])
-            read = weighted(q, k, v, *sight.terms(layer.heads, 0, 1), layer.heads, layer.match)
+            bias, kept = sight.terms(layer.heads, 0, 1)
+            read = weighted(q, k, v, bias, kept, layer.heads, layer.match)
             x = torch.addmm(x, read.view(x.shape), proj["weight"].t())
             y = layer.activation(F.linear(_layer_norm(x, norm_ff), up["weight"], up["bias"]))
             x = torch.addmm(x, y, down["weight"].t()).add_(down["bias"])

@@ -29,9 +29,9 @@ from loxodon.nets import (
     recurrent,
 )
 from loxodon.nets.attention import SequenceSight, attend, sdpa
-from loxodon.nets.timeline import Timeline
 from loxodon.nets.mixers import mamba
 from loxodon.nets.sigma_reparam import SigmaReparamLinear
+from loxodon.nets.timeline import Timeline
 
 from ..rounding import assert_equal_but_for_rounding
 from ..transformers import recommended
