@@ -359,7 +359,8 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, sight: SequenceSight) -> Tensor:
     bounds = F.pad(is_first.flatten().nonzero().flatten(), (0, 1), value=batch * length).int()
     rows = (rearrange(x, "b h l e -> (b l) h e").to(v.dtype) for x in (q, k, v))
     found = attention(*rows, bounds, bounds, length, length, window_size=(sight.window - 1, 0))
-    return rearrange(found, "(b l) h e -> b h l e", b=batch)
+    by_row: Tensor = rearrange(found, "(b l) h e -> b h l e", b=batch)
+    return by_row
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
