@@ -70,9 +70,9 @@ class Sight(ABC):
         """
         if (heads, start) not in self._terms:
             bias, kept = self.is_seen(start, stop).log(), None  # 0 or -inf
-            if heads.num("fades"):
+            if heads.any_fades:
                 bias = bias - _fading(heads, self.lag(start, stop))
-            if heads.num("sees_present") < len(heads):
+            if not heads.all_see_present:
                 kept = self.kept(heads.sees_present.to(bias.device, non_blocking=True), start, stop)
             self._terms[heads, start] = bias, kept
         return self._terms[heads, start]

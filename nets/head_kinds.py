@@ -114,6 +114,8 @@ class Heads:
         groups: neighbouring heads that attend in the same way, once queries and keys are there.
         weighings: neighbouring heads that make weights of logits in the same way, and one of their kinds.
         sees_present: (H, 1, 1) float, 1 for heads that read their own timestep, else 0.
+        any_fades: some heads' logits fall with the distance.
+        all_see_present: all heads read their own timestep.
         slopes: (H, 1, 1) float, by how much logits fall per timestep: a geometric series over fading heads.
     """
 
@@ -124,6 +126,7 @@ class Heads:
         self.weighings = [
             (part, self.kinds[part.start]) for part in self._runs(lambda kind: (kind.weigh, kind.finish))
         ]
+        self.any_fades, self.all_see_present = self.num("fades") > 0, self.num("sees_present") == len(self)
         self.sees_present = torch.tensor([float(kind.sees_present) for kind in kinds])[:, None, None]
         fades = torch.tensor([kind.fades for kind in kinds])
         slopes = 2.0 ** (-8.0 * fades.cumsum(0) / max(self.num("fades"), 1))

@@ -122,7 +122,7 @@ class TransformerStep:
             return self._computed(time_idxs)
         if newest >= len(self.table):
             self.table = self._computed(torch.arange(min(2 * newest + 256, _TABLE))[:, None])
-        return self.table[time_idxs[:, 0]]
+        return self.table.index_select(0, time_idxs[:, 0])
 
     def _computed(self, time_idxs: Tensor) -> Tensor:
         cos, sin, waves = self.places(time_idxs, torch.float32)
