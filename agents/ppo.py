@@ -166,11 +166,6 @@ class PPOAgent(OnPolicyAgent):
     ) -> ActOutput:
         return ActOutput(*self._act_and_judge(obs, rl2s, time_idxs, hidden_state, sample))
 
-    def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        super().compile_acting(backend)
-        for model in self._models:
-            model.traj_encoder.use_static_shapes()
-
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
