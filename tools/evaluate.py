@@ -32,10 +32,10 @@ from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_poli
 from ..experiment.checkpoint.spaces import EnvSpaces, check_spaces
 from ..experiment.checkpoint.store import CheckpointManager
 from ..experiment.checkpoint.written import read
-from ..experiment.collect import Collector, Group
 from ..experiment.collect.build import make_envs
 from ..experiment.config import explained, load_config
 from ..experiment.config.reading import search_in
+from ..experiment.evaluation import Evaluator
 from ..experiment.experiment import Experiment
 from ..experiment.process.files import json_object, write_text
 from ..experiment.process.rng import isolated_rng
@@ -270,13 +270,9 @@ def _cut_action_memory(memory: ActionMemory, size: int) -> None:
 
 def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories:
     """Statistics of so many new episodes, shared equally by `envs`; the same ones for the same seed."""
+    evaluator = Evaluator(policy.device, policy.sample)
     with isolated_rng(seed):
-        collector: Collector = Collector(
-            [Group(envs)], policy.agent, policy.device, policy.sample, save_env_state=False
-        )
-        collector.restart(seed)
-        collector.collect(_MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)
-    return collector.histories
+        return evaluator.play(policy.agent, envs, _MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)[1]
 
 
 def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed: int) -> None:
