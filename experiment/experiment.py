@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,6 @@ from .optional.reward_shaping import RewardShaping
 from .output.console import ConsoleView
 from .output.logs import MetricLogger
 from .output.plots import draw_if_possible
-from .ppo.trainer import check_for_on_policy
 from .process.distributed import (
     explained_loss_of_contact,
     from_main,
@@ -71,7 +70,7 @@ from .process.malloc import keep_freed_memory
 from .process.rng import GlobalGenerators, derive_seed, draw_seed, isolated_rng, seed_global_generators
 from .process.signals import Aborted
 from .process.threads import choose_threads
-from .settings import Settings, check_hooks, check_settings, shrink
+from .settings import Settings, check_for_on_policy, check_hooks, check_settings, shrink
 
 logger = logging.getLogger("loxodon")
 _OWN = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
@@ -395,8 +394,7 @@ class Experiment(Settings):
                 first_epoch=self.start_learning_at_epoch,
                 log_interval=self.log_interval,
             )
-        settings = {field.name: getattr(self, field.name) for field in fields(Settings)}
-        check_for_on_policy(settings, type(self.policy).__name__)
+        check_for_on_policy(self, type(self.policy).__name__)
         trainer = self.on_policy_learner_type(
             self.policy,
             self.learner,
@@ -409,7 +407,7 @@ class Experiment(Settings):
             self.start_learning_at_epoch,
             self.dataset.save_new_trajs_to is not None,
         )
-        trainer.check(settings, {field.name: field.default for field in fields(Settings)})
+        trainer.check(has_schedule=self.lr_schedule is not None, is_test_run=self.test_run)
         return trainer
 
     def _make_collector(self) -> Collector | None:
