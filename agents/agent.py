@@ -10,7 +10,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ..nets import Categorical, PolicyDistribution, TrajEncoder, TstepEncoder
+from ..nets import (
+    Categorical,
+    CriticEnsemble,
+    DiscountInputCriticEnsemble,
+    PolicyDistribution,
+    TrajEncoder,
+    TstepEncoder,
+)
 from .base import LossTerms
 from .filters import binary_filter
 from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, View, expectation
@@ -48,6 +55,7 @@ class Agent(OffPolicyAgent):
         fake_filter: f = 1 (behaviour cloning).
         entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
+        critic_type: builds the critics.
         **shared: settings of OffPolicyAgent, such as gamma and the parts; reward_multiplier is m.
     Raises: ValueError for settings that do not fit together.
     """
@@ -68,6 +76,7 @@ class Agent(OffPolicyAgent):
         fake_filter: bool = False,
         entropy_coeff: float = 0.0,
         use_target_actor: bool = True,
+        critic_type: Callable[..., CriticEnsemble] = DiscountInputCriticEnsemble,
         **shared: Any,
     ) -> None:
         super().__init__(
@@ -76,6 +85,7 @@ class Agent(OffPolicyAgent):
             tstep_encoder_type,
             traj_encoder_type,
             max_seq_len,
+            critic_type=critic_type,
             **shared,
         )
         self.online_coeff, self.offline_coeff, self.entropy_coeff = online_coeff, offline_coeff, entropy_coeff

@@ -21,12 +21,14 @@ from ..nets import (
     Actor,
     Categorical,
     CriticEnsemble,
+    DiscountInputCriticEnsemble,
     DistributionType,
     PolicyDistribution,
     TrajEncoder,
     TstepEncoder,
     dead_units,
 )
+from ..nets.mlp import require_at_least, require_positive
 from ..nets.traj_encoders import MemorylessTrajEncoder
 from .base import ActOutput, BaseAgent, LossTerms
 from .masks import fit_mask, masked_mean
@@ -238,6 +240,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         self.critics = critic_type(
             width, self.action_dim, num_discounts, has_all_values, num_critics=num_critics, **of_memory
         )
+        if isinstance(self.critics, DiscountInputCriticEnsemble):
+            self.critics.build(discounts)
         if self.has_target_actor:
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
@@ -353,6 +357,9 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         """Values (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
+        if isinstance(self.critics, DiscountInputCriticEnsemble) and not self.values.mixes_discounts:
+            by_timestep = rearrange(actions, "k b l g a -> b l k g a")
+            return self.values.value(critics(state, by_timestep, own_discount=True)).mean(2)
         values = self.values.value(critics(state, rearrange(actions, "k b l g a -> b l (k g) a")))
         # g2 counts the actions' discounts, g those of the values: the critic of g judges the action of g
         values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
@@ -488,17 +495,20 @@ class OffPolicyAgent(BaseAgent, ABC):
             found["filter_approved"] = masked_mean((advantages > 0).float(), mask_g)
         if filter_weights is not None:
             found["filter_weight"] = masked_mean(filter_weights, mask_g)
-        places = mask.flatten()
+        rows = mask.flatten()
         if policy is not None:
             per_discount["policy_entropy"] = policy.entropy()
             log_probs = policy.log_prob(view.recorded)
             found["action_log_prob"] = masked_mean(log_probs[:, :, -1], mask)
             if isinstance(self.actor, Actor):
                 layers = self.actor.activations(self.actor_input(view.here.state, view.here.obs))
-                found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], places)
+                found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], rows)
         actions = None if self.critics.from_action is None else view.recorded
         layers, _ = self.critics.activations(view.here.state, actions)
-        found["dead_units/critics"] = dead_units(layers, places)
+        rows = rows.repeat_interleave(
+            layers[0].shape[-2] // len(rows)
+        )  # some critics have a row per discount
+        found["dead_units/critics"] = dead_units(layers, rows)
         scales = {"target_mu": self.values.mu, "target_sigma": self.values.sigma}
         for name, values in per_discount.items():
             scales[name] = values.where(mask_g, 0.0).sum((0, 1)) / mask.sum().clamp(min=1)
@@ -522,22 +532,18 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def _check_settings(self, num_critics: int, discounts: Sequence[float]) -> None:
         name = type(self).__name__
+        require_positive(
+            name,
+            num_critics=num_critics,
+            num_actions_for_value_in_critic_loss=self.num_actions_for_value_in_critic_loss,
+            num_actions_for_value_in_actor_loss=self.num_actions_for_value_in_actor_loss,
+        )
+        require_at_least(0, name, burn_in=self.burn_in)
         self.critic_subset.check(num_critics, name)
-        lowest = {
-            "num_actions_for_value_in_critic_loss": 1,
-            "num_actions_for_value_in_actor_loss": 1,
-            "burn_in": 0,
-        }
-        for setting, least in lowest.items():
-            if getattr(self, setting) < least:
-                raise ValueError(
-                    f"{setting} is {getattr(self, setting)}, but must be at least {least}. "
-                    f"Fix: bind {name}.{setting} to such an integer."
-                )
         if not all(0.0 <= g <= 1.0 for g in discounts):
             raise ValueError(
-                f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma and "
-                f"{name}.training_discounts (or training_discounts_continuous) so."
+                f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma, and each "
+                f"of {name}.training_discounts (or training_discounts_continuous), to a number from 0 to 1."
             )
         if self.returns.needs_probabilities and not self.is_discrete:
             raise ValueError(

@@ -219,6 +219,11 @@ ROWS = {
         "one subset of different critics per update: per element, with replacement",
         ("RandomSubset.per='element'", "RandomSubset.replace=True"),
     ),
+    "discount_input": Row(
+        "critics with an output per discount: the discount is an input",
+        ("Agent.critic_type=@DiscountInputCriticEnsemble",),
+        cannot_matter_on=tuple(name for name in TASKS if name not in _CONTINUOUS),
+    ),
     "published_tau": Row("our Polyak rate of 0.03: 0.003", ("TAU=0.003",)),
     "published_discounts": Row(
         "our discounts: 0.1, 0.9, 0.95, 0.97, 0.99, 0.995 and 0.999",
@@ -255,7 +260,7 @@ ROWS = {
     ),
     "files_alike": Row(
         "timesteps drawn alike: files drawn alike",
-        ("DiskTrajDataset.sample_by='trajectory'",),
+        ("Sampler.sample_by='trajectory'",),
         cannot_matter_on=_EQUALLY_LONG,
     ),
     "plain_windows": Row(

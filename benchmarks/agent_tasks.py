@@ -88,7 +88,7 @@ _FROM_FOLDER = ("DiskTrajDataset.dset_root='{folder}'", "DiskTrajDataset.dset_na
 _FROM_MINARI = (
     "Experiment.dataset=@MinariDataset()",
     "MinariDataset.dataset_id='{dataset}'",
-    "MinariDataset.sample_by='timestep'",
+    "Sampler.sample_by='timestep'",
 )
 _OFFLINE = (
     "Experiment.train_timesteps_per_epoch=0",
@@ -125,27 +125,6 @@ OFFLINE: dict[str, OfflineTask] = {
     for name, own in _WITH_PENDULUM.items()
 }
 
-_SCALED = "benchmarks/scaled_answers"
-_BINS = (
-    "ValueBins.unit=5e-4",
-    "BinnedCriticEnsemble.d_hidden=64",
-)  # the smallest reward, scaled
-SCALE: dict[str, Task] = {
-    f"{agent}_{size}": Task(
-        (_SCALED, *parts),
-        "val/success",
-        0.9,
-        overrides=(*own, *(("Answers.spread=0.0",) if size == "equal" else ())),
-    )
-    for agent, parts, own in (
-        ("multitask", ("agents/multitask",), _BINS),
-        ("mse", (), ("Agent.values=@PlainValues()", "Agent.loss_weights=None")),
-        ("popart", (), ()),
-    )
-    for size in ("equal", "scaled")
-    if (agent, size) != ("popart", "equal")
-}
-
 _TARGETS = {
     "n_step_1": ("Agent.returns=@NStep()", "NStep.n=1"),
     "n_step_3": ("Agent.returns=@NStep()", "NStep.n=3"),
@@ -161,6 +140,5 @@ STUDIES: dict[str, Mapping[str, Task]] = {
     "recurrent": RECURRENT,
     "peers": PEERS,
     "offline": OFFLINE,
-    "scale": SCALE,
     "credit": CREDIT,
 }

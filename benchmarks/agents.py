@@ -1,12 +1,11 @@
 """Do agents do what they are for? Runs the studies of agent_tasks.py over seeds, and prints JSON.
 
     python benchmarks/agents.py                                  # all studies, seeds 0 1
-    python benchmarks/agents.py credit/lambda scale --seeds 0
+    python benchmarks/agents.py credit/lambda offline --seeds 0
 
 recurrent: DQN and SAC with a GRU where velocities or the past are hidden; peers: RecurrentPPO of sb3-contrib
 on such tasks, in a virtual environment of its own (--venv). offline: from trajectories of a run of ours, and
-from a Minari dataset made of another. scale: six tasks whose rewards span six decades. credit: targets in the
-active T-maze.
+from a Minari dataset made of another. credit: targets in the active T-maze.
 
 Every run is a process, as in learning.py, is written to the output at once, and not repeated by a later call.
 """
@@ -95,8 +94,6 @@ def main() -> None:
     if not chosen:
         parser.error(f"no such task; these are: {', '.join(every)}")
     os.environ["MINARI_DATASETS_PATH"] = str(args.data / "minari")
-    here = [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, here))  # for scaled_answers.gin
     results = Results(args.output, chosen, threads=1)
     for seed in args.seeds:
         for name, task in chosen.items():

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from loxodon.agents import Agent
-from loxodon.data import Batch, BatchLoader, MemoryTrajDataset, Trajectory
+from loxodon.data import Batch, BatchLoader, MemoryTrajDataset, Sampler, Trajectory
 
 SHORTEST, LONGEST, MAX_SEQ_LEN, POOL = 10, 200, 256, 8
 ENCODERS = {"transformer": transformer, "gru": gru}
@@ -58,7 +58,7 @@ def make_trajectory(rng: np.random.Generator) -> Trajectory:
 def make_batches(way: str) -> list[Batch]:
     """A pool of batches, which hold the same windows in every way."""
     rng = np.random.default_rng(0)
-    dataset = MemoryTrajDataset([make_trajectory(rng) for _ in range(500)], sample_by="timestep")
+    dataset = MemoryTrajDataset([make_trajectory(rng) for _ in range(500)], sampler=Sampler("timestep"))
     dataset.configure(
         max_seq_len=MAX_SEQ_LEN,
         padded_sampling="none",

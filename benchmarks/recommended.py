@@ -23,8 +23,6 @@ TRANSFORMER: dict[str, Any] = {
     "normformer_norms": False,
     "head_scaling": False,
 }
-ACTOR: dict[str, Any] = {"out_gain": 0.1, "out_bias_gain": 0.0}
-CRITICS: dict[str, Any] = {"out_gain": 1.0, "joint_fan_in": False}
 
 
 def parts(kind: type) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if __name__ == "data":
         "Fix: pip install -e ."
     )
 
-from .dataset import DoNothingDataset, RLDataset, dataset_fingerprint, random_window
+from .dataset import DoNothingDataset, RLDataset
 from .disk_dataset import DiskTrajDataset
 from .errors import BrokenTrajectoryError
 from .files import (
@@ -23,7 +23,6 @@ from .files import (
     TrajectoryReader,
     check_file,
     load_trajectory,
-    open_trajectory,
     save_trajectory,
 )
 from .foreign import load_episodes, split_episodes
@@ -31,8 +30,9 @@ from .memory import MemoryTrajDataset
 from .minari import MinariDataset
 from .mixture import MixtureOfDatasets
 from .relabeling import HindsightRelabeler, NoOpRelabeler, Relabeler
+from .sampling import PrioritySampler, Sampler
 from .sink import Sink
-from .trajectory import Layout, StoredTrajectory, Trajectory
+from .trajectory import Layout, Trajectory
 from .writer import TrajectoryWriter, WritingClock
 
 if TYPE_CHECKING:
@@ -60,23 +60,21 @@ __all__ = [
     "MinariDataset",
     "MixtureOfDatasets",
     "NoOpRelabeler",
+    "PrioritySampler",
     "RLDataset",
     "Relabeler",
     "RolloutBatch",
+    "Sampler",
     "Sink",
-    "StoredTrajectory",
     "Trajectory",
     "TrajectoryReader",
     "TrajectoryWriter",
     "WritingClock",
     "check_file",
-    "dataset_fingerprint",
     "load_episodes",
     "load_trajectory",
-    "open_trajectory",
     "pack_batch",
     "pad_batch",
-    "random_window",
     "save_trajectory",
     "split_episodes",
 ]

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -187,8 +188,7 @@ class Buffer:
     Args:
         path: folder that contains the two.
         may_move: True if this process may move broken files to `quarantine`.
-        with_lengths: True to open each file once, when it is first listed, for its length.
-        on_change: called with the files that are gone whenever `files` has changed.
+        value: called once with each file's trajectory, when the file is first listed; None opens no file.
 
     The folders need not exist.
 
@@ -196,7 +196,8 @@ class Buffer:
         files: of both, the oldest first, as of the last refresh. A new list after every change, so that old
             positions stay valid in the list they came from.
         sizes: bytes of the files by path, as of the last measure_sizes.
-        lengths: transitions of the files by path; empty without `with_lengths`.
+        lengths: transitions of the files by path; empty without `value`.
+        values: what `value` returned, by path.
     """
 
     def __init__(
@@ -204,8 +205,7 @@ class Buffer:
         path: Path,
         *,
         may_move: bool,
-        with_lengths: bool,
-        on_change: Callable[[list[TrajectoryFile]], None],
+        value: Callable[[Trajectory], float] | None,
     ) -> None:
         self.path, self.fifo = path, path / "fifo"
         self._folders = {False: self.fifo, True: path / "protected"}  # by is_protected
@@ -213,7 +213,8 @@ class Buffer:
         self.files: list[TrajectoryFile] = []
         self.sizes: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
-        self._with_lengths, self._on_change = with_lengths, on_change
+        self.values: dict[str, float] = {}
+        self._value = value
         # By is_protected and name, all that lies there: None is what is not sampled from.
         self._known: dict[bool, dict[str, TrajectoryFile | None]] = {False: {}, True: {}}
         self._temporaries: list[Path] = []
@@ -234,7 +235,7 @@ class Buffer:
         self._layout, self._checked, self._sound = layout, set(), set()
 
     def refresh(self) -> None:
-        """List the folders again; opened files that are gone are let go of. Raises like open."""
+        """List the folders again; opened files that are gone are let go of. Raises like cut."""
         added: list[TrajectoryFile] = []
         gone: list[TrajectoryFile] = []
         self._temporaries = []
@@ -249,30 +250,24 @@ class Buffer:
         self._num_seen += len(added)
         if added:
             self.files = sorted(self.files + added)  # takes advantage of the part that is sorted already
-        if added or gone:
-            self._forget(gone)
-        if self._with_lengths and len(self.lengths) < len(self.files):
-            for file in [file for file in self.files if file.path not in self.lengths]:
-                if (traj := self.open(file)) is not None:
-                    self.lengths[file.path] = len(traj)
+        self._forget(gone)
+        if self._value is not None and len(self.values) < len(self.files):
+            for file in [file for file in self.files if file.path not in self.values]:
+                self._measure(file, self._value)
 
     def measure_sizes(self) -> None:
         """Look up the bytes of files whose size is not known yet."""
         if len(self.sizes) < len(self.files):
             self.sizes |= {file.path: _size_bytes(file) for file in self.files if file.path not in self.sizes}
 
-    def open(self, file: TrajectoryFile) -> Trajectory | None:
-        """Return the trajectory of a file, or None if it is gone or cannot be used; then it is off the list.
-
-        Large observations may be StoredRows. Raises:
-            ValueError: If more than 5 % of the files are broken.
-        """
-        return self._use(file, lambda traj: traj)
-
     def cut(self, file: TrajectoryFile, span: Callable[[int], tuple[int, int]]) -> Trajectory | None:
         """Return the transitions from start to stop, which `span` chooses given their number, as arrays.
 
-        All values of the file are checked the first time. Otherwise as open.
+        All values of the file are checked the first time. Returns None if the file is gone or cannot be used;
+        then it is off the list.
+
+        Raises:
+            ValueError: If more than 5 % of the files are broken.
         """
 
         def check_and_slice(traj: Trajectory) -> Trajectory:
@@ -284,8 +279,20 @@ class Buffer:
 
         return self._use(file, check_and_slice)
 
+    def _measure(self, file: TrajectoryFile, find_value: Callable[[Trajectory], float]) -> None:
+        """Note length and value of a file. NaN in a file may show here first; then the file is broken."""
+
+        def note(traj: Trajectory) -> Trajectory:
+            value = find_value(traj)
+            if not math.isfinite(value) and (problem := find_bad_value(traj, self._layout)):
+                raise bad_value_error(file.path, problem)
+            self.lengths[file.path], self.values[file.path] = len(traj), value
+            return traj
+
+        self._use(file, note)
+
     def _use(self, file: TrajectoryFile, use: Callable[[Trajectory], Trajectory]) -> Trajectory | None:
-        """Apply a function to the trajectory of a file; see open."""
+        """Apply a function to the trajectory of a file; large observations may be StoredRows. See cut."""
         try:
             traj = self._reader.load(file.path)
             if file.path not in self._checked:
@@ -351,8 +358,7 @@ class Buffer:
                 failed[0][0],
                 failed[0][1].strerror,
             )
-        if doomed:
-            self._forget(doomed)
+        self._forget(doomed)
         return len(doomed) - len(failed)
 
     def remove_stale_temporaries(self) -> None:
@@ -405,16 +411,16 @@ class Buffer:
         self._forget([file])
 
     def _forget(self, gone: list[TrajectoryFile]) -> None:
-        if gone:
-            paths = {file.path for file in gone}
-            self.files = [file for file in self.files if file.path not in paths]
-            self._reader.forget(paths)
-            self._checked -= paths
-            self._sound -= paths
-            for path in paths:
-                self.sizes.pop(path, None)
-                self.lengths.pop(path, None)
-        self._on_change(gone)
+        if not gone:
+            return
+        paths = {file.path for file in gone}
+        self.files = [file for file in self.files if file.path not in paths]
+        self._reader.forget(paths)
+        self._checked -= paths
+        self._sound -= paths
+        for path in paths:
+            for known in (self.sizes, self.lengths, self.values):
+                known.pop(path, None)
 
 
 def _size_bytes(file: TrajectoryFile) -> int:

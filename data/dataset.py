@@ -2,74 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 import gin
 import numpy as np
-import numpy.typing as npt
 
-from .errors import check_choice
 from .relabeling import Relabeler
+from .sampling import Sampler
 from .trajectory import Layout, Trajectory
 
-PADDED_SAMPLING_MODES = ("none", "left", "right", "both", "shifted")
 
-
-def random_window(traj_len: int, max_seq_len: int, mode: str, rng: np.random.Generator) -> tuple[int, int]:
-    """Draw the window of a trajectory that goes into a batch.
-
-    Args:
-        traj_len: transitions in the trajectory.
-        max_seq_len: transitions in the longest window.
-        mode: which ends the window may hang over, and so be shorter: "none", "left", "right" or "both"; or
-            "shifted", the windows of "both" moved inside, so that all are full and the first and the last
-            timesteps are drawn about as often as others.
-        rng: source of randomness; not used if the whole trajectory fits.
-
-    Returns: start (inclusive) and stop (exclusive), 0 <= start < stop <= traj_len.
-
-    Raises:
-        ValueError: If the mode is unknown.
-    """
-    check_choice("Experiment.padded_sampling", mode, PADDED_SAMPLING_MODES)
-    fraction = rng.random() if traj_len > max_seq_len else 0.0
-    return window_at(traj_len, max_seq_len, mode, fraction)
-
-
-def window_at(traj_len: int, max_seq_len: int, mode: str, fraction: float) -> tuple[int, int]:
-    """Return the window that lies at a fraction, in [0, 1), of the way from the first to the last.
-
-    Uniform fractions give uniform window starts. All else is as in random_window.
-    """
-    if traj_len <= max_seq_len:
-        return 0, traj_len
-    last_full = traj_len - max_seq_len
-    lowest = 1 - max_seq_len if mode in ("left", "both", "shifted") else 0
-    highest = traj_len - 2 if mode in ("right", "both", "shifted") else last_full
-    start = lowest + int(fraction * (highest + 1 - lowest))
-    if mode == "shifted":
-        start = min(max(start, 0), last_full)
-    return max(start, 0), min(start + max_seq_len, traj_len)
-
-
+@gin.configurable
 class RLDataset(ABC):
     """A source of trajectory windows.
 
     To make your own, implement `sample_random_trajectory`; everything else has a sensible meaning already.
 
+    Args:
+        sampler: draws the windows of datasets that store trajectories; None for Sampler().
+
     Attributes:
-        max_seq_len, padded_sampling, has_edit_rights: see configure.
+        max_seq_len, has_edit_rights: see configure.
         layout: what the run expects every trajectory to look like; None as long as that is not known.
         relabeler: changes whole trajectories before windows are taken from them; None changes nothing.
     """
 
     max_seq_len: int
-    padded_sampling: str
     has_edit_rights: bool
     layout: Layout | None = None
     relabeler: Relabeler | None = None
+
+    def __init__(self, sampler: Sampler | None = None) -> None:
+        self.sampler = Sampler() if sampler is None else sampler
+
+    @functools.cached_property
+    def sampler(self) -> Sampler:
+        """The argument of that name; a default one if a subclass does not call `RLDataset.__init__`."""
+        return Sampler()
 
     def configure(
         self,
@@ -84,7 +56,7 @@ class RLDataset(ABC):
 
         Args:
             max_seq_len: transitions in the longest window.
-            padded_sampling: mode of random_window.
+            padded_sampling: where windows may hang over the ends of a trajectory; see Sampler.window.
             has_edit_rights: True if this process may delete or move files.
             default_root: folder for datasets that name none.
             default_name: name for datasets that have none.
@@ -97,9 +69,8 @@ class RLDataset(ABC):
                 f"max_seq_len is {max_seq_len}, but a window needs at least 1 transition. "
                 "Fix: set Experiment.max_seq_len."
             )
-        check_choice("Experiment.padded_sampling", padded_sampling, PADDED_SAMPLING_MODES)
-        self.max_seq_len, self.padded_sampling = max_seq_len, padded_sampling
-        self.has_edit_rights = has_edit_rights
+        self.max_seq_len, self.has_edit_rights = max_seq_len, has_edit_rights
+        self.sampler.configure(max_seq_len=max_seq_len, padded_sampling=padded_sampling)
 
     def expect(self, layout: Layout) -> None:
         """Learn what trajectories of this run look like, once its spaces are known."""
@@ -119,14 +90,6 @@ class RLDataset(ABC):
     def newest_time_s(self) -> float | None:
         """Unix time of the newest trajectory, as of the last refresh; None if that is not known."""
         return None
-
-    @property
-    def takes_priorities(self) -> bool:
-        """True if windows are drawn by priorities, which `update_priorities` sets."""
-        return False
-
-    def update_priorities(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[Any]) -> None:  # noqa: B027
-        """Set the priorities (B,) of what the windows with `source` = slots (B,) were drawn from."""
 
     @abstractmethod
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
@@ -165,10 +128,11 @@ class RLDataset(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must remember, JSON-able."""
-        return {}
+        return {"sampler": self.sampler.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional hook)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what state_dict returned."""
+        self.sampler.load_state_dict(state.get("sampler", {}))
 
     def set_aside_newer(self, state: dict[str, Any]) -> int:
         """Hide data that arrived after `state` was taken, for exact resumption. Returns how much."""
@@ -179,19 +143,14 @@ class RLDataset(ABC):
         return 0
 
     def fingerprint(self) -> str | None:
-        """A text that changes with the data and with how they are drawn; None where that is not known."""
+        """A text that changes with the data and with how they are drawn; None where that is not known.
+
+        Files count by name and size, as of the last refresh; the folder does not, so a copy is the same.
+        """
         return None
 
     def close(self) -> None:  # noqa: B027 (optional hook)
         """Let go of locks and open files."""
-
-
-def dataset_fingerprint(dataset: RLDataset) -> str | None:
-    """What `dataset.fingerprint()` returns.
-
-    Files count by name and size, as of the last refresh; the folder does not, so a copy is the same.
-    """
-    return dataset.fingerprint()
 
 
 @gin.configurable

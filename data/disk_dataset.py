@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gin
 import numpy as np
-import numpy.typing as npt
 
 from .buffer import Buffer, TrajectoryFile, make_folders, move_into
-from .dataset import RLDataset, window_at
-from .errors import READ_ONLY, check_choice
+from .dataset import RLDataset
+from .errors import READ_ONLY
 from .lock import MANAGER, FolderLock
 from .relabeling import Relabeler
-from .sampling import SAMPLE_BY, FileSampler, PriorityTable, priority_slot
+from .sampling import Sampler
 from .trajectory import Layout, Trajectory
 
 _BEFORE_ALL = [-1.0, ""]  # time and id
@@ -45,11 +43,7 @@ class DiskTrajDataset(RLDataset):
             at least as many in `fifo`.
         dset_max_timesteps: transitions that may stay in `fifo`; None for no limit.
         dset_max_bytes: bytes that may stay in `fifo`; None for no limit.
-        sample_by: "trajectory" draws every file alike; "timestep" in proportion to its transitions, for which
-            each file is opened once when it is first seen.
-        recent_fraction: only this newest share of all files, above 0 and at most 1, is drawn; None for all.
-        priority_exponent: draw files in proportion to their priority to the power of this (see
-            update_priorities); None for no priorities. Combines with sample_by and recent_fraction.
+        sampler: draws files and windows; None for that of RLDataset.
         relabeler: changes every drawn trajectory, as a whole, before a window is taken from it.
         takes_new_trajs: False for data that is only read: runs collect nothing into this folder, and nothing
             in it is created, moved or deleted, with edit rights either.
@@ -67,41 +61,33 @@ class DiskTrajDataset(RLDataset):
         *,
         dset_max_timesteps: int | None = None,
         dset_max_bytes: int | None = None,
-        sample_by: str = "trajectory",
-        recent_fraction: float | None = None,
-        priority_exponent: float | None = None,
+        sampler: Sampler | None = None,
         relabeler: Relabeler | None = None,
         takes_new_trajs: bool = True,
     ) -> None:
-        check_choice("DiskTrajDataset.sample_by", sample_by, SAMPLE_BY)
+        super().__init__(*[sampler] if sampler else [])  # gin gives RLDataset.sampler if nothing is passed
         if not 1 <= dset_min_size <= dset_max_size:
             raise ValueError(
                 f"dset_min_size is {dset_min_size} and dset_max_size {dset_max_size}, but 1 <= dset_min_size "
                 "<= dset_max_size must hold (both count files). Fix: set DiskTrajDataset.dset_max_size and "
                 "dset_min_size."
             )
-        rules: list[tuple[str, float | None, Callable[[float], bool], str]] = [
-            ("dset_max_timesteps", dset_max_timesteps, lambda x: x >= 1, "at least 1"),
-            ("dset_max_bytes", dset_max_bytes, lambda x: x >= 1, "at least 1"),
-            ("recent_fraction", recent_fraction, lambda x: 0 < x <= 1, "above 0 and at most 1"),
-            ("priority_exponent", priority_exponent, lambda x: x > 0, "above 0"),
-        ]
-        for name, value, fits, allowed in rules:
-            if value is not None and not fits(value):
+        limits = {"dset_max_timesteps": dset_max_timesteps, "dset_max_bytes": dset_max_bytes}
+        for name, limit in limits.items():
+            if limit is not None and limit < 1:
                 raise ValueError(
-                    f"{name} is {value}, but must be {allowed}, or None for no such rule. "
+                    f"{name} is {limit}, but must be at least 1, or None for no limit. "
                     f"Fix: set DiskTrajDataset.{name}."
                 )
         self.dset_root, self.dset_name = dset_root, dset_name
         self.dset_max_size, self.dset_min_size = dset_max_size, dset_min_size
         self.dset_max_timesteps, self.dset_max_bytes = dset_max_timesteps, dset_max_bytes
-        self.sample_by, self.recent_fraction, self.relabeler = sample_by, recent_fraction, relabeler
-        self.takes_new_trajs, self.priority_exponent = takes_new_trajs, priority_exponent
-        self.priorities = None if priority_exponent is None else PriorityTable(priority_exponent)
+        self.relabeler, self.takes_new_trajs = relabeler, takes_new_trajs
         self._opened: Buffer | None = None
         self._lock: FolderLock | None = None
         self._newest_found: list[Any] | None = None  # time and id
         self._is_read_only = self._is_too_full = self._is_resumed = False
+        self._shown: list[TrajectoryFile] = []  # the files that the sampler knows
 
     def configure(self, **settings: Any) -> None:
         """Make the folders, unless this dataset is only read, and list them.
@@ -120,12 +106,11 @@ class DiskTrajDataset(RLDataset):
         self.has_edit_rights = self.has_edit_rights and not self._is_read_only
         if self.has_edit_rights:
             self._take_lock(path)
-        self._sampler = FileSampler(recent_fraction=self.recent_fraction, priorities=self.priorities)
+        needs_values = self.sampler.needs_values or self.dset_max_timesteps is not None
         self._opened = Buffer(
             path,
             may_move=self.has_edit_rights,
-            with_lengths=self.sample_by == "timestep" or self.dset_max_timesteps is not None,
-            on_change=self._take_notice,
+            value=self.sampler.value if needs_values else None,
         )
         if self.layout is not None:
             self._opened.expect(self.layout)
@@ -184,29 +169,16 @@ class DiskTrajDataset(RLDataset):
                     f"{self._buffer.quarantine.describe()} Fix: collect first (Experiment.mode 'both' or "
                     "'collect'), or put files into its folder 'protected'."
                 )
-            positions = self._sampler.draw(num_missing, rng)
-            for position, fraction in zip(positions, rng.random(num_missing).tolist(), strict=True):
+            if files is not self._shown:
+                known = self._buffer.values
+                values = [known[file.path] for file in files] if self.sampler.needs_values else None
+                self.sampler.set_trajs([file.traj_id for file in files], values)
+                self._shown = files
+            for position, fraction in self.sampler.draw(num_missing, rng):
                 window = self._cut_window(files[position], fraction, rng)
                 if window is not None:
                     windows.append(window)
         return windows
-
-    @property
-    def takes_priorities(self) -> bool:
-        return self.priorities is not None
-
-    def update_priorities(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[Any]) -> None:
-        """Set priorities, at least 0, of files, for this process and those it started, such as workers.
-
-        Raises:
-            ValueError: If this dataset keeps no priorities, or the arrays are not as described.
-        """
-        if self.priorities is None:
-            raise ValueError(
-                "This DiskTrajDataset keeps no priorities, so none can be set. "
-                "Fix: set DiskTrajDataset.priority_exponent, e.g. 0.6."
-            )
-        self.priorities.update(slots, priorities)
 
     def on_run_start(self) -> None:
         """Refuse a named folder that held more than the limits allow before this run had anything in it.
@@ -277,32 +249,29 @@ class DiskTrajDataset(RLDataset):
         self._buffer.delete(self._newer_than(self._newest_found))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what set_aside_newer and the limits need to know of `fifo`, and priorities if kept.
+        """Return what set_aside_newer and the limits need to know of `fifo`, and the state of the sampler.
 
         These are time and id of the newest file and the number of files; the folder as it was named; and, if
         this process keeps the limits, these and the newest file that was there before the run began.
         """
-        state: dict[str, Any] = {
+        return {
+            **super().state_dict(),
             "newest": self._newest(),
             "num_fifo_files": len(self._buffer.fifo_files),
             "named": self._named,
             "limits": self._limits if self.has_edit_rights else None,
             "newest_found": self._newest_found,
         }
-        if self.priorities is not None:
-            state["priorities"] = self.priorities.state_dict([file.traj_id for file in self._buffer.files])
-        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the priorities, and whose the files are; the files themselves are the rest of the state."""
+        """Restore the sampler, and whose the files are; the files themselves are the rest of the state."""
         self.refresh()
         if self._is_of_this_folder(state) and _allow_as_much(self._limits, state.get("limits")):
             num_older = len(self._buffer.fifo_files) - len(self._newer_than(state["newest"]))
             self._newest_found, self._is_resumed = state["newest_found"], True
             # The run's own files may exceed the limits; others may have been put there since.
             self._is_too_full &= num_older - state["num_fifo_files"] > self.dset_max_size
-        if self.priorities is not None and "priorities" in state:
-            self.priorities.load_state_dict(state["priorities"])
+        super().load_state_dict(state)
 
     def set_aside_newer(self, state: dict[str, Any]) -> int:
         """Move the files of `fifo` that are newer than `state` to `buffer/superseded/`. Returns their number.
@@ -342,12 +311,13 @@ class DiskTrajDataset(RLDataset):
         return self.set_aside_newer({"newest": None, "num_fifo_files": 0})
 
     def fingerprint(self) -> str | None:
-        """Names and sizes of the files as of the last refresh; None with priorities or a relabeler."""
-        if self.priorities is not None or self.relabeler is not None:
+        """Names and sizes of the files as of the last refresh; None with a relabeler or another sampler."""
+        sampler = self.sampler
+        if type(sampler) is not Sampler or self.relabeler is not None:
             return None
         self._buffer.measure_sizes()
         files = sorted([file.name, self._buffer.sizes[file.path]] for file in self._buffer.files)
-        return json.dumps([type(self).__name__, self.sample_by, self.recent_fraction, files])
+        return json.dumps([type(self).__name__, sampler.sample_by, sampler.recent_fraction, files])
 
     def close(self) -> None:
         """Let another process manage the folder, and let go of opened files. Using it again is possible."""
@@ -363,24 +333,18 @@ class DiskTrajDataset(RLDataset):
     def _cut_window(
         self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
     ) -> Trajectory | None:
+        sampler = self.sampler
+
         def span(length: int) -> tuple[int, int]:
-            return window_at(length, self.max_seq_len, self.padded_sampling, fraction)
+            return sampler.window(length, fraction)
 
         if self.relabeler is None:
             window = self._buffer.cut(file, span)
         elif (window := self._buffer.cut(file, lambda length: (0, length))) is not None:
             window = self.relabeler.apply(window, rng)
             window = window.slice(*span(len(window)))
-        if window is None:
-            return None
-        return window if self.priorities is None else window.with_source(priority_slot(file.traj_id))
-
-    def _take_notice(self, gone: list[TrajectoryFile]) -> None:
-        """Draw from the files as they are now."""
-        by_length = self.sample_by == "timestep"
-        self._sampler.set_files(self._buffer.files, self._buffer.lengths if by_length else None)
-        if gone and self.priorities is not None:
-            self.priorities.reset(np.array([priority_slot(file.traj_id) for file in gone]))
+        source = sampler.source(file.traj_id)
+        return window if window is None or source < 0 else window.with_source(source)
 
     @property
     def _named(self) -> list[str | None]:

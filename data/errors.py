@@ -27,7 +27,7 @@ def check_choice(setting: str, value: object, allowed: Sequence[str]) -> None:
 class BrokenTrajectoryError(ValueError):
     """A file that exists but is not a complete trajectory: truncated, empty, foreign, damaged or too new.
 
-    Its text names the file, what was found, what is allowed, and the mend.
+    Its text names the file, what was found, what is allowed, and the fix.
     """
 
     def __init__(self, text: str) -> None:

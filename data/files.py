@@ -130,9 +130,6 @@ def load_trajectory(path: str | Path) -> Trajectory:
     return _open(str(path)).traj
 
 
-open_trajectory = load_trajectory  # both names are public
-
-
 def check_file(path: str | Path) -> Trajectory:
     """Read a file, compare it with its checksums, which every format has, and look at all its values.
 

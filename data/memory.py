@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import gin
 import numpy as np
-import numpy.typing as npt
 
-from .dataset import RLDataset, random_window
-from .errors import check_choice
-from .foreign import arrays_of, load_episodes, split_episodes
+from .dataset import RLDataset
+from .foreign import arrays_of, load_episodes
 from .relabeling import Relabeler
-from .sampling import SAMPLE_BY
-from .trajectory import Array, Layout, Trajectory
+from .sampling import Sampler
+from .trajectory import Layout, Trajectory
 from .values import find_bad_value
 
 
@@ -29,8 +26,7 @@ class MemoryTrajDataset(RLDataset):
 
     Args:
         trajs: trajectories to begin with.
-        sample_by: "trajectory" draws each with equal chance, "timestep" in proportion to its transitions, so
-            that each transition is drawn about equally often.
+        sampler: draws trajectories and windows; None for that of RLDataset.
         max_timesteps: transitions that are kept; the oldest trajectories make room for new ones. None keeps
             all.
         min_trajs: trajectories from which on training starts.
@@ -44,44 +40,25 @@ class MemoryTrajDataset(RLDataset):
     def __init__(
         self,
         trajs: Sequence[Trajectory] = (),
-        sample_by: str = "trajectory",
+        sampler: Sampler | None = None,
         max_timesteps: int | None = None,
         min_trajs: int = 1,
         relabeler: Relabeler | None = None,
         npz_path: str | None = None,
     ) -> None:
-        check_choice("MemoryTrajDataset.sample_by", sample_by, SAMPLE_BY)
+        super().__init__(*[sampler] if sampler else [])  # gin gives RLDataset.sampler if nothing is passed
         if min_trajs < 1 or (max_timesteps is not None and max_timesteps < 1):
             raise ValueError(
                 f"max_timesteps is {max_timesteps} and min_trajs {min_trajs}, but both must be at least 1. "
                 "Fix: set MemoryTrajDataset.max_timesteps (None keeps all) and min_trajs."
             )
-        self.sample_by, self.max_timesteps, self.min_trajs = sample_by, max_timesteps, min_trajs
-        self.relabeler = relabeler
+        self.max_timesteps, self.min_trajs, self.relabeler = max_timesteps, min_trajs, relabeler
         self._trajs: list[Trajectory] = []
-        self._num_timesteps = 0
-        self._ends: npt.NDArray[np.int64] | None = None  # cumulative numbers of transitions, made when needed
+        self._ids: list[str] = []  # numbers in the order of adding, by which the sampler knows trajectories
+        self._num_timesteps = self._num_added = 0
+        self._has_changed = True  # since the sampler was given the trajectories
         for traj in [*trajs, *(load_episodes(npz_path) if npz_path is not None else [])]:
             self.add(traj)
-
-    @classmethod
-    def from_arrays(
-        cls,
-        obs: Array | Mapping[str, Array],
-        actions: Array,
-        rews: Array,
-        terminated: Array,
-        truncated: Array,
-        *,
-        next_obs: Array | Mapping[str, Array] | None = None,
-        num_actions: int | Sequence[int] | None = None,
-        env_name: str = "offline",
-        **kwargs: Any,
-    ) -> MemoryTrajDataset:
-        """Make a dataset of flat arrays of steps; see split_episodes. kwargs go to the constructor."""
-        steps = obs, actions, rews, terminated, truncated
-        trajs = split_episodes(*steps, next_obs=next_obs, num_actions=num_actions, env_name=env_name)
-        return cls(trajs, **kwargs)
 
     def add(self, traj: Trajectory) -> None:
         """Take one more trajectory, and drop the oldest while there are more than max_timesteps.
@@ -99,11 +76,14 @@ class MemoryTrajDataset(RLDataset):
                 "Fix: use one MemoryTrajDataset per observation and action space."
             )
         self._trajs.append(traj)
+        self._ids.append(str(self._num_added))
+        self._num_added += 1
         self._num_timesteps += len(traj)
-        self._ends = None
+        self._has_changed = True
         # One trajectory may be longer than everything allowed; it stays until the next comes.
         while self._num_timesteps > (self.max_timesteps or np.inf) and len(self._trajs) > 1:
             self._num_timesteps -= len(self._trajs.pop(0))
+            self._ids.pop(0)
 
     def expect(self, layout: Layout) -> None:
         """Learn what trajectories of this run look like. Raises ValueError if values do not fit."""
@@ -136,38 +116,45 @@ class MemoryTrajDataset(RLDataset):
         return self._num_timesteps
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
+        return self.sample_windows(1, rng)[0]
+
+    def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
         """Raise ValueError if there is no trajectory."""
         if not self._trajs:
             raise ValueError(
                 "MemoryTrajDataset holds no trajectories to sample from. Fix: pass some when it is made, or "
                 "add() them first."
             )
-        traj = self._trajs[self._draw(rng)]
-        if self.relabeler is not None:
-            traj = self.relabeler.apply(traj, rng)
-        start, stop = random_window(len(traj), self.max_seq_len, self.padded_sampling, rng)
-        return traj.slice(start, stop)
+        if self._has_changed:
+            values = [self.sampler.value(traj) for traj in self._trajs] if self.sampler.needs_values else None
+            self.sampler.set_trajs([*self._ids], values)
+            self._has_changed = False
+        windows = []
+        for position, fraction in self.sampler.draw(count, rng):
+            traj = self._trajs[position]
+            if self.relabeler is not None:
+                traj = self.relabeler.apply(traj, rng)
+            window = traj.slice(*self.sampler.window(len(traj), fraction))
+            source = self.sampler.source(self._ids[position])
+            windows.append(window if source < 0 else window.with_source(source))
+        return windows
 
     def delete(self) -> None:
-        self._trajs, self._num_timesteps, self._ends = [], 0, None
+        self._trajs, self._ids, self._num_timesteps, self._has_changed = [], [], 0, True
 
     def on_end_of_collection(self) -> dict[str, float]:
         return {"total_trajs": float(self.num_trajs), "total_timesteps": float(self.num_timesteps)}
 
     def fingerprint(self) -> str | None:
-        """A digest of all arrays; None with a relabeler."""
-        if self.relabeler is not None:
+        """A digest of all arrays; None with a relabeler or another sampler."""
+        sampler = self.sampler
+        if type(sampler) is not Sampler or self.relabeler is not None:
             return None
         digest = hashlib.sha256()
         for traj in self._trajs:
             digest.update(f"{traj.layout} {len(traj)}".encode())
             for array in arrays_of(traj):
                 digest.update(array.tobytes())
-        return json.dumps([type(self).__name__, self.sample_by, digest.hexdigest()])
-
-    def _draw(self, rng: np.random.Generator) -> int:
-        if self.sample_by == "trajectory":
-            return int(rng.integers(len(self._trajs)))
-        if self._ends is None:
-            self._ends = np.cumsum([len(traj) for traj in self._trajs])
-        return int(np.searchsorted(self._ends, rng.integers(self._num_timesteps), side="right"))
+        return json.dumps(
+            [type(self).__name__, sampler.sample_by, sampler.recent_fraction, digest.hexdigest()]
+        )

@@ -26,10 +26,10 @@ import numpy as np
 
 from .disk_dataset import DiskTrajDataset
 from .episodes import Track, concatenate, join_pieces
-from .errors import WrongValueError, check_choice
+from .errors import WrongValueError
 from .files import load_trajectory, parse_name, save_trajectory
 from .foreign import episode
-from .sampling import SAMPLE_BY
+from .sampling import Sampler
 from .trajectory import Array, Layout, Trajectory, action_indices, action_rows
 from .values import cast, find_bad_value
 
@@ -273,11 +273,8 @@ class MinariDataset(DiskTrajDataset):
     Args:
         dataset_id: such as "D4RL/door/human-v2", found below MINARI_DATASETS_PATH.
         download: fetch it from Farama's server if it is not there.
-        sample_by: "trajectory" draws every episode equally often, "timestep" in proportion to its length.
+        sampler: draws episodes and windows; None for that of RLDataset.
         cache_root: folder for the converted episodes; None takes the folder of the dataset.
-
-    Raises:
-        ValueError: If sample_by is unknown.
     """
 
     def __init__(
@@ -285,19 +282,11 @@ class MinariDataset(DiskTrajDataset):
         dataset_id: str,
         *,
         download: bool = False,
-        sample_by: str = "trajectory",
+        sampler: Sampler | None = None,
         cache_root: str | None = None,
     ) -> None:
-        check_choice("MinariDataset.sample_by", sample_by, SAMPLE_BY)
         # All by name, or what gin binds of a DiskTrajDataset beside this one would hold here too.
-        super().__init__(
-            dset_min_size=1,
-            sample_by=sample_by,
-            recent_fraction=None,
-            priority_exponent=None,
-            relabeler=None,
-            takes_new_trajs=False,
-        )
+        super().__init__(dset_min_size=1, sampler=sampler, relabeler=None, takes_new_trajs=False)
         self.dataset_id, self.download, self.cache_root = dataset_id, download, cache_root
 
     def configure(self, **settings: Any) -> None:
@@ -319,16 +308,6 @@ class MinariDataset(DiskTrajDataset):
     def folder(self, default_root: str, default_name: str) -> Path:
         """Where the converted episodes lie; they are converted now if they never were."""
         return _converted(open_minari(self.dataset_id, download=self.download), self.cache_root)
-
-    @property
-    def num_episodes(self) -> int:
-        """Number of episodes with at least one transition."""
-        return self.num_files
-
-    @property
-    def num_timesteps(self) -> int:
-        """Number of transitions in all episodes."""
-        return sum(len(load_trajectory(file.path)) for file in self._buffer.files)
 
     def expect(self, layout: Layout) -> None:
         """Compare with the spaces of the run.

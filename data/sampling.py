@@ -1,159 +1,265 @@
-"""Which files are drawn: uniformly, by length, by age and by priority."""
+"""What is drawn: which stored trajectory, with which probability, and which window of it."""
 
 from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import gin
 import numpy as np
 import numpy.typing as npt
 
-from .buffer import TrajectoryFile
+from .errors import check_choice
+from .trajectory import Trajectory
 
 SAMPLE_BY = ("trajectory", "timestep")
+PADDED_SAMPLING_MODES = ("none", "left", "right", "both", "shifted")
 NUM_PRIORITY_SLOTS = 2**20
 Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 
 
-def priority_slot(traj_id: str) -> int:
-    """Return the place of a trajectory in the priority table, the same in every process."""
-    return int(traj_id, 36) % NUM_PRIORITY_SLOTS  # ids are digits and letters; ours only up to f
+@gin.configurable
+class Sampler:
+    """Draws windows of stored trajectories: first a trajectory, then a window of it.
+
+    Trajectory i is drawn with probability w_i / sum_k w_k, where `weights` gives w. The start of the window
+    is uniform over those that Experiment.padded_sampling allows; `window` gives it. For a rule of your own,
+    override these two, decorate the class with `@gin.configurable` and name it in gin:
+    `RLDataset.sampler = @MySampler()`.
+
+    Args:
+        sample_by: "trajectory" draws every trajectory equally often (w_i = 1), "timestep" in proportion to
+            its transitions, so that every transition is drawn about equally often.
+        recent_fraction: only this newest share of the trajectories, above 0 and at most 1, is drawn; None for
+            all.
+
+    Raises:
+        ValueError: If a setting is not allowed.
+
+    Attributes:
+        max_seq_len, padded_sampling: those of the run; see configure.
+    """
+
+    max_seq_len: int
+    padded_sampling: str
+    _traj_ids: Sequence[str] = ()
+    _cumulative: Weights | None = None  # sums of the weights, when they are not stale
+    _is_stale = True
+
+    def __init__(self, sample_by: str = "trajectory", recent_fraction: float | None = None) -> None:
+        check_choice("Sampler.sample_by", sample_by, SAMPLE_BY)
+        if recent_fraction is not None and not 0 < recent_fraction <= 1:
+            raise ValueError(
+                f"recent_fraction is {recent_fraction}, but must be above 0 and at most 1, or None for all "
+                "trajectories. Fix: set Sampler.recent_fraction."
+            )
+        self.sample_by, self.recent_fraction = sample_by, recent_fraction
+
+    def configure(self, *, max_seq_len: int, padded_sampling: str) -> None:
+        """Receive the settings of the run; the dataset calls this once, before anything is drawn.
+
+        Args:
+            max_seq_len: transitions in the longest window.
+            padded_sampling: "none", "left", "right", "both" or "shifted"; see window.
+
+        Raises:
+            ValueError: If the mode is unknown.
+        """
+        check_choice("Experiment.padded_sampling", padded_sampling, PADDED_SAMPLING_MODES)
+        self.max_seq_len, self.padded_sampling = max_seq_len, padded_sampling
+
+    # ---- which trajectory ----
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether `weights` needs the value of every trajectory. Files are then opened when first listed."""
+        return self.sample_by == "timestep"
+
+    def value(self, traj: Trajectory) -> float:
+        """Return the number by which `weights` knows a trajectory: by default its transitions."""
+        return len(traj)
+
+    def weights(self, num_trajs: int, values: Weights | None) -> Weights | None:
+        """Return the weights w (K,), each at least 0, or None if all trajectories are equally likely.
+
+        This is called when trajectories have come or gone.
+
+        Args:
+            num_trajs: K, the number of trajectories, which are sorted by age, the oldest first.
+            values: (K,), what `value` returned for each; None unless needs_values.
+        """
+        if self.recent_fraction is None:
+            return values
+        num_recent = max(1, math.ceil(self.recent_fraction * num_trajs))
+        is_recent = np.arange(num_trajs) >= num_trajs - num_recent
+        return np.where(is_recent, 1.0 if values is None else values, 0.0)
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
+        """Draw `count` times; returns the position of a trajectory, and the fraction for its `window`."""
+        if self._is_stale:
+            self._cumulative, self._is_stale = self._sum_weights(), False
+        if self._cumulative is None:
+            positions = rng.integers(len(self._traj_ids), size=count)
+        else:
+            drawn = np.searchsorted(self._cumulative, rng.random(count) * self._cumulative[-1], side="right")
+            positions = np.minimum(drawn, len(self._traj_ids) - 1)
+        return list(zip(positions.tolist(), rng.random(count).tolist(), strict=True))
+
+    def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
+        """Receive what there is to draw from; the dataset calls this after every change.
+
+        Args:
+            traj_ids: (K,) names of the trajectories, the oldest first.
+            values: (K,), what `value` returned for each; None unless needs_values.
+        """
+        self._traj_ids, self._is_stale = traj_ids, True
+        self._values = None if values is None else np.array(values, np.float64)
+
+    def _sum_weights(self) -> Weights | None:
+        num_trajs = len(self._traj_ids)
+        if (weights := self.weights(num_trajs, self._values)) is None:
+            return None
+        weights = np.asarray(weights, np.float64)
+        total, name = np.cumsum(weights), type(self).__name__
+        if weights.shape != (num_trajs,) or weights.min() < 0 or not 0 < total[-1] < np.inf:
+            raise ValueError(
+                f"{name}.weights returned an array {weights.shape} from {weights.min(initial=np.inf):g} to "
+                f"{weights.max(initial=-np.inf):g}, but must return ({num_trajs},): one number per "
+                "trajectory, all finite, at least 0 and not all 0. "
+                f"Fix: correct {name}.weights or {name}.value."
+            )
+        return total
+
+    # ---- which window ----
+
+    def window(self, length: int, fraction: float) -> tuple[int, int]:
+        """Return start (inclusive) and stop (exclusive) of a window; 0 <= start < stop <= length.
+
+        A trajectory of T <= max_seq_len = M transitions is taken whole. Otherwise s is uniform over
+        0, ..., T - M ("none"), from 1 - M on ("left", "both", "shifted"), up to T - 2 ("right", "both",
+        "shifted"). The window is [s, s + M), without what hangs over the ends; "shifted" moves it inside.
+
+        Args:
+            length: T, transitions in the trajectory.
+            fraction: uniform in [0, 1); the only randomness.
+        """
+        longest, mode = self.max_seq_len, self.padded_sampling
+        if length <= longest:
+            return 0, length
+        last_full = length - longest
+        lowest = 1 - longest if mode in ("left", "both", "shifted") else 0
+        highest = length - 2 if mode in ("right", "both", "shifted") else last_full
+        start = lowest + int(fraction * (highest + 1 - lowest))
+        if mode == "shifted":
+            start = min(max(start, 0), last_full)
+        return max(start, 0), min(start + longest, length)
+
+    # ---- priorities and checkpoints ----
+
+    def source(self, traj_id: str) -> int:
+        """Return the number by which PrioritySampler knows a trajectory; -1 without priorities."""
+        return -1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must remember, JSON-able."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what state_dict returned; nothing from a sampler of another kind."""
 
 
-class PriorityTable:
-    """Priorities in memory that the process shares with those it starts.
+@gin.configurable
+class PrioritySampler(Sampler):
+    """Draws trajectories in proportion to p_i ** exponent times the weight of Sampler.
 
-    Files are drawn with probability p_i ** exponent / sum_k p_k ** exponent. One without a priority counts as
-    if it had the highest that was ever given. Two files share a place with a chance of one in a million.
+    The priority p_i is the TD error of the window of trajectory i that was trained on last. A trajectory
+    without one counts as if it had the highest that was ever given. Priorities lie in memory that the process
+    shares with those it starts, such as loader workers. Two trajectories share a place there with a chance of
+    one in a million.
 
     Args:
         exponent: alpha; 1 draws in proportion to the priorities, values near 0 almost uniformly.
 
+    Raises:
+        ValueError: If the exponent is not above 0.
+
     Source: Schaul et al. 2016, "Prioritized Experience Replay", arXiv:1511.05952, eq. 1.
     """
 
-    def __init__(self, exponent: float) -> None:
+    def __init__(self, exponent: float = 0.6) -> None:
+        if not exponent > 0:
+            raise ValueError(
+                f"exponent is {exponent}, but must be above 0. Fix: set PrioritySampler.exponent, or "
+                "RLDataset.sampler = @Sampler() for no priorities."
+            )
+        super().__init__()
         self.exponent = exponent
-        # p ** exponent by slot, 0 where there is none; behind them the highest of all times, 0 at first.
         self._shared = multiprocessing.RawArray("f", NUM_PRIORITY_SLOTS + 1)
-        self._weights = np.frombuffer(self._shared, np.float32)
 
-    def update(self, slots: Indices, priorities: npt.NDArray[Any]) -> None:
-        """Set priorities; slots below 0 (windows from elsewhere) are passed over.
+    @property
+    def _powers(self) -> npt.NDArray[np.float32]:
+        """Powers p ** exponent by source, 0 where there is none. The last one is the highest ever given."""
+        return np.frombuffer(self._shared, np.float32)
+
+    def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
+        gone = set(self._traj_ids).difference(traj_ids)
+        self._powers[[self.source(traj_id) for traj_id in gone]] = 0
+        self._slots = np.array([self.source(traj_id) for traj_id in traj_ids], np.int64)
+        super().set_trajs(traj_ids, values)
+
+    def weights(self, num_trajs: int, values: Weights | None) -> Weights | None:
+        powers = self._powers[self._slots].astype(np.float64)
+        powers[powers == 0] = self._powers[-1] or 1.0
+        weights = super().weights(num_trajs, values)
+        return powers if weights is None else weights * powers
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
+        self._is_stale = True  # priorities have changed
+        return super().draw(count, rng)
+
+    def source(self, traj_id: str) -> int:
+        return int(traj_id, 36) % NUM_PRIORITY_SLOTS  # ids are digits and letters; ours only up to f
+
+    def update_priorities(self, sources: Indices, priorities: npt.NDArray[Any]) -> None:
+        """Set priorities, for this process and those it started; sources below 0 are passed over.
 
         Args:
-            slots: (B,) int64, Trajectory.source of the windows.
+            sources: (B,) int64, Trajectory.source of the windows.
             priorities: (B,) float, at least 0.
 
         Raises:
-            ValueError: If the shapes differ, a slot does not exist or a priority is negative or not finite.
+            ValueError: If the shapes differ, a source does not exist or a priority is negative or not finite.
         """
-        slots, priorities = np.asarray(slots), np.asarray(priorities, np.float64)
-        if slots.ndim != 1 or slots.shape != priorities.shape or slots.dtype.kind not in "iu":
+        sources, priorities = np.asarray(sources), np.asarray(priorities, np.float64)
+        last, lowest, highest = sources.max(initial=-1), priorities.min(initial=0), priorities.max(initial=0)
+        fits = sources.ndim == 1 and sources.shape == priorities.shape and sources.dtype.kind in "iu"
+        if not fits or last >= NUM_PRIORITY_SLOTS or lowest < 0 or not highest < np.inf:
             raise ValueError(
-                f"slots are {slots.dtype}{list(slots.shape)} and priorities {list(priorities.shape)}, but "
-                "must be integers (B,) and numbers (B,). Fix: pass a Trajectory.source and a priority for "
-                "each window."
+                f"sources are {sources.dtype}{list(sources.shape)} up to {last} and priorities "
+                f"{list(priorities.shape)} from {lowest} to {highest}, but must be integers (B,) below "
+                f"{NUM_PRIORITY_SLOTS} and finite numbers (B,) of at least 0. Fix: pass Trajectory.source "
+                "and the absolute TD error of each window."
             )
-        if not len(slots):
-            return
-        if slots.max() >= NUM_PRIORITY_SLOTS or not np.isfinite(priorities).all() or priorities.min() < 0:
-            raise ValueError(
-                f"Priorities range from {priorities.min()} to {priorities.max()} and slots up to "
-                f"{slots.max()}, but priorities must be finite and at least 0, slots below "
-                f"{NUM_PRIORITY_SLOTS}. Fix: pass absolute TD errors, and slots from Trajectory.source."
-            )
-        is_ours = slots >= 0
+        is_ours = sources >= 0
         limits = np.finfo(np.float32)
-        weights = np.clip(priorities[is_ours] ** self.exponent, limits.tiny, limits.max).astype(np.float32)
-        self._weights[slots[is_ours]] = weights
-        self._weights[-1] = max(self._weights[-1], weights.max(initial=0.0))
+        powers = np.clip(priorities[is_ours] ** self.exponent, limits.tiny, limits.max).astype(np.float32)
+        self._powers[sources[is_ours]] = powers
+        self._powers[-1] = max(self._powers[-1], powers.max(initial=0.0))
 
-    def weights(self, slots: Indices) -> Weights:
-        """Return p ** exponent of (k,) slots."""
-        found = self._weights[slots].astype(np.float64)
-        found[found == 0] = self._weights[-1] or 1.0
-        return found
-
-    def reset(self, slots: Indices) -> None:
-        """Take priorities back, because their files are gone."""
-        self._weights[slots] = 0
-
-    def state_dict(self, traj_ids: Sequence[str]) -> dict[str, Any]:
-        """Return the priorities that were given to these trajectories, JSON-able."""
-        weights = self._weights[[priority_slot(traj_id) for traj_id in traj_ids]].tolist() if traj_ids else []
-        given = zip(traj_ids, weights, strict=True)
-        inverse = 1 / self.exponent
+    def state_dict(self) -> dict[str, Any]:
+        """Return the priorities by source, and the highest that was ever given."""
+        given, inverse = np.flatnonzero(self._powers[:-1]), 1 / self.exponent
         return {
-            "highest": float(self._weights[-1]) ** inverse,
-            "of": {traj_id: weight**inverse for traj_id, weight in given if weight},
+            "sources": given.tolist(),
+            "priorities": (self._powers[given].astype(np.float64) ** inverse).tolist(),
+            "highest": float(self._powers[-1]) ** inverse,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what state_dict returned; all other trajectories lose their priority."""
-        self._weights[:] = 0
-        values = state["of"]
-        self.update(
-            np.array([priority_slot(traj_id) for traj_id in values], np.int64),
-            np.array(list(values.values())),
-        )
-        self._weights[-1] = state["highest"] ** self.exponent
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"exponent": self.exponent, "_shared": self._shared}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _weights=np.frombuffer(state["_shared"], np.float32))
-
-
-class FileSampler:
-    """Draws positions in a list of files.
-
-    Args:
-        recent_fraction: only this newest share of the files is drawn, at least one file; None for all.
-        priorities: weigh files by these; None to treat them alike.
-    """
-
-    def __init__(self, *, recent_fraction: float | None, priorities: PriorityTable | None) -> None:
-        self._recent_fraction, self._priorities = recent_fraction, priorities
-        self.set_files([], None)
-
-    def set_files(self, files: Sequence[TrajectoryFile], lengths: Mapping[str, int] | None) -> None:
-        """Choose what to draw from. This costs nothing before the next draw.
-
-        Args:
-            files: the oldest first.
-            lengths: by path; files are drawn in proportion to them. None to draw whatever the length.
-        """
-        self._files, self._lengths = files, lengths
-        self._first = 0
-        if self._recent_fraction is not None:
-            self._first = max(0, len(files) - max(1, math.ceil(self._recent_fraction * len(files))))
-        self._weights: Weights | None = None
-        self._slots: Indices | None = None
-
-    def draw(self, count: int, rng: np.random.Generator) -> list[int]:
-        """Return `count` positions in the list of files, which is not empty."""
-        if self._lengths is None and self._priorities is None:
-            positions = rng.integers(self._first, len(self._files), size=count)
-        else:
-            cumulative = self._cumulative_weights()
-            drawn = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
-            positions = np.minimum(drawn, len(cumulative) - 1) + self._first
-        return list(positions.tolist())
-
-    def _cumulative_weights(self) -> Weights:
-        """Sums of the weights of the files up to each one; those of priorities are others each time."""
-        if self._weights is None:
-            candidates, lengths = self._files[self._first :], self._lengths
-            self._weights = np.array([1.0 if lengths is None else lengths[file.path] for file in candidates])
-            if self._priorities is None:
-                self._weights = np.cumsum(self._weights)
-            else:
-                self._slots = np.array([priority_slot(file.traj_id) for file in candidates], np.int64)
-        if self._priorities is None or self._slots is None:
-            return self._weights
-        return np.cumsum(self._weights * self._priorities.weights(self._slots))
+        if state:
+            self._powers[:] = 0
+            self.update_priorities(np.array(state["sources"], np.int64), np.array(state["priorities"]))
+            self._powers[-1] = state["highest"] ** self.exponent

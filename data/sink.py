@@ -27,10 +27,6 @@ class Sink:
         """
         return hidden_state
 
-    def after_act(self, output: Any, action_space: Any) -> Any:
-        """What the agent is about to do in all N envs (`agents.ActOutput`); returns what is done."""
-        return output
-
     def restart(self) -> None:
         """`begin` with all N rows follows: the envs are reset, or go on from elsewhere."""
 

@@ -89,8 +89,8 @@ class Trajectory:
             was cut off by a time limit).
         env_name: name of the environment that produced it.
         policy_version: number of the policy that acted last in it, None if unknown.
-        source: what DiskTrajDataset.update_priorities calls the file that a window was drawn from, -1 if no
-            priorities are kept for it.
+        source: number by which PrioritySampler knows the trajectory that a window was drawn from;
+            -1 without priorities.
         nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
             None for other actions.
         extras: what the agent said about its steps, each (T, ...) in its own dtype; mostly empty. Batches
@@ -160,7 +160,7 @@ class Trajectory:
             raise ValueError(
                 f"A slice from {start} to {stop} of a trajectory of {len(self.rews)} transitions is not "
                 "possible; 0 <= start < stop <= T must hold, so that it has T >= 1 transitions itself. "
-                "Fix: draw windows with loxodon.data.random_window."
+                "Fix: take start and stop from Sampler.window."
             )
         after = stop + 1
         # What was checked when the whole was made holds for its parts, and this runs once per window.
@@ -185,9 +185,6 @@ class Trajectory:
         same = object.__new__(Trajectory)
         same.__dict__.update(self.__dict__, source=source)
         return same
-
-
-StoredTrajectory = Trajectory  # the name of what open_trajectory returned when files were decoded in part
 
 
 def action_rows(actions: Array, width: int, nvec: tuple[int, ...] | None = None) -> Array:

@@ -196,10 +196,9 @@ class ExplorationWrapper(ABC):
         self._draw_block()
         self._block_step = int(state["block_step"])
         self._episode_rng.bit_generator.state = state["episode_rng"]
-        if "held" in state:  # runs of before noise could last have none
-            self._is_held = np.array(state["is_held"], bool)
-            self._held = np.array(state["held"], self._held.dtype).reshape(self._held.shape)
-        if self.randomize_repeat and "repeats" in state:  # those of before it varied have none
+        self._is_held = np.array(state["is_held"], bool)
+        self._held = np.array(state["held"], self._held.dtype).reshape(self._held.shape)
+        if self.randomize_repeat:
             self._repeats = np.array(state["repeats"], np.float64)
 
 

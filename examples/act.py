@@ -1,7 +1,8 @@
 """Acting with a trained policy: neither the experiment nor its gin file is needed.
 
 python examples/run.py --config ppo/cartpole       # a few seconds
-python examples/act.py runs/ppo_cartpole
+python examples/act.py runs/ppo_cartpole           # plays CartPole-v1
+python examples/act.py runs/mine Pendulum-v1       # a policy that was trained in another environment
 """
 
 import sys
@@ -10,8 +11,10 @@ import gymnasium as gym
 
 from loxodon.experiment import load_policy
 
-policy = load_policy(sys.argv[1] if sys.argv[1:] else "runs/ppo_cartpole")  # its best policy
-env = gym.make("CartPole-v1")
+run = sys.argv[1] if sys.argv[1:] else "runs/ppo_cartpole"
+env_id = sys.argv[2] if sys.argv[2:] else "CartPole-v1"
+policy, env = load_policy(run), gym.make(env_id)  # the best policy of the run
+print(f"{run} plays {env_id}")
 for episode in range(3):
     policy.reset()  # forget the episode before
     obs, _ = env.reset(seed=episode)

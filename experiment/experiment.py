@@ -23,7 +23,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ..agents import BaseAgent, LossTerms, OnPolicyAgent
-from ..data import BatchLoader, RLDataset, TrajectoryWriter, WritingClock
+from ..data import (
+    BatchLoader,
+    DoNothingDataset,
+    PrioritySampler,
+    RLDataset,
+    TrajectoryWriter,
+    WritingClock,
+)
 from ..data.spaces import ActionCode, PolicyActionSpace
 from ..envs import EnvHalves, ExplorationWrapper, Histories, ReturnHistory, SpecialMetricHistory
 from ..nets import TrajEncoder, TstepEncoder, default_tstep_encoder
@@ -51,7 +58,7 @@ from .evaluation import Evaluator
 from .fleet import Membership, ReplayRatio
 from .fleet.folder import place_of
 from .learn.learner import AnyBatch, Learner, masked_losses
-from .learn.off_policy import OffPolicyTrainer
+from .learn.off_policy import OffPolicyTrainer, blank_batch
 from .learn.optimizer import make_optimizer
 from .optional.reward_shaping import RewardShaping
 from .output.console import ConsoleView
@@ -210,7 +217,9 @@ class Experiment(Settings):
             logger.warning(
                 "This run includes no recommended preset, so settings that it does not name have the "
                 "defaults of the code, which are those of AMAGO. Fix: begin your gin file with include "
-                "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin')."
+                "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin'). In Python, call "
+                "load_config(['tmaze']), or with another preset, before Experiment(...), whose arguments "
+                "replace what the preset sets (examples/from_python.py)."
             )
         self.summary(env_summary)
 
@@ -328,6 +337,7 @@ class Experiment(Settings):
         if self.accelerator.scaler is not None:  # without one, Accelerate's wrapper only takes time
             optimizer = self.accelerator.prepare(optimizer)
         self.optimizer = optimizer
+        sampler = self.dataset.sampler
         self.learner = Learner(
             self.policy,
             self.model,
@@ -338,7 +348,7 @@ class Experiment(Settings):
             lr_warmup_steps=self.lr_warmup_steps,
             grad_clip=self.grad_clip,
             extra_loss_weights=self.extra_loss_weights,
-            report_priorities=self.dataset.update_priorities if self.dataset.takes_priorities else None,
+            report_priorities=sampler.update_priorities if isinstance(sampler, PrioritySampler) else None,
             timer=self.timer,
             edits_masks=self._overrides("edit_actor_mask", "edit_critic_mask", "edit_extra_mask"),
             progress=self.ctx.progress,
@@ -377,6 +387,8 @@ class Experiment(Settings):
                 self.start_learning_at_epoch,
             )
         if not isinstance(self.policy, OnPolicyAgent):
+            if self.ctx.role.learns:
+                self._check_off_policy()
             return OffPolicyTrainer(
                 self.ctx,
                 self.learner,
@@ -407,8 +419,20 @@ class Experiment(Settings):
             self.start_learning_at_epoch,
             self.dataset.save_new_trajs_to is not None,
         )
-        trainer.check(has_schedule=self.lr_schedule is not None, is_test_run=self.test_run)
+        trainer.check(has_schedule=self.lr_schedule is not None)
         return trainer
+
+    def _check_off_policy(self) -> None:
+        """Raise ValueError for what the first update would find, after all the collecting before it."""
+        if self.train_batches_per_epoch and isinstance(self.dataset, DoNothingDataset):
+            raise ValueError(
+                f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset is a "
+                "DoNothingDataset, which stores none. Fix: set Experiment.dataset = @DiskTrajDataset(), or "
+                "Experiment.agent_type to an on-policy agent, such as @PPOAgent."
+            )
+        # Compiling for a blank batch would cost more than finding out at the first update.
+        if self.extra_loss_weights and not self.compile_learning and self.dataset.layout is not None:
+            self.learner.check_extra_losses(blank_batch(self.dataset.layout))
 
     def _make_collector(self) -> Collector | None:
         """The training rollout; None where this process does not collect."""
@@ -891,6 +915,7 @@ class Experiment(Settings):
             return
         score = self.checkpoints.better_score(named, self.best_score)
         if score is not None:
+            self.learner.check_weights()
             self.ctx.progress.best_score = score
             if self.ctx.is_main:
                 info = PolicyInfo(self.ctx.progress.policy_version, self.epoch, False)
@@ -1104,7 +1129,11 @@ class Experiment(Settings):
         return fetched(reference, name, self.ctx, self.artifacts.store)
 
     def write_latest_policy(self, is_final: bool = False) -> None:
-        """Publish the weights for collecting processes under the next version number."""
+        """Publish the weights for collecting processes under the next version number.
+
+        Raises: FloatingPointError if they are not finite; what was published before stays.
+        """
+        self.learner.check_weights()
         self.begin_run()
         progress = self.ctx.progress
         progress.policy_version += 1

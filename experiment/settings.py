@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
-from ..data.dataset import PADDED_SAMPLING_MODES
 from ..data.errors import check_choice
+from ..data.sampling import PADDED_SAMPLING_MODES
 from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
 from .artifacts.stores import is_run_name
@@ -75,7 +75,7 @@ def setting(default: T, doc: str, **rules: Unpack[Rules]) -> T:
     return made
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Settings:
     """What Experiment is constructed from: each setting with its default, its meaning and its rules.
 
@@ -88,11 +88,9 @@ class Settings:
     )
     max_seq_len: int = field(metadata=about("longest training sequence, in transitions", lowest=1))
     dataset: RLDataset = field(metadata=about("where trajectories are kept; by default in the run folder"))
-    tstep_encoder_type: Callable[..., TstepEncoder] | None = field(
-        metadata=about(
-            "a type; its keywords are set in gin. None, or no line in gin, takes FFTstepEncoder for numbers, "
-            "else DictTstepEncoder"
-        )
+    tstep_encoder_type: Callable[..., TstepEncoder] | None = setting(
+        None,
+        "a type; its keywords are set in gin. None takes FFTstepEncoder for numbers, else DictTstepEncoder",
     )
     traj_encoder_type: Callable[..., TrajEncoder] = field(
         metadata=about("a type, which must be named; its keywords are set in gin")

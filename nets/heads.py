@@ -53,6 +53,7 @@ class Actor(nn.Module):
     ) -> None:
         super().__init__()
         require_positive("Actor", n_layers=n_layers, d_hidden=d_hidden)
+        require_at_least(0, "Actor", out_gain=out_gain, out_bias_gain=out_bias_gain)
         self.distribution, self.num_discounts = distribution, num_discounts
         self.num_params = distribution.num_params(action_dim)
         self.mlp = MLP(state_dim, d_hidden, num_discounts * self.num_params, n_layers, activation)
@@ -151,6 +152,7 @@ class ActionReader(nn.Module):
     ) -> None:
         super().__init__()
         require_positive("ActionReader", d_hidden=d_hidden, width=width)
+        require_at_least(0, "ActionReader", hidden_gain=hidden_gain, out_gain=out_gain)
         self.num_outputs, self.memory_dim, self.width = num_outputs, memory_dim, width
         self.state = EnsembleLinear(num_members, d_state, num_outputs * width)
         self.memory = EnsembleLinear(num_members, memory_dim, d_hidden, hidden_gain)
@@ -211,11 +213,8 @@ class CriticEnsemble(nn.Module):
         memory_dim: int = 0,
     ) -> None:
         super().__init__()
-        if n_layers < 1 or num_critics < 1:
-            raise ValueError(
-                f"CriticEnsemble has n_layers={n_layers} and num_critics={num_critics}, both must be at "
-                "least 1. Fix: bind CriticEnsemble.n_layers and Agent.num_critics to positive integers."
-            )
+        require_positive("CriticEnsemble", n_layers=n_layers, num_critics=num_critics, d_hidden=d_hidden)
+        require_at_least(0, "CriticEnsemble", hidden_gain=hidden_gain, out_gain=out_gain)
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
         self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
         self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
@@ -315,7 +314,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
         if not is_discrete:
             raise ValueError(
                 "DuelingCriticEnsemble needs an output per action, so a Discrete action space. "
-                "Fix: bind CriticEnsemble in its place."
+                "Fix: bind CriticEnsemble instead."
             )
         self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim), self.out_gain)
 
@@ -326,16 +325,76 @@ class DuelingCriticEnsemble(CriticEnsemble):
         return q
 
 
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
+class DiscountInputCriticEnsemble(CriticEnsemble):
+    """Critics with one output, which read the discount factor g next to the state and the action.
+
+        Q_c(s, a, g) = f_c(s, log(1 + 1 / max(1 - g, 1e-6)), clip(a, -0.999, 0.999))
+
+    Each pair of an action and a discount takes a pass of its own. Discrete actions have outputs per action
+    and discount, exactly as in `CriticEnsemble`, whose settings these critics have. An agent gives the
+    discounts to `build`.
+
+    Shapes: state (..., D), actions (..., K, A) -> (..., K, C, G, 1); with `own_discount`, actions
+        (..., K, G, A) -> (..., K, C, G, 1), where each discount judges its own action only.
+    Source: Grigsby et al. 2023, arXiv:2310.09971, and its published code.
+    """
+
+    encoded: Tensor
+
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        num_discounts: int,
+        is_discrete: bool,
+        *,
+        num_critics: int = 4,
+        memory_dim: int = 0,
+        **settings: Any,
+    ) -> None:
+        # The discount is one more feature of an action, so that first weights count it in their fan-in.
+        sizes = (action_dim, num_discounts) if is_discrete else (action_dim + 1, 1)
+        super().__init__(
+            state_dim, *sizes, is_discrete, num_critics=num_critics, memory_dim=memory_dim, **settings
+        )
+
+    def build(self, discounts: Sequence[float]) -> None:
+        """Take the discounts, in the order of the values."""
+        odds = 1.0 / (1.0 - torch.tensor(discounts)[:, None]).clamp(min=1e-6)
+        self.register_buffer("encoded", odds.log1p(), persistent=False)  # (G, 1)
+
+    def forward(self, state: Tensor, actions: Tensor | None = None, own_discount: bool = False) -> Tensor:
+        if actions is None:
+            return super().forward(state)
+        hidden, lead = self.activations(state, actions, own_discount)
+        values = rearrange(self.out(hidden[-1]), "c n 1 -> n c 1")
+        y: Tensor = rearrange(unpack(values, lead, "* c a")[0], "... g c a -> ... c g a")
+        return y
+
+    def activations(
+        self, state: Tensor, actions: Tensor | None = None, own_discount: bool = False
+    ) -> tuple[list[Tensor], Any]:
+        if actions is None:
+            return super().activations(state)
+        if not own_discount:
+            actions = actions.unsqueeze(-2).expand(*actions.shape[:-1], len(self.encoded), -1)
+        encoded = self.encoded.to(actions.dtype).expand(*actions.shape[:-1], 1)
+        inputs = torch.cat([actions.clamp(-0.999, 0.999), encoded], dim=-1)
+        hidden, _ = super().activations(state, inputs.flatten(-3, -2))
+        return hidden, [inputs.shape[:-1]]
+
+
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "num_bins", "num_critics"])
 class BinnedCriticEnsemble(CriticEnsemble):
-    """Critics that classify the value of an action: logits of K bins in place of a number.
+    """Critics that classify the value of an action: logits of K bins instead of a number.
 
     Actions of every kind enter beside the state, discrete ones as one-hots. Settings are those of
     `CriticEnsemble`.
 
     Shapes: state (..., D), actions (..., M, A) -> (..., M, C, G, K); with `own_discount`, actions
         (..., M, G, A) -> (..., M, C, G, K), where the outputs of a discount judge its own action only. With
-        `read`, which makes numbers (...) of logits (..., K), 1 in place of K: all logits are never held at
+        `read`, which makes numbers (...) of logits (..., K), 1 instead of K: all logits are never held at
         once then.
     """
 
@@ -472,7 +531,7 @@ class ValueHead(nn.Module):
 def _orthogonal_mlp(
     owner: str, d_in: int, d_hidden: int, d_output: int, n_layers: int, activation: str, out_gain: float
 ) -> MLP:
-    require_at_least(0, owner, n_layers=n_layers)
+    require_at_least(0, owner, n_layers=n_layers, out_gain=out_gain)
     require_positive(owner, d_hidden=d_hidden)
     mlp = MLP(d_in, d_hidden, d_output, n_layers, activation)
     orthogonal_init(mlp, gain=ORTHOGONAL_GAIN)

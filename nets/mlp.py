@@ -31,13 +31,13 @@ def require_positive(owner: str, **sizes: int) -> None:
     require_at_least(1, owner, **sizes)
 
 
-def require_at_least(minimum: int, owner: str, **sizes: int) -> None:
-    """Check sizes of the configurable `owner`. Raises: ValueError for one below `minimum`."""
-    for name, size in sizes.items():
-        if size < minimum:
+def require_at_least(minimum: int, owner: str, **numbers: float) -> None:
+    """Check sizes and gains of the configurable `owner`. Raises: ValueError for one below `minimum`."""
+    for name, number in numbers.items():
+        if not number >= minimum:  # NaN is not, either
             raise ValueError(
-                f"{owner}.{name} is {size}, but must be at least {minimum}. "
-                f"Fix: bind {owner}.{name} to an integer of {minimum} or more."
+                f"{owner}.{name} is {number}, but must be at least {minimum}. "
+                f"Fix: bind {owner}.{name} to {minimum} or more."
             )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .gru_on_cpu import is_faster_for, run_gru
 from .init import GATE_GAIN, LASTING_SHARE
-from .mlp import norm_layer, require_positive
+from .mlp import norm_layer, require_at_least, require_positive
 from .recurrence import in_full_precision
 from .timescales import keeping_odds
 from .traj_encoders import TrajEncoder
@@ -65,6 +65,7 @@ class RecurrentTrajEncoder(TrajEncoder):
         super().__init__(tstep_dim, max_seq_len)
         owner = type(self).__name__
         require_positive(owner, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
+        require_at_least(0, owner, gate_gain=gate_gain)
         if not 0.0 <= lasting_share <= 1.0:
             raise ValueError(
                 f"{owner}.lasting_share is {lasting_share}, but must lie in [0, 1]. "

@@ -26,7 +26,7 @@ from .dropout import Dropout
 from .head_kinds import HeadKinds, counting_threshold
 from .init import EMBEDDING_STD, FIXED_CONTENT_GAIN, QK_GAIN
 from .kv_cache import Cache, KeyValueCache, RingKeyValueCache, Rows, without_unused
-from .mlp import RMSNorm, require_positive
+from .mlp import RMSNorm, require_at_least, require_positive
 from .plain_step import PlainStep
 from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositions, rotate
 from .sigma_reparam import linear
@@ -396,6 +396,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         require_positive(
             "TransformerTrajEncoder", d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=n_layers
         )
+        gains = {"qk_gain": qk_gain, "fixed_content_gain": fixed_content_gain}
+        require_at_least(0, "TransformerTrajEncoder", **gains)
         require_even_heads("TransformerTrajEncoder", d_model, n_heads)
         if pos_emb not in POSITIONS:
             allowed = ", ".join(map(repr, POSITIONS))
@@ -416,7 +418,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         ):
             raise ValueError(
                 f"windows is {list(windows)}, but must be {n_layers} numbers from 1 to {longest}, one "
-                "per layer. Fix: bind TransformerTrajEncoder.windows so."
+                f"per layer. Fix: bind, say, TransformerTrajEncoder.windows = {[longest] * n_layers}."
             )
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam

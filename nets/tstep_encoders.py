@@ -27,7 +27,7 @@ from .images import (
     sides_of,
 )
 from .init import RL2_GAIN
-from .mlp import MLP, activation_fn, initialize, norm_layer, require_positive
+from .mlp import MLP, activation_fn, initialize, norm_layer, require_at_least, require_positive
 from .normalization import RunningNorm
 
 SHIFTED_SHARE = 0.75
@@ -167,6 +167,7 @@ class _MLPTstepEncoder(TstepEncoder):
         super().__init__(obs_space, rl2_dim, **base)
         owner = type(self).__name__
         require_positive(owner, n_layers=n_layers, d_hidden=d_hidden, d_output=d_output)
+        require_at_least(0, owner, rl2_gain=rl2_gain)
         self.flat_keys = [key for key in self.keys if key not in embedders]
         self.embedded_keys = list(embedders)
         flat_width = sum(_flat_width(owner, key, obs_space) for key in self.flat_keys) + self.rl2_dim

@@ -1,10 +1,9 @@
 """The comparison with other libraries gives all sides the same settings; runs none of them."""
 
 import json
-import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,12 +84,6 @@ def test_every_seed_runs_once_per_system_and_thread_count(bench: ModuleType) -> 
     assert len(runner.ours) == 2
 
 
-def test_systems_can_be_left_out(bench: ModuleType) -> None:
-    result, runner = measured(bench, [0], ["skrl"])
-    assert list(result["systems"]) == ["skrl"]
-    assert (result["ours_over"], runner.ours) == ({}, [])
-
-
 def test_both_sides_get_the_same_settings(bench: ModuleType) -> None:
     _, runner = measured(bench, [0], ["loxodon", "skrl"])
     told, given = runner.ours[0], runner.peers[0]
@@ -112,12 +105,6 @@ def test_both_sides_get_the_same_settings(bench: ModuleType) -> None:
     assert {name: told[name] for name in same} == {name: repr(given[key]) for name, key in same.items()}
 
 
-def test_settings_survive_the_command_line(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = bench.CASES["cartpole_no_velocity"].settings
-    monkeypatch.setattr(sys, "argv", ["script", json.dumps(asdict(settings))])
-    assert sys.modules["peers.common"].read_settings() == settings  # type: ignore[attr-defined]
-
-
 def test_every_setting_has_a_name_that_the_scripts_read(bench: ModuleType) -> None:
     scripts = "".join(path.read_text() for path in (BENCHMARKS / "peers").glob("*.py"))
     unread = [field.name for field in fields(bench.Settings) if f"settings.{field.name}" not in scripts]
@@ -132,12 +119,6 @@ def test_a_case_evaluates_seven_times_and_its_scripts_exist(bench: ModuleType, n
     assert all((BENCHMARKS / f"{module}.py").is_file() for module in modules)
 
 
-@pytest.mark.parametrize(("steps", "updates", "every"), [(None, 98, 14), (20_000, 20, 3), (1, 1, 1)])
-def test_runs_can_be_shortened(bench: ModuleType, steps: int | None, updates: int, every: int) -> None:
-    settings = bench.shortened(bench.CASES["cartpole"].settings, steps)
-    assert (settings.updates, settings.evaluate_every) == (updates, every)
-
-
 def test_runs_evaluated_at_other_steps_are_not_compared(bench: ModuleType) -> None:
     settings = replace(bench.CASES["cartpole"].settings, updates=2, evaluate_every=1)
     curve = [{"env_steps": 1000, "seconds": 1.0, "return": 1.0}]
@@ -145,26 +126,6 @@ def test_runs_evaluated_at_other_steps_are_not_compared(bench: ModuleType) -> No
         RuntimeError, match=r"after \[1000\] env steps, but must be after \[1024, 2048\].*Fix:"
     ):
         bench.with_rate(settings, curve)
-
-
-def test_a_failing_process_says_what_to_do(bench: ModuleType, tmp_path: Path) -> None:
-    script = "import sys; sys.exit('no such thing')"
-    with pytest.raises(RuntimeError, match=re.compile(r"no such thing.*Fix: run that", re.DOTALL)):
-        bench.run_process([sys.executable, "-c", script], tmp_path)
-
-
-def test_peers_are_installed_once(bench: ModuleType, tmp_path: Path) -> None:
-    commands: list[list[str]] = []
-
-    def run(command: list[str], cwd: Path) -> str:
-        commands.append(command)
-        return ""
-
-    for _ in range(2):
-        python = bench.install_peers(tmp_path, ["--index", "x"], run)
-    assert python == tmp_path / "bin" / "python"
-    assert [command[1:4] for command in commands] == [["-m", "venv", str(tmp_path)], ["-m", "pip", "install"]]
-    assert commands[1][-2 - len(bench.REQUIREMENTS) :] == ["--index", "x", *bench.REQUIREMENTS]
 
 
 class Countdown(gym.Env[np.ndarray, int]):
@@ -196,15 +157,3 @@ def test_an_evaluation_takes_one_episode_of_each_environment(bench: ModuleType) 
 
     assert common.mean_return(envs, act) == 5.0
     assert starts == [[True, True]] + [[False, False]] * 7
-
-
-def test_entries_of_the_observation_can_be_hidden(bench: ModuleType) -> None:
-    env = sys.modules["peers.common"].ShownEntries(Countdown(3), (0, 2))
-    assert env.reset()[0].tolist() == [1.0, 3.0]
-    assert env.observation_space.shape == (2,)
-
-
-def test_only_flat_observations_can_be_hidden(bench: ModuleType) -> None:
-    env = gym.make("FrozenLake-v1")
-    with pytest.raises(TypeError, match=r"Discrete\(16\), not a Box\. Fix:"):
-        sys.modules["peers.common"].ShownEntries(env, (0,))

@@ -48,6 +48,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         ("own_encoder", TINY, "own-encoder"),
         ("own_memory", PPO, "own-memory"),
         ("own_agent", TINY, "own-agent"),
+        ("own_sampler", TINY, "own-sampler"),
         ("next_observation", TINY, "next-observation"),
         ("offline", OFFLINE, "offline"),
         ("from_python", ["1"], "from-python"),

@@ -29,7 +29,6 @@ def dry_run(config: LoadedConfig) -> str:
             gin.bind_parameter(f"Experiment.{name}", value)
         for name in ("Artifacts.store", "WarmStart.source"):
             gin.bind_parameter(name, None)
-        gin.bind_parameter("PPOLearner.random_timesteps", 0)  # the only rollout is learned from
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
         if not is_on_policy(exp.agent_type):  # whose sequences and minibatches need a whole rollout
             exp.train_timesteps_per_epoch = FEW_STEPS

@@ -187,11 +187,11 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     if args.parallel is not None:
         changes.append((f"Experiment.parallel_actors={args.parallel}", f"--parallel {args.parallel}"))
     # Another version may have recorded settings that agents do not have here. No environment reads them.
-    config = load_config([str(path) for path in texts], changes, is_ignored=is_gone)
+    load_config([str(path) for path in texts], changes, is_ignored=is_gone)
     # In place of what may be large, or not on this machine.
     for name, value in {"dataset": DiskTrajDataset(), "callbacks": (), "mixed_precision": "no"}.items():
         gin.bind_parameter(f"Experiment.{name}", value)
-    with explained(config):
+    with explained():
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is started
     return Recipe(exp.make_val_env, exp.parallel_actors, exp.env_mode, exp.async_env_mp_context)
 

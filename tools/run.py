@@ -62,14 +62,14 @@ def main(
         if args.print_config or args.check:
             say(config.text())
         if args.check:
-            with explained(config):
+            with explained():
                 say(dry_run(config))
         if args.check or args.print_config:
             return 0
         if args.through and args.seeds is None:
             raise ConfigError("--through is for runs of --seeds. Fix: write it before this command instead.")
         if args.seeds is not None:
-            with explained(config):
+            with explained():
                 exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
             names = ("epochs", "stop_at_val_return", "max_env_steps")
             ends = {f"Experiment.{name}": getattr(exp, name) for name in names}
@@ -184,7 +184,7 @@ def _run(
     config: LoadedConfig, args: argparse.Namespace, words: Sequence[str], pool: MakePool, program: str | None
 ) -> int:
     """Build, resume if asked, train, and say what came out."""
-    with explained(config):
+    with explained():
         exp = _start(config, args.resume, args.actors is not None, args.device)
     if args.actors is not None and exp.accelerator.is_main_process:
         first_epoch = exp.start_collecting_at_epoch

@@ -103,7 +103,7 @@ class Sweep:
             yield _optuna().trial.Trial(self.study, one._trial_id)
         while len(states := [one.state for one in self.study.trials]) < self.num_trials:
             if states.count(_state("FAIL")) >= _MOST_FAILURES and _state("COMPLETE") not in states:
-                run.say("error: no trial has come to its end. Fix: mend what the logs of these say.")
+                run.say("error: no trial has come to its end. Fix: correct what their logs say.")
                 return
             yield self.study.ask(self.spaces)
 
@@ -265,9 +265,9 @@ def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> 
     for i in range(max(len(values) for _, values in edges.values())):
         chosen = [(f"{key}={values[i % len(values)]}", typed) for typed, (key, values) in edges.items()]
         config = load_config(parsed.configs, [*run.overrides(parsed), *chosen])
-        with explained(config):
+        with explained():
             name: str = Experiment().run_name  # type: ignore[call-arg]  # gin supplies the arguments
-    with explained(config):
+    with explained():
         dry_run(config)
     return name
 

@@ -1,4 +1,4 @@
-"""The parts that an off-policy agent is made of, each one idea that gin can exchange or leave out.
+"""The parts of an off-policy agent. Each is one idea, which gin can exchange or leave out.
 
     y    = returns(r, d, V')              returns.py: NStep (published), LambdaReturns, Retrace
     V'   = critic_subset(Q')              critic_subset.py: RandomSubset

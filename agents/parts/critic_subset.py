@@ -9,9 +9,9 @@ import gin
 import torch
 from torch import Tensor
 
+from ...data.errors import check_choice
 from ...nets import CriticEnsemble
-
-_PER, _REDUCE = ("element", "update"), ("min", "mean")
+from ...nets.mlp import require_positive
 
 
 @gin.configurable
@@ -31,8 +31,8 @@ class RandomSubset:
         size: number of critics in S.
         per: "element" draws a set for every timestep, discount and sequence; "update" draws one for all.
         replace: the same critic may be drawn more than once.
-        reduce: "min", or "mean" for agents that do not maximise over the critics' errors (the published agent
-            takes the mean if its `online_coeff` is 0).
+        reduce: "min", or "mean" for agents whose policy does not exploit errors of the critics (the published
+            agent takes the mean if its `online_coeff` is 0).
     Raises: ValueError for a size below 1 or an unknown name.
     """
 
@@ -42,12 +42,9 @@ class RandomSubset:
     reduce: str = "min"
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.per not in _PER or self.reduce not in _REDUCE:
-            raise ValueError(
-                f"RandomSubset has size={self.size}, per={self.per!r} and reduce={self.reduce!r}, but size "
-                f"must be at least 1, per one of {', '.join(map(repr, _PER))} and reduce one of "
-                f"{', '.join(map(repr, _REDUCE))}. Fix: bind RandomSubset.size, .per and .reduce so."
-            )
+        require_positive("RandomSubset", size=self.size)
+        check_choice("RandomSubset.per", self.per, ("element", "update"))
+        check_choice("RandomSubset.reduce", self.reduce, ("min", "mean"))
 
     def check(self, num_critics: int, owner: str) -> None:
         """Raise ValueError if an ensemble of `num_critics` has too few members; owner: class of the agent."""
@@ -60,7 +57,7 @@ class RandomSubset:
     def draw(
         self, critics: CriticEnsemble, batch_shape: tuple[int, int], num_discounts: int, device: torch.device
     ) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
-        """Draw for a batch of shape (B, L).
+        """Draw the critics for a batch of shape (B, L).
 
         Returns: the critics to evaluate, and a function that reduces their values (B, L, C', G, 1) to
             (B, L, G, 1).

@@ -1,4 +1,4 @@
-"""How much the losses of each discount count."""
+"""The weights of the losses of each discount."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from .checks import require_above_zero
 
 @gin.configurable
 class WeighByReward(RunningStatistics):
-    """Losses of long discounts count less where every timestep pays, and alike where rewards are rare.
+    """Losses of long horizons have less weight if every timestep is rewarded, and full weight if few are.
 
         w_g = (k_g sigma_g)^2 / max over discounts
         k_g = min(1, max(1 - g, 1 / max_horizon) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
 
-    sigma_g is the deviation of the targets of discount g. k_g makes a mean reward of a return: a return adds
-    up 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] pays (exactly so if all rewards other than 0
-    are equal). With `rare` = 10, a horizon that holds a tenth of a reward on average counts fully: in nine of
-    ten cases it has no other reward than the one it sees, so there is nothing to average.
+    sigma_g is the standard deviation of the targets of discount g. k_g converts a return to a mean reward per
+    timestep: a return sums about 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] is rewarded
+    (exactly, if all rewards other than 0 are equal). With `rare` = 10, a horizon with a tenth of a reward on
+    average has full weight: in nine of ten cases it holds a single reward, so there is nothing to average.
 
-    Reason: the layers that discounts share then learn from those whose returns distinguish actions. If all
-    discounts count alike and an action pays at once, chance makes up most of a return over a long horizon,
-    and recall is learned late or not at all. Source: ours. Off: `loss_weights = None` (published).
+    Reason: the layers that all discounts share then learn from the discounts whose returns distinguish
+    actions. If all discounts have equal weight and actions are rewarded immediately, most of the variance of
+    a long-horizon return is noise, and recall is learned late or not at all.
+    Source: ours. Off: `loss_weights = None` (published).
 
     Shapes: `weights` is (G, 1).
 
     Args:
-        beta: rate of the moving averages of |r| and r^2, higher at first to make up for their start.
-        rare: see above; infinity always divides by the horizon.
-        max_horizon: timesteps; longer horizons count like this one.
+        beta: rate of the moving averages of |r| and r^2; higher at first, so that their start has no weight.
+        rare: see above; with infinity, every return is divided by its horizon.
+        max_horizon: timesteps; longer horizons have the weight of this one.
     """
 
     reward_sizes: Tensor
@@ -54,7 +55,7 @@ class WeighByReward(RunningStatistics):
         self.register_buffer("_discounts", torch.tensor(discounts)[:, None], persistent=False)
 
     def weights(self, sigma: Tensor) -> Tensor:
-        """(G, 1) weights, the largest of them 1, for deviations (G, 1) of the targets."""
+        """(G, 1) weights, the largest of them 1, for standard deviations (G, 1) of the targets."""
         size, square = self.reward_sizes.unbind()
         share = (size.square() / square).where(square > 0.0, 1.0)
         share = (self.rare * share).clamp(max=1.0)

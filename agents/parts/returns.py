@@ -1,10 +1,10 @@
-"""The targets of critics: returns of a sequence that bootstrap from values, and the parts that choose one.
+"""The targets of critics: returns of a sequence that bootstrap from values, and the parts that compute them.
 
-Axes: B batch, L time, C critics, G discounts. All return (B, L, G, 1) float. If all inputs have more axes
-between L and G, such as one of critics, so has the result. A return never looks beyond a termination, nor
-beyond the last real step before a place where mask is False; there it bootstraps, as at a truncation. So
-sequences that share a row have at least one such place between them. Entries where mask is False are
-meaningless, and do not influence any other entry.
+Axes: B batch, L time, C critics, G discounts. All functions return (B, L, G, 1) float. If all inputs have
+further axes between L and G, such as one for critics, the result has them too. A return never looks beyond a
+termination, nor beyond the last real step before a place where mask is False; there it bootstraps, as at a
+truncation. Sequences that share a row therefore need at least one such place between them. Entries where mask
+is False are meaningless, and do not influence any other entry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class Steps(NamedTuple):
-    """Transitions, as the functions below take them."""
+    """Transitions in the form that the functions below take."""
 
     rewards: Tensor  # (B, L, 1, 1) float, times the reward multiplier
     terminated: Tensor  # (B, L, 1, 1) bool
@@ -32,33 +32,33 @@ class Lookahead(Protocol):
     """The timestep after each transition; each value is computed when it is asked for."""
 
     def policy_values(self) -> Tensor:
-        """(B, L, C, G, 1) values of what the policy would do."""
+        """(B, L, C, G, 1) values of the policy's actions."""
 
     def corrections(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values of the policy and of the recorded action, and log(pi / mu) of the latter.
+        """Values of the policy's and of the recorded action, and log(pi / mu) of the latter.
 
-        Both values are (B, L, C, G, 1), the last (B, L, G, 1). mu is the probability with which the action
-        was taken; where data do not say, its upper bound 1.
+        Both values are (B, L, C, G, 1), the logarithm is (B, L, G, 1). mu is the probability with which the
+        action was taken, or 1, its upper bound, if data do not have it.
         """
 
 
 Reduce = Callable[[Tensor], Tensor]
-"""One value (B, L, G, 1) of those of several critics (B, L, C, G, 1); see RandomSubset."""
+"""Reduces values of several critics (B, L, C, G, 1) to one value (B, L, G, 1); see RandomSubset."""
 
 
 class Returns(ABC):
-    """Base of the parts that choose the critics' target."""
+    """Base of the parts that compute the targets of critics."""
 
     needs_probabilities: ClassVar[bool] = False
-    """Whether trajectories have to keep the probabilities with which actions were taken."""
+    """Whether trajectories have to store the probabilities with which actions were taken."""
 
     @abstractmethod
     def targets(self, steps: Steps, following: Lookahead, reduce: Reduce) -> Tensor:
-        """(B, L, G, 1) targets, of transitions and the timestep after each."""
+        """(B, L, G, 1) targets from transitions and from the timestep after each."""
 
 
 class UncorrectedReturns(Returns):
-    """Base of returns that need one value of each following timestep, and take recorded actions as given."""
+    """Base of returns that need one value of each following timestep and do not correct recorded actions."""
 
     @abstractmethod
     def from_values(self, steps: Steps, next_values: Tensor) -> Tensor:
@@ -71,14 +71,14 @@ class UncorrectedReturns(Returns):
 @gin.configurable
 @dataclass(frozen=True)
 class NStep(UncorrectedReturns):
-    """n rewards, then the value of the timestep that they lead to.
+    """n rewards, then the value of the timestep after them.
 
         y_t = sum_{i<n} g^i r_{t+i} + g^n V_{t+n}
 
     Source: Grigsby et al. 2023, arXiv:2310.09971 (published: n = 1). Exact form: `n_step_targets`.
 
     Args:
-        n: rewards before the value, at least 1; may exceed the length of a window.
+        n: number of rewards before the value, at least 1; may exceed the length of a window.
     """
 
     n: int = 1
@@ -95,14 +95,14 @@ class NStep(UncorrectedReturns):
 @gin.configurable
 @dataclass(frozen=True)
 class LambdaReturns(UncorrectedReturns):
-    """A mean of targets of all lengths, whose weights decay with the length.
+    """The mean of n-step targets of all lengths n, with weights that decay with n.
 
         y_t = r_t + g ((1 - lambda) V_{t+1} + lambda y_{t+1})
 
-    Reason: rewards reach earlier timesteps within one update, not within one update per timestep. Not
-    corrected for what the policy would have done otherwise, so lambda is shorter than Retrace's. Source:
-    Sutton & Barto 2018, eq. 12.18; for Q functions Peng & Williams 1996. Off: `returns = @NStep()`
-    (published).
+    Reason: a reward reaches earlier timesteps within one update; one-step targets need an update per
+    timestep. Recorded actions that the policy would not take are not corrected, so lambda is smaller than in
+    Retrace. Source: Sutton & Barto 2018, eq. 12.18; for Q functions Peng & Williams 1996.
+    Off: `returns = @NStep()` (published).
 
     Args:
         trace_decay: lambda, in [0, 1]; 0 gives one-step targets.
@@ -122,18 +122,18 @@ class LambdaReturns(UncorrectedReturns):
 @gin.configurable
 @dataclass(frozen=True)
 class Retrace(Returns):
-    """Multi-step targets, corrected for what the policy would have done otherwise. For discrete actions.
+    """Multi-step targets for Discrete actions, corrected for recorded ones that the policy would not take.
 
         y_t = r_t + g (V_{t+1} + c_{t+1} (y_{t+1} - Q(s_{t+1}, a_{t+1})))
         c   = lambda min(1, pi(a|s) / mu(a|s))
 
-    Each critic is corrected by its own values, and the critics are reduced afterwards: the minimum of several
-    is lower for one action than for a mean of actions, and every timestep would add the difference.
+    Each critic is corrected by its own values before the critics are reduced: the minimum over critics is
+    lower for one action than for a mean over actions, and the differences would add up over timesteps.
 
-    Reason: rewards reach earlier timesteps within one update, and exploration does not bias them. Actors
-    store the probability mu of each action; without it the correction is tree backup's (mu = 1). Source:
-    Munos et al. 2016, arXiv:1606.02647; tree backup: Precup et al. 2000. Off: `returns = @NStep()`
-    (published).
+    Reason: a reward reaches earlier timesteps within one update, and exploration does not bias the targets.
+    Actors store the probability mu of each action; without it, mu = 1, which is tree backup.
+    Source: Munos et al. 2016, arXiv:1606.02647; tree backup: Precup et al. 2000.
+    Off: `returns = @NStep()` (published).
 
     Args:
         trace_decay: lambda, in [0, 1]; 0 gives one-step targets.
@@ -200,7 +200,7 @@ def lambda_returns(
     *,
     trace_decay: float,
 ) -> Tensor:
-    """The mean of all n-step targets with weights (1 - lambda) lambda^(n-1), the last one taking the rest.
+    """The mean of all n-step targets with weights (1 - lambda) lambda^(n-1); the longest has the rest.
 
     y_t = r_t + discount (1 - d_t) ((1 - lambda) V_{t+1} + lambda y_{t+1}). No importance correction.
 
@@ -229,7 +229,7 @@ def retrace_targets(
     next_q: Tensor,
     next_traces: Tensor,
 ) -> Tensor:
-    """Returns with corrections for what the policy would have done otherwise.
+    """Returns that are corrected for recorded actions that the policy would not take.
 
     y_t = r_t + discount (1 - d_t) (V_{t+1} + c_{t+1} (y_{t+1} - Q_{t+1})), V the mean of Q under the policy.
 
@@ -239,10 +239,10 @@ def retrace_targets(
         mask: (B, L, 1, 1) bool, True on real steps; False at least once between two sequences of a row.
         next_values: (B, L, G, 1) float, value of the timestep after each step, per discount.
         discounts: (G, 1) float in [0, 1].
-        next_q: (B, L, G, 1) float, value of the recorded action of the timestep after each step. Unused
-            where there is none.
-        next_traces: (B, L, G, 1) float in [0, 1], its c: lambda min(1, pi(a|s) / mu(a|s)) for Retrace, with
-            mu the policy that acted; lambda pi(a|s) for tree backup.
+        next_q: (B, L, G, 1) float, value of the recorded action at the timestep after each step; not used
+            where there is no such action.
+        next_traces: (B, L, G, 1) float in [0, 1], c of that action: lambda min(1, pi(a|s) / mu(a|s)) for
+            Retrace, where mu is the policy that acted; lambda pi(a|s) for tree backup.
     Source: Munos et al. 2016, arXiv:1606.02647, eq. 3 and 4; tree backup: Precup et al. 2000.
     """
     going = discounts * ~terminated
@@ -257,7 +257,7 @@ def _goes_on(terminated: Tensor, mask: Tensor) -> Tensor:
 
 
 def _scan(mixed: Tensor, weight: Tensor, last: Tensor, goes_on: Tensor) -> Tensor:
-    """y_t = mixed_t + weight_t y_{t+1} where the sequence goes on, else last_t."""
+    """y_t = mixed_t + weight_t y_{t+1} where the sequence continues, otherwise last_t."""
     targets, following = torch.empty_like(last), last[:, -1]
     for t in reversed(range(last.shape[1])):
         following = torch.where(goes_on[:, t], mixed[:, t] + weight[:, t] * following, last[:, t])

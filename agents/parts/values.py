@@ -1,4 +1,4 @@
-"""How the outputs of critics become values, and the unit in which their errors count.
+"""The map from outputs of critics to values, and the unit of the errors in the losses.
 
 Axes: G discounts, A actions (1 for critics that read the action). Statistics are (G, 1). Values and targets
 are in environment units times the reward multiplier.
@@ -7,6 +7,7 @@ are in environment units times the reward multiplier.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import gin
 import torch
@@ -21,10 +22,13 @@ _LEAST_SIGMA = 1e-4  # keeps divisions finite
 class ValueScale(RunningStatistics):
     """Base of the parts that turn outputs (..., G, A) into values (..., G, A).
 
-    The loss of a critic is ((value(output) - target) / sigma)^2, and the actor's loss has values as
-    (value - mu) / sigma. An agent calls `build` once, then `gather` for every batch that it trains on, before
-    it computes the losses of that batch.
+    The loss of a critic is ((value(output) - target) / sigma)^2, and the actor's loss uses
+    (value - mu) / sigma. An agent calls `build` once, and then `gather` for every training batch, before it
+    computes the losses of that batch.
     """
+
+    mixes_discounts: ClassVar[bool] = False
+    """Whether the value of a discount depends on the outputs for other discounts."""
 
     mu: Tensor
     sigma: Tensor
@@ -49,7 +53,7 @@ class ValueScale(RunningStatistics):
 
 @gin.configurable
 class PlainValues(ValueScale):
-    """Values are the outputs of the critics, and errors count as they are.
+    """Values are the outputs of the critics, and errors are not rescaled.
 
         value_g = x_g,  sigma_g = 1
 
@@ -114,23 +118,22 @@ class _MovingMoments(ValueScale):
 
 @gin.configurable
 class PopArt(_MovingMoments):
-    """Critics predict targets at unit scale, and rescaling leaves all values unchanged.
+    """Critics predict targets at unit scale; when the scale changes, all values stay the same.
 
         value_g = sigma_g (w_g x_g + b_g) + mu_g
         mu, nu: moving averages of y and y^2;  sigma = sqrt(clip(nu - mu^2, 1e-4, 1e8))
         w <- w sigma_old / sigma,  b <- (sigma_old b + mu_old - mu) / sigma
 
-    The statistics move before the loss of the same batch, so the losses have the targets that were gathered
-    since the last update within mu and sigma. With several processes, each one gathers its own statistics;
-    they are merged after each update.
+    mu and sigma in the losses of a batch include the targets of that batch, and all others since the last
+    update. With several processes, each gathers its own statistics; they are merged after each update.
 
-    Reason: one learning rate for all discounts and reward scales. Source: van Hasselt et al. 2016,
+    Reason: one learning rate fits all discounts and scales of rewards. Source: van Hasselt et al. 2016,
     arXiv:1602.07714; one set of statistics per discount: Grigsby et al. 2023, arXiv:2310.09971.
     Off: `values = @PlainValues()`.
 
     Args:
-        beta: rate of the moving averages, higher at first to make up for their start.
-        init_nu: mean square of the targets to begin with; it counts like the targets of one update.
+        beta: rate of the moving averages; higher at first, to correct the bias of their initial values.
+        init_nu: initial mean square of the targets; it has the weight of the targets of one update.
     """
 
     _mu: Tensor
@@ -151,7 +154,7 @@ class PopArt(_MovingMoments):
             self.register_buffer(name, torch.full(shape, value))
 
     def _moved(self) -> tuple[Tensor, Tensor]:
-        """Mu and nu (G, 1), with all that was gathered."""
+        """Mu and nu (G, 1), including everything that was gathered."""
         n, total, squares = self.pending
         rate = debiased_rate(self.beta, self.updates + 1).where(n > 0, 0.0)
         n = n.clamp(min=1.0)
@@ -190,19 +193,19 @@ def _deviation(mu: Tensor, nu: Tensor) -> Tensor:
 
 @gin.configurable
 class StartAtReward(nn.Module):
-    """Values begin at the return of the smallest reward, if all rewards have one sign.
+    """Values begin at the return of the smallest reward, if all rewards have the same sign.
 
         value_g = c p / max(1 - g p, 1 / max_horizon) at first
 
-    c is the reward closest to 0 among those after which the episode continues, and p their share. Both are of
-    the first update, and 0 is the start if some rewards are positive and some are negative.
+    c is the reward closest to 0 among those after which the episode continues, and p is the share of such
+    timesteps. Both are those of the first update. If some rewards are positive and some negative, c is 0.
 
-    Reason: if every timestep has a cost, long-horizon values contain it only after the target networks have
-    caught up, and until then an early end of the episode looks too good or too bad.
+    Reason: a constant cost per timestep enters long-horizon values only as fast as the target networks
+    follow. Until then, an early end of the episode looks too good or too bad.
     Source: ours. Off: `SummedValues.start = None`.
 
     Args:
-        max_horizon: timesteps over which the reward is added up at most.
+        max_horizon: largest number of timesteps over which the reward is summed.
     """
 
     gathered: Tensor
@@ -256,22 +259,22 @@ class StartAtReward(nn.Module):
 
 @gin.configurable
 class FixedUnits(_MovingMoments):
-    """The scale of outputs is set once, by the first targets; only the loss follows the targets' deviation.
+    """The first targets set the scale of outputs for good; only the loss follows their standard deviation.
 
         value_g = origin_g + unit_g x_g
         sigma = max(sqrt(nu - mu^2), floor sqrt(nu));  mu, nu: moving averages of y and y^2
 
-    unit and origin are sigma and mu of the first targets that vary, and 0 until then. The first update
-    therefore trains no critic: it only sets the scale.
+    unit and origin are sigma and mu of the first targets that vary, and 0 before. The first update therefore
+    trains no critic: it only sets the scale.
 
-    Reason: no value moves when statistics move, so no weight has to be rescaled to make up for it. Without a
-    floor, the errors of targets that hardly vary (a constant reward under a small discount) would be
-    amplified. Source: ours. Off: `values = @PopArt()` (published).
+    Reason: values do not change when statistics do, so no weights have to be rescaled in compensation.
+    Without a floor, the errors of targets that hardly vary (a constant reward under a small discount) would
+    be amplified. Source: ours. Off: `values = @PopArt()` (published).
 
     Args:
-        beta: rate of the moving averages, higher at first to make up for their start.
+        beta: rate of the moving averages; higher at first, to correct the bias of their initial values.
         floor: smallest sigma, as a share of the root mean square of the targets, above 0.
-        start: `StartAtReward`; None lets origin be the mean of the first targets.
+        start: `StartAtReward`; with None, origin is the mean of the first targets.
     Raises: ValueError for a rate or floor out of range; TypeError for another start.
     """
 
@@ -354,11 +357,11 @@ class FixedUnits(_MovingMoments):
 
 @gin.configurable
 class SummedValues(FixedUnits):
-    """An output for discount g is what the value of g adds to that of the discount below it.
+    """The output for discount g is the difference between the value of g and that of the next lower discount.
 
         value_g = origin_g + sum over i <= g of unit_i x_i,  discounts in ascending order
 
-    With unit and origin as in `FixedUnits`.
+    unit and origin are those of `FixedUnits`.
 
     Reason: what a short horizon has learned about actions benefits all longer ones immediately. Source:
     Romoff et al. 2019, arXiv:1902.01883; in fixed units: ours. Off: `values = @FixedUnits()`, or `@PopArt()`
@@ -370,6 +373,7 @@ class SummedValues(FixedUnits):
         start: see FixedUnits.
     """
 
+    mixes_discounts = True
     _places: Tensor | None
 
     def build(self, discounts: Sequence[float]) -> None:

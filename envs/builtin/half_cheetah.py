@@ -26,7 +26,6 @@ class HalfCheetahVelocity(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.nda
         slowest: least velocity that may be wanted, in metres per second; drawn uniformly at every reset, but
             kept by the option "keep_task".
         fastest: the largest.
-        ctrl_cost_weight: of the square of the action.
     Raises: gymnasium.error.DependencyNotInstalled without the package mujoco.
     Source: Finn et al. 2017, arXiv:1703.03400, section 5.3.
     """
@@ -38,13 +37,12 @@ class HalfCheetahVelocity(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.nda
         time_limit: int = 200,
         slowest: float = 0.0,
         fastest: float = 3.0,
-        ctrl_cost_weight: float = 0.05,
     ) -> None:
         super().__init__(
             gym.make(
                 "HalfCheetah-v5",
                 max_episode_steps=time_limit,
-                ctrl_cost_weight=ctrl_cost_weight,
+                ctrl_cost_weight=0.05,
                 disable_env_checker=True,
             )
         )

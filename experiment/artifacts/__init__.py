@@ -3,6 +3,6 @@
 stores.py says what a store is and has two of them; upload.py stores in the background.
 """
 
-from .stores import ArtifactInfo, ArtifactStore, FolderStore, RunAccess, WandbStore
+from .stores import ArtifactInfo, ArtifactStore, RunAccess, UrlStore, WandbStore
 
-__all__ = ["ArtifactInfo", "ArtifactStore", "FolderStore", "RunAccess", "WandbStore"]
+__all__ = ["ArtifactInfo", "ArtifactStore", "RunAccess", "UrlStore", "WandbStore"]

@@ -1,22 +1,17 @@
-"""What a store of artifacts is, the names it uses, and two stores: a folder, and Weights & Biases.
+"""What a store of artifacts is, the names it uses, and two stores: a URL or folder, and Weights & Biases.
 
 An artifact is named `<run>/<what>`, such as `tmaze/state`, and has versions v0, v1, ...; an alias names one
 of them and moves. `tmaze/state:v3` and `tmaze/state:latest` are references.
 
-Nothing of wandb is imported before it is used.
+Neither fsspec nor wandb is imported before it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
-import hashlib
 import json
 import os
 import re
-import shutil
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,18 +21,16 @@ from typing import Any
 import gin
 
 from ..output.logs import wandb_files_in
-from ..process.files import atomic_folder, check_tree, fsync, json_object, remove_left_over, write_text
+from ..process.files import atomic_folder, check_inside, check_tree, parse_json
 
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
 CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact
-METADATA, ALIASES = "metadata.json", "aliases.json"  # of a FolderStore
-FORMAT_VERSION = 1
+METADATA = "metadata.json"  # of a UrlStore
 _PART = r"[^/:.][^/:]*"
 _NAME = re.compile(f"{_PART}/{_PART}")
 _MOST_BYTES = 128  # of a run's name: folders and files are named after it, with something added
 _VERSION = re.compile(r"v\d+")
 _SHOWN = 12
-_CHUNK_BYTES = 1 << 20
 _WANDB_TYPES = {STATE: "training-state", POLICY: "model"}  # others are of the type of their name
 _WANDB_NAME = "loxodon_name"  # in the metadata: W&B's own names allow fewer characters
 
@@ -178,134 +171,123 @@ def version_number(version: str) -> int | None:
     return int(version[1:]) if _VERSION.fullmatch(version) else None
 
 
-# ---- a folder ----
+# ---- a folder, or a URL ----
 
 
 @gin.configurable
-class FolderStore(ArtifactStore):
-    """Artifacts in a folder, which several runs and machines may share.
+class UrlStore(ArtifactStore):
+    """Artifacts in a folder, or behind any URL that fsspec knows, which several runs and machines may share.
 
-    Layout: `<root>/<run>/<what>/v0/`, `v1/`, ... with the artifact's files and `metadata.json` in each, and
-    `aliases.json` beside them. A version appears by a rename when all of it is on disk, and never changes.
+    Layout: `<url>/<run>/<what>/v0/`, `v1/`, ... with the artifact's files and `metadata.json` in each. That
+    file is written last, so a version without it was cut off, and counts as none.
 
     Args:
-        root: the folder; it is made when something is stored.
+        url: a folder, or an address such as `s3://bucket/artifacts`, whose package (here s3fs) must be
+            installed and finds the credentials by itself.
+
+    Raises: ValueError if fsspec cannot open the address.
     """
 
-    def __init__(self, root: str = gin.REQUIRED) -> None:
-        self.root = Path(root).expanduser()
+    def __init__(self, url: str = gin.REQUIRED) -> None:
+        import fsspec  # which torch depends on
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.url = url
+        try:
+            self._fs, self._root = fsspec.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ValueError(
+                f"UrlStore.url = {url!r} cannot be opened: {error}. Fix: install the package for such an "
+                "address (s3fs for s3://), or give a folder."
+            ) from error
+        self._is_folder = isinstance(self._fs, LocalFileSystem)
 
     def __repr__(self) -> str:
-        return f"FolderStore({str(self.root)!r})"
+        return f"UrlStore({self.url!r})"
 
     def put(
         self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
     ) -> str | None:
-        """Copy, sync, rename, then move the aliases, while other writers of this artifact wait."""
+        """Copy the files, then write down what was copied."""
         split_reference(f"{name}:latest")  # which is all that a name has to fit in
-        home = self.root / name
-        home.mkdir(parents=True, exist_ok=True)
-        with _locked(home):
-            remove_left_over(home)
-            known = _read_aliases(home)
-            # An alias may outlive a version that somebody deleted: its number is not used again.
-            used = map(version_number, [*(path.name for path in home.iterdir()), *known.values()])
-            version = f"v{max((n for n in used if n is not None), default=-1) + 1}"
-            with atomic_folder(home / version) as temp:
-                _fill(temp, name, files, metadata)
-            fsync(home)
-            if aliases:
-                known |= dict.fromkeys(aliases, version)
-                write_text(home / ALIASES, json.dumps(known, indent=1, sort_keys=True) + "\n")
+        check_tree(files)
+        numbers = [number for one in self._names(name) if (number := version_number(one)) is not None]
+        version = f"v{max(numbers, default=-1) + 1}"
+        home = self._path(name, version)
+        self._fs.makedirs(home, exist_ok=False)  # in a folder, one of two writers that meet fails here
+        try:
+            sizes = {}
+            for path in sorted(files.rglob("*")) if files.is_dir() else [files]:
+                if path.is_file():
+                    inner = path.relative_to(files if files.is_dir() else files.parent).as_posix()
+                    self._fs.makedirs(f"{home}/{inner}".rpartition("/")[0], exist_ok=True)
+                    self._fs.put_file(str(path), f"{home}/{inner}")
+                    sizes[inner] = path.stat().st_size
+            facts = {"aliases": [*aliases], "metadata": dict(metadata), "bytes": sizes}
+            self._fs.pipe_file(f"{home}/{METADATA}", json.dumps(facts, indent=1).encode())
+        except BaseException:
+            with contextlib.suppress(Exception):  # of the two errors the first says more
+                self._fs.rm(home, recursive=True)
+            raise
         return version
 
     def get(self, reference: str, folder: Path) -> Path:
-        """Copy the files of a version, and compare them with what was stored."""
+        """Copy the files of a version, and compare their sizes with what was stored."""
         name, _ = split_reference(reference)
-        source = self.root / name / find_artifact(self, reference, own_run="").version
-        check_tree(source, self.root)
-        stored = _facts(source).get("files", {})
+        version = find_artifact(self, reference, own_run="").version
+        source = self._path(name, version)
+        if self._is_folder:
+            check_tree(Path(source), Path(self._root))
         with atomic_folder(folder) as temp:
-            shutil.copytree(source, temp, dirs_exist_ok=True)
-            (temp / METADATA).unlink()
-            copied = _digests(temp)
-            names = sorted(stored.keys() | copied.keys())
-            if changed := [name for name in names if stored.get(name) != copied.get(name)]:
-                raise ValueError(
-                    f"{source} is damaged: {', '.join(changed)} differ(s) from what was stored. "
-                    f"Fix: delete that folder and use another version of {name}."
-                )
+            for inner, size in self._facts(name, version)["bytes"].items():
+                path = temp / inner
+                check_inside(path, temp)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.get_file(f"{source}/{inner}", str(path))
+                if not path.is_file() or path.stat().st_size != size:
+                    raise ValueError(
+                        f"{source} is damaged: {inner} differs from what was stored. "
+                        f"Fix: delete that folder and use another version of {name}."
+                    )
         return folder
 
     def list(self, run: str | None = None) -> list[ArtifactInfo]:
-        """Look at what is in the folder now."""
+        """Look at what is there now. The newest version that an alias was given to has it."""
+        self._fs.invalidate_cache()
+        runs = self._names() if run is None else [run]
         infos: list[ArtifactInfo] = []
-        for home in sorted(self.root.glob(f"{'*' if run is None else glob.escape(run)}/*")):
-            aliases = _read_aliases(home)
-            numbers = (version_number(path.parent.name) for path in home.glob(f"v*/{METADATA}"))
-            for version in (f"v{number}" for number in sorted(n for n in numbers if n is not None)):
-                own = tuple(sorted(alias for alias, target in aliases.items() if target == version))
-                name = f"{home.parent.name}/{home.name}"
-                infos.append(ArtifactInfo(name, version, own, _facts(home / version).get("metadata", {})))
+        for name in (f"{one}/{what}" for one in runs for what in self._names(one)):
+            numbers = (version_number(version) for version in self._names(name))
+            found, taken = [], set[str]()
+            for number in sorted((n for n in numbers if n is not None), reverse=True):
+                if facts := self._facts(name, f"v{number}"):
+                    aliases = {str(alias) for alias in facts["aliases"]} - taken
+                    taken |= aliases
+                    info = ArtifactInfo(name, f"v{number}", tuple(sorted(aliases)), facts["metadata"])
+                    found.append(info)
+            infos += reversed(found)
         return infos
 
+    def _path(self, *parts: str) -> str:
+        return "/".join([self._root, *parts])
 
-@contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Let other writers wait; where the file system has no locks, one of two that meet fails."""
-    with (home / ".lock").open("a") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)  # a kill frees it, too
+    def _names(self, *parts: str) -> Sequence[str]:
+        """What is in a folder of the store; nothing if there is no such folder."""
         try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # which closing does not do if a forked worker has the file
+            found = self._fs.ls(self._path(*parts), detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
 
-
-def _fill(folder: Path, name: str, files: Path, metadata: Mapping[str, Any]) -> None:
-    """Make a version: a copy of the files and what is known of them, all of it on the disk."""
-    check_tree(files)
-    if files.is_dir():
-        shutil.copytree(files, folder, dirs_exist_ok=True)
-    else:
-        shutil.copyfile(files, folder / files.name)
-    if (folder / METADATA).exists():
-        raise ValueError(
-            f"{files} cannot be stored: {METADATA} is the name of the store's own file. Fix: rename it."
-        )
-    facts = {
-        "format_version": FORMAT_VERSION,
-        "name": name,
-        "unix_time": time.time(),
-        "metadata": dict(metadata),
-        "files": _digests(folder),
-    }
-    (folder / METADATA).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    for path in (*folder.rglob("*"), folder):
-        fsync(path)
-
-
-def _facts(version: Path) -> dict[str, dict[str, Any]]:
-    """The facts of a version, as `_fill` wrote them; those that can be read if it is damaged."""
-    return {name: value for name, value in json_object(version / METADATA).items() if isinstance(value, dict)}
-
-
-def _read_aliases(home: Path) -> dict[str, str]:
-    return {name: value for name, value in json_object(home / ALIASES).items() if isinstance(value, str)}
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """`<bytes> <SHA-256>` of each file by its name within the folder."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-            found[path.relative_to(folder).as_posix()] = f"{path.stat().st_size} {digest.hexdigest()}"
-    return found
+    def _facts(self, name: str, version: str) -> Mapping[str, Any]:
+        """What `put` wrote down of a version; empty if it is not complete, or that file is damaged."""
+        try:
+            facts = parse_json(self._fs.cat_file(self._path(name, version, METADATA)))
+            kinds = {"aliases": list, "metadata": dict, "bytes": dict}
+            return facts if all(isinstance(facts[key], kind) for key, kind in kinds.items()) else {}
+        except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError):
+            return {}
 
 
 # ---- Weights & Biases ----
@@ -397,7 +379,7 @@ class WandbStore(ArtifactStore):
             raise RuntimeError(
                 f"W&B is offline (WANDB_MODE={mode}) and cannot give {what}. Fix: set WANDB_MODE=online and "
                 "`wandb login`, or restore from a folder: Experiment.restore_from = '/path/to/a/checkpoint' "
-                "or a FolderStore."
+                "or a UrlStore."
             )
         import wandb
 

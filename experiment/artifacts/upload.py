@@ -35,7 +35,7 @@ class Uploads:
         run: what the store may know of this run; None in a process that has nothing to do with it. What waits
             is in its `ckpts/artifacts_pending/`, on the file system of the files, which then need no copy.
         facts: JSON values of the moment, for the metadata of an artifact.
-        store: makes where artifacts go, such as FolderStore; None for nowhere.
+        store: makes where artifacts go, such as UrlStore; None for nowhere.
 
     Raises: TypeError for another store.
     """
@@ -50,7 +50,7 @@ class Uploads:
         if store is not None and (isinstance(store, ArtifactStore) or not callable(store)):
             raise TypeError(
                 f"Artifacts.store is {store!r}, but must be what makes a store. Fix: set Artifacts.store = "
-                "@FolderStore (without parentheses) and FolderStore.root."
+                "@UrlStore (without parentheses) and UrlStore.url."
             )
         self.store: ArtifactStore | None = None
         if store is not None and run is not None:

@@ -200,7 +200,7 @@ def _finite(array: np.ndarray, what: str) -> np.ndarray:
     is_good = np.isfinite(array).reshape(len(array), -1).all(1)
     if not is_good.all():
         raise ValueError(
-            f"{what} of environment {is_good.argmin()} is NaN or infinite. Fix: mend the environment, or "
+            f"{what} of environment {is_good.argmin()} is NaN or infinite. Fix: correct the environment, or "
             "reset it."
         )
     return array

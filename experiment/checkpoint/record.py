@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import platform
@@ -25,8 +26,7 @@ from .written import written
 
 logger = logging.getLogger("loxodon")
 _COMPARED = ("loxodon", "python", "torch")
-_SHOWN_BINDINGS = 8
-_UNSET = "(default)"
+_SHOWN_LINES = 16
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str, on_mi
         )
     if versions := _version_differences(saved, vars(own)):
         logger.warning("%s was written with other versions: %s.", beginning, ", ".join(versions))
-    if bindings := config_differences(saved, vars(own)):
-        shown = "\n  ".join(bindings[:_SHOWN_BINDINGS])
-        more = f"\n  and {len(bindings) - _SHOWN_BINDINGS} more" if len(bindings) > _SHOWN_BINDINGS else ""
-        logger.warning("Settings differ from those of %s (old -> new):\n  %s%s", where, shown, more)
+    if lines := config_differences(saved["config_requested"], own.config_requested):
+        more = [f"and {len(lines) - _SHOWN_LINES} more"] if len(lines) > _SHOWN_LINES else []
+        shown = "\n  ".join([*lines[:_SHOWN_LINES], *more])
+        logger.warning("Settings differ from those of %s (- there, + here):\n  %s", where, shown)
 
 
 def _major(version: str) -> list[str]:
@@ -168,18 +168,15 @@ def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> li
     ]
 
 
-def config_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Bindings with another value, as `Name.param: old -> new`.
+def config_differences(old: str, new: str) -> list[str]:
+    """Lines of two gin texts that only one of them has, as `-old` and `+new`."""
 
-    What one of the two runs sets is compared with what the other sets or has as its default. A default that
-    the other run never read counts as "(default)".
-    """
-    old_set, new_set = bindings_of(saved["config_requested"]), bindings_of(own["config_requested"])
-    old = {**bindings_of(saved["config"]), **old_set}
-    new = {**bindings_of(own["config"]), **new_set}
-    keys = sorted((old_set.keys() | new_set.keys()) - {"Experiment.seed"})  # a resumed run keeps its own
-    pairs = [(key, old.get(key, _UNSET), new.get(key, _UNSET)) for key in keys]
-    return [f"{key}: {before} -> {after}" for key, before, after in pairs if before != after]
+    def compared(text: str) -> list[str]:
+        ignored = ("#", "Experiment.seed = ")  # a resumed run keeps its own seed
+        return [line for line in text.splitlines() if line and not line.startswith(ignored)]
+
+    lines = list(difflib.unified_diff(compared(old), compared(new), n=0, lineterm=""))
+    return [line for line in lines[2:] if not line.startswith("@@")]  # the first two name the texts
 
 
 def bindings_of(text: str) -> dict[str, str]:

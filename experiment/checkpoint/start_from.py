@@ -70,7 +70,7 @@ def _fetch(
     if store is None:
         raise ValueError(
             f"{name} = {reference!r} names an artifact, but this run has no store. Fix: set "
-            "Artifacts.store = @FolderStore and FolderStore.root, or give a path, which begins with "
+            "Artifacts.store = @UrlStore and UrlStore.url, or give a path, which begins with "
             "'/', './' or '~'."
         )
     info = find_artifact(store, reference, ctx.run_name)

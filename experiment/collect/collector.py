@@ -349,8 +349,6 @@ class Collector:
         )
         if group.sinks:
             output = self.agent.act(*seen, self.sample)
-            for sink in group.sinks:
-                output = sink.after_act(output, group.envs.single_action_space)
             chosen, state.hidden_state = output.actions, output.hidden_state
             state.extras = {key: value.cpu().numpy() for key, value in output.extras.items()} or None
         else:  # nobody keeps what the agent would say beside it

@@ -32,38 +32,13 @@ from .reading import (
 )
 from .registry import MACRO, MISSING, Configurable
 
-MOVED: dict[str, str] = {
-    "Experiment.sample_actions_train": "Experiment.sample_actions",  # in AMAGO
-    "Agent.n_step": "NStep.n (with Agent.returns = @NStep())",  # in AMAGO, like the next two
+OF_AMAGO: dict[str, str] = {
+    "Experiment.sample_actions_train": "Experiment.sample_actions",
+    "Agent.n_step": "NStep.n (with Agent.returns = @NStep())",
     "Agent.num_critics_td": "RandomSubset.size (with Agent.critic_subset = @RandomSubset())",
     "Agent.popart": "Agent.values = @PlainValues()",
-    "Experiment.log_to_tensorboard": "MetricLogger.tensorboard",
-    "Experiment.lr_multipliers": "AdamW.lr_multipliers",
-    "Experiment.adam_eps": "AdamW.eps",
-    "Experiment.bad_grad": "Learner.on_nan",
-    "Experiment.freeze": "Experiment.callbacks = [@ParamFreezer]",
-    "Experiment.pretraining": "Experiment.callbacks = [@Pretraining]",
-    "Experiment.max_wall_clock_s": "WallClockLimit.seconds",
-    "Experiment.test_timesteps": "FinalTest.timesteps",
-    "Experiment.make_test_env": "FinalTest.make_env",
-    "Experiment.profile_epoch": "ProfileEpoch.epoch",
-    "Experiment.save_env_state": "Collector.save_env_state",
-    "Experiment.exact_resume": "CheckpointManager.exact_resume",
-    "Experiment.keep_checkpoints": "CheckpointManager.keep",
-    "Experiment.keep_every_epochs": "CheckpointManager.keep_every",
-    "Experiment.ckpt_minutes": "CheckpointManager.every_minutes",
-    "Experiment.reward_shaper": "RewardShaping.shaper",
-    "Experiment.artifact_store": "Artifacts.store",
-    "Experiment.warm_start": "WarmStart.source",
-    "Experiment.async_env_workers": "AsyncVectorEnv.num_workers",
-    "Experiment.overlap_sampling": "TrainingEnvs.overlap",
-    "Experiment.replay_ratio_tolerance": "ReplayRatio.tolerance",
-    "Experiment.actor_processes": "ReplayRatio.actor_processes",
 }
-"""Parameters that have another name now: old `Name.param` -> new one, or another line to write instead."""
-
-CHOICES_OF_NONE = {"Experiment.tstep_encoder_type": ("FFTstepEncoder", "DictTstepEncoder")}
-"""Parameters for which None means a choice when everything is built, and what it is made among."""
+"""Parameters that have another name in AMAGO: that name -> the one here, or another line to write instead."""
 
 
 # --- bindings as gin sees them --------------------------------------------------------------------------
@@ -140,7 +115,7 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
         for name, binding in bound.items():
             is_env_factory = name.startswith("make_") and name.endswith("env")
             is_called = is_env_factory or (is_macro and node.is_called)
-            for ref in [*references_in(binding.value), *_choices_of(binding)]:
+            for ref in references_in(binding.value):
                 if isinstance(ref, Macro):
                     queue.append(Node(registry.find(MACRO)[0], ref.name, binding, is_called))
                 elif len(matches := registry.find(ref.name)) == 1:
@@ -153,17 +128,18 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
     return nodes
 
 
-def _choices_of(binding: Binding) -> list[Reference]:
-    """Return the parts among which a binding to None chooses."""
-    return [Reference(n, False) for n in CHOICES_OF_NONE.get(binding.key, ()) if binding.value is None]
+def left_over(bindings: Sequence[Binding], starts: Sequence[Node]) -> list[Binding]:
+    """Settings of parts that a later source replaced, such as those of an agent that was switched.
 
-
-def reach_by_source(
-    bindings: Sequence[Binding], starts: Sequence[Node]
-) -> dict[int, dict[tuple[str, str], Node]]:
-    """What the config led to from `starts` when a source had ended, for the number of each."""
+    They were in use when a source (a file, or the command line) had ended, and are not in the end.
+    """
     ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
-    return {source: reach(bindings[:end], starts) for source, end in ends.items()}
+    used: set[int] = set()
+    for end in ends.values():
+        nodes = reach(bindings[:end], starts)
+        used.update(id(b) for b in bindings[:end] if is_seen(b, nodes))
+    final = reach(bindings, starts)
+    return [b for b in remaining(bindings) if id(b) in used and not is_seen(b, final)]
 
 
 def is_seen(binding: Binding, nodes: Iterable[tuple[str, str]]) -> bool:
@@ -205,18 +181,25 @@ def _unknown_target(binding: Binding) -> Iterator[str]:
         return
     target, param = matches[0], binding.param
     where, settable = f"{binding.origin}: {target.name}", [n for n in target.params if target.can_set(n)]
-    if new := MOVED.get(f"{target.name}.{param}"):
-        yield f"{where}.{param} is now {new}. Fix: write that instead."
+    if ours := OF_AMAGO.get(f"{target.name}.{param}"):
+        yield f"{where}.{param}, a name of AMAGO's, is {ours} here. Fix: write that instead."
     elif param in target.params and not target.can_set(param):
         yield (
             f"{where}.{param} is given by the code, not by configs, which can set: "
             f"{', '.join(settable) or 'nothing'}. Fix: remove this line."
         )
     elif param not in target.params and not target.takes_any:
-        meant = did_you_mean(param, settable)
+        meant = did_you_mean(param, settable) or _elsewhere(param)
         listed = "" if meant else f" It has: {', '.join(settable) or 'no parameters'}."
-        advice = "correct it" if settable else "remove this line, or give its __init__ this parameter"
+        advice = "correct the name" if settable else "remove this line, or give its __init__ this parameter"
         yield f"{where} has no parameter '{param}'.{meant}{listed} Fix: {advice}."
+
+
+def _elsewhere(param: str) -> str:
+    """A sentence that names the parameters of this name that others have, if they are few."""
+    owners = [known.name for known in registry.all_known() if param in known.params and known.can_set(param)]
+    meant = " or ".join(f"'{owner}.{param}'" for owner in sorted(owners))
+    return f" Did you mean {meant}?" if 0 < len(owners) <= MAX_CHOICES else ""
 
 
 def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
@@ -359,7 +342,7 @@ def _described(kind: Any, args: tuple[Any, ...]) -> str:
         return " or ".join(map(repr, args))
     if kind in _CALLABLES:
         wanted = args[-1] if args else Any
-        return "@Name" if _is_unchecked(wanted) else f"@Name of a {wanted.__name__}"
+        return "@Name" if _is_unchecked(wanted) else f"@Name that makes {_with_article(wanted.__name__)}"
     name = "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
     inner = ", ".join("..." if arg is Ellipsis else describe(arg) for arg in args)
     return f"{name}[{inner}]" if inner else str(name)
@@ -369,25 +352,44 @@ def _kind_of(value: Any) -> str:
     """What a value is, in words."""
     if isinstance(value, Reference):
         return "what that call returns" if value.is_called else "the class or function itself"
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return "None" if value is None else _with_article(type(value).__name__)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOaeiou' else 'a'} {name}"
 
 
 def _mend(binding: Binding, value: Any, hint: Any) -> str:
     """The change that most likely makes `value` fit `hint`."""
     wants_callable = any(kind in _CALLABLES for kind, _ in _alternatives(hint))
+    takes_items = any(args for _, args in _alternatives(hint))
     for other in _respelled(value):
         is_call = isinstance(other, Reference) and other.is_called
+        if isinstance(other, str) and not isinstance(value, str) and takes_items:
+            continue  # a number in quotes is rarely meant where there may be several names
         if fits(other, hint) and not (is_call and wants_callable):  # which would fit by being callable
             is_typed = (
                 isinstance(other, str) and binding.origin.file == COMMAND_LINE
             )  # quoted for the shell, too
             return f'write {binding.key}="{other!r}"' if is_typed else f"write {other!r}"
-    classes = [known.name for known in registry.all_known() if known.is_class]
-    choices = [repr(ref) for name in classes if fits(ref := Reference(name, not wants_callable), hint)]
+    choices = [
+        repr(ref)
+        for known in registry.all_known()
+        if known.is_class or _surely_makes(known, hint)
+        if fits(ref := Reference(known.name, not wants_callable), hint)
+    ]
     if 0 < len(choices) <= MAX_CHOICES:
         return f"choose {' or '.join(choices)}"
     return f"give a value of type {describe(hint)}"
+
+
+def _surely_makes(known: Configurable, hint: Any) -> bool:
+    """Whether a function's annotation says that it returns what a callable of this hint has to return."""
+    made, wanted = (
+        known.result_hint,
+        [args[-1] for kind, args in _alternatives(hint) if kind in _CALLABLES and args],
+    )
+    return isinstance(made, type) and any(isinstance(one, type) and issubclass(made, one) for one in wanted)
 
 
 def _respelled(value: Any) -> Iterator[Any]:
@@ -459,38 +461,31 @@ def _lacks_value(node: Node, param: str, bound: Binding | None) -> bool:
 
 
 def check_unused(bindings: Sequence[Binding], root: Node) -> str:
-    """What gin has not read by now, when everything is built.
+    """Find settings of the user's that gin has not read by now, when everything is built.
 
-    What a reference or default leads to, from anything that was built, may be constructed later and is fine.
-    So are bindings of a source that led, when it had ended, to something that a later source has replaced,
-    and those of functions of the user's, which code may call while training.
+    Not a mistake are: what a reference or default leads to from anything that was built, as it may be
+    constructed later; settings of parts that a later source replaced; and the settings of presets, which are
+    for any task and any parts.
 
-    Returns: what is unused without being a mistake, for the user; "" without any.
+    Returns: settings of functions of the user's, which code may call while training; "" without any.
 
-    Raises: ConfigError listing each binding that its own source should not have set.
+    Raises: ConfigError listing each setting that has no effect.
     """
-    read, final = registry.was_read(), reach(bindings, [root])
+    read = registry.was_read()
     built = [Node(registry.find(name)[0], scope) for scope, name in read]
-    reached, earlier = reach(bindings, built), reach_by_source(bindings, [root, *built])
-    taken = _taken_instead({name for _, name in read})
-    later = {key: node for key, node in reached.items() if key[1] not in taken}
-    problems, notes, num_left_over = [], [], 0
+    reached = reach(bindings, built)
+    # What a replaced reference led to may still be built by code, so the second list lacks it.
+    replaced = [*left_over(bindings, [root]), *left_over(bindings, [root, *built])]
+    problems, notes = [], []
     for binding in remaining(bindings):
         target = registry.find(binding.selector)[0]
         calls = [params for key, params in read.items() if is_seen_in(*key, binding)]
         is_given = bool(calls) and target.is_class
-        if any(binding.param in params for params in calls) or (is_seen(binding, later) and not is_given):
+        if any(binding.param in params for params in calls) or (is_seen(binding, reached) and not is_given):
             continue
-        if target.name in taken and ("", target.name) in final:
-            if not is_in_preset(binding):
-                other = taken[target.name]
-                problems.append(
-                    f"{shown(binding)} has no effect: these observations take {other}. Fix: set "
-                    f"{other}.{binding.param}, or Experiment.tstep_encoder_type = @{target.name}."
-                )
-        elif earlier[binding.source].keys() - final.keys() - reached.keys():
-            num_left_over += 1
-        elif is_given:
+        if is_in_preset(binding) or binding in replaced:
+            continue
+        if is_given:
             problems.append(
                 f"{shown(binding)} has no effect: the code that makes {target.name} gives it. "
                 "Fix: remove this line."
@@ -504,22 +499,11 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
                 f"refer to it where it belongs: {Macro(binding.scope) if target.name == MACRO else owner}."
             )
     raise_if_any(problems)
-    if num_left_over:
-        notes.append(
-            f"{num_left_over} {'setting is' if num_left_over == 1 else 'settings are'} unused, because a "
-            "later file or the command line replaced what used them (--print-config lists them)."
-        )
     return "\n".join(notes)
 
 
-def _taken_instead(read: set[str]) -> dict[str, str]:
-    """Map each of CHOICES_OF_NONE that was passed over to the one that was taken instead."""
-    found = [(read.intersection(names), names) for names in CHOICES_OF_NONE.values()]
-    return {name: min(taken) for taken, names in found if taken for name in names if name not in taken}
-
-
 def is_in_preset(binding: Binding) -> bool:
-    """Whether a line is part of a shipped file, whose settings are for any observations and any launch."""
+    """Whether a line is part of a shipped file."""
     return preset_root().resolve() in Path(binding.origin.file).resolve().parents
 
 

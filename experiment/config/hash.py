@@ -18,7 +18,7 @@ SETTINGS = (
     # what is shown, logged and kept
     "CheckpointManager.*",
     "Artifacts.*",
-    "FolderStore.*",
+    "UrlStore.*",
     "WandbStore.*",
     "MetricLogger.*",
     "FinalTest.*",

@@ -10,7 +10,6 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import gin
 
@@ -18,22 +17,9 @@ from ...gin_configs.presets import RECOMMENDED
 from ...gin_configs.start import GinText
 from . import checks, registry
 from .checks import Node, shown
-from .reading import (
-    COMMAND_LINE,
-    Binding,
-    ConfigError,
-    Origin,
-    Source,
-    raise_if_any,
-    read_source,
-    references_in,
-    with_references,
-    without_macros,
-)
-from .registry import MACRO
+from .reading import Binding, ConfigError, Source, raise_if_any, read_source, with_references
 
 _COMMENT_COLUMN = 60
-_MOST_PLACES = 3  # named in an error
 _presets_read: set[str] = set()
 
 
@@ -54,20 +40,16 @@ class LoadedConfig:
     def text(self) -> str:
         """A gin text that sets the same values; each line says where its value comes from.
 
-        The defaults of what references lead to are there, too. What was used before a later source replaced
-        what used it is a comment.
+        The defaults of what references lead to are there, too. Settings of a part that a later source
+        replaced are comments.
         """
-        final = checks.reach(self.bindings, [self.root])
-        earlier = {
-            key for nodes in checks.reach_by_source(self.bindings, [self.root]).values() for key in nodes
-        }
-        remaining = checks.remaining(self.bindings)
-        gone = [b for b in remaining if checks.is_seen(b, earlier) and not checks.is_seen(b, final)]
+        left_over = checks.left_over(self.bindings, [self.root])
+        used = [b for b in checks.remaining(self.bindings) if b not in left_over]
         blocks = [
             list(dict.fromkeys(self.source.imports)),
-            [_line(b.key, repr(b.value), str(b.origin)) for b in remaining if b not in gone],
-            *(self._defaults(node) for node in final.values()),
-            [f"# unused: {shown(b)}" for b in gone],
+            [_line(b.key, repr(b.value), str(b.origin)) for b in used],
+            *(self._defaults(node) for node in checks.reach(self.bindings, [self.root]).values()),
+            [f"# unused: {shown(b)}" for b in left_over],
         ]
         return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
@@ -94,8 +76,8 @@ class LoadedConfig:
     def check_unused(self) -> str:
         """After `start()`, before training: stop if gin's record shows that a value was never read.
 
-        Returns: what is unused without being a mistake, for the user; "" without any.
-        Raises: ConfigError listing each binding that its own source should not have set.
+        Returns: what was not read yet and may be read later, for the user; "" without any.
+        Raises: ConfigError listing each setting that has no effect.
         """
         return checks.check_unused(self.bindings, self.root)
 
@@ -121,7 +103,6 @@ def load_config(
     source.bindings = [binding for binding in source.bindings if not is_ignored(binding)]
     unknown = checks.unknown_names(source.bindings)
     bindings = checks.resolved(source.bindings)
-    bindings = [*_left_out(root, bindings), *bindings]
     start = Node(registry.find(root)[0], is_called=True)
     missing = checks.missing_required(bindings, start, source.files)
     # a misspelt name is not also a missing value
@@ -143,18 +124,6 @@ def starts_from_recommended() -> bool:
     return not _presets_read.isdisjoint(RECOMMENDED)
 
 
-def _left_out(root: str, bindings: Sequence[Binding]) -> list[Binding]:
-    """None for an encoder that no source names: the experiment then takes what fits the observations.
-
-    In Python the field has no default, so that the order of the required fields stays that of AMAGO.
-    """
-    param = "tstep_encoder_type"
-    if root != "Experiment" or any((b.selector, b.param) == (root, param) for b in bindings):
-        return []
-    origin = Origin(COMMAND_LINE, 0, f"{root}.{param} is not set: what fits the observations")
-    return [Binding("", root, param, None, origin, 0)]
-
-
 def _line(key: str, value: str, comment: str) -> str:
     return f"{f'{key} = {value}':<{_COMMENT_COLUMN}}  # {comment}"
 
@@ -163,8 +132,8 @@ def _line(key: str, value: str, comment: str) -> str:
 
 
 @contextlib.contextmanager
-def explained(config: LoadedConfig) -> Iterator[None]:
-    """Raise errors of what is built from a config as ConfigErrors, led by the places that they are about.
+def explained() -> Iterator[None]:
+    """Raise errors of what is built from a config as ConfigErrors, without gin's trace of calls.
 
     An error without `Fix:` is not about the configuration and passes through.
     """
@@ -176,54 +145,4 @@ def explained(config: LoadedConfig) -> Iterator[None]:
         text = str(error)
         if "Fix:" not in text:
             raise
-        callers = re.findall(r"In call to configurable '([\w.]+)'", text)
-        message = re.sub(r"\n\s+In call to configurable .*", "", text, flags=re.DOTALL).strip()
-        where = ", ".join(_places(message, callers, config))
-        raise_if_any([f"{where}: {message}" if where else message])
-
-
-def _places(message: str, callers: Sequence[str], config: LoadedConfig) -> list[str]:
-    """Where the values are set that the message is about; none where that is not certain.
-
-    A message is about a binding if it names it in full before "Fix:", such as Experiment.mode. Otherwise it
-    must show the value there and name the parameter: in full in the advice, or alone if it also names the
-    class or comes from a call of it. A text that is not a plain word, such as an id or a path, names itself.
-    What was typed goes before files, which are mostly right.
-    """
-    remaining = checks.remaining(config.bindings)
-    body, _, advice = message.partition("Fix:")
-    words = set(re.findall(r"\w+", body))
-    macros = checks.macros_of(remaining)
-    in_full, shown, quoted = [], [], []
-    for binding in remaining:
-        if binding.selector == MACRO:
-            continue
-        key, value = f"{binding.selector}.{binding.param}", without_macros(binding.value, macros)
-        owns = binding.selector in words or any(binding.selector.endswith(caller) for caller in callers)
-        if match := _found(key, body):
-            in_full.append((match.start(), binding))
-        elif not any(_found(text, body) for text in _as_texts(value)):
-            continue
-        elif _found(key, advice) or (owns and binding.param in words):
-            shown.append(binding)
-        elif isinstance(value, str) and not re.fullmatch("[a-z_]+", value) and binding.param != "run_name":
-            quoted.append(binding)
-    first = [binding for _, binding in sorted(in_full, key=lambda pair: pair[0])[:1]]
-    origins = [checks.line_of_value(binding, remaining).origin for binding in [*first, *(shown or quoted)]]
-    typed = [origin for origin in origins if origin.file == COMMAND_LINE and (first or shown)]
-    certain = typed[:1] or origins[: 1 if first else _MOST_PLACES]
-    return list(dict.fromkeys(map(str, certain)))
-
-
-def _found(text: str, where: str) -> re.Match[str] | None:
-    """`text` as words of its own, not as a part of longer ones or of a longer number."""
-    return re.search(rf"(?<![\w.]){re.escape(text)}(?!\w|\.\w)", where)
-
-
-def _as_texts(value: Any) -> set[str]:
-    """How a message may show a value; nothing for references."""
-    if isinstance(value, float):
-        return {repr(value), f"{value:g}"}
-    if isinstance(value, int):
-        return {repr(value), f"{value:,}"}
-    return set() if references_in(value) else {repr(value)}
+        raise_if_any([re.sub(r"\n\s+In call to configurable .*", "", text, flags=re.DOTALL).strip()])

@@ -207,7 +207,7 @@ class ActorSupervisor:
         self._fail(
             f"No actor is left: {death}, {times} before {self.patience.healthy_s:g} s. "
             f"The end of {actor.log}:\n{_tail(actor.log)}\n"
-            "Fix: mend what the log says, then run the same command with --resume."
+            "Fix: correct what the log says, then run the same command with --resume."
         )
 
     def _fail(self, text: str) -> None:

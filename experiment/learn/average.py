@@ -11,6 +11,8 @@ import torch
 from ...agents import BaseAgent, OnPolicyAgent
 from ..process.ranges import check_number
 
+_WINDOW = 10.0  # the growing window covers about one in so many updates
+
 
 @gin.configurable(denylist=["agent"])
 class WeightAverage:
@@ -19,10 +21,10 @@ class WeightAverage:
     After update n = 0, 1, 2, ..., with weights w_n (all parameters of the agent; buffers are copied):
 
         average_n = average_{n-1} + share_n (w_n - average_{n-1})
-        share_n   = max(rate, (decay_power + 1) / (decay_power + 1 + max(n - start_after_updates, 0)))
+        share_n   = max(rate, 10 / (10 + max(n - start_after_updates, 0)))
 
     So the average equals the newest weights for `start_after_updates` updates, then covers about the last
-    1 / (decay_power + 1) of all updates since, and in the end the last 1 / rate updates.
+    tenth of all updates since, and in the end the last 1 / rate updates.
 
     Reason: the policy of the newest weights can lose within some updates what it had learned, and learn it
     again; the average does so less.
@@ -34,7 +36,6 @@ class WeightAverage:
         agent: on its device, before the first update.
         rate: smallest share that an update has in the average, above 0 and at most 1.
         start_after_updates: updates in which the average is the newest weights, since most changes in them.
-        decay_power: the larger it is, the more slowly the window grows.
     Raises: TypeError or ValueError for a number that cannot be; ValueError for an agent that learns only from
         what its own weights have done.
     """
@@ -45,7 +46,6 @@ class WeightAverage:
         *,
         rate: float = 0.01,
         start_after_updates: int = 200,
-        decay_power: float = 9,
     ) -> None:
         if isinstance(agent, OnPolicyAgent):
             raise ValueError(
@@ -58,9 +58,7 @@ class WeightAverage:
                 f"WeightAverage.rate is {rate}, but a share is at most 1. Fix: set WeightAverage.rate = 0.01."
             )
         check_number("WeightAverage.start_after_updates", start_after_updates, lowest=0, whole=True)
-        check_number("WeightAverage.decay_power", decay_power, lowest=0)
-        self.agent, self.rate = agent, rate
-        self.start_after_updates, self.decay_power = start_after_updates, decay_power
+        self.agent, self.rate, self.start_after_updates = agent, rate, start_after_updates
         self.num_updates = 0
         self.averaged = copy.deepcopy(agent).requires_grad_(False).eval()
 
@@ -77,7 +75,7 @@ class WeightAverage:
     def follow(self) -> None:
         """Take in the weights of one update, after it."""
         averaged_updates = max(self.num_updates - self.start_after_updates, 0)
-        share = max(self.rate, (self.decay_power + 1) / (self.decay_power + 1 + averaged_updates))
+        share = max(self.rate, _WINDOW / (_WINDOW + averaged_updates))
         torch._foreach_lerp_(list(self.averaged.parameters()), list(self.agent.parameters()), share)
         for own, new in zip(self.averaged.buffers(), self.agent.buffers(), strict=True):
             own.copy_(new)

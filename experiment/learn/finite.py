@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...agents import Demonstrations
 from ...data import Batch
+from ...nets import RunningStatistics
 from ..process.files import atomic_write
 
 
@@ -74,9 +75,19 @@ def _first(bad: Tensor) -> str:
     return f"sequence {int(bad[:, timestep].nonzero()[0])}, timestep {timestep}"
 
 
-def bad_parameters(agent: nn.Module) -> list[str]:
-    """The names of the parameters that are not finite."""
-    return [name for name, p in agent.named_parameters() if not torch.isfinite(p).all()]
+def bad_weights(agent: nn.Module) -> list[str]:
+    """The names of parameters and statistics that are not finite, and of other stored buffers with NaN.
+
+    Such a buffer may hold infinity on purpose, as a causal mask does.
+    """
+    statistics = [m for m in agent.modules() if isinstance(m, RunningStatistics)]
+    finite = {id(x) for x in agent.parameters()} | {id(x) for m in statistics for x in m.buffers()}
+    found = agent.state_dict(keep_vars=True).items()
+    return [
+        name
+        for name, x in found
+        if x.is_floating_point() and not (torch.isfinite(x) if id(x) in finite else ~torch.isnan(x)).all()
+    ]
 
 
 def bad_gradients(agent: nn.Module) -> list[str]:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from ..contracts import Progress
 from ..process.distributed import any_process, merge_metrics
 from ..process.rng import isolated_rng
 from .average import WeightAverage
-from .finite import bad_fields, bad_gradients, bad_losses, bad_parameters, named, plain, save_batches
+from .finite import bad_fields, bad_gradients, bad_losses, bad_weights, named, plain, save_batches
 from .optimizer import check_same_groups, warmup_factor
 
 logger = logging.getLogger("loxodon")
@@ -359,12 +359,26 @@ class Learner:
             return self._shares([batch.mask.sum().expand(num_terms) for batch in batches])
         if len(batches) == 1:
             return None
+        with self._trying():
+            sizes = [self._mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
+        return self._shares(sizes)
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Compute losses without gradients, and leave random generators and statistics as they were."""
         buffers = [buffer.clone() for buffer in self.agent.buffers()]
         with torch.no_grad(), isolated_rng(None):
-            sizes = [self._mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
+            yield
             for buffer, before in zip(self.agent.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-        return self._shares(sizes)
+
+    def check_extra_losses(self, batch: AnyBatch) -> None:
+        """Raise ValueError, before anything is collected, unless each extra loss has a weight and vice versa.
+
+        batch: any batch that the losses can be computed of.
+        """
+        with self._trying():
+            self.weighed(self.compute_loss(batch.to(self.accelerator.device), log_step=False))
 
     def _shares(self, sizes: Sequence[Tensor]) -> Tensor:
         """(K, T) float32 from mask sizes (T,) of K micro-batches, counting those of all processes.
@@ -398,8 +412,10 @@ class Learner:
         if log_step and grad_norm is not None:  # the loss scaler of fp16 has let go of gradients only now
             undo = (grad_norm.detach() / self.grad_clip).clamp(min=1.0)
             norms |= {name: norm * undo for name, norm in grad_norms(self.agent).items()}
-        # Judged after those of all processes were averaged, so that all processes decide alike.
-        if self.on_nan == "skip" and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
+        # Judged after those of all processes were averaged, so that all processes decide alike. A loss scaler
+        # judges by itself, and lowers its scale only within the optimizer's step.
+        judges = self.on_nan == "skip" and self.accelerator.scaler is None
+        if judges and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
             self._leave_out()
             return norms
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
@@ -408,7 +424,7 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if getattr(self.optimizer, "step_was_skipped", False):  # by the fp16 scaler: gradients overflowed
-            self.skipped_updates += 1
+            self._leave_out()
         else:
             self.progress.gradient_steps += 1
             self.agent.after_update()
@@ -450,7 +466,7 @@ class Learner:
 
     def _state_of_weights(self) -> str:
         """Which weights are not finite, if any."""
-        bad = bad_parameters(self.agent)
+        bad = self._bad_weights()
         return f"the weights {named(bad)} are not finite" if bad else "the weights are finite"
 
     def _saved(self, batches: Sequence[AnyBatch]) -> str:
@@ -495,8 +511,8 @@ class Learner:
         if "squared_errors" not in found:
             raise ValueError(
                 "The dataset keeps priorities, but compute_loss returned no squared_errors. Fix: begin with "
-                "what super().compute_loss(batch, log_step) returns, or bind "
-                "DiskTrajDataset.priority_exponent = None."
+                "what super().compute_loss(batch, log_step) returns, or set "
+                "RLDataset.sampler = @Sampler()."
             )
         windows = batch.window_idxs[:, :-1]
         priorities = sequence_priorities(
@@ -568,7 +584,8 @@ class Learner:
         """Raise FloatingPointError, which names them, if any weights are not finite."""
         if not self.is_sound():
             raise FloatingPointError(
-                f"In epoch {self.progress.epoch} {self._state_of_weights()}, so they are not saved. "
+                f"In epoch {self.progress.epoch} {self._state_of_weights()}, so they are neither saved nor "
+                "published. "
                 f"Fix: {self._fix_of_weights()}."
             )
 
@@ -582,8 +599,12 @@ class Learner:
         )
 
     def is_sound(self) -> bool:
-        """True if all weights are finite."""
-        return not bad_parameters(self.agent)
+        """True if all weights and statistics are finite."""
+        return not self._bad_weights()
+
+    def _bad_weights(self) -> list[str]:
+        """Those of the agent, or of the average of its weights."""
+        return bad_weights(self.agent) or bad_weights(self.acting)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and loss scaler; tensors and plain values only, so that a safe load can read it back."""

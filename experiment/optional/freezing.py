@@ -13,7 +13,7 @@ from ..learn.optimizer import check_prefixes, is_under, named_among
 
 @gin.configurable
 class ParamFreezer(Callback):
-    """Freezes what lies in some modules of the agent: always, in a window of epochs, or periodically.
+    """Freezes what lies in some modules of the agent, always or in a window of epochs.
 
     A frozen parameter gets no update at all: no gradient step, no weight decay, no movement of the moments of
     AdamW, and its gradient has no part in the norm that is clipped. Gradients still flow through it to what
@@ -24,8 +24,6 @@ class ParamFreezer(Callback):
         prefixes: names of modules or parameters of the agent, such as "tstep_encoder" or "traj_encoder.cell".
         start: first frozen epoch.
         stop: first epoch that is not frozen any more; None for never.
-        period: epochs, counted from `start`, after which the pattern repeats; None freezes throughout.
-        on_for: frozen epochs at the beginning of each period.
 
     Raises: ValueError for a schedule that cannot be.
     """
@@ -35,11 +33,9 @@ class ParamFreezer(Callback):
         prefixes: Sequence[str] = ("tstep_encoder",),
         start: int = 0,
         stop: int | None = None,
-        period: int | None = None,
-        on_for: int | None = None,
     ) -> None:
         self.prefixes = (prefixes,) if isinstance(prefixes, str) else tuple(prefixes)
-        self.start, self.stop, self.period, self.on_for = start, stop, period, on_for
+        self.start, self.stop = start, stop
         if not self.prefixes:
             raise ValueError(
                 "ParamFreezer.prefixes is empty, but must name what to freeze. Fix: set it, e.g. "
@@ -50,19 +46,10 @@ class ParamFreezer(Callback):
                 f"ParamFreezer.start is {start} and stop is {stop}, but they must be epochs with 0 <= start "
                 "< stop, or stop None. Fix: set ParamFreezer.stop."
             )
-        if (period is None) != (on_for is None) or (period is not None and not 0 < (on_for or 0) < period):
-            raise ValueError(
-                f"ParamFreezer.period is {period} and on_for is {on_for}, but both must be None, or epochs "
-                "with 0 < on_for < period. Fix: set both, e.g. period = 10 and on_for = 5."
-            )
 
     def is_frozen(self, epoch: int) -> bool:
         """Whether the parameters are frozen in this epoch."""
-        if epoch < self.start or (self.stop is not None and epoch >= self.stop):
-            return False
-        if self.period is None or self.on_for is None:
-            return True
-        return (epoch - self.start) % self.period < self.on_for
+        return epoch >= self.start and (self.stop is None or epoch < self.stop)
 
     def on_model_init_end(self, run: Run) -> None:
         """Find the parameters in the agent.

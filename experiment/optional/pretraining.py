@@ -20,7 +20,7 @@ import gin
 from torch import Tensor, nn
 
 from ...agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent, PPOLoss
-from ...data import Batch, BatchLoader, RLDataset, dataset_fingerprint
+from ...data import Batch, BatchLoader, RLDataset
 from ...nets import Actor, PolicyHead
 from ..callbacks import Callback
 from ..checkpoint.policy_file import (
@@ -346,7 +346,7 @@ class Pretraining(Callback):
         """
         if self.cache_dir is None or self.run.test_run:
             return None
-        if (data := dataset_fingerprint(self.dataset)) is None:
+        if (data := self.dataset.fingerprint()) is None:
             logger.warning(
                 "Pre-training is not cached: %s does not say what its data are. Fix: give it a method "
                 "fingerprint() -> str.",

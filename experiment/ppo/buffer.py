@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
-from ...agents import ActOutput, OnPolicyAgent
+from ...agents import OnPolicyAgent
 from ...data import Sink
 from ...data.sink import Arrays
 
@@ -84,7 +81,6 @@ class RolloutBuffer(Sink):
         burn_in: ... or so many steps earlier.
         history: rows of earlier rollouts that stay, at least burn_in.
         keeps_states: False for agents that do without hidden states.
-        random_steps: tells in how many first steps of the rollout actions are to be drawn uniformly.
     """
 
     def __init__(
@@ -96,10 +92,8 @@ class RolloutBuffer(Sink):
         burn_in: int = 0,
         history: int = 0,
         keeps_states: bool = True,
-        random_steps: Callable[[], int] = lambda: 0,
     ) -> None:
         self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
-        self.random_steps = random_steps
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.carried_state: Any = None
         self._now = 0  # steps written
@@ -113,10 +107,6 @@ class RolloutBuffer(Sink):
         if self.keeps_states and (self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0):
             self._rollout.states[self._now] = agent.export_hidden_state(hidden_state)
         return hidden_state
-
-    def after_act(self, output: ActOutput, action_space: Any) -> ActOutput:
-        """In the first `random_steps`, other actions than the agent's."""
-        return _at_random(output, action_space) if self._now < self.random_steps() else output
 
     def restart(self) -> None:
         """Forget everything; `begin` with all rows follows."""
@@ -286,21 +276,6 @@ class RolloutBuffer(Sink):
                 time_idxs=time_idxs[envs],
             )
         )
-
-
-def _at_random(output: ActOutput, space: Any) -> ActOutput:
-    """The same with actions drawn uniformly from the policy's space, and their log-probs."""
-    uniform = torch.rand_like(output.actions, dtype=torch.float64)
-    if isinstance(space, spaces.Box):
-        actions, log_prob = (2.0 * uniform - 1.0).float(), -uniform.shape[-1] * math.log(2.0)
-    else:
-        sizes = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-        actions = (uniform * torch.from_numpy(sizes).to(uniform.device)).long()
-        log_prob = -float(np.log(sizes).sum())
-    extras = {**output.extras, "log_probs": torch.full_like(output.extras["log_probs"], log_prob)}
-    if "samples" in extras:
-        extras["samples"] = actions
-    return dataclasses.replace(output, actions=actions, extras=extras)
 
 
 def join(rollouts: Sequence[CollectedRollout]) -> CollectedRollout:

@@ -20,7 +20,6 @@ from ...data import RolloutBatch, Sink
 from ..contracts import RunContext, Stateful, Trainer
 from ..learn.learner import Learner, log_figures
 from ..process.distributed import StopWatch, merge_metrics, merged, sum_over_ranks
-from ..process.ranges import check_number
 from ..process.rng import derive_seed
 from . import sequences
 from .buffer import CollectedRollout, RolloutBuffer, check_rollout, join
@@ -89,8 +88,6 @@ class PPOLearner(Trainer):
         target_kl: an update whose minibatch is further than this from the policy that collected, in nats
             (k3 estimate, all processes), is not made and ends ... None never does.
         stop_scope: ... only this "batch", this "epoch" or the whole "update" of this rollout.
-        random_timesteps: first steps of each env whose actions are drawn uniformly. On a rollout with any of
-            them no update is made, since the policy did not act; statistics move.
         recompute_old: train against the log-probs and values of the pass without gradient, not those that
             were found while acting.
         advantage_estimator: makes the estimator.
@@ -123,7 +120,6 @@ class PPOLearner(Trainer):
         context_mode: str = "episode",
         target_kl: float | None = None,
         stop_scope: str = "update",
-        random_timesteps: int = 0,
         recompute_old: bool = True,
         advantage_estimator: Callable[[], GAE] = GAE,
         advantage_norm: Callable[[], AdvantageNorm] = AdvantageNorm,
@@ -137,7 +133,6 @@ class PPOLearner(Trainer):
         self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
         self.context_mode, self.target_kl, self.stop_scope = context_mode, target_kl, stop_scope
         self.recompute_old = recompute_old
-        self.random_steps = random_timesteps  # that are left, from the start of the running rollout on
         self._check_settings(num_envs, max_seq_len)
         self.timesteps_per_forward = num_envs * num_steps // minibatches
         self.advantage_estimator, self.advantage_norm = advantage_estimator(), advantage_norm()
@@ -148,15 +143,13 @@ class PPOLearner(Trainer):
         self._has_warned = False
         self._kls: list[tuple[float, float]] = []  # KL divergence and timesteps of each minibatch so far
 
-    def check(self, *, has_schedule: bool, is_test_run: bool) -> None:
+    def check(self, *, has_schedule: bool) -> None:
         """Raise ValueError if two settings want to set the learning rate."""
         if self.lr_adapter is not None and has_schedule:
             raise ValueError(
                 "Both Experiment.lr_schedule and PPOLearner.lr_adapter are bound, but only one can set the "
                 "learning rate. Fix: set Experiment.lr_schedule = None or PPOLearner.lr_adapter = None."
             )
-        if is_test_run:
-            self.random_steps = 0  # the only rollout is learned from
 
     def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
         for name, allowed in _CHOICES.items():
@@ -171,7 +164,6 @@ class PPOLearner(Trainer):
                 f"chunk_len={self.chunk_len}; allowed are at least 1, and for chunk_len at most "
                 f"Experiment.max_seq_len = {max_seq_len}. Fix: bind such values."
             )
-        check_number("PPOLearner.random_timesteps", self.random_steps, lowest=0, whole=True)
         longest, has_memory = self.chunk_len, self.agent.context_len != 0
         if self.burn_in and (not 0 <= self.burn_in <= longest or self.num_steps % longest):
             raise ValueError(
@@ -203,7 +195,6 @@ class PPOLearner(Trainer):
             burn_in=0 if self.rereads_context else self.burn_in,
             history=history or 0,
             keeps_states=self.agent.context_len != 0 and not self.rereads_context,
-            random_steps=lambda: self.random_steps,
         )
         self.buffers.append(buffer)
         return [buffer]
@@ -253,9 +244,7 @@ class PPOLearner(Trainer):
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         pieces = self._pieces(rollout)
         results, figures = self._prepare(tensors, pieces)
-        if self.random_steps:
-            figures.pop("initial_logratio_abs_max", None)  # not the policy's actions
-        if updates and not self.random_steps:
+        if updates:
             figures = self._run_epochs(tensors, pieces, results, epoch, should_stop) | figures
         else:
             self.agent.after_imitation()
@@ -264,7 +253,6 @@ class PPOLearner(Trainer):
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
                 buffer.carried_state = state
-        self.random_steps = max(self.random_steps - self.num_steps, 0)
         for buffer in self.buffers:
             buffer.next_rollout()
         return figures
@@ -276,8 +264,6 @@ class PPOLearner(Trainer):
 
     def raise_alarm(self, figures: dict[str, float]) -> None:
         """Warn, once, when acting and training do not agree on what the same weights do."""
-        if "initial_logratio_abs_max" not in figures:  # of a rollout that was not trained on
-            return
         found, limit = (figures[f"initial_logratio_{name}_max"] for name in ("abs", "rounding"))
         # Log-ratios all as large as the limit give the first minibatch a divergence of limit^2 / 2.
         if (kl := figures.get("initial_kl", 0.0)) > max(limit**2 / 2.0, _KL_ROUNDING):
@@ -451,12 +437,10 @@ class PPOLearner(Trainer):
 
     def state_dict(self) -> dict[str, Any]:
         """What exact resumption needs of this process, JSON-able."""
-        states = {name: part.state_dict() for name, part in self._parts().items()}
-        return {**states, "random_steps": self.random_steps}
+        return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; parts that this run or that one does without are left out."""
-        self.random_steps = state["random_steps"]
         for name, part in self._parts().items():
             if state.get(name) is not None:
                 part.load_state_dict(state[name])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..init import GATE_GAIN
-from ..mlp import RMSNorm, require_positive
+from ..mlp import RMSNorm, require_at_least, require_positive
 from ..recurrence import MIN_LOG_DECAY
 from ..timescales import timescales
 from ..trunk import MixerTrajEncoder
@@ -41,6 +41,7 @@ class GLAMixer(MatrixMixer):
             raise ValueError(f"decay is {decay!r}, allowed are 'gated', 'fixed'. Fix: bind one of these.")
         self.n_heads, self.d_k, self.d_v = n_heads, int(expand_k * d_model), d_model
         require_positive("GLATrajEncoder", n_heads=n_heads, expand_k=self.d_k, gate_rank=gate_rank)
+        require_at_least(0, "GLATrajEncoder", gate_gain=gate_gain)
         self.d_head_k = require_heads("GLATrajEncoder", self.d_k, n_heads)
         self.d_head_v = require_heads("GLATrajEncoder", self.d_v, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)

@@ -32,7 +32,7 @@ class LRUMixer(RotatingMixer):
         if not 0.0 <= r_min < r_max < 1.0:
             raise ValueError(
                 f"r_min is {r_min} and r_max {r_max}, but 0 <= r_min < r_max < 1 must hold. "
-                "Fix: bind LRUTrajEncoder.r_min and LRUTrajEncoder.r_max so."
+                "Fix: bind, say, LRUTrajEncoder.r_min = 0.9 and LRUTrajEncoder.r_max = 0.999."
             )
         radius = torch.empty(self.d_state).uniform_(r_min**2, r_max**2).clamp(min=1e-8).sqrt()
         self.log_rate = nn.Parameter((-radius.log()).log())

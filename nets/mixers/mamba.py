@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..init import GATE_GAIN, SELECT_GAIN, STEP_BIAS
-from ..mlp import RMSNorm, require_positive
+from ..mlp import RMSNorm, require_at_least, require_positive
 from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
 from ..short_conv import ShortConv
 from ..timescales import timescales
@@ -45,6 +45,7 @@ class MambaMixer(Mixer):
     ) -> None:
         super().__init__()
         require_positive("MambaTrajEncoder", d_state=d_state, d_conv=d_conv, expand=expand)
+        require_at_least(0, "MambaTrajEncoder", select_gain=select_gain, gate_gain=gate_gain)
         self.d_state, self.width = d_state, expand * d_model
         self.rank = math.ceil(d_model / 16)
         self.inp = nn.Linear(d_model, 2 * self.width, bias=False)
@@ -132,6 +133,7 @@ class Mamba2Mixer(Mixer):
     ) -> None:
         super().__init__()
         require_positive("Mamba2TrajEncoder", d_state=d_state, d_conv=d_conv, expand=expand)
+        require_at_least(0, "Mamba2TrajEncoder", gate_gain=gate_gain)
         self.d_state, self.width, self.n_heads = d_state, expand * d_model, n_heads
         self.d_head = require_heads("Mamba2TrajEncoder", self.width, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.width + 2 * d_state + n_heads, bias=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..init import MIN_RNN_GATE_GAIN, MIN_RNN_OUT_GAIN
-from ..mlp import require_positive
+from ..mlp import require_at_least, require_positive
 from ..recurrence import linear_recurrence
 from ..timescales import keeping_odds
 from ..trunk import Mixer, MixerTrajEncoder, State
@@ -33,6 +33,7 @@ class MinRNNMixer(Mixer):
     ) -> None:
         super().__init__()
         require_positive(type(self).__name__, expand=expand)
+        require_at_least(0, type(self).__name__, gate_gain=gate_gain, out_gain=out_gain)
         self.width = expand * d_model
         self.inp = nn.Linear(d_model, (1 + self.num_gates) * self.width)
         self.out = nn.Linear(self.width, d_model)

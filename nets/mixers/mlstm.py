@@ -10,16 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..init import EXP_GATE_GAIN
-from ..mlp import RMSNorm
+from ..mlp import RMSNorm, require_at_least
 from ..timescales import keeping_odds
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, require_heads
+
+_GATE_CAP = 15.0  # gates before their non-linearity stay between plus and minus this
 
 
 class MLSTMMixer(MatrixMixer):
     """A matrix of values and a vector of keys per head; the vector is kept as one more column of values.
 
-    Input gates are exponentials of at most exp(`gate_cap`), so that sums over any sequence fit into float32
+    Input gates are exponentials of at most exp(15), so that sums over any sequence fit into float32
     and no running maximum has to be carried along.
     """
 
@@ -32,11 +34,11 @@ class MLSTMMixer(MatrixMixer):
         *,
         n_heads: int = 4,
         expand_k: float = 0.5,
-        gate_cap: float = 15.0,
         gate_gain: float = EXP_GATE_GAIN,
     ) -> None:
         super().__init__()
-        self.n_heads, self.d_k, self.d_v, self.gate_cap = n_heads, int(expand_k * d_model), d_model, gate_cap
+        self.n_heads, self.d_k, self.d_v = n_heads, int(expand_k * d_model), d_model
+        require_at_least(0, "MLSTMTrajEncoder", gate_gain=gate_gain)
         self.d_head_k = require_heads("MLSTMTrajEncoder", self.d_k, n_heads)
         self.d_head_v = require_heads("MLSTMTrajEncoder", self.d_v, n_heads)
         self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
@@ -52,7 +54,7 @@ class MLSTMMixer(MatrixMixer):
     def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         q, k, v, z = self.inp(x).split([self.d_k, self.d_k, self.d_v, self.d_v], dim=-1)
         q, k, v = (by_head(part, self.n_heads) for part in (q, k, v))
-        gates = self.gate_cap * torch.tanh(self.gates(x).float() / self.gate_cap)
+        gates = _GATE_CAP * torch.tanh(self.gates(x).float() / _GATE_CAP)
         write, forget = gates[..., None].chunk(2, dim=-2)
         k = k.float() * (write.exp() * self.d_head_k**-0.5)
         return [q, k, F.pad(v, (0, 1), value=1.0), F.logsigmoid(forget)], z
@@ -70,7 +72,6 @@ class MLSTMTrajEncoder(MixerTrajEncoder):
     Args:
         n_heads: heads, a divisor of d_model and of expand_k * d_model.
         expand_k: width of queries and keys, in d_model.
-        gate_cap: gates before their non-linearity stay between plus and minus this.
         gate_gain: factor of the first weights of gates.
     Source: Beck et al. 2024, arXiv:2405.04517; layout and capped gates of Beck et al. 2025, arXiv:2503.13427.
     """

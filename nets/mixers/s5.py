@@ -35,7 +35,7 @@ class S5Mixer(RotatingMixer):
         if not 0.0 < min_step <= max_step:
             raise ValueError(
                 f"min_step is {min_step} and max_step {max_step}, but 0 < min_step <= max_step must hold. "
-                "Fix: bind S5TrajEncoder.min_step and S5TrajEncoder.max_step so."
+                "Fix: bind, say, S5TrajEncoder.min_step = 0.001 and S5TrajEncoder.max_step = 0.1."
             )
         self.log_rate = nn.Parameter(torch.full((self.d_state,), math.log(0.5)))
         self.frequency = nn.Parameter(hippo_frequencies(self.d_state))

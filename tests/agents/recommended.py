@@ -12,6 +12,7 @@ from loxodon.agents import (
     SummedValues,
     WeighByReward,
 )
+from loxodon.nets import CriticEnsemble
 
 
 def all_of(num_critics: int) -> RandomSubset:
@@ -26,6 +27,7 @@ def recommended(**changes: Any) -> dict[str, Any]:
         "returns_continuous": LambdaReturns(),
         "values": SummedValues(start=StartAtReward()),
         "loss_weights": WeighByReward(),
+        "critic_type": CriticEnsemble,
         "critic_subset": RandomSubset(per="update", replace=False),
     }
     return {**parts, **changes}

@@ -25,7 +25,7 @@ from loxodon.agents import (
     masked_mean,
 )
 from loxodon.data import Batch
-from loxodon.nets import FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
+from loxodon.nets import CriticEnsemble, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
 from .recommended import all_of, recommended
 from .sign_task import after_learning
@@ -267,7 +267,8 @@ def test_each_discount_judges_its_own_continuous_action() -> None:
 
 
 def test_what_a_discount_learns_counts_for_all_above_it(space: Space) -> None:
-    agent = make_agent(space, values=SummedValues(), training_discounts=(0.9, 0.1), gamma=0.5)
+    settings = {"values": SummedValues(), "critic_type": CriticEnsemble, "training_discounts": (0.9, 0.1)}
+    agent = make_agent(space, gamma=0.5, **settings)
     batch = make_batch(space)
     view, found = agent.view(batch), []
     for discount in range(3):
@@ -277,6 +278,17 @@ def test_what_a_discount_learns_counts_for_all_above_it(space: Space) -> None:
         after = agent.recorded_values(agent.critics, view.here.state, view.recorded)
         found.append((after - before).mean((0, 1, 2, 4)).round().tolist())
     assert found == [[1, 0, 0], [1, 1, 1], [1, 0, 1]]  # of 0.9, 0.1, 0.5
+
+
+def test_values_of_actions_for_their_own_discount_are_among_those_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = make_agent(BOX, training_discounts=(0.9, 0.1))
+    state, actions = torch.randn(3, 5, agent.state_dim), torch.rand(2, 3, 5, 3, 2) * 2 - 1  # 2 samples
+    own = agent.own_values(agent.critics, state, actions)
+    assert own.shape == (3, 5, 4, 3, 1)
+    monkeypatch.setattr(type(agent.values), "mixes_discounts", True)
+    torch.testing.assert_close(agent.own_values(agent.critics, state, actions), own)
 
 
 def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
@@ -366,7 +378,8 @@ def test_impossible_settings_are_explained() -> None:
 def test_agent_finds_the_rewarded_action(kind: str) -> None:
     torch.manual_seed(0)
     space = spaces.Discrete(2) if kind == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
-    agent = Agent(OBS, space, tstep, lambda d, n: FFTrajEncoder(d, n, d_model=16), 1, tau=0.05)
+    memoryless = partial(FFTrajEncoder, d_model=16)
+    agent = Agent(OBS, space, tstep, memoryless, 1, tau=0.05, critic_type=CriticEnsemble)
 
     def draw(right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if kind == "box":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loxodon.data import DiskTrajDataset, Trajectory, save_trajectory
+from loxodon.data import DiskTrajDataset, Sampler, Trajectory, save_trajectory
 
 MakeTraj = Callable[..., Trajectory]
 
@@ -73,9 +73,10 @@ def make_dataset(tmp_path: Path) -> Callable[..., Any]:
         max_seq_len: int = 5,
         edit: bool = True,
         mode: str = "none",
+        sample_by: str = "trajectory",
         **kwargs: Any,
     ) -> Any:
-        dataset = dataset or DiskTrajDataset(**kwargs)
+        dataset = dataset or DiskTrajDataset(**{"sampler": Sampler(sample_by), **kwargs})
         dataset.configure(
             max_seq_len=max_seq_len,
             padded_sampling=mode,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import loxodon.data
-from loxodon.data import RLDataset, Trajectory
+from loxodon.data import MemoryTrajDataset, RLDataset, Trajectory
 from loxodon.data.batch import pad_batch
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
@@ -39,6 +39,19 @@ def test_the_dataset_of_the_page_makes_batches(names: dict[str, Any]) -> None:
     assert tuple(batch.actions.shape) == (5, 8, 2)
     for window in windows:
         np.testing.assert_array_equal(window.rl2s[1:], np.concatenate([window.rews, window.actions], 1))
+
+
+def test_the_sampler_of_the_page_takes_recent_ends(names: dict[str, Any], make_traj: Any) -> None:
+    trajs = [make_traj(length, first=1000 * i) for i, length in enumerate((20, 6, 3))]
+    dataset = MemoryTrajDataset(trajs, sampler=names["RecentEnds"]())
+    dataset.configure(
+        max_seq_len=4, padded_sampling="none", has_edit_rights=False, default_root="", default_name=""
+    )
+    windows = dataset.sample_windows(900, np.random.default_rng(0))
+    counts = np.bincount([int(window.obs["position"][-1, 0]) // 1000 for window in windows])
+    np.testing.assert_allclose(counts / 900, [1 / 9, 4 / 9, 4 / 9], atol=0.06)
+    assert {len(window) for window in windows} == {3, 4}
+    assert all(window.dones[-1, 0] for window in windows)
 
 
 def test_the_relabeler_of_the_page_leaves_its_input_alone(names: dict[str, Any], make_traj: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loxodon.data import MemoryTrajDataset, Trajectory, split_episodes
+from loxodon.data import MemoryTrajDataset, Sampler, Trajectory, split_episodes
 
 MakeDataset = Callable[..., MemoryTrajDataset]
 MakeTraj = Callable[..., Trajectory]
@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def test_the_oldest_make_room(make_dataset: MakeDataset, make_traj: MakeTraj) -> None:
-    dataset = make_dataset(MemoryTrajDataset(max_timesteps=10, min_trajs=2, sample_by="timestep"))
+    dataset = make_dataset(MemoryTrajDataset(max_timesteps=10, min_trajs=2, sampler=Sampler("timestep")))
     assert not dataset.ready_for_training
     for i in range(3):
         dataset.add(make_traj(4, first=1000 * i))
@@ -34,7 +34,6 @@ def test_the_oldest_make_room(make_dataset: MakeDataset, make_traj: MakeTraj) ->
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
-        ({"sample_by": "episode"}, "sample_by is 'episode'"),
         ({"min_trajs": 0}, "min_trajs 0"),
         ({"trajs": (3, 5)}, r"'other' cannot join the 1 others.*5 columns, expected 3"),
     ],
@@ -89,7 +88,7 @@ def test_flat_arrays_alone_lose_the_steps_whose_outcome_is_unknown() -> None:
 def test_other_actions_and_several_observations() -> None:
     steps: dict[str, Any] = {**flat_steps(), "actions": np.linspace(-1, 1, 14).reshape(7, 2)}
     steps["obs"] = {"a": steps["obs"], "b": np.zeros((7, 2, 2), np.uint8)}
-    first, *_ = MemoryTrajDataset.from_arrays(**steps, env_name="hopper")._trajs
+    first, *_ = split_episodes(**steps, env_name="hopper")
     assert first.env_name == "hopper"
     assert first.obs["b"].dtype == np.uint8
     np.testing.assert_array_equal(first.rl2s[1:, 1:], first.actions)

@@ -23,6 +23,8 @@ from loxodon.data import (
     Layout,
     MinariDataset,
     MixtureOfDatasets,
+    PrioritySampler,
+    Sampler,
     Trajectory,
     load_trajectory,
     save_trajectory,
@@ -102,8 +104,8 @@ def numbered(make_traj: MakeTraj, tmp_path: Path) -> str:
 def test_windows_are_drawn_from_all_episodes_and_nothing_else_is_done(
     configured: Configured, numbered: str
 ) -> None:
-    dataset = configured(numbered, max_seq_len=8, sample_by="timestep")
-    assert (dataset.num_episodes, dataset.num_timesteps) == (3, 60)
+    dataset = configured(numbered, max_seq_len=8, sampler=Sampler("timestep"))
+    assert dataset.num_files == 3
     windows = dataset.sample_windows(3000, np.random.default_rng(0))
     assert {len(window) for window in windows} == {8}
     episodes = [int(window.obs["observation"][0, 0]) // 1000 for window in windows]
@@ -116,7 +118,7 @@ def test_windows_are_drawn_from_all_episodes_and_nothing_else_is_done(
     assert dataset.set_aside_newer(dataset.state_dict()) == dataset.begin_new_run() == 0
     dataset.delete()  # nothing was collected into it
     assert dataset.num_files == 3
-    assert dataset.fingerprint() == configured(numbered, sample_by="timestep").fingerprint()
+    assert dataset.fingerprint() == configured(numbered, sampler=Sampler("timestep")).fingerprint()
 
 
 def test_a_mixture_draws_from_it_beside_what_is_collected(
@@ -132,9 +134,12 @@ def test_a_mixture_draws_from_it_beside_what_is_collected(
 
 def test_what_gin_binds_of_disk_datasets_does_not_hold_here(configured: Configured, numbered: str) -> None:
     gin.clear_config()
-    gin.parse_config("DiskTrajDataset.dset_min_size = 10\nDiskTrajDataset.priority_exponent = 1.0")
+    texts = "dset_min_size = 10", "sampler = @PrioritySampler()"
+    gin.parse_config([f"DiskTrajDataset.{text}" for text in texts])
     assert configured(numbered).ready_for_training
-    assert not configured(numbered).takes_priorities
+    assert type(configured(numbered).sampler) is Sampler
+    gin.parse_config("RLDataset.sampler = @PrioritySampler()")
+    assert type(configured(numbered).sampler) is PrioritySampler
     gin.clear_config()
 
 
@@ -166,12 +171,10 @@ def test_an_interrupted_conversion_leaves_nothing_to_be_read(
         with pytest.raises(OSError, match="No space"):
             configured(numbered, cache_root=str(tmp_path / "cache"))
     assert list((tmp_path / "cache").iterdir()) == []
-    assert configured(numbered, cache_root=str(tmp_path / "cache")).num_episodes == 3
+    assert configured(numbered, cache_root=str(tmp_path / "cache")).num_files == 3
 
 
 def test_mistakes_of_a_user_say_what_to_do(configured: Configured, numbered: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sample_by is 'length'; allowed are 'trajectory', 'timestep'"):
-        MinariDataset(numbered, sample_by="length")
     with pytest.raises(
         FileNotFoundError, match=r"no Minari dataset 'a/b-v0'.*test/numbers-v0.*minari download"
     ):

@@ -20,6 +20,7 @@ from loxodon.data import (
     BrokenTrajectoryError,
     DiskTrajDataset,
     Layout,
+    Sampler,
     Trajectory,
     TrajectoryReader,
     check_file,
@@ -84,7 +85,7 @@ def test_unusable_files_are_moved_and_training_goes_on(
     """Early: found when the folder is listed, since lengths are asked for and the spaces are known."""
     good = fill(buffer / "fifo", [5] * 8)
     SPOILED[how](buffer / "fifo" / NAME, good[0])
-    dataset = DiskTrajDataset(sample_by="timestep" if is_early else "trajectory")
+    dataset = DiskTrajDataset(sampler=Sampler("timestep" if is_early else "trajectory"))
     if is_early:
         dataset.expect(make_traj(1).layout)
     dataset = make_dataset(dataset)

@@ -1,4 +1,4 @@
-"""Which files and windows are drawn: by file, length, age and priority; relabelled whole."""
+"""Which trajectories and windows are drawn: by trajectory, timestep, priority or a rule of your own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gin
 import numpy as np
 import pytest
 
@@ -16,10 +17,11 @@ from loxodon.data import (
     DiskTrajDataset,
     MemoryTrajDataset,
     NoOpRelabeler,
+    PrioritySampler,
     Relabeler,
+    Sampler,
     Trajectory,
     load_trajectory,
-    random_window,
     save_trajectory,
 )
 
@@ -83,55 +85,95 @@ def test_windows_of_a_file_have_exactly_their_distribution(
     windows = make_dataset(max_seq_len=4, mode=mode).sample_windows(4000, np.random.default_rng(0))
     found = [(int(window.time_idxs[0, 0]), len(window)) for window in windows]
     assert_shares(found, window_shares(9, 4, mode))
-    rng = np.random.default_rng(0)
+    sampler = Sampler()
     for length, max_seq_len in ((5, 4), (2, 1), (6, 1)):
-        spans = [random_window(length, max_seq_len, mode, rng) for _ in range(2000)]
+        sampler.configure(max_seq_len=max_seq_len, padded_sampling=mode)
+        spans = [sampler.window(length, fraction) for fraction in np.linspace(0, 1, 2000, endpoint=False)]
         assert_shares([(a, b - a) for a, b in spans], window_shares(length, max_seq_len, mode))
-    assert {random_window(n, 4, mode, rng) for n in (1, 2, 4)} == {(0, 1), (0, 2), (0, 4)}  # all fits
+    sampler.configure(max_seq_len=4, padded_sampling=mode)
+    assert {sampler.window(n, 0.9) for n in (1, 2, 4)} == {(0, 1), (0, 2), (0, 4)}  # all fits
 
 
-# --- files ---------------------------------------------------------------------------------------------
+# --- trajectories --------------------------------------------------------------------------------------
+
+
+class LastTimestep(Sampler):
+    """In proportion to what is observed last, and only the end of it."""
+
+    needs_values = True
+
+    def value(self, traj: Trajectory) -> float:
+        return float(traj.obs["position"][-1, 0])
+
+    def window(self, length: int, fraction: float) -> tuple[int, int]:
+        return length - 1, length
 
 
 @pytest.mark.parametrize(
-    ("lengths", "kwargs", "shares"),
+    ("lengths", "make_sampler", "shares"),
     [
-        ([2, 4, 100], {}, {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}),
-        ([2, 6, 12], {"sample_by": "timestep"}, {0: 0.1, 1: 0.3, 2: 0.6}),
-        ([2] * 10, {"recent_fraction": 0.25}, {7: 1 / 3, 8: 1 / 3, 9: 1 / 3}),
-        ([2] * 3, {"recent_fraction": 0.01}, {2: 1.0}),
-        ([50, 50, 2, 8], {"recent_fraction": 0.5, "sample_by": "timestep"}, {2: 0.2, 3: 0.8}),
+        ([2, 4, 100], Sampler, {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}),
+        ([2, 6, 12], lambda: Sampler("timestep"), {0: 0.1, 1: 0.3, 2: 0.6}),
+        ([2] * 10, lambda: Sampler(recent_fraction=0.25), {7: 1 / 3, 8: 1 / 3, 9: 1 / 3}),
+        ([2] * 3, lambda: Sampler(recent_fraction=0.01), {2: 1.0}),
+        ([50, 50, 2, 8], lambda: Sampler("timestep", 0.5), {2: 0.2, 3: 0.8}),
+        ([998, 2, 2], LastTimestep, {0: 998 / 4002, 1: 1002 / 4002, 2: 2002 / 4002}),
     ],
 )
-def test_files_are_drawn_alike_by_length_or_by_age(
+def test_trajectories_are_drawn_by_the_rule_of_the_sampler(
     make_dataset: MakeDataset,
     fill: Fill,
     fifo: Path,
     lengths: list[int],
-    kwargs: dict[str, Any],
+    make_sampler: Callable[[], Sampler],
     shares: dict[object, float],
 ) -> None:
     fill(fifo, lengths[:1])
-    datasets = [make_dataset(max_seq_len=2, **kwargs)]
+    on_disk = make_dataset(max_seq_len=2, sampler=make_sampler())
     paths = fill(fifo, lengths)  # what is new counts after a refresh
-    datasets[0].refresh()
-    if "recent_fraction" not in kwargs:
-        in_memory = MemoryTrajDataset([load_trajectory(path) for path in paths], **kwargs)
-        datasets.append(make_dataset(in_memory, max_seq_len=2))
-    for dataset in datasets:
-        assert_shares([*file_numbers(dataset.sample_windows(3000, np.random.default_rng(0)))], shares)
+    on_disk.refresh()
+    in_memory = MemoryTrajDataset([load_trajectory(path) for path in paths], sampler=make_sampler())
+    for dataset in (on_disk, make_dataset(in_memory, max_seq_len=2)):
+        windows = dataset.sample_windows(3000, np.random.default_rng(0))
+        assert_shares([*file_numbers(windows)], shares)
+        assert make_sampler is not LastTimestep or all(
+            window.dones.tolist() == [[True]] for window in windows
+        )
 
 
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"sample_by": "timestep"}, {"priority_exponent": 0.5}, {"recent_fraction": 0.5}]
-)
+def test_one_line_of_gin_gives_every_dataset_its_own_sampler() -> None:
+    gin.clear_config()
+    gin.parse_config("RLDataset.sampler = @PrioritySampler()\ndemos/RLDataset.sampler = None")
+    gin.parse_config("PrioritySampler.exponent = 0.9\nSampler.sample_by = 'timestep'")
+    samplers = [DiskTrajDataset().sampler, MemoryTrajDataset().sampler]
+    assert [(type(sampler), sampler.sample_by) for sampler in samplers] == [(PrioritySampler, "timestep")] * 2
+    assert samplers[0] is not samplers[1]
+    with gin.config_scope("demos"):
+        assert type(DiskTrajDataset().sampler) is Sampler
+    gin.clear_config()
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, np.nan], []])
+def test_weights_that_cannot_be_are_refused(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, weights: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(fifo, [2, 2])
+    monkeypatch.setattr(LastTimestep, "weights", lambda *_: np.array(weights))
+    dataset = make_dataset(sampler=LastTimestep())
+    with pytest.raises(
+        ValueError, match=r"LastTimestep.weights returned .* must return \(2,\).*Fix: correct"
+    ):
+        dataset.sample_random_trajectory(np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("make_sampler", [Sampler, lambda: Sampler("timestep"), PrioritySampler])
 def test_same_generator_and_files_give_the_same_windows(
-    make_dataset: MakeDataset, fill: Fill, fifo: Path, kwargs: dict[str, object]
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, make_sampler: Callable[[], Sampler]
 ) -> None:
     fill(fifo, [3, 9, 20, 40, 7])
 
     def draw(seed: int) -> list[tuple[float, int]]:
-        dataset = make_dataset(max_seq_len=4, mode="both", **kwargs)
+        dataset = make_dataset(max_seq_len=4, mode="both", sampler=make_sampler())
         windows = dataset.sample_windows(30, np.random.default_rng(seed))
         return [(float(window.obs["position"][0, 0]), len(window)) for window in windows]
 
@@ -143,18 +185,19 @@ def test_same_generator_and_files_give_the_same_windows(
 
 def test_frequencies_follow_priorities(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
     fill(fifo, [2] * 4)
-    dataset, rng = make_dataset(priority_exponent=0.5), np.random.default_rng(0)
+    dataset, rng = make_dataset(sampler=PrioritySampler(0.5)), np.random.default_rng(0)
     windows = dataset.sample_windows(2000, rng)
     assert_shares([*file_numbers(windows)], dict.fromkeys(range(4), 0.25))
     slots = dict(zip(file_numbers(windows), [window.source for window in windows], strict=True))
     given = np.array([slots[0], slots[1], slots[2], -1])
-    dataset.update_priorities(given, np.array([1.0, 4.0, 16.0, 1000.0]))
+    dataset.sampler.update_priorities(given, np.array([1.0, 4.0, 16.0, 1000.0]))
     # 3 has none yet, so it counts like 16, the highest; square roots of 1, 4, 16, 16
     shares = {0: 1 / 11, 1: 2 / 11, 2: 4 / 11, 3: 4 / 11}
     assert_shares([*file_numbers(dataset.sample_windows(6000, rng))], {**shares})
     state = dataset.state_dict()
-    assert state["priorities"]["of"] == {f"{i:08x}": pytest.approx(4.0**i) for i in range(3)}
-    other = make_dataset(priority_exponent=0.5)
+    assert state["sampler"]["sources"] == [0, 1, 2]
+    assert state["sampler"]["priorities"] == pytest.approx([1.0, 4.0, 16.0])
+    other = make_dataset(sampler=PrioritySampler(0.5))
     other.load_state_dict(state)
     assert_shares([*file_numbers(other.sample_windows(6000, rng))], {**shares})
 
@@ -163,19 +206,35 @@ def test_priorities_and_lengths_multiply_and_go_with_their_files(
     make_dataset: MakeDataset, fill: Fill, fifo: Path
 ) -> None:
     paths = fill(fifo, [2, 8])
-    dataset, rng = make_dataset(priority_exponent=1.0, sample_by="timestep"), np.random.default_rng(0)
-    dataset.update_priorities(np.array([0, 1]), np.array([3.0, 1.0]))
+    by_both = PrioritySampler(1.0)
+    by_both.sample_by = "timestep"
+    dataset, rng = make_dataset(sampler=by_both), np.random.default_rng(0)
+    dataset.sampler.update_priorities(np.array([0, 1]), np.array([3.0, 1.0]))
     assert_shares([*file_numbers(dataset.sample_windows(4000, rng))], {0: 6 / 14, 1: 8 / 14})
     paths[0].unlink()
     dataset.refresh()
     fill(fifo, [2, 8])
-    dataset.update_priorities(np.array([1]), np.array([3.0]))
+    dataset.sampler.update_priorities(np.array([1]), np.array([3.0]))
     dataset.refresh()
     assert_shares([*file_numbers(dataset.sample_windows(4000, rng))], {0: 0.2, 1: 0.8})
 
 
+def test_trajectories_in_memory_keep_their_priorities_while_others_go(
+    make_dataset: MakeDataset, make_traj: Callable[..., Trajectory]
+) -> None:
+    trajs = [make_traj(2, first=1000 * i) for i in range(3)]
+    dataset: Any = make_dataset(MemoryTrajDataset(trajs, max_timesteps=6, sampler=PrioritySampler(1.0)))
+    seen = {window.source for window in dataset.sample_windows(50, np.random.default_rng(0))}
+    dataset.sampler.update_priorities(np.array([*seen]), np.array([8.0, 1.0, 3.0]))
+    dataset.add(make_traj(2, first=3000))  # has no priority yet, so it counts as 8; the first one is dropped
+    windows = dataset.sample_windows(3000, np.random.default_rng(0))
+    assert_shares([*file_numbers(windows)], {1: 1 / 12, 2: 3 / 12, 3: 8 / 12})
+    assert [window.source for window in windows] == file_numbers(windows)
+    assert dataset.state_dict()["sampler"]["sources"] == [1, 2]
+
+
 def _set_priority(dataset: DiskTrajDataset) -> None:
-    dataset.update_priorities(np.array([0, 1]), np.array([0.0, 1.0]))
+    dataset.sampler.update_priorities(np.array([0, 1]), np.array([0.0, 1.0]))
 
 
 @pytest.mark.slow
@@ -184,7 +243,7 @@ def test_priorities_of_another_process_are_seen(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, method: str
 ) -> None:
     fill(fifo, [2] * 2)
-    dataset, rng = make_dataset(priority_exponent=1.0), np.random.default_rng(0)
+    dataset, rng = make_dataset(sampler=PrioritySampler(1.0)), np.random.default_rng(0)
     assert set(file_numbers(dataset.sample_windows(100, rng))) == {0, 1}
     process = multiprocessing.get_context(method).Process(target=_set_priority, args=(dataset,))
     process.start()
@@ -197,15 +256,33 @@ def test_windows_have_no_source_without_priorities(make_dataset: MakeDataset, fi
     fill(fifo, [2])
     dataset = make_dataset()
     assert dataset.sample_random_trajectory(np.random.default_rng(0)).source == -1
-    assert "priorities" not in dataset.state_dict()
-    with pytest.raises(ValueError, match=r"keeps no priorities.*Fix: set .*priority_exponent"):
-        dataset.update_priorities(np.array([0]), np.array([1.0]))
+    assert dataset.state_dict()["sampler"] == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value"),
+    [(PrioritySampler, "exponent", 0.0)] + [(Sampler, "recent_fraction", share) for share in (0.0, 1.5)],
+)
+def test_impossible_settings_are_refused(kind: type[Sampler], setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{setting} is {value}.*Fix: set {kind.__name__}.{setting}"):
+        kind(**{setting: value})
+
+
+def test_a_file_that_has_no_value_because_it_is_broken_goes_to_the_quarantine(
+    make_dataset: MakeDataset, make_traj: Callable[..., Trajectory], fill: Fill, fifo: Path
+) -> None:
+    fill(fifo, [3])
+    traj = dataclasses.replace(make_traj(3), obs={**make_traj(3).obs, "position": np.full((4, 1), np.nan)})
+    broken = save_trajectory(fifo, traj, save_as="npz", traj_id="f", unix_time=2e9)
+    dataset = make_dataset(sampler=LastTimestep())
+    assert dataset.num_files == 1
+    assert [path.stem for path in (fifo.parent / "quarantine").glob("*.npz")] == [broken.stem]
 
 
 @pytest.mark.parametrize(
     ("slots", "priorities", "text"),
     [
-        ([0], [1.0, 2.0], r"int64\[1\] and priorities \[2\]"),
+        ([0], [1.0, 2.0], r"int64\[1\] up to 0 and priorities \[2\]"),
         ([0.5], [1.0], r"float64\[1\]"),
         ([0, 1], [1.0, np.nan], "finite"),
         ([0], [-1.0], "from -1.0"),
@@ -215,9 +292,9 @@ def test_windows_have_no_source_without_priorities(make_dataset: MakeDataset, fi
 def test_impossible_priorities_are_refused(
     make_dataset: MakeDataset, slots: list[float], priorities: list[float], text: str
 ) -> None:
-    dataset = make_dataset(priority_exponent=1.0)
+    dataset = make_dataset(sampler=PrioritySampler(1.0))
     with pytest.raises(ValueError, match=rf"{text}[\s\S]*Fix:"):
-        dataset.update_priorities(np.array(slots), np.array(priorities))
+        dataset.sampler.update_priorities(np.array(slots), np.array(priorities))
 
 
 # --- relabelling ---------------------------------------------------------------------------------------
@@ -239,7 +316,7 @@ def test_relabeler_sees_whole_trajectories_and_what_no_policy_saw_is_dropped(
     traj = dataclasses.replace(make_traj(30), extras=extras)
     save_trajectory(fifo, traj, save_as="npz", traj_id="0", unix_time=1e9)
     for relabeler, kept in ((NoOpRelabeler(), set(extras)), (LastTwo(), {"option"})):
-        dataset = make_dataset(max_seq_len=1, relabeler=relabeler, priority_exponent=1.0)
+        dataset = make_dataset(max_seq_len=1, relabeler=relabeler, sampler=PrioritySampler(1.0))
         windows = dataset.sample_windows(50, np.random.default_rng(0))
         assert all(window.extras.keys() == kept for window in windows)
         dataset.close()

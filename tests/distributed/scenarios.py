@@ -19,7 +19,7 @@ from gymnasium import spaces
 from torch import distributed
 
 from loxodon.agents import Agent, PPOAgent, StartAtReward, SummedValues, WeighByReward
-from loxodon.data import Batch, DiskTrajDataset, Trajectory, pad_batch, save_trajectory
+from loxodon.data import Batch, DiskTrajDataset, PrioritySampler, Trajectory, pad_batch, save_trajectory
 from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.learn.optimizer import make_optimizer
@@ -307,7 +307,7 @@ def _stops(exp: Experiment, rank: int) -> int:
 def _windows(folder: Path) -> dict[str, Any]:
     """Windows that this process draws from a folder both share, and what it may do to the folder."""
     exp = make_learning(
-        folder / "windows", dataset=DiskTrajDataset(str(folder), "data", priority_exponent=1.0)
+        folder / "windows", dataset=DiskTrajDataset(str(folder), "data", sampler=PrioritySampler(1.0))
     )
     exp.dataset.refresh()
     drawn = [batch for batch in exp.loader.epoch(0, 3)]

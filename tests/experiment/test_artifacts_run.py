@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from loxodon.experiment import Experiment
-from loxodon.experiment.artifacts import FolderStore, RunAccess
+from loxodon.experiment.artifacts import RunAccess, UrlStore
 from loxodon.experiment.artifacts.upload import Uploads
 from loxodon.experiment.checkpoint.start_from import find_files
 
@@ -22,12 +22,12 @@ from .fakes import make_experiment, run
 
 
 def with_store(tmp_path: Path, **changes: Any) -> Experiment:
-    changes = {"Artifacts.store": lambda: FolderStore(str(tmp_path / "store")), "epochs": 2, **changes}
+    changes = {"Artifacts.store": lambda: UrlStore(str(tmp_path / "store")), "epochs": 2, **changes}
     return make_experiment(tmp_path / "runs", **{"ckpt_interval": 1, **changes})
 
 
-def store_of(tmp_path: Path) -> FolderStore:
-    return FolderStore(str(tmp_path / "store"))
+def store_of(tmp_path: Path) -> UrlStore:
+    return UrlStore(str(tmp_path / "store"))
 
 
 def weights(exp: Experiment) -> dict[str, torch.Tensor]:
@@ -74,7 +74,7 @@ def test_a_run_whose_store_fails_is_complete(tmp_path: Path, caplog: pytest.LogC
 # --- waiting --------------------------------------------------------------------------------------------
 
 
-class SlowStore(FolderStore):
+class SlowStore(UrlStore):
     """Keeps what is put in a list alone; waits at a gate, and fails, on request."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ def test_a_training_state_of_a_base_run_begins_a_branch_with_data_of_its_own(tmp
 
 def test_a_run_begins_from_the_best_weights_and_from_paths_as_they_are(tmp_path: Path) -> None:
     base = run(with_store(tmp_path, run_name="base"))
-    store, best, last = store_of(tmp_path).root / "base", load_file(base.checkpoints.best_path), weights(base)
+    store, best, last = tmp_path / "store" / "base", load_file(base.checkpoints.best_path), weights(base)
     policies = [info for info in store_of(tmp_path).list("base") if info.name == "base/policy"]
     for reference, epoch, expected in [
         ("base:best", 0, best),
@@ -280,7 +280,7 @@ def test_a_run_folder_means_its_best_policy_or_else_the_latest(tmp_path: Path) -
     [
         ({"restore_from": "base:best"}, ValueError, r"has no store.*Fix: set Artifacts.store"),
         ({"restore_from": 3}, TypeError, r"restore_from is 3.*Fix: set it to"),
-        ({"Artifacts.store": FolderStore("x")}, TypeError, r"must be what makes a store.*Fix:.*@FolderStore"),
+        ({"Artifacts.store": UrlStore("x")}, TypeError, r"must be what makes a store.*Fix:.*@UrlStore"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(
@@ -299,7 +299,7 @@ def test_a_collecting_process_has_no_store_and_restores_nothing(tmp_path: Path) 
 
 
 def test_a_link_out_of_a_checkpoint_is_not_uploaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    state, store = tmp_path / "state", FolderStore(str(tmp_path / "store"))
+    state, store = tmp_path / "state", UrlStore(str(tmp_path / "store"))
     state.mkdir()
     (tmp_path / "secret").touch()
     (state / "model.safetensors").symlink_to(tmp_path / "secret")

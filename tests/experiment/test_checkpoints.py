@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from loxodon.data import DiskTrajDataset, load_trajectory
+from loxodon.data import DiskTrajDataset, Sampler, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint import policy_file, store
@@ -486,7 +486,7 @@ def test_a_checkpoint_with_a_pickle_is_passed_over_or_refused(
 
 @pytest.mark.parametrize("suffix", ["npz", "traj"])
 def test_a_pickle_in_the_buffer_goes_to_the_quarantine(tmp_path: Path, went_off: Path, suffix: str) -> None:
-    dataset = DiskTrajDataset(sample_by="timestep")  # opens every file
+    dataset = DiskTrajDataset(sampler=Sampler("timestep"))  # opens every file
     exp = started(tmp_path, epochs=2, val_interval=None, dataset=dataset)
     fifo = exp.run_dir / "buffer" / "fifo"
     name = f"env_00000000_9999999999.0.{suffix}"

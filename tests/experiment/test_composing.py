@@ -86,21 +86,16 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_an_encoder_is_switched_by_what_comes_later(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", "tmaze", "--config", "encoders/gru_small", "--check"]) == 0
     printed = capsys.readouterr()
-    (note,) = re.findall(r"(\d+) settings? (?:is|are) unused", printed.out)
-    assert len(re.findall("^# unused: ", printed.out, flags=re.MULTILINE)) == int(note) > 0
-    assert "no effect" not in printed.err
+    assert "# unused: " in printed.out
+    assert "unused" not in printed.err
     assert "check passed" in printed.out
 
 
-def test_a_switched_agent_trains_and_what_is_unused_takes_one_line(
+def test_a_switched_agent_trains_without_a_word_on_the_settings_of_the_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--config", "tiny.gin", "Experiment.agent_type=@PPOAgent"]) == 0
-    error = capsys.readouterr().err
-    assert [line for line in error.splitlines() if "unused" in line] == [
-        "note: 3 settings are unused, because a later file or the command line replaced what used them "
-        "(--print-config lists them)."
-    ]
+    assert "note: " not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -217,3 +212,11 @@ def test_the_package_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert said.startswith("usage: python -m loxodon.tools run ")
     assert re.search(r"Parts to put on top of one: .*encoders/ff_small", said)
     assert "small," not in said.partition("Parts to put")[0].partition("Presets:")[2]
+
+
+def test_settings_of_another_dataset_in_a_shipped_file_are_no_mistake(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("own.gin").write_text("include 'tmaze.gin'\nExperiment.dataset = @MemoryTrajDataset()\n")
+    assert main(["--config", "own.gin", "--config", "amago", "--check"]) == 0
+    assert "settings are unused, because another file" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from loxodon import experiment as package
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
 from loxodon.data import load_trajectory, save_trajectory, split_episodes
 from loxodon.experiment import CheckpointManager, Collector, Experiment, Learner, ppo
-from loxodon.experiment.artifacts import FolderStore
+from loxodon.experiment.artifacts import UrlStore
 from loxodon.experiment.artifacts.stores import find_artifact
 from loxodon.experiment.callbacks import HOOKS
 from loxodon.experiment.checkpoint.start_from import is_path
@@ -120,7 +120,7 @@ def test_a_command_is_understood(page: str, command: str) -> None:
 
 
 def test_the_layout_of_artifacts_is_that_of_a_run(tmp_path: Path) -> None:
-    store = {"Artifacts.store": lambda: FolderStore(str(tmp_path / "artifacts"))}
+    store = {"Artifacts.store": lambda: UrlStore(str(tmp_path / "artifacts"))}
     run(make_experiment(tmp_path, run_name="my-run", **store))
     (layout,) = re.findall(r"```\n(artifacts/.*?)```", PAGES["artifacts"], flags=re.DOTALL)
     for what in ("state", "policy"):
@@ -130,7 +130,7 @@ def test_the_layout_of_artifacts_is_that_of_a_run(tmp_path: Path) -> None:
 
 
 def test_references_to_artifacts_are_understood(tmp_path: Path) -> None:
-    store, file = FolderStore(str(tmp_path / "store")), tmp_path / "file"
+    store, file = UrlStore(str(tmp_path / "store")), tmp_path / "file"
     file.write_text("")
     for _ in range(4):
         for name in ("my-run/state", "base/state"):
@@ -204,17 +204,13 @@ def test_the_table_of_figures_is_what_a_run_logs_and_its_policy_acts(tmp_path: P
 
 
 def test_partial_observations_with_memory_agree_in_acting_and_training(tmp_path: Path) -> None:
-    found = figures_of(tmp_path, samples("on_policy", "gin")[2])
+    found = figures_of(tmp_path, samples("on_policy", "gin")[1])
     assert found["ppo/initial_logratio_abs_max"] < found["ppo/initial_logratio_rounding_max"]
-
-
-def test_no_update_is_made_on_random_steps(tmp_path: Path) -> None:
-    assert figures_of(tmp_path, samples("on_policy", "gin")[1])["ppo/updates"] == 0
 
 
 @pytest.mark.usefixtures("defined")
 def test_trajectories_are_kept_with_an_output_of_its_own(tmp_path: Path) -> None:
-    figures_of(tmp_path, samples("on_policy", "gin")[4], "Experiment.agent_type = @SurprisedPPOAgent")
+    figures_of(tmp_path, samples("on_policy", "gin")[3], "Experiment.agent_type = @SurprisedPPOAgent")
     files = [path for path in tmp_path.rglob("*.npz") if "ckpt" not in str(path)]
     assert files
     assert {"log_probs", "values", "surprise"} <= set(load_trajectory(files[0]).extras)

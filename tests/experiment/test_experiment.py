@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import logging
 import math
@@ -29,7 +28,6 @@ REQUIRED = [
     "ckpt_base_dir",
     "max_seq_len",
     "dataset",
-    "tstep_encoder_type",
     "traj_encoder_type",
     "agent_type",
     "val_timesteps_per_epoch",
@@ -37,6 +35,7 @@ REQUIRED = [
     "make_val_env",
 ]
 DEFAULTS = {
+    "tstep_encoder_type": None,
     "parallel_actors": 12,
     "env_mode": "async",
     "async_env_mp_context": None,
@@ -83,11 +82,10 @@ def test_fields_come_in_the_documented_order_with_the_documented_defaults(
     monkeypatch.setenv("WANDB_ENTITY", "me")
     parameters = inspect.signature(Experiment).parameters
     assert [n for n, p in parameters.items() if p.default is inspect.Parameter.empty] == REQUIRED
-    fields = [f.name for f in dataclasses.fields(Experiment)]
-    assert fields[: len(REQUIRED) + len(DEFAULTS)] == [*REQUIRED, *DEFAULTS]
-    spec = EnvSpec(CountingEnv)
-    types = [torch.nn.Identity] * 3
-    exp = Experiment("a", str(tmp_path), 8, DoNothingDataset(), *types, 0, spec, spec)  # type: ignore[arg-type]
+    values = {name: None for name in REQUIRED} | {"run_name": "a", "ckpt_base_dir": str(tmp_path)}
+    values |= {"max_seq_len": 8, "dataset": DoNothingDataset(), "agent_type": torch.nn.Identity}
+    values |= {"val_timesteps_per_epoch": 0}
+    exp = Experiment(**values)  # type: ignore[arg-type]
     assert {name: getattr(exp, name) for name in DEFAULTS} == DEFAULTS
 
 
@@ -117,6 +115,13 @@ def test_a_run_that_includes_no_recommended_preset_says_so(
     lines = [record.getMessage() for record in caplog.records if "recommended preset" in record.getMessage()]
     assert len(lines) == says_so
     assert all("Fix: begin your gin file with include 'base_offpolicy.gin'" in line for line in lines)
+    assert all("In Python, call load_config(['tmaze'])" in line for line in lines)
+
+
+def test_an_off_policy_agent_needs_a_dataset_that_stores_something(tmp_path: Path) -> None:
+    words = r"TinyAgent learns from stored trajectories.*DoNothingDataset.*Fix: set .*@DiskTrajDataset\(\)"
+    with pytest.raises(ValueError, match=words):
+        make_experiment(tmp_path, dataset=DoNothingDataset()).start()
 
 
 def test_a_batch_has_fewer_sequences_the_longer_they_are(tmp_path: Path) -> None:

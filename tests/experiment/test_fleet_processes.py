@@ -201,11 +201,11 @@ policy = loxodon.experiment.load_policy("alone.safetensors")
 print(policy.act(np.zeros(3, np.float32)) in range(4))
 
 from tests.experiment import fakes
-from loxodon.experiment.artifacts import FolderStore
+from loxodon.experiment.artifacts import UrlStore
 exp = fakes.make_experiment(
     ".", epochs=1, env_mode="async", async_env_mp_context="spawn", dloader_workers=1,
     val_timesteps_per_epoch=0,
-    **{"Artifacts.store": lambda: FolderStore("store")},
+    **{"Artifacts.store": lambda: UrlStore("store")},
 )
 exp.start()
 exp.learn()

@@ -119,7 +119,7 @@ def test_every_border_keeps_the_dtypes(tmp_path: Path, agent: str, env_mode: str
 
 
 def test_settings_of_the_encoder_that_is_not_chosen_are_refused(seen_id: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"take DictTstepEncoder. Fix: set DictTstepEncoder.specify_obs"):
+    with pytest.raises(ConfigError, match=r"FFTstepEncoder.specify_obs_keys = .* is set, but nothing"):
         header("base_offpolicy", tmp_path, seen_id, "FFTstepEncoder.specify_obs_keys=['speed']")
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loxodon.agents import Agent, Retrace
-from loxodon.data import DiskTrajDataset, load_trajectory, save_trajectory
+from loxodon.data import DiskTrajDataset, PrioritySampler, load_trajectory, save_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.experiment import Experiment
 from loxodon.experiment.learn.learner import sequence_priorities
@@ -31,7 +31,7 @@ def test_priorities_mix_the_largest_and_the_mean_error_of_real_timesteps() -> No
 
 
 def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> None:
-    dataset = DiskTrajDataset(priority_exponent=0.6)
+    dataset = DiskTrajDataset(sampler=PrioritySampler())
     experiment = make_experiment(tmp_path, dataset=dataset)
     experiment.start()
     experiment.collect_new_training_data()
@@ -39,10 +39,9 @@ def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> Non
     batch = next(iter(experiment.loader.epoch(0, 1)))
     assert batch.sources is not None
     assert (batch.sources >= 0).all()
-    assert dataset.priorities is not None
-    before = dataset.priorities.state_dict([file.stem.split("_")[1] for file in fifo(tmp_path)])
+    before = dataset.sampler.state_dict()
     experiment.train_step([batch])
-    after = dataset.priorities.state_dict([file.stem.split("_")[1] for file in fifo(tmp_path)])
+    after = dataset.sampler.state_dict()
     experiment.close()
     assert before != after
 
@@ -88,7 +87,7 @@ def test_a_run_learns_from_packed_batches(tmp_path: Path) -> None:
         max_seq_len=16,
         make_train_env=[EnvSpec(CountingEnv, {"length": length}) for length in (2, 5, 12)],
         batches_per_update=2,
-        dataset=DiskTrajDataset(priority_exponent=0.6),
+        dataset=DiskTrajDataset(sampler=PrioritySampler()),
         agent_type=partial(Agent, num_critics=2),
         tstep_encoder_type=partial(FFTstepEncoder, d_hidden=8, d_output=8),
         traj_encoder_type=partial(GRUTrajEncoder, d_hidden=8, d_output=8),
@@ -103,7 +102,7 @@ def test_a_run_learns_from_packed_batches(tmp_path: Path) -> None:
 
 
 def test_a_loss_without_errors_per_timestep_cannot_feed_priorities(tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path, dataset=DiskTrajDataset(priority_exponent=0.6))
+    experiment = make_experiment(tmp_path, dataset=DiskTrajDataset(sampler=PrioritySampler()))
     experiment.start()
     experiment.collect_new_training_data()
     experiment.dataset.refresh()

@@ -33,7 +33,7 @@ demos/DiskTrajDataset.dset_root = '{folder}'
 demos/DiskTrajDataset.dset_name = 'demos'
 demos/DiskTrajDataset.takes_new_trajs = False
 own/DiskTrajDataset.dset_min_size = 6           # reached in epoch 1
-own/DiskTrajDataset.priority_exponent = {priorities}
+own/RLDataset.sampler = @{sampler}()
 Experiment.tstep_encoder_type = @FFTstepEncoder
 Experiment.traj_encoder_type = @{encoder}
 Experiment.agent_type = @Agent
@@ -84,7 +84,7 @@ def single(text: str) -> str:
 
 
 def config(folder: Path, encoder: str = "GRUTrajEncoder", **settings: Any) -> str:
-    values = {"workers": 0, "priorities": "None", "epochs": EPOCHS, **settings}
+    values = {"workers": 0, "sampler": "Sampler", "epochs": EPOCHS, **settings}
     return CONFIG.format(folder=folder, encoder=encoder, **values) + ENCODERS[encoder]
 
 
@@ -131,7 +131,7 @@ def assert_same(one: Path, two: Path) -> None:
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "mixture, drawn seed": ({"workers": 2}, "Experiment.seed = None\n"),
-    "dropout, priorities": ({"encoder": "TransformerTrajEncoder", "priorities": "0.6"}, ""),
+    "dropout, priorities": ({"encoder": "TransformerTrajEncoder", "sampler": "PrioritySampler"}, ""),
     "cut episodes": ({}, "Collector.save_env_state = False\nCheckpointManager.exact_resume = True\n"),
     "cut files, averaged weights": (
         {},

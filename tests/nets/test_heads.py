@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from loxodon.nets import (
     Actor,
     BinnedCriticEnsemble,
     Categorical,
     CriticEnsemble,
+    DiscountInputCriticEnsemble,
     DuelingCriticEnsemble,
     Gaussian,
     MultiCategorical,
@@ -42,7 +45,9 @@ def test_critic_members_are_independent_networks() -> None:
         assert felt.tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("kind", [CriticEnsemble, DuelingCriticEnsemble, BinnedCriticEnsemble])
+@pytest.mark.parametrize(
+    "kind", [CriticEnsemble, DuelingCriticEnsemble, BinnedCriticEnsemble, DiscountInputCriticEnsemble]
+)
 @pytest.mark.parametrize("has_joint_fan_in", [True, False])
 def test_first_weights_of_critics_are_uniform_with_a_variance_of_1_by_fan_in(
     kind: Any, has_joint_fan_in: bool
@@ -51,14 +56,15 @@ def test_first_weights_of_critics_are_uniform_with_a_variance_of_1_by_fan_in(
     torch.manual_seed(0)
     is_discrete = kind is DuelingCriticEnsemble
     last = 11 if kind is BinnedCriticEnsemble else is_discrete
-    critics = kind(96, 32, 9, last, n_layers=3, d_hidden=64, joint_fan_in=has_joint_fan_in)
+    critics = kind(96, 32, 9, last, n_layers=3, d_hidden=64, num_critics=64, joint_fan_in=has_joint_fan_in)
     both = has_joint_fan_in and not is_discrete
+    of_action = 32 + (kind is DiscountInputCriticEnsemble)  # the discount is one more input
     layers = [
-        (critics.from_state, 96 + 32 * both),
+        (critics.from_state, 96 + of_action * both),
         *((layer, 64) for layer in (*critics.hidden, critics.out)),
     ]
     if not is_discrete:
-        layers.append((critics.from_action, 32 + 96 * both))
+        layers.append((critics.from_action, of_action + 96 * both))
     for layer, fan_in in layers:
         assert 0.99 < layer.weight.abs().max() / (3 / fan_in) ** 0.5 <= 1.0001
         assert layer.weight.detach().var() * fan_in == pytest.approx(1.0, rel=0.05)
@@ -97,6 +103,29 @@ def test_classifying_critics_judge_actions_for_all_discounts_or_for_their_own() 
         torch.testing.assert_close(own[..., g, :], critics(state, actions[..., g, :])[..., g, :])
     read = critics(state, actions, own_discount=True, read=lambda logits: logits.sum(-1))
     torch.testing.assert_close(read, own.sum(-1, keepdim=True))
+
+
+def test_published_critics_read_the_discount_and_the_clipped_action() -> None:
+    torch.manual_seed(0)
+    discounts = [0.1, 0.9, 1.0]
+    critics = DiscountInputCriticEnsemble(8, 2, 3, False, num_critics=4, d_hidden=16)
+    critics.build(discounts)
+    state, actions = torch.randn(2, 5, 8), torch.randn(2, 5, 6, 3, 2)  # 6 samples for each of 3 discounts
+    own = critics(state, actions, own_discount=True)
+    assert own.shape == (2, 5, 6, 4, 3, 1)
+    for g, discount in enumerate(discounts):
+        of_all = critics(state, actions[..., g, :])
+        torch.testing.assert_close(own[..., g, :], of_all[..., g, :])
+        encoded = torch.full((2, 5, 6, 1), math.log(1 + 1 / max(1 - discount, 1e-6)))
+        x = torch.cat([actions[..., g, :].clamp(-0.999, 0.999), encoded], -1)
+        for c in range(4):
+            of_state = critics.from_state(state)[:, :, None] + critics.from_action(x)
+            hidden = F.leaky_relu(of_state[..., 16 * c : 16 * c + 16])
+            hidden = F.leaky_relu(hidden @ critics.hidden[0].weight[c] + critics.hidden[0].bias[c])
+            torch.testing.assert_close(
+                own[..., c, g, :], hidden @ critics.out.weight[c] + critics.out.bias[c]
+            )
+    assert DiscountInputCriticEnsemble(8, 2, 3, True)(state).shape == (2, 5, 4, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +214,7 @@ def test_value_heads_give_one_value_per_state() -> None:
             lambda: Actor(8, 3, 2, Categorical, d_hidden=0),
             r"Actor.d_hidden is 0, but must be at least 1. Fix",
         ),
-        (lambda: CriticEnsemble(8, 2, 3, False, n_layers=0), r"n_layers=0.*Fix"),
+        (lambda: CriticEnsemble(8, 2, 3, False, n_layers=0), r"CriticEnsemble.n_layers is 0.*Fix"),
         (
             lambda: PolicyHead(8, 3, Categorical, n_layers=-1),
             r"PolicyHead.n_layers is -1, .* at least 0. Fix",

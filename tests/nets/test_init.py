@@ -79,6 +79,8 @@ SCALED: list[tuple[Any, str, dict[str, float]]] = [  # network, argument, share 
     ids=[f"{build.func.__name__}.{name}" for build, name, _ in SCALED],
 )
 def test_a_gain_scales_what_it_names(build: Any, argument: str, shares: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=rf"\.{argument} is -1, but must be at least 0\. Fix: bind"):
+        build(**{argument: -1})
     parameters = []
     for gain in (1.0, 3.0):
         torch.manual_seed(0)

@@ -40,11 +40,11 @@ def test_a_config_error_is_one_message_without_traceback_and_nothing_is_written(
     assert printed.out == ""
     assert printed.err == (
         "config error: command line, `Experiment.epoch=3`: Experiment has no parameter 'epoch'. "
-        "Did you mean 'epochs'? Fix: correct it.\n"
+        "Did you mean 'epochs'? Fix: correct the name.\n"
     )
     assert main(["--config", "tiny.gin", "Experiment.env_mode=asink"]) == 2  # only the experiment can judge
     error = capsys.readouterr().err
-    assert error.startswith("config error: command line, `Experiment.env_mode=asink`: ")
+    assert error.startswith("config error: Experiment.env_mode is 'asink'")
     assert "'async'" in error
     assert not Path("runs").exists()
 

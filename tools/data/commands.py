@@ -58,7 +58,7 @@ _REWARD_COLOR, _RETURN_COLOR = "#4c72b0", "#c44e52"
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose error says how to mend it."""
+    """An argument parser whose error says how to correct it."""
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("invalid choice: '")[2].partition("'")[0]

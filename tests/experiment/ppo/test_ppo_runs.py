@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from loxodon.agents import GAE, ConstantSchedule, PPOAgent, PPOLoss
-from loxodon.data import DiskTrajDataset, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import EvaluateAfterLoad, Experiment, WeightAverage, load_policy
 from loxodon.experiment.checkpoint.policy_file import read_info
@@ -27,7 +25,7 @@ from loxodon.tools.run import main
 from ...rounding import rounding
 from ..fakes import CountingEnv, metrics
 from .rollouts import RandomLengths
-from .whole_runs import differing, learned, ppo_experiment, weights
+from .whole_runs import learned, ppo_experiment, weights
 
 VALUE_ROUNDING = rounding(1.0, num_ops=256 * 4 * 8)  # width and layers of the agent, timesteps
 
@@ -71,7 +69,6 @@ def test_text_observations_are_left_out(tmp_path: Path) -> None:
         ({"learner": {"minibatches": 99}}, r"too few for PPOLearner.minibatches = 99. Fix:"),
         ({"learner": {"minibatches": 0}}, r"minibatches=0.*Fix:"),
         ({"learner": {"update_epochs": 0}}, r"update_epochs=0.*Fix:"),
-        ({"learner": {"random_timesteps": -1}}, r"PPOLearner.random_timesteps is -1.*Fix:"),
         ({"learner": {"chunk_len": 7}}, r"chunk_len=7.*at most Experiment.max_seq_len = 6. Fix:"),
         ({"learner": {"chunk_len": 3, "burn_in": 2}}, r"burn_in is 2 with chunk_len 3.*divide.*Fix:"),
         ({"learner": {"chunk_len": 4, "burn_in": 5}}, r"burn_in is 5 with chunk_len 4.*Fix:"),
@@ -357,7 +354,7 @@ SMALLER = (
 def test_check_tries_a_whole_rollout_of_the_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command(tmp_path, *SMALLER, "PPOLearner.random_timesteps=999", "--check")) == 0
+    assert main(command(tmp_path, *SMALLER, "--check")) == 0
     printed = capsys.readouterr().out
     assert "up to 17 updates" in printed
     assert "collected  64 env steps" in printed
@@ -370,8 +367,8 @@ def test_check_tries_a_whole_rollout_of_the_policy(
 LONG = EnvSpec(CountingEnv, {"length": 30, "noise": 1.0})  # longer than the rollouts of 8 steps
 
 
-def started(folder: Path, encoder: str = "gru", **changes: Any) -> Experiment:
-    exp = ppo_experiment(folder, encoder, make_train_env=LONG, make_val_env=LONG, epochs=4, **changes)
+def started(folder: Path, **changes: Any) -> Experiment:
+    exp = ppo_experiment(folder, make_train_env=LONG, make_val_env=LONG, epochs=4, **changes)
     exp.start()
     return exp
 
@@ -380,18 +377,8 @@ def is_statistic(name: str) -> bool:
     return "input_norm" in name or "value_norm" in name
 
 
-@pytest.mark.parametrize(
-    ("encoder", "changes"),
-    [
-        ("gru", {"learner": {"random_timesteps": 9}}),
-        ("transformer", {"learner": {"random_timesteps": 11, "chunk_len": 4}}),
-        ("gru", {"start_learning_at_epoch": 2}),
-    ],
-)
-def test_statistics_move_and_weights_do_not_before_learning_begins(
-    tmp_path: Path, encoder: str, changes: dict[str, Any]
-) -> None:
-    exp = started(tmp_path, encoder, **changes)
+def test_statistics_move_and_weights_do_not_before_learning_begins(tmp_path: Path) -> None:
+    exp = started(tmp_path, start_learning_at_epoch=2)
     before, epochs = weights(exp), exp.learn_iter()
     figures = [next(epochs), next(epochs)]
     after = weights(exp)
@@ -403,84 +390,3 @@ def test_statistics_move_and_weights_do_not_before_learning_begins(
     assert [one["ppo/updates"] for one in figures] == [0, 0, 4, 4]
     moved = {name for name, value in weights(exp).items() if not torch.equal(value, after[name])}
     assert any(not is_statistic(name) for name in moved)
-    is_judged = ["ppo/initial_logratio_abs_max" in one for one in figures]
-    assert is_judged == ["learner" not in changes] * 2 + [True] * 2  # random actions are not the policy's
-    # In the middle of an episode whose first steps were random: memory has seen them.
-    assert figures[2]["ppo/initial_logratio_abs_max"] < figures[2]["ppo/initial_logratio_rounding_max"]
-
-
-SPACES = [spaces.Discrete(3), spaces.MultiDiscrete([3, 2]), spaces.Box(-2.0, 2.0, (2,))]
-
-
-class AnyActions(CountingEnv):
-    """Takes whatever is in its action space."""
-
-    def __init__(self, kind: int) -> None:
-        super().__init__()
-        self.action_space = SPACES[kind]
-
-    def step(self, action: Any) -> Any:
-        assert self.action_space.contains(action)
-        return super().step(0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "log_prob", "means"),  # of one-hot actions, or of those in [-1, 1]
-    [
-        (0, -math.log(3), [1 / 3] * 3),
-        (1, -math.log(6), [1 / 3] * 3 + [1 / 2] * 2),
-        (2, -2 * math.log(2), [0.0, 0.0]),
-    ],
-    ids=["discrete", "factors", "box"],
-)
-def test_random_actions_are_uniform_and_stored_with_their_probability(
-    tmp_path: Path, kind: int, log_prob: float, means: list[float]
-) -> None:
-    env = EnvSpec(AnyActions, {"kind": kind})
-    exp = ppo_experiment(
-        tmp_path,
-        make_train_env=env,
-        make_val_env=env,
-        epochs=1,
-        dataset=DiskTrajDataset(),
-        train_timesteps_per_epoch=60,
-        learner={"random_timesteps": 50},
-    )
-    exp.start()
-    with torch.no_grad():
-        for parameter in exp.policy.policy_head.parameters():
-            parameter.mul_(30.0)  # a policy that is far from uniform
-    learned(exp)
-    files = sorted(Path(exp.dataset.save_new_trajs_to).glob("*.npz"))
-    trajectories = [load_trajectory(path) for path in files]
-    found = np.concatenate([traj.extras["log_probs"][:, 0] for traj in trajectories])
-    is_random = np.isclose(found, log_prob, atol=1e-6)
-    assert is_random.sum() == 3 * 50
-    actions = np.concatenate([traj.actions for traj in trajectories])[is_random].astype(np.float64)
-    np.testing.assert_allclose(actions.mean(0), means, atol=0.15)
-    if kind == 2:
-        np.testing.assert_allclose(actions.std(0), 3**-0.5, atol=0.1)
-
-
-def test_random_steps_that_are_left_are_taken_after_a_resume(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "learner": {"random_timesteps": 20},
-        "ckpt_interval": 1,
-        "CheckpointManager.exact_resume": True,
-    }
-    whole = learned(started(tmp_path / "whole", **settings))
-    first = started(tmp_path / "parts", **settings)
-    epochs = first.learn_iter()
-    next(epochs)
-    next(epochs)
-    first.close()
-    again = started(tmp_path / "parts", **settings)
-    assert again.load_checkpoint() == 2
-    learned(again)
-    assert [r["ppo/updates"] for r in metrics(again.run_dir) if "ppo/updates" in r] == [0, 0, 0, 4]
-    assert differing(whole, again) == []
-
-
-def test_a_test_run_takes_no_random_steps(tmp_path: Path) -> None:
-    settings = {"learner": {"random_timesteps": 20}, "test_run": True, "start_learning_at_epoch": 2}
-    assert learned(started(tmp_path, **settings)).learner.gradient_steps == 4

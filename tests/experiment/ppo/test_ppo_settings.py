@@ -34,7 +34,6 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("PPOLearner.burn_in", 2, {"PPOLearner.chunk_len": 4}),
     ("PPOLearner.context_mode", "'segment'", {"PPOLearner.chunk_len": 4, "encoder": "transformer"}),
     ("PPOLearner.target_kl", 1e-7, {}),
-    ("PPOLearner.random_timesteps", 3, {}),
     ("PPOLearner.recompute_old", False, BURN_IN),
     ("PPOLearner.reward_normalizer", "@RewardNormalizer", {}),
     ("PPOLearner.lr_adapter", "@KLAdaptiveLR", {}),

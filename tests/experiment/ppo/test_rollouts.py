@@ -176,14 +176,10 @@ class LateStates(Sink):
         self.buffer = buffer
 
     def before_act(self, agent: Any, hidden_state: Any) -> Any:
-        self.agent = agent
+        states, last = self.buffer._rollout.states, self.buffer._now - 1
+        if last in states:
+            states[last] = agent.export_hidden_state(hidden_state)
         return hidden_state
-
-    def after_act(self, output: Any, action_space: Any) -> Any:
-        states, now = self.buffer._rollout.states, self.buffer._now
-        if now in states:
-            states[now] = self.agent.export_hidden_state(output.hidden_state)
-        return output
 
 
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["distinct policy", "policy of a new agent"])
