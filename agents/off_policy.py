@@ -232,6 +232,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         has_all_values = isinstance(action_space, spaces.Discrete)  # one output per action
         heads = [critic_type, actor_type] if self.has_actor else [critic_type]
         self.action_memory = self._memory_of_actions(action_memory_type, heads)
+        self.sequence_models[""] = replace(self.sequence_models[""], action_memory=self.action_memory)
         of_memory = {} if self.action_memory is None else {"memory_dim": self.action_memory.width}
         if self.has_actor:
             self.actor = actor_type(

@@ -241,7 +241,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if args.prefill:
             for group in groups:
                 assert group.state is not None  # they have just begun
-                fill_memory(group.state.hidden_state, args.context)
+                fill_memory(group.state.hidden_state[0], args.context)
         rollout.collect(WARM_UP_STEPS)
         watch = Stopwatch()
         watch.wrap(agent, "policy", "act", "reset_hidden_state")

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ..agents import BaseAgent, PPOAgent
+from ..agents import BaseAgent
 from ..data import DiskTrajDataset
 from ..envs import EnvSpec, Histories, resolve_env
 from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
@@ -217,11 +217,10 @@ def cut_memory(agent: BaseAgent, size: int) -> None:
 
     Raises: ValueError for an agent whose hidden state is of its own making.
     """
-    if type(agent).init_hidden_state not in (BaseAgent.init_hidden_state, PPOAgent.init_hidden_state):
+    if type(agent).init_hidden_state is not BaseAgent.init_hidden_state:
         raise ValueError(
             f"{type(agent).__name__} has a hidden state of its own (init_hidden_state), which --context "
-            "cannot cut. Allowed are agents whose memory is that of BaseAgent or PPOAgent. Fix: leave out "
-            "--context."
+            "cannot cut. Allowed are agents whose memory is that of BaseAgent. Fix: leave out --context."
         )
     _cut_encoder(agent.traj_encoder, size)
     if agent.action_memory is not None:
