@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -68,8 +70,15 @@ class ActOutput:
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
+CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
+"""Arguments of every agent that code supplies; gin may not bind them."""
+
+
 class BaseAgent(nn.Module, ABC):
-    """A timestep encoder, a trajectory encoder, and whatever heads a subclass adds.
+    """A timestep encoder, a trajectory encoder, and the heads that a subclass adds.
+
+    A subclass declares its own settings and passes everything else on, by `*given` and `**shared`. What it
+    passes on belongs to its signature too, for gin, checks of configs and people.
 
     Args:
         obs_space: named observations.
@@ -129,6 +138,14 @@ class BaseAgent(nn.Module, ABC):
         # By the prefix of their exported hidden states. The policy reads the first one. A hidden state of the
         # agent is a tuple with one of each.
         self.sequence_models = {"": SequenceModel(self.tstep_encoder, self.traj_encoder, self.timestep_norm)}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own: Any = vars(cls).get("__init__")
+        parent: Any = cls.__mro__[1]
+        # A base class that gin has wrapped gets its settings by its own name, which must not be given twice.
+        if own is not None and inspect.unwrap(parent.__init__) is parent.__init__:
+            _declare_what_is_passed_on(own, parent.__init__)
 
     @abstractmethod
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
@@ -338,6 +355,20 @@ class BaseAgent(nn.Module, ABC):
         sum_over_processes(statistics)
         for module in statistics:
             module.commit()
+
+
+def _declare_what_is_passed_on(own: Any, base: Any) -> None:
+    """Put the parameters of `base` that a constructor passes on to it into the signature of `own`."""
+    params = inspect.signature(own).parameters.values()
+    passed = {p.kind for p in params} & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    found = {p.name: p for p in params if p.kind not in passed}
+    for name, p in inspect.signature(base).parameters.items():
+        is_keyword = p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+        if (p.VAR_KEYWORD if is_keyword else p.VAR_POSITIONAL) in passed:
+            found.setdefault(name, p)
+    own.__signature__ = inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
+    with contextlib.suppress(NameError):  # of something that only type checkers import
+        own.__annotations__ = get_type_hints(base) | own.__annotations__
 
 
 def under(prefix: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:

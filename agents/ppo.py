@@ -20,7 +20,7 @@ from ..nets import (
     ValueHead,
     ValueNorm,
 )
-from .base import ActOutput, LossTerms, under
+from .base import CODE_SUPPLIED, ActOutput, LossTerms, under
 from .imitation import Demonstrations, imitation_loss
 from .on_policy import Evaluation, OnPolicyAgent
 from .policies import ActionMask
@@ -30,9 +30,7 @@ from .sequence_model import SequenceModel
 _VALUE_NORMS = ("none", "running", "popart")
 
 
-@gin.configurable(
-    denylist=["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
-)
+@gin.configurable(denylist=CODE_SUPPLIED)
 class PPOAgent(OnPolicyAgent):
     """A policy and a value function, on a shared sequence model or on one each.
 
