@@ -241,12 +241,7 @@ class BaseAgent(nn.Module, ABC):
         return self._act(obs, rl2s, time_idxs, hidden_state, sample)[:2]
 
     def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Let torch.compile fuse the operations of acting; the first call takes long.
-
-        Call it before the first hidden state is made: a Transformer then keeps its memory in fixed shapes.
-        """
-        for model in self._models:
-            model.traj_encoder.use_static_shapes()
+        """Let torch.compile fuse the operations of acting; the first call takes long."""
         # An attribute of the instance, and no wrapped module, so that parameters keep their names.
         self._act = torch.compile(self._act, backend=backend)  # type: ignore[method-assign]
 

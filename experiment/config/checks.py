@@ -11,7 +11,7 @@ import os
 import tokenize
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,10 +136,19 @@ def left_over(bindings: Sequence[Binding], starts: Sequence[Node]) -> list[Bindi
     ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
     used: set[int] = set()
     for end in ends.values():
-        nodes = reach(bindings[:end], starts)
+        nodes = _with_bases(reach(bindings[:end], starts))
         used.update(id(b) for b in bindings[:end] if is_seen(b, nodes))
-    final = reach(bindings, starts)
+    final = _with_bases(reach(bindings, starts))
     return [b for b in remaining(bindings) if id(b) in used and not is_seen(b, final)]
+
+
+def _with_bases(nodes: Mapping[tuple[str, str], Node]) -> set[tuple[str, str]]:
+    """Scopes and names, and those of base classes: a class also gets what gin binds of its bases."""
+    found = set(nodes)
+    for (scope, _), node in nodes.items():
+        bases = node.configurable.wrapped.__mro__[1:] if node.configurable.is_class else ()
+        found.update((scope, known.name) for base in bases if (known := registry.find_object(base)))
+    return found
 
 
 def is_seen(binding: Binding, nodes: Iterable[tuple[str, str]]) -> bool:

@@ -48,7 +48,7 @@ class ConfigError(ValueError):
         lines = list(self.problems)
         if len(lines) > 1:
             more = [f"... and {len(lines) - MAX_LISTED} more."] if len(lines) > MAX_LISTED else []
-            head = f"{len(lines)} problems in the configuration. Fix: correct each place below."
+            head = f"{len(lines)} problems in the configuration. Fix: correct each of these."
             lines = [head, *(f"  {line}" for line in [*lines[:MAX_LISTED], *more])]
         super().__init__("\n".join(lines))
 
