@@ -118,7 +118,7 @@ class Settings:
     parallel_actors: int = setting(12, "number of environments", lowest=1)
     env_mode: str = setting(
         "async",
-        '"async", "sync", "already_vectorized" or "auto" (tries both, takes the faster)',
+        'how environments run; "auto" tries "async" and "sync" and takes the faster',
         choices=("async", "sync", "already_vectorized", "auto"),
     )
     async_env_mp_context: str | None = setting(
@@ -156,15 +156,11 @@ class Settings:
     has_dset_edit_rights: bool = setting(True, "this process may delete old files", tried=False)
     stagger_traj_file_lengths: bool = setting(True, "draw file lengths within max_seq_len of traj_save_len")
     save_trajs_as: str = setting(
-        "npz",
-        'format of trajectory files: "npz", "npz-compressed", "traj"',
-        choices=("npz", "npz-compressed", "traj"),
-        in_hash=False,
+        "npz", "format of trajectory files", choices=("npz", "npz-compressed", "traj"), in_hash=False
     )
     padded_sampling: str = setting(
         "none",
-        'where windows may hang over ends of a trajectory: "none", "left", "right", "both", or "shifted": '
-        'those of "both", moved inside',
+        'where windows may hang over ends of a trajectory; "shifted": those of "both", moved inside',
         choices=PADDED_SAMPLING_MODES,
         on_policy=False,
     )
@@ -214,15 +210,13 @@ class Settings:
         "rewards stay far below their targets (docs/choices.md)",
     )
     l2_coeff: float = setting(1e-3, "weight decay of AdamW", lowest=0)
-    mixed_precision: str = setting(
-        "no", 'precision of the updates: "no", "fp16", "bf16"', choices=("no", "fp16", "bf16")
-    )
+    mixed_precision: str = setting("no", "precision of the updates", choices=("no", "fp16", "bf16"))
 
     # ---- extras ----
 
     mode: str = setting(
         "both",
-        '"both", "learn" (never collects) or "collect" (never learns)',
+        'work of this process; "learn" never collects, "collect" never learns',
         choices=("both", "learn", "collect"),
         tried="both",
     )
@@ -251,19 +245,13 @@ class Settings:
         in_hash=False,
     )
     compile_learning: bool = setting(
-        False,
-        "compile the losses of updates with torch.compile (slow to start, for GPUs)",
-        in_hash=False,
+        False, "compile the losses of updates with torch.compile (slow to start, for GPUs)", in_hash=False
     )
     compile_acting: bool = setting(
-        False,
-        "compile the policy for acting with torch.compile (slow to start, for GPUs)",
-        in_hash=False,
+        False, "compile the policy for acting with torch.compile (slow to start, for GPUs)", in_hash=False
     )
     restore_from: str | None = setting(
-        None,
-        "what a new run begins from: an artifact (`latest`, `other-run:best`) or a path",
-        tried=None,
+        None, "what a new run begins from: an artifact (`latest`, `other-run:best`) or a path", tried=None
     )
     packed_batches: bool = setting(
         False,

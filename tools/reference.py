@@ -100,9 +100,14 @@ def _meanings(doc: str, names: frozenset[str]) -> Mapping[str, str]:
 
 
 def _documented_fields(kind: Any) -> Mapping[str, str]:
-    """What the fields of a dataclass say of themselves."""
-    docs = {one.name: one.metadata.get("doc", "") for one in dataclasses.fields(kind)}
-    return {name: _line(doc) for name, doc in docs.items() if doc}
+    """What the fields of a dataclass say of themselves, and the texts that they may be."""
+    found = {}
+    for one in dataclasses.fields(kind):
+        doc = one.metadata.get("doc", "")
+        if one.type == "str" and (choices := one.metadata.get("choices")):
+            doc += f" ({', '.join(choices)})"
+        found[one.name] = _line(doc)
+    return found
 
 
 def _either(names: frozenset[str]) -> str:
