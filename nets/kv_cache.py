@@ -58,19 +58,15 @@ class KeyValueRing:
     def _with_present(
         self, k: Tensor, v: Tensor, timeline: Timeline, state: State
     ) -> tuple[Tensor, Tensor, Sight, State]:
-        def look() -> tuple[RingSight, Tensor, int, Tensor]:
+        def look() -> tuple[RingSight, int, Tensor]:
             age, num_used = state["age"], self.window
             if age.device.type == "cpu" and not torch.compiler.is_compiling():
                 num_used = min(int(age.max()) + 1, self.window)  # There is less to read in young episodes.
-            sight = RingSight(age, self.window, num_used)
-            rows = torch.arange(0, state["keys"].numel(), self.window, device=age.device)
-            return sight, rows.view(len(age), self.num_heads, 1, -1) + sight.place, num_used, age + 1
+            return RingSight(age, self.window, num_used), num_used, age + 1
 
-        sight, places, num_used, age = timeline.once(self.window, look)
-        put, scatter = Tensor.put_, Tensor.scatter_
-        if torch.is_grad_enabled():
-            put, scatter = Tensor.put, Tensor.scatter
-        keys = put(state["keys"], places, k.float())
+        sight, num_used, age = timeline.once(self.window, look)
+        scatter = Tensor.scatter if torch.is_grad_enabled() else Tensor.scatter_
+        keys = scatter(state["keys"], 3, sight.place.expand(k.mT.shape), k.mT.float())
         values = scatter(state["values"], 2, sight.place.expand(v.shape), v.float())
         read = keys[..., :num_used].mT, values[:, :, :num_used]
         return *read, sight, {"keys": keys, "values": values, "age": age}

@@ -63,8 +63,9 @@ class TransformerLayer(ResidualBlock):
         self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
         self.sink = nn.Parameter(EMBEDDING_STD * torch.randn(n_heads, 1, width)) if attention_sink else None
         by_head = next(self.qkv.parameters()).detach().view(3, n_heads, width, d_model)
-        is_alike = torch.tensor([kind.begins_alike for kind in heads.kinds])
-        by_head[1, is_alike] = by_head[0, is_alike]
+        for i, kind in enumerate(heads.kinds):
+            if kind.begins_alike:
+                by_head[1, i] = by_head[0, i]
         self.num_with_waves, self.from_waves = heads.num("has_waves"), None
         if self.num_with_waves:
             self.from_waves = linear(

@@ -138,7 +138,7 @@ def left_over(bindings: Sequence[Binding], starts: Sequence[Node]) -> list[Bindi
     for end in ends.values():
         nodes = _with_bases(reach(bindings[:end], starts))
         used.update(id(b) for b in bindings[:end] if is_seen(b, nodes))
-    final = _with_bases(reach(bindings, starts))
+    final = reach(bindings, starts)
     return [b for b in remaining(bindings) if id(b) in used and not is_seen(b, final)]
 
 

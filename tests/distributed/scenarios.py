@@ -349,7 +349,7 @@ def _stopped_in(phase: str, folder: Path) -> dict[str, Any]:
     exp = make_experiment(folder / phase, epochs=50, ckpt_interval=None, train_timesteps_per_epoch=7)
     exp.start()
     owner, name = {
-        "evaluating": (exp.evaluator, "evaluate"),
+        "evaluating": (exp.evaluator, "play"),
         "collecting": (exp.collector, "collect"),
         "learning": (exp.learner, "update"),
     }[phase]

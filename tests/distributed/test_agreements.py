@@ -54,9 +54,7 @@ def test_an_overflow_in_one_process_skips_the_step_in_all(agreed: Any) -> None:
     (steps, num_rows, scale), (later_steps, later_rows, _) = first["counts"]
     assert (steps, num_rows, scale) == (0, 0.0, 4.0)
     assert later_steps == 1
-    assert later_rows == 2 * (sum(LENGTHS) + len(LENGTHS)), (
-        "what was gathered before the skipped step counts too"
-    )
+    assert later_rows == sum(LENGTHS) + len(LENGTHS), "a skipped step also drops what it gathered"
     for name, value in first["state"].items():
         assert torch.equal(value, second["state"][name]), name
         assert torch.isfinite(value).all(), name

@@ -130,13 +130,13 @@ def test_a_signal_saves_at_once_and_says_how_to_go_on(
 def test_a_final_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, epochs=2, val_interval=None)
     exp.start()
-    evaluate = exp.evaluator.evaluate
+    evaluate = exp.evaluator.play
 
     def asked_meanwhile(*args: Any, **kwargs: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*args, **kwargs)
 
-    exp.evaluator.evaluate = asked_meanwhile  # type: ignore[method-assign]
+    exp.evaluator.play = asked_meanwhile  # type: ignore[method-assign]
     with pytest.raises(SystemExit):
         exp.learn()
     info = read_info(exp.checkpoints.latest_path)
