@@ -263,7 +263,7 @@ class BaseAgent(nn.Module, ABC):
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        memory, *others = hidden_state  # of the policy, and of models that it does not read
+        memory, *others = hidden_state  # the policy's state, then states of models that it does not read
         state, memory = self._models[0].encode_timestep(obs, rl2s, time_idxs, memory)
         policy = self.restrict(self.policy(self.actor_input(state, obs)), obs)
         action = policy.act(sample)
@@ -362,7 +362,7 @@ def _declare_what_is_passed_on(own: Any, base: Any) -> None:
         if (p.VAR_KEYWORD if is_keyword else p.VAR_POSITIONAL) in passed:
             found.setdefault(name, p)
     own.__signature__ = inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
-    with contextlib.suppress(NameError):  # of something that only type checkers import
+    with contextlib.suppress(NameError):  # the annotation names something that only type checkers import
         own.__annotations__ = get_type_hints(base) | own.__annotations__
 
 

@@ -6,8 +6,8 @@ import gin
 from torch import Tensor
 from torch.nn import functional as F
 
-_LEAST, _MOST = 1e-7, 10.0  # of what a filter computes from the size of an advantage
-_SLOPE_BELOW, _AT_ZERO = 0.05, 0.01  # of the ramp: slope below tau as a share of that above, height at 0
+_LEAST, _MOST = 1e-7, 10.0  # bounds of a weight that depends on the size of the advantage
+_SLOPE_BELOW, _AT_ZERO = 0.05, 0.01  # the ramp's slope below tau, relative to that above; its height at 0
 
 
 @gin.configurable(denylist=["advantages"])

@@ -1,4 +1,4 @@
-"""What is drawn: which stored trajectory, with which probability, and which window of it."""
+"""Sampling: which stored trajectory is drawn, with which probability, and which window of it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from ..process.files import atomic_folder, check_inside, check_tree, parse_json
 
 STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
 CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact
-METADATA = "metadata.json"  # of a UrlStore
+METADATA = "metadata.json"  # UrlStore writes it last
 _PART = r"[^/:.][^/:]*"
 _NAME = re.compile(f"{_PART}/{_PART}")
 _MOST_BYTES = 128  # of a run's name: folders and files are named after it, with something added
@@ -226,7 +226,7 @@ class UrlStore(ArtifactStore):
             facts = {"aliases": [*aliases], "metadata": dict(metadata), "bytes": sizes}
             self._fs.pipe_file(f"{home}/{METADATA}", json.dumps(facts, indent=1).encode())
         except BaseException:
-            with contextlib.suppress(Exception):  # of the two errors the first says more
+            with contextlib.suppress(Exception):  # the first error says more than this one
                 self._fs.rm(home, recursive=True)
             raise
         return version
@@ -273,7 +273,7 @@ class UrlStore(ArtifactStore):
         return "/".join([self._root, *parts])
 
     def _names(self, *parts: str) -> Sequence[str]:
-        """What is in a folder of the store; nothing if there is no such folder."""
+        """List a folder of the store; an empty list if there is no such folder."""
         try:
             found = self._fs.ls(self._path(*parts), detail=False)
         except (FileNotFoundError, NotADirectoryError):

@@ -105,7 +105,7 @@ class TransformerStep:
         self.made_of, self.parts = made_of, parts  # kept, as the id of one that is gone may come again
 
     def _positions(self, time_idxs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-        """Of each layer, factors of queries and keys (N, 2, H, E), and what heads with waves add."""
+        """For each layer, return factors of queries and keys (N, 2, H, E), and what heads with waves add."""
         self._refresh()
         rows, shape = self._rows(time_idxs), self.places.frequencies.shape
         cos, sin = rows[:, : 2 * shape.numel()].view(len(rows), 2, 1, *shape).unbind(1)
