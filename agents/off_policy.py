@@ -21,7 +21,6 @@ from ..nets import (
     Actor,
     Categorical,
     CriticEnsemble,
-    DiscountInputCriticEnsemble,
     PolicyDistribution,
     dead_units,
 )
@@ -211,8 +210,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         self.critics = critic_type(
             width, self.action_dim, num_discounts, has_all_values, num_critics=num_critics, **of_memory
         )
-        if isinstance(self.critics, DiscountInputCriticEnsemble):
-            self.critics.build(discounts)
+        self.critics.build(discounts)
         if self.has_target_actor:
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
@@ -319,7 +317,7 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         """Values (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
-        if isinstance(self.critics, DiscountInputCriticEnsemble) and not self.values.mixes_discounts:
+        if self.critics.reads_discount and not self.values.mixes_discounts:
             by_timestep = rearrange(actions, "k b l g a -> b l k g a")
             return self.values.value(critics(state, by_timestep, own_discount=True)).mean(2)
         values = self.values.value(critics(state, rearrange(actions, "k b l g a -> b l (k g) a")))
@@ -467,9 +465,8 @@ class OffPolicyAgent(BaseAgent, ABC):
                 found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], rows)
         actions = None if self.critics.from_action is None else view.recorded
         layers, _ = self.critics.activations(view.here.state, actions)
-        rows = rows.repeat_interleave(
-            layers[0].shape[-2] // len(rows)
-        )  # some critics have a row per discount
+        # Some critics have a row per discount.
+        rows = rows.repeat_interleave(layers[0].shape[-2] // len(rows))
         found["dead_units/critics"] = dead_units(layers, rows)
         scales = {"target_mu": self.values.mu, "target_sigma": self.values.sigma}
         for name, values in per_discount.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 import torch
@@ -196,6 +196,9 @@ class CriticEnsemble(nn.Module):
             and A, so that a few action features weigh as much as a hundred features of the state.
     """
 
+    reads_discount: ClassVar[bool] = False
+    """Whether a discount is an input, so that each action can be judged for its own discount alone."""
+
     def __init__(
         self,
         state_dim: int,
@@ -242,6 +245,9 @@ class CriticEnsemble(nn.Module):
             x = x + self.reader(hidden[-1], memory).flatten(-2)
         y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
         return unpack(y, lead, "* c g a")[0]
+
+    def build(self, discounts: Sequence[float]) -> None:
+        """Receive the discounts, in the order of the values. Most critics do not need them."""
 
     def frozen(self, members: Tensor | None = None) -> Callable[..., Tensor]:
         """`forward`, through which gradients pass into inputs, but not into parameters.
@@ -340,6 +346,7 @@ class DiscountInputCriticEnsemble(CriticEnsemble):
     Source: Grigsby et al. 2023, arXiv:2310.09971, and its published code.
     """
 
+    reads_discount = True
     encoded: Tensor
 
     def __init__(
@@ -360,7 +367,6 @@ class DiscountInputCriticEnsemble(CriticEnsemble):
         )
 
     def build(self, discounts: Sequence[float]) -> None:
-        """Take the discounts, in the order of the values."""
         odds = 1.0 / (1.0 - torch.tensor(discounts)[:, None]).clamp(min=1e-6)
         self.register_buffer("encoded", odds.log1p(), persistent=False)  # (G, 1)
 

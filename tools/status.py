@@ -19,7 +19,7 @@ from .arguments import parse_status
 from .data.find import FoundFile, age_text, find_files
 
 NO_RUN, NOBODY = 2, 3  # exit statuses; of a run that has finished, or that a process works on, it is 0
-_PERIOD_S = 2.0  # of --watch
+_PERIOD_S = 2.0  # between two looks with --watch
 _CLEAR = "\x1b[H\x1b[2J"
 _FOLDERS = ("ckpts", "status", "buffer", "logs")
 _COLUMNS = (

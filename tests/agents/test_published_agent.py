@@ -45,6 +45,7 @@ class RecordedCritics(nn.Module):
     """
 
     num_critics = 4
+    reads_discount = False  # Recorded outputs stand for one output per discount.
 
     def __init__(self, **outputs: Tensor) -> None:
         super().__init__()
