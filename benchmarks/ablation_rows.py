@@ -241,6 +241,17 @@ ROWS = {
     ),
     "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
     # first weights
+    "published_first_weights": Row(
+        "all our first weights: the published ones",
+        (
+            "CriticEnsemble.out_gain=1.7320508",
+            "CriticEnsemble.joint_fan_in=True",
+            "Actor.out_gain=1.0",
+            "Actor.out_bias_gain=1.0",
+            "FFTstepEncoder.rl2_gain=1.0",
+            "TransformerTrajEncoder.qk_gain=1.0",
+        ),
+    ),
     "published_critic_weights": Row(
         "our first weights of critics",
         ("CriticEnsemble.out_gain=1.7320508", "CriticEnsemble.joint_fan_in=True"),
@@ -267,6 +278,10 @@ ROWS = {
         "shifted windows: as published",
         ("Experiment.padded_sampling='none'",),
         cannot_matter_on=_WHOLE_EPISODES,
+    ),
+    "published_optimiser": Row(
+        "our optimiser: published learning rate, warm-up and clipping",
+        ("Experiment.learning_rate=1e-4", "Experiment.lr_warmup_steps=500", "Experiment.grad_clip=1"),
     ),
     "no_delayed_start": Row("16 epochs without training", ("Experiment.start_learning_at_epoch=0",)),
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
