@@ -51,8 +51,8 @@ class WrongValueError(ValueError):
         """The same error with another row."""
         return WrongValueError(self.found, self.allowed, row)
 
-    def told(self, subject: str, place: str = "", more: str = "") -> ValueError:
-        """The error to raise where more is known.
+    def completed(self, subject: str, place: str = "", more: str = "") -> ValueError:
+        """The error to raise, with the name of the environment and the time.
 
         Args:
             subject: who returned the value, such as "The environment CartPole returned".
@@ -67,6 +67,6 @@ class WrongValueError(ValueError):
 class FormatError(Exception):
     """What a format's own reader found wrong; the caller, who knows the file, makes the error above of it."""
 
-    def __init__(self, text: str, mend: str = "move the file out of the folder or delete it.") -> None:
+    def __init__(self, text: str, fix: str = "move the file out of the folder or delete it.") -> None:
         super().__init__(text)
-        self.mend = mend
+        self.fix = fix

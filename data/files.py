@@ -157,7 +157,7 @@ def format_error(path: str | Path, error: FormatError) -> BrokenTrajectoryError:
         size = f" ({os.stat(path).st_size} bytes)"  # noqa: PTH116 (a str is as good as a Path)
     return BrokenTrajectoryError(
         f"{path}{size} is not a readable trajectory file: {error}. Allowed is a complete file in one of the "
-        f"formats {', '.join(FILE_FORMATS)}, of plain (never pickled) arrays. Fix: {error.mend}"
+        f"formats {', '.join(FILE_FORMATS)}, of plain (never pickled) arrays. Fix: {error.fix}"
     )
 
 
@@ -175,8 +175,8 @@ def _open(path: str, *, is_checked: bool = False, keeps_open: bool = False) -> _
         elif is_traj(source):
             arrays, env_name = read_traj(source, is_checked=is_checked)
         elif source[: len(MAGIC_OF_VERSION_1)] == MAGIC_OF_VERSION_1:
-            mend = "with that Loxodon, loxodon data convert FOLDER NEW_FOLDER --to npz"
-            raise FormatError("it is a .traj file of version 1, which an earlier Loxodon wrote", mend)
+            fix = "with that Loxodon, loxodon data convert FOLDER NEW_FOLDER --to npz"
+            raise FormatError("it is a .traj file of version 1, which an earlier Loxodon wrote", fix)
         else:
             raise FormatError(f"it begins with {source[:8]!r}, like neither an .npz nor a .traj file")
         if env_name is None:

@@ -32,7 +32,7 @@ from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_poli
 from ..experiment.checkpoint.spaces import EnvSpaces, check_spaces
 from ..experiment.checkpoint.store import CheckpointManager
 from ..experiment.checkpoint.written import read
-from ..experiment.collect import Collector, Group
+from ..experiment.collect import Collector, RolloutGroup
 from ..experiment.collect.build import make_envs
 from ..experiment.config import explained, load_config
 from ..experiment.config.reading import search_in
@@ -94,7 +94,7 @@ def _evaluate(args: argparse.Namespace) -> int:
                 policy.info.env_spaces(),
                 EnvSpaces(envs.env_observation_space, envs.env_action_space),
                 what=f"The policy in {found.file}",
-                mend="evaluate it in an environment with the observations and actions it was trained with.",
+                fix="evaluate it in an environment with the observations and actions it was trained with.",
             )
             if size is not None:
                 cut_memory(policy.agent, size)
@@ -272,7 +272,7 @@ def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories
     """Statistics of so many new episodes, shared equally by `envs`; the same ones for the same seed."""
     with isolated_rng(seed):
         collector: Collector = Collector(
-            [Group(envs)], policy.agent, policy.device, policy.sample, save_env_state=False
+            [RolloutGroup(envs)], policy.agent, policy.device, policy.sample, save_env_state=False
         )
         collector.restart(seed)
         collector.collect(_MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)

@@ -53,8 +53,8 @@ class SyncVectorEnv(SequenceVectorEnv):
         self.env_names = self._group.env_names
         return self.step_result(has_ended, metrics)
 
-    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        return tuple(guarded(self._failed, what, self._group.ask, what, arguments))
+    def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        return tuple(guarded(self._failed, what, self._group.query, what, arguments))
 
     def render(self) -> tuple[Any, ...]:
         """One frame per environment."""

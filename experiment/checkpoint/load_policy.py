@@ -188,7 +188,7 @@ class LoadedPolicy:
         except WrongValueError as error:
             place = "" if error.row is None else f"environment {error.row}"
             more = "With N environments at once call reset(num_envs=N) first, and give arrays of N rows."
-            raise error.told("act() got", place, more) from None
+            raise error.completed("act() got", place, more) from None
         return flat
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

@@ -137,7 +137,7 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str, on_mi
         EnvSpaces.from_json(saved["spaces"]),
         own.spaces,
         what=beginning,
-        mend="resume with the environment it was trained in, or choose another run_name for a new run.",
+        fix="resume with the environment it was trained in, or choose another run_name for a new run.",
     )
     written_by, here = saved["packages"].get("loxodon"), own.packages.get("loxodon")
     if written_by and here and _major(written_by) != _major(here) and on_mismatch == "error":
@@ -216,7 +216,7 @@ def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -
         info.env_spaces(),
         own,
         what=f"The policy in {path}",
-        mend="start actors and learner with the same config, or another run_name.",
+        fix="start actors and learner with the same config, or another run_name.",
     )
     if warns and info.loxodon is not None and info.loxodon != here:
         logger.warning("The policy in %s is of Loxodon %s, this process has %s.", path, info.loxodon, here)
