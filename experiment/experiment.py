@@ -43,9 +43,9 @@ from .checkpoint.record import (
     RunRecord,
     check_checkpoint,
     check_policy,
+    environments_to_json,
     known_bindings,
     record_run,
-    written_environments,
 )
 from .checkpoint.spaces import EnvSpaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
@@ -57,7 +57,7 @@ from .config.load import starts_from_recommended
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
 from .fleet import Membership, ReplayRatio
-from .fleet.folder import location_of
+from .fleet.shared_folder import location_of
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer, blank_batch
 from .learn.optimizer import make_optimizer
@@ -1275,7 +1275,7 @@ class Experiment(Settings):
 
     def store_config(self) -> None:
         """Write the config as requested and as operative, and the versions."""
-        environments = written_environments(
+        environments = environments_to_json(
             make_val_env=self.make_val_env,
             parallel_actors=self.parallel_actors,
             env_mode=self.env_mode,

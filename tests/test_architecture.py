@@ -1,4 +1,4 @@
-"""Rules of the code base that a machine can check: layers, import circles, gin names, error texts, stray names."""
+"""Rules of the code base that a machine can check: layers, import circles, gin names, errors, stray names."""
 
 from __future__ import annotations
 

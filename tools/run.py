@@ -18,7 +18,7 @@ from ..experiment.config import ConfigError, LoadedConfig, explained, load_confi
 from ..experiment.config.reading import COMMAND_LINE, find_config
 from ..experiment.experiment import Experiment
 from ..experiment.fleet.actors import ActorSpec, MakePool, library_program, local_pool, this_program, without
-from ..experiment.fleet.folder import check_folder, expected_token
+from ..experiment.fleet.shared_folder import check_folder, expected_token
 from ..experiment.fleet.supervisor import exit_with_parent
 from ..experiment.output.plots import curves_of
 from ..experiment.process.exits import CONFIG_ERROR, FAILED, INTERRUPTED, Stopped, without_foreign_exits
@@ -207,13 +207,13 @@ def _run(
         say(f"error: This run made no update. {exp.why_idle()}", error=True)
         return FAILED
     if exp.accelerator.is_main_process and exp.test_run:
-        say(words_on_test(exp))
+        say(summary_of_test_run(exp))
     elif exp.accelerator.is_main_process:
-        say(closing_words(exp, metrics, words, program or program_name()))
+        say(closing_summary(exp, metrics, words, program or program_name()))
     return 0
 
 
-def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
+def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
     """Final figures, the run folder and commands to try next."""
     rates = [value for name, value in metrics.items() if re.fullmatch("val/.*success", name)]
     lines = [f"final success rate  {value:.3f}" for value in rates]
@@ -243,7 +243,7 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
     return "\n".join(lines)
 
 
-def words_on_test(exp: Any) -> str:
+def summary_of_test_run(exp: Any) -> str:
     """What a test run has done, in a line."""
     updates = exp.learner.gradient_steps
     trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"

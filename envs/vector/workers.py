@@ -28,7 +28,7 @@ from ..returned import Metrics
 from ..spec import EnvSpec, build_all, registered
 from .base import SequenceVectorEnv, StepResult
 from .group import StepBuffers
-from .worker import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_worker
+from .worker_main import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_worker
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000

@@ -21,8 +21,8 @@ from ..config import registry
 from ..config.reading import bindings_in, import_path
 from ..process.versions import PACKAGES, git_commit, hardware, version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo
+from .recipes import to_json
 from .spaces import EnvSpaces, check_spaces
-from .written import written
 
 logger = logging.getLogger("loxodon")
 _COMPARED = ("loxodon", "python", "torch")
@@ -77,7 +77,7 @@ def record_run(
 
     types: classes or functions by field of Experiment.
     """
-    names = {name: written_type(thing) for name, thing in types.items()}
+    names = {name: type_to_json(thing) for name, thing in types.items()}
     texts = gin.operative_config_str(), gin.config_str()
     unnamed = [name for name, value in names.items() if value is None]
     unnamed = [name for name in unnamed if f"Experiment.{name} =" not in texts[0]]  # gin has a name for them
@@ -92,10 +92,10 @@ def record_run(
     return RunRecord(*texts, config_hash, spaces, names, int(max_seq_len))
 
 
-def written_environments(**fields: Any) -> Any:
+def environments_to_json(**fields: Any) -> Any:
     """Fields of Experiment that say how environments are made, for `versions.json`; None if one cannot be."""
     try:
-        return written(fields)
+        return to_json(fields)
     except TypeError:
         return None
 
@@ -105,10 +105,10 @@ def known_bindings() -> dict[str, str]:
     return {**bindings_of(gin.operative_config_str()), **bindings_of(gin.config_str())}
 
 
-def written_type(thing: Any) -> Any:
+def type_to_json(thing: Any) -> Any:
     """A type as a policy file has it: `module:name`, a partial with its arguments, or None for neither."""
     try:
-        value = written(inside_gin(thing))  # bindings say in which scope
+        value = to_json(inside_gin(thing))  # bindings say in which scope
     except TypeError:
         return None
     return value["name"] if value.keys() == {"name"} else value

@@ -13,7 +13,7 @@ import gin
 
 from ...envs import num_usable_cores
 from ..contracts import RunContext
-from .folder import TOKEN_VARIABLE, write_token
+from .shared_folder import TOKEN_VARIABLE, write_token
 from .supervisor import ActorSupervisor
 
 _ENTRY = "import sys; from loxodon.tools.run import main; sys.exit(main())"

@@ -28,8 +28,8 @@ from ..contracts import RunContext
 from ..process.exits import CONFIG_ERROR
 from ..process.signals import StopRequest
 from .actors import ActorSpec, actor_environment, library_program, supervise
-from .folder import TOKEN_VARIABLE, check_folder, write_token
 from .heartbeat import read_heartbeats
+from .shared_folder import TOKEN_VARIABLE, check_folder, write_token
 from .supervisor import GRACE_S, ActorSupervisor, exit_with_parent
 
 _SLURM_PROGRAM = "python -m loxodon.tools.launch --backend slurm"

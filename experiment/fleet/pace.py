@@ -31,8 +31,8 @@ import gin
 from ..contracts import NO_DATA, RunContext
 from ..process.distributed import from_main
 from ..process.ranges import check_number
-from .folder import SHARED, location_of
 from .heartbeat import Heartbeat, Pace, newest_learner, read_heartbeats, read_pace
+from .shared_folder import SHARED, location_of
 
 DELETE_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
 WAIT_S = 0.2  # between two checks by a process that waits

@@ -1,4 +1,4 @@
-"""The process behind several environments of an `AsyncVectorEnv`. Must stay free of heavy imports."""
+"""The main loop of a worker process of `AsyncVectorEnv`, with several environments. No heavy imports here."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from loxodon.experiment.config import ConfigError
-from loxodon.experiment.fleet import folder, launchers
-from loxodon.experiment.fleet.folder import TOKEN_VARIABLE, check_folder, write_token
+from loxodon.experiment.fleet import launchers, shared_folder
+from loxodon.experiment.fleet.shared_folder import TOKEN_VARIABLE, check_folder, write_token
 from loxodon.tools.run import main
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "VISIBLE_WITHIN_S", 0.3)
-    monkeypatch.setattr(folder, "_POLL_S", 0.01)
+    monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN_S", 0.3)
+    monkeypatch.setattr(shared_folder, "_POLL_S", 0.01)
 
 
 def test_a_process_in_another_folder_says_which_both_see(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_process_in_another_folder_says_which_both_see(tmp_path: Path) -> None
 def test_a_folder_that_becomes_visible_late_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "VISIBLE_WITHIN_S", 20.0)
+    monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN_S", 20.0)
     expected = write_token(tmp_path / "remote")
     timer = threading.Timer(0.1, lambda: shutil.copytree(tmp_path / "remote", tmp_path / "here"))
     timer.start()
@@ -77,7 +77,7 @@ def test_a_slurm_job_hands_the_token_on(tmp_path: Path, monkeypatch: pytest.Monk
     seen: list[str | None] = []
 
     def run(*_: Any, **__: Any) -> int:
-        seen.append(folder.expected_token())
+        seen.append(shared_folder.expected_token())
         return 0
 
     job = launchers.SlurmJob(run, ["--mode", "collect"], tmp_path, Path.cwd())
