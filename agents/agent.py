@@ -7,7 +7,6 @@ from typing import Any
 
 import gin
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from ..nets import (
@@ -15,12 +14,10 @@ from ..nets import (
     CriticEnsemble,
     DiscountInputCriticEnsemble,
     PolicyDistribution,
-    TrajEncoder,
-    TstepEncoder,
 )
-from .base import LossTerms
+from .base import CODE_SUPPLIED, LossTerms
 from .filters import binary_filter
-from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, Transitions, expectation
+from .off_policy import Judgement, OffPolicyAgent, Transitions, expectation
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -44,11 +41,7 @@ class Agent(OffPolicyAgent):
     arXiv:2101.05982.
 
     Args:
-        obs_space: see BaseAgent.
-        action_space: see BaseAgent.
-        tstep_encoder_type: see BaseAgent.
-        traj_encoder_type: see BaseAgent.
-        max_seq_len: see BaseAgent.
+        *given: what code supplies, see BaseAgent.
         online_coeff: weight of the first actor term.
         offline_coeff: weight of the second actor term.
         fbc_filter_func: f above.
@@ -64,12 +57,7 @@ class Agent(OffPolicyAgent):
 
     def __init__(
         self,
-        obs_space: spaces.Dict,
-        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
-        tstep_encoder_type: Callable[..., TstepEncoder],
-        traj_encoder_type: Callable[..., TrajEncoder],
-        max_seq_len: int,
-        *,
+        *given: Any,
         online_coeff: float = 1.0,
         offline_coeff: float = 0.1,
         fbc_filter_func: Callable[..., Tensor] = binary_filter,
@@ -80,11 +68,7 @@ class Agent(OffPolicyAgent):
         **shared: Any,
     ) -> None:
         super().__init__(
-            obs_space,
-            action_space,
-            tstep_encoder_type,
-            traj_encoder_type,
-            max_seq_len,
+            *given,
             critic_type=critic_type,
             **shared,
         )

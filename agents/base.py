@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from ..nets import (
 )
 from ..nets.mlp import RMSNorm
 from .policies import ActionMask, distribution_for
+from .sequence_model import SequenceModel
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,15 @@ class ActOutput:
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
-class WithActionMemory(NamedTuple):
-    """Hidden state of an agent with an ActionMemory: that of its trajectory encoder, and sums (N, A, K)."""
-
-    encoder: Any
-    actions: Tensor
-
-
-_ROWS = "action_memory"  # of an exported hidden state
+CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
+"""Arguments of every agent that code supplies; gin may not bind them."""
 
 
 class BaseAgent(nn.Module, ABC):
-    """A timestep encoder, a trajectory encoder, and whatever heads a subclass adds.
+    """A timestep encoder, a trajectory encoder, and the heads that a subclass adds.
+
+    A subclass declares its own settings and passes everything else on, by `*given` and `**shared`. What it
+    passes on belongs to its signature too, for gin, checks of configs and people.
 
     Args:
         obs_space: named observations.
@@ -90,8 +90,8 @@ class BaseAgent(nn.Module, ABC):
         action_mask_key: observation that tells which discrete actions are allowed (see
             `policies.ActionMask`); others are never taken, nor bootstrapped from. None: all are.
         pass_obs_keys_to_actor: Box observations that the policy's head reads beside the state, as they are.
-        pass_timestep_to_heads: states have the embedding of their timestep beside what the trajectory encoder
-            says, which may hardly differ between two timesteps that follow a long past.
+        pass_timestep_to_heads: append the normalised embedding of the timestep to the trajectory encoder's
+            output, which may hardly change between two timesteps late in an episode.
     Raises: ValueError for any other action space, or settings that do not fit it.
     """
 
@@ -134,7 +134,18 @@ class BaseAgent(nn.Module, ABC):
         self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)
         self.traj_encoder = traj_encoder_type(self.tstep_encoder.emb_dim, max_seq_len)
         self.timestep_norm = RMSNorm(self.tstep_encoder.emb_dim) if pass_timestep_to_heads else None
-        self.action_memory: ActionMemory | None = None  # of subclasses whose heads read one
+        self.action_memory: ActionMemory | None = None
+        # By the prefix of their exported hidden states. The policy reads the first one. A hidden state of the
+        # agent is a tuple with one of each.
+        self.sequence_models = {"": SequenceModel(self.tstep_encoder, self.traj_encoder, self.timestep_norm)}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own: Any = vars(cls).get("__init__")
+        parent: Any = cls.__mro__[1]
+        # A base class that gin has wrapped gets its settings by its own name, which must not be given twice.
+        if own is not None and inspect.unwrap(parent.__init__) is parent.__init__:
+            _declare_what_is_passed_on(own, parent.__init__)
 
     @abstractmethod
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
@@ -146,13 +157,12 @@ class BaseAgent(nn.Module, ABC):
 
     @property
     def state_dim(self) -> int:
-        """Width D of states, without an ActionMemory behind them."""
-        beside = 0 if self.timestep_norm is None else self.tstep_encoder.emb_dim
-        return self.traj_encoder.emb_dim + beside
+        """Width D of states, without what an ActionMemory adds."""
+        return self._models[0].dim
 
     @property
     def actor_dim(self) -> int:
-        """Width of `actor_input`, without an ActionMemory behind it."""
+        """Width of `actor_input`, without what an ActionMemory adds."""
         return self.state_dim + self._actor_obs_dim
 
     def actor_input(self, state: Tensor, obs: dict[str, Tensor]) -> Tensor:
@@ -178,49 +188,35 @@ class BaseAgent(nn.Module, ABC):
 
     def encode(self, batch: Batch) -> Tensor:
         """States (B, L+1, D) of all timesteps of a batch, padding included; with an ActionMemory D + AK."""
-        embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.time_idxs, batch.timestep_mask)
-        state = self._state(self.traj_encoder(embedded, batch.time_idxs, resets=batch.resets)[0], embedded)
-        if self.action_memory is None:
-            return state
-        memory = self.action_memory(embedded, self._previous_actions(batch.rl2s), batch.resets)
-        return torch.cat([state, memory.to(state.dtype)], dim=-1)
+        return self._models[0].encode(batch, mask=batch.timestep_mask, resets=batch.resets)
 
-    def _previous_actions(self, rl2s: Tensor) -> Tensor:
-        """(..., A) of rl2s (..., 1+A); zeros if the timestep encoder hides them."""
-        return self.tstep_encoder.shown(rl2s)[..., 1:]
-
-    def _state(self, encoded: Tensor, embedded: Tensor) -> Tensor:
-        """What heads read: the trajectory encoder's output (..., E), and its input if they are to."""
-        if self.timestep_norm is None:
-            return encoded
-        return torch.cat([encoded, self.timestep_norm(embedded).to(encoded.dtype)], dim=-1)
+    @property
+    def _models(self) -> list[SequenceModel]:
+        return list(self.sequence_models.values())
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
         """Memory of `num_envs` envs before their first timestep."""
-        hidden_state = self.traj_encoder.init_hidden_state(num_envs, device)
-        if self.action_memory is None:
-            return hidden_state
-        return WithActionMemory(hidden_state, self.action_memory.begin(num_envs, device))
+        return tuple(model.init_hidden_state(num_envs, device) for model in self._models)
 
     def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
         """Forget the episodes of rows where ended (N,) bool is True."""
-        if self.action_memory is None:
-            return self.traj_encoder.reset_hidden_state(hidden_state, ended)
-        encoder = self.traj_encoder.reset_hidden_state(hidden_state.encoder, ended)
-        return WithActionMemory(encoder, hidden_state.actions.masked_fill(ended[:, None, None], 0.0))
+        pairs = zip(self._models, hidden_state, strict=True)
+        return tuple(model.reset_hidden_state(memory, ended) for model, memory in pairs)
 
     def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
         """Copies of what a hidden state holds of each env, (N, ...); see TrajEncoder.export_hidden_state."""
-        if self.action_memory is None:
-            return self.traj_encoder.export_hidden_state(state)
-        return {**self.traj_encoder.export_hidden_state(state.encoder), _ROWS: state.actions.clone()}
+        pairs = zip(self._models, state, strict=True)
+        return self._joined([model.export_hidden_state(memory) for model, memory in pairs])
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
         """A hidden state to act on from exported rows."""
-        if self.action_memory is None:
-            return self.traj_encoder.import_hidden_state(rows)
-        of_encoder = {name: x for name, x in rows.items() if name != _ROWS}
-        return WithActionMemory(self.traj_encoder.import_hidden_state(of_encoder), rows[_ROWS].clone())
+        pairs = self.sequence_models.items()
+        return tuple(model.import_hidden_state(under(prefix, rows)) for prefix, model in pairs)
+
+    def _joined(self, exports: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Exported hidden states of all sequence models as one."""
+        pairs = zip(self.sequence_models, exports, strict=True)
+        return {prefix + name: row for prefix, rows in pairs for name, row in rows.items()}
 
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
@@ -245,11 +241,7 @@ class BaseAgent(nn.Module, ABC):
         return self._act(obs, rl2s, time_idxs, hidden_state, sample)[:2]
 
     def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Let torch.compile fuse the operations of acting; the first call takes long.
-
-        Call it before the first hidden state is made: a Transformer then keeps its memory in fixed shapes.
-        """
-        self.traj_encoder.use_static_shapes()
+        """Let torch.compile fuse the operations of acting; the first call takes long."""
         # An attribute of the instance, and no wrapped module, so that parameters keep their names.
         self._act = torch.compile(self._act, backend=backend)  # type: ignore[method-assign]
 
@@ -271,21 +263,13 @@ class BaseAgent(nn.Module, ABC):
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        rl2s, time_idxs = rl2s[:, None], time_idxs[:, None]
-        embedded = self.tstep_encoder({key: x[:, None] for key, x in obs.items()}, rl2s, time_idxs)
-        memory = self.action_memory
-        of_encoder = hidden_state if memory is None else hidden_state.encoder
-        encoded, after = self.traj_encoder(embedded, time_idxs, of_encoder)
-        state = self._state(encoded, embedded)
-        if memory is not None:
-            previous = self._previous_actions(rl2s[:, 0])
-            remembered, sums = memory.step(hidden_state.actions, embedded[:, 0], previous)
-            state = torch.cat([state, remembered[:, None].to(state.dtype)], dim=-1)
-            after = WithActionMemory(after, sums)
-        policy = self.restrict(self.policy(self.actor_input(state[:, 0], obs)), obs)
+        memory, *others = hidden_state  # of the policy, and of models that it does not read
+        state, memory = self._models[0].encode_timestep(obs, rl2s, time_idxs, memory)
+        policy = self.restrict(self.policy(self.actor_input(state, obs)), obs)
         action = policy.act(sample)
         extras = self._act_extras(policy, sample)
-        return action if policy.is_bounded else action.clamp(-1.0, 1.0), after, extras
+        action = action if policy.is_bounded else action.clamp(-1.0, 1.0)
+        return action, (memory, *others), extras
 
     def _act_extras(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
         """What a step stores about its actions, see ActOutput.extras."""
@@ -366,6 +350,25 @@ class BaseAgent(nn.Module, ABC):
         sum_over_processes(statistics)
         for module in statistics:
             module.commit()
+
+
+def _declare_what_is_passed_on(own: Any, base: Any) -> None:
+    """Put the parameters of `base` that a constructor passes on to it into the signature of `own`."""
+    params = inspect.signature(own).parameters.values()
+    passed = {p.kind for p in params} & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    found = {p.name: p for p in params if p.kind not in passed}
+    for name, p in inspect.signature(base).parameters.items():
+        is_keyword = p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+        if (p.VAR_KEYWORD if is_keyword else p.VAR_POSITIONAL) in passed:
+            found.setdefault(name, p)
+    own.__signature__ = inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
+    with contextlib.suppress(NameError):  # of something that only type checkers import
+        own.__annotations__ = get_type_hints(base) | own.__annotations__
+
+
+def under(prefix: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The entries whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): row for name, row in rows.items() if name.startswith(prefix)}
 
 
 def _width_of(obs_space: spaces.Dict, keys: Sequence[str], setting: str) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import gin
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from ..data import Batch
-from ..nets import Actor, DistributionType, PolicyDistribution, TrajEncoder, TstepEncoder
-from .base import BaseAgent, LossTerms
+from ..nets import Actor, PolicyDistribution
+from .base import CODE_SUPPLIED, BaseAgent, LossTerms
 from .masks import masked_mean
-from .off_policy import CODE_SUPPLIED
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -24,45 +23,20 @@ class BCAgent(BaseAgent):
     Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
 
     Args:
-        obs_space: see BaseAgent.
-        action_space: see BaseAgent.
-        tstep_encoder_type: see BaseAgent.
-        traj_encoder_type: see BaseAgent.
-        max_seq_len: see BaseAgent.
+        *given: what code supplies, see BaseAgent.
         entropy_coeff: weight of an entropy bonus, in nats.
-        distribution_type: see BaseAgent.
-        action_mask_key: see BaseAgent.
-        pass_obs_keys_to_actor: see BaseAgent.
-        pass_timestep_to_heads: see BaseAgent.
         actor_type: builds the policy head.
+        **shared: settings of BaseAgent.
     """
 
     def __init__(
         self,
-        obs_space: spaces.Dict,
-        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
-        tstep_encoder_type: Callable[..., TstepEncoder],
-        traj_encoder_type: Callable[..., TrajEncoder],
-        max_seq_len: int,
-        *,
+        *given: Any,
         entropy_coeff: float = 0.0,
-        distribution_type: DistributionType | str | None = None,
-        action_mask_key: str | None = None,
-        pass_obs_keys_to_actor: Sequence[str] | None = None,
-        pass_timestep_to_heads: bool = False,
         actor_type: Callable[..., nn.Module] = Actor,
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            obs_space,
-            action_space,
-            tstep_encoder_type,
-            traj_encoder_type,
-            max_seq_len,
-            distribution_type=distribution_type,
-            action_mask_key=action_mask_key,
-            pass_obs_keys_to_actor=pass_obs_keys_to_actor,
-            pass_timestep_to_heads=pass_timestep_to_heads,
-        )
+        super().__init__(*given, **shared)
         self.actor = actor_type(self.actor_dim, self.action_dim, 1, self.distribution)
         self.entropy_coeff = entropy_coeff
 

@@ -16,11 +16,9 @@ from ..nets import (
     CriticEnsemble,
     DuelingCriticEnsemble,
     PolicyDistribution,
-    TrajEncoder,
-    TstepEncoder,
 )
-from .base import LossTerms
-from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, Timesteps, Transitions, expectation
+from .base import CODE_SUPPLIED, LossTerms
+from .off_policy import Judgement, OffPolicyAgent, Timesteps, Transitions, expectation
 from .parts import RandomSubset
 
 
@@ -52,9 +50,7 @@ class DQNAgent(OffPolicyAgent):
     Args:
         obs_space: see BaseAgent.
         action_space: Discrete.
-        tstep_encoder_type: see BaseAgent.
-        traj_encoder_type: see BaseAgent.
-        max_seq_len: see BaseAgent.
+        *given: what else code supplies, see BaseAgent.
         double_q: choose the next action by Q and judge it by Q', else both by Q'.
         num_critics: see OffPolicyAgent.
         critic_subset: see OffPolicyAgent.
@@ -69,10 +65,7 @@ class DQNAgent(OffPolicyAgent):
         self,
         obs_space: spaces.Dict,
         action_space: spaces.Discrete,
-        tstep_encoder_type: Callable[..., TstepEncoder],
-        traj_encoder_type: Callable[..., TrajEncoder],
-        max_seq_len: int,
-        *,
+        *given: Any,
         double_q: bool = True,
         num_critics: int = 1,
         critic_subset: RandomSubset = RandomSubset(size=1),
@@ -85,15 +78,7 @@ class DQNAgent(OffPolicyAgent):
                 "needs a Discrete space. Fix: Experiment.agent_type = @SACAgent or @Agent."
             )
         settings = {**shared, "num_critics": num_critics, "critic_subset": critic_subset}
-        super().__init__(
-            obs_space,
-            action_space,
-            tstep_encoder_type,
-            traj_encoder_type,
-            max_seq_len,
-            critic_type=critic_type,
-            **settings,
-        )
+        super().__init__(obs_space, action_space, *given, critic_type=critic_type, **settings)
         self.double_q = double_q
 
     def policy(self, state: Tensor) -> PolicyDistribution:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gin
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
-from ..nets import CriticEnsemble, TrajEncoder, TstepEncoder
-from .base import LossTerms
-from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, Transitions
+from ..nets import CriticEnsemble
+from .base import CODE_SUPPLIED, LossTerms
+from .off_policy import Judgement, OffPolicyAgent, Transitions
 from .parts import RandomSubset, UncorrectedReturns
 
 
@@ -31,11 +29,7 @@ class IQLAgent(OffPolicyAgent):
     Source: Kostrikov et al. 2021, arXiv:2110.06169, eq. 5 to 7.
 
     Args:
-        obs_space: see BaseAgent.
-        action_space: see BaseAgent.
-        tstep_encoder_type: see BaseAgent.
-        traj_encoder_type: see BaseAgent.
-        max_seq_len: see BaseAgent.
+        *given: what code supplies, see BaseAgent.
         expectile: in (0, 1); 0.5 gives the mean of the data's returns, values near 1 their best.
         beta: how strongly better actions are preferred; 0 clones behaviour.
         max_weight: largest weight of an action.
@@ -49,12 +43,7 @@ class IQLAgent(OffPolicyAgent):
 
     def __init__(
         self,
-        obs_space: spaces.Dict,
-        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
-        tstep_encoder_type: Callable[..., TstepEncoder],
-        traj_encoder_type: Callable[..., TrajEncoder],
-        max_seq_len: int,
-        *,
+        *given: Any,
         expectile: float = 0.7,
         beta: float = 3.0,
         max_weight: float = 100.0,
@@ -63,9 +52,7 @@ class IQLAgent(OffPolicyAgent):
         **shared: Any,
     ) -> None:
         settings = {**shared, "num_critics": num_critics, "critic_subset": critic_subset}
-        super().__init__(
-            obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **settings
-        )
+        super().__init__(*given, **settings)
         if not (0.0 < expectile < 1.0 and beta >= 0.0 and max_weight > 0.0):
             raise ValueError(
                 f"IQLAgent has expectile={expectile}, beta={beta} and max_weight={max_weight}, but the first "

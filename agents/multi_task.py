@@ -8,14 +8,13 @@ from typing import Any, TypeGuard
 import gin
 import torch
 from einops import einsum, rearrange
-from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, TrajEncoder, TstepEncoder, ValueBins
-from .base import LossTerms
+from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, ValueBins
+from .base import CODE_SUPPLIED, LossTerms
 from .filters import binary_filter
-from .off_policy import CODE_SUPPLIED, Judgement, OffPolicyAgent, Transitions
+from .off_policy import Judgement, OffPolicyAgent, Transitions
 from .parts import PlainValues, RandomSubset
 
 
@@ -37,11 +36,7 @@ class MultiTaskAgent(OffPolicyAgent):
     Source: Grigsby et al. 2024 (AMAGO-2), arXiv:2411.11188; filters of Wang et al. 2020, arXiv:2006.15134.
 
     Args:
-        obs_space: see BaseAgent.
-        action_space: see BaseAgent.
-        tstep_encoder_type: see BaseAgent.
-        traj_encoder_type: see BaseAgent.
-        max_seq_len: see BaseAgent.
+        *given: what code supplies, see BaseAgent.
         num_actions_for_value_in_actor_loss: k above.
         fbc_filter_func: f above.
         fake_filter: f = 1 (behaviour cloning).
@@ -58,14 +53,9 @@ class MultiTaskAgent(OffPolicyAgent):
 
     has_target_actor = True
 
-    def __init__(  # noqa: PLR0913 - every keyword is a gin setting
+    def __init__(
         self,
-        obs_space: spaces.Dict,
-        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
-        tstep_encoder_type: Callable[..., TstepEncoder],
-        traj_encoder_type: Callable[..., TrajEncoder],
-        max_seq_len: int,
-        *,
+        *given: Any,
         num_actions_for_value_in_actor_loss: int = 3,
         fbc_filter_func: Callable[..., Tensor] = binary_filter,
         fake_filter: bool = False,
@@ -84,11 +74,7 @@ class MultiTaskAgent(OffPolicyAgent):
             return critic_type(width, action_dim, num_discounts, bins.num_bins, num_critics=num_critics)
 
         super().__init__(
-            obs_space,
-            action_space,
-            tstep_encoder_type,
-            traj_encoder_type,
-            max_seq_len,
+            *given,
             critic_type=make_critics,
             critic_subset=critic_subset,
             values=PlainValues(),

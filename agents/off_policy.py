@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, cast, get_type_hints
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,7 @@ from ..nets import (
     Categorical,
     CriticEnsemble,
     DiscountInputCriticEnsemble,
-    DistributionType,
     PolicyDistribution,
-    TrajEncoder,
-    TstepEncoder,
     dead_units,
 )
 from ..nets.mlp import require_at_least, require_positive
@@ -35,7 +32,6 @@ from .masks import fit_mask, masked_mean
 from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByReward
 
 TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)  # Grigsby et al. 2023
-CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
 
 
 @dataclass(frozen=True)
@@ -113,15 +109,10 @@ class OffPolicyAgent(BaseAgent, ABC):
     `agents/parts/`, and are called in this order: `critic_subset` draws critics, `returns` makes targets of
     their values, `values` and `loss_weights` gather statistics, the subclass computes its losses with
     `values`, and `loss_weights` weighs them. Defaults are the published ones; what we recommend is in
-    `gin_configs/base_offpolicy.gin`. The settings of a subclass are these and its own: what its constructor
-    passes on by `**shared` belongs to its signature, for gin, checks of configs and people.
+    `gin_configs/base_offpolicy.gin`.
 
     Args:
-        obs_space: see BaseAgent.
-        action_space: see BaseAgent.
-        tstep_encoder_type: see BaseAgent.
-        traj_encoder_type: see BaseAgent.
-        max_seq_len: see BaseAgent.
+        *given: what code supplies, see BaseAgent.
         gamma: discount of the acting policy.
         training_discounts: trained in addition to it (empty: none).
         training_discounts_continuous: these instead, if actions are continuous (Box); None for the same.
@@ -138,14 +129,11 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_actions_for_value_in_actor_loss: those in the actor's loss.
         values: turns outputs of critics into values (PopArt, PlainValues, FixedUnits or SummedValues).
         loss_weights: how much losses of each discount count, see WeighByReward; None for all alike.
-        distribution_type: see BaseAgent.
-        action_mask_key: see BaseAgent.
-        pass_obs_keys_to_actor: see BaseAgent.
-        pass_timestep_to_heads: see BaseAgent.
         action_memory_type: builds a memory of what followed each action, which the heads read besides the
             sequence model, see ActionMemory; None for none.
         actor_type: builds the policy head.
         critic_type: builds the critics.
+        **shared: settings of BaseAgent.
     Raises: ValueError for impossible sizes or discounts, or parts that do not fit the actions; TypeError for
         a setting that is not a part of its kind.
     """
@@ -155,12 +143,7 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
-        obs_space: spaces.Dict,
-        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
-        tstep_encoder_type: Callable[..., TstepEncoder],
-        traj_encoder_type: Callable[..., TrajEncoder],
-        max_seq_len: int,
-        *,
+        *given: Any,
         gamma: float = 0.999,
         training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
         training_discounts_continuous: Sequence[float] | None = None,
@@ -175,25 +158,12 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_actions_for_value_in_actor_loss: int = 1,
         values: ValueScale = PopArt(),
         loss_weights: WeighByReward | None = None,
-        distribution_type: DistributionType | str | None = None,
-        action_mask_key: str | None = None,
-        pass_obs_keys_to_actor: Sequence[str] | None = None,
-        pass_timestep_to_heads: bool = False,
         action_memory_type: Callable[..., ActionMemory] | None = None,
         actor_type: Callable[..., nn.Module] = Actor,
         critic_type: Callable[..., CriticEnsemble] = CriticEnsemble,
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            obs_space,
-            action_space,
-            tstep_encoder_type,
-            traj_encoder_type,
-            max_seq_len,
-            distribution_type=distribution_type,
-            action_mask_key=action_mask_key,
-            pass_obs_keys_to_actor=pass_obs_keys_to_actor,
-            pass_timestep_to_heads=pass_timestep_to_heads,
-        )
+        super().__init__(*given, **shared)
         _require_parts(
             type(self).__name__,
             critic_subset=critic_subset,
@@ -202,7 +172,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             values=values,
             loss_weights=loss_weights,
         )
-        if isinstance(action_space, spaces.Box):
+        if isinstance(self.action_space, spaces.Box):
             training_discounts = (
                 training_discounts if training_discounts_continuous is None else training_discounts_continuous
             )
@@ -229,9 +199,10 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"{name}.pass_obs_keys_to_actor is {list(self.actor_obs_keys)}, but {name} has no actor. "
                 f"Fix: leave {name}.pass_obs_keys_to_actor out."
             )
-        has_all_values = isinstance(action_space, spaces.Discrete)  # one output per action
+        has_all_values = isinstance(self.action_space, spaces.Discrete)  # one output per action
         heads = [critic_type, actor_type] if self.has_actor else [critic_type]
         self.action_memory = self._memory_of_actions(action_memory_type, heads)
+        self.sequence_models[""] = replace(self.sequence_models[""], action_memory=self.action_memory)
         of_memory = {} if self.action_memory is None else {"memory_dim": self.action_memory.width}
         if self.has_actor:
             self.actor = actor_type(
@@ -245,15 +216,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         if self.has_target_actor:
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        own: Any = vars(cls).get("__init__")
-        parent: Any = cls.__mro__[1]
-        base = parent.__init__
-        # A base class that gin has wrapped gets its settings by its own name, which must not be given twice.
-        if own is not None and inspect.unwrap(base) is base:
-            _show_settings_of_base(own, base)
 
     def _memory_of_actions(
         self, kind: Callable[..., ActionMemory] | None, heads: Sequence[Callable[..., nn.Module]]
@@ -623,20 +585,3 @@ def expectation(values: Tensor, probs: Tensor) -> Tensor:
     One-hots of recorded actions are probabilities, too.
     """
     return (values * probs[:, :, None]).sum(-1, keepdim=True)
-
-
-def _show_settings_of_base(own: Any, base: Any) -> None:
-    """Put the keywords that a constructor hands on to that of its base class into its signature."""
-    params = inspect.signature(own).parameters
-    kept = {name: p for name, p in params.items() if p.kind is not p.VAR_KEYWORD}
-    if len(kept) == len(params):
-        return
-    for name, p in inspect.signature(base).parameters.items():
-        if p.kind is p.KEYWORD_ONLY:
-            kept.setdefault(name, p)
-    own.__signature__ = inspect.Signature(list(kept.values()))
-    try:
-        hints = get_type_hints(base)
-    except NameError:  # something that only type checkers import
-        hints = {}
-    own.__annotations__ = hints | own.__annotations__

@@ -49,14 +49,16 @@ class OnPolicyAgent(BaseAgent, ABC):
     @property
     def context_len(self) -> int | None:
         """Earlier timesteps that outputs can depend on; None without a bound."""
-        return self.traj_encoder.context_len
+        lengths = [model.traj_encoder.context_len for model in self._models]
+        known = [length for length in lengths if length is not None]
+        return max(known) if len(known) == len(lengths) else None
 
-    @abstractmethod
     def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The hidden state after the last place of all sequences, as exported, by the present weights.
 
         What stands before a sequence's last reset has no effect.
         """
+        return self._joined([model.remember(batch) for model in self._models])
 
     @abstractmethod
     def act(
@@ -84,7 +86,8 @@ class OnPolicyAgent(BaseAgent, ABC):
 
     def gather_statistics(self, batch: RolloutBatch) -> None:
         """Show input statistics the steps of a rollout; they move in `after_rollout`."""
-        self.tstep_encoder.gather_statistics(batch.obs, batch.rl2s, batch.time_idxs, batch.mask)
+        for model in self._models:
+            model.tstep_encoder.gather_statistics(batch.obs, batch.rl2s, batch.time_idxs, batch.mask)
 
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         """Let the normalisation of values move, before the updates on a rollout.

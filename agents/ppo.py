@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from ..nets import (
     ValueHead,
     ValueNorm,
 )
-from .base import ActOutput, LossTerms
+from .base import CODE_SUPPLIED, ActOutput, LossTerms, under
 from .imitation import Demonstrations, imitation_loss
 from .on_policy import Evaluation, OnPolicyAgent
 from .policies import ActionMask
@@ -31,9 +30,7 @@ from .sequence_model import SequenceModel
 _VALUE_NORMS = ("none", "running", "popart")
 
 
-@gin.configurable(
-    denylist=["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
-)
+@gin.configurable(denylist=CODE_SUPPLIED)
 class PPOAgent(OnPolicyAgent):
     """A policy and a value function, on a shared sequence model or on one each.
 
@@ -101,19 +98,13 @@ class PPOAgent(OnPolicyAgent):
         self.factor_sizes: list[int] = []
         if isinstance(action_space, spaces.MultiDiscrete):
             self.factor_sizes = action_space.nvec.tolist()
-        actor = SequenceModel(self.tstep_encoder, self.traj_encoder, _numeric_keys(actor_space))
-        critic = actor
         if not share_encoder:
             self.critic_tstep_encoder = tstep_encoder_type(critic_space, 1 + self.action_dim)
             self.critic_traj_encoder = traj_encoder_type(self.critic_tstep_encoder.emb_dim, max_seq_len)
-            critic = SequenceModel(
-                self.critic_tstep_encoder, self.critic_traj_encoder, _numeric_keys(critic_space)
-            )
-        # By the prefix of their exported hidden states. The first one is the policy's, the last one that of
-        # the value function; a hidden state of the agent is a tuple with one of each.
-        self.sequence_models = {"": actor} if share_encoder else {"actor.": actor, "critic.": critic}
-        self.policy_head = policy_head_type(actor.traj_encoder.emb_dim, self.action_dim, self.distribution)
-        self.value_head = value_head_type(critic.traj_encoder.emb_dim)
+            critic = SequenceModel(self.critic_tstep_encoder, self.critic_traj_encoder)
+            self.sequence_models = {"actor.": self.sequence_models[""], "critic.": critic}
+        self.policy_head = policy_head_type(self.actor_dim, self.action_dim, self.distribution)
+        self.value_head = value_head_type(self._models[-1].dim)  # the last one is the value function's
         self.loss = loss_type()
         self.value_norm = ValueNorm(window=value_norm_window, enabled=_is_normed(value_norm))
         self.rescales_output = value_norm == "popart"
@@ -126,50 +117,10 @@ class PPOAgent(OnPolicyAgent):
         distribution: PolicyDistribution = self.policy_head(state)
         return distribution
 
-    def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
-        return tuple(model.traj_encoder.init_hidden_state(num_envs, device) for model in self._models)
-
-    def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
-        pairs = zip(self._models, hidden_state, strict=True)
-        return tuple(model.traj_encoder.reset_hidden_state(memory, ended) for model, memory in pairs)
-
-    @property
-    def context_len(self) -> int | None:
-        lengths = [model.traj_encoder.context_len for model in self._models]
-        known = [length for length in lengths if length is not None]
-        return max(known) if len(known) == len(lengths) else None
-
-    def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
-        pairs = zip(self._models, state, strict=True)
-        return self._joined([model.traj_encoder.export_hidden_state(memory) for model, memory in pairs])
-
-    def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
-        return tuple(
-            model.traj_encoder.import_hidden_state(_under(prefix, rows))
-            for prefix, model in self.sequence_models.items()
-        )
-
-    def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return self._joined([model.remember(batch) for model in self._models])
-
-    @property
-    def _models(self) -> list[SequenceModel]:
-        return list(self.sequence_models.values())
-
-    def _joined(self, exports: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Exported states of all sequence models as one."""
-        pairs = zip(self.sequence_models, exports, strict=True)
-        return {prefix + name: row for prefix, rows in pairs for name, row in rows.items()}
-
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> ActOutput:
         return ActOutput(*self._act_and_judge(obs, rl2s, time_idxs, hidden_state, sample))
-
-    def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        super().compile_acting(backend)
-        for model in self._models:
-            model.traj_encoder.use_static_shapes()
 
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
@@ -251,12 +202,6 @@ class PPOAgent(OnPolicyAgent):
         """
         return {}
 
-    def gather_statistics(self, batch: RolloutBatch) -> None:
-        for model in self._models:
-            model.tstep_encoder.gather_statistics(
-                model.seen(batch.obs), batch.rl2s, batch.time_idxs, batch.mask
-            )
-
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         self.value_norm.gather(returns, mask)
         self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
@@ -278,7 +223,7 @@ class PPOAgent(OnPolicyAgent):
             model.encode(
                 batch,
                 resets=batch.resets,
-                start=None if batch.start is None else _under(prefix, batch.start),
+                start=None if batch.start is None else under(prefix, batch.start),
             )
             for prefix, model in self.sequence_models.items()
         ]
@@ -307,11 +252,6 @@ class _Evaluated:
         self.advantages, self.returns = found["advantages"], found["returns"]
 
 
-def _under(prefix: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The entries whose names begin with `prefix`, without it."""
-    return {name[len(prefix) :]: row for name, row in rows.items() if name.startswith(prefix)}
-
-
 def _check_sharing(share_encoder: bool, *keys: Sequence[str] | None) -> None:
     """Raise ValueError if observations are told apart that one encoder for both cannot tell apart."""
     if share_encoder and any(part is not None for part in keys):
@@ -332,11 +272,6 @@ def _part_of(obs_space: spaces.Dict, keys: Sequence[str] | None, setting: str) -
             f"{sorted(obs_space.spaces)}. Fix: bind PPOAgent.{setting} to some of these names."
         )
     return spaces.Dict({key: obs_space[key] for key in keys})
-
-
-def _numeric_keys(obs_space: spaces.Dict) -> list[str]:
-    """Names of the observations that tensors can hold: all but texts, which rollouts leave out."""
-    return [key for key, space in obs_space.spaces.items() if np.dtype(space.dtype).kind != "U"]
 
 
 def _is_normed(value_norm: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -11,9 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from ..nets import TrajEncoder, TstepEncoder
-from .base import LossTerms
-from .off_policy import CODE_SUPPLIED, OffPolicyAgent, Transitions
+from .base import CODE_SUPPLIED, LossTerms
+from .off_policy import OffPolicyAgent, Transitions
 
 DISCRETE_ENTROPY_SHARE = 0.3
 """Target entropy of discrete policies, as a share of that of uniform actions, if none is set."""
@@ -35,11 +33,7 @@ class SACAgent(OffPolicyAgent):
     Source: Haarnoja et al. 2018, arXiv:1812.05905; discrete: Christodoulou 2019, arXiv:1910.07207.
 
     Args:
-        obs_space: see BaseAgent.
-        action_space: see BaseAgent.
-        tstep_encoder_type: see BaseAgent.
-        traj_encoder_type: see BaseAgent.
-        max_seq_len: see BaseAgent.
+        *given: what code supplies, see BaseAgent.
         alpha: at the start.
         target_entropy: in nats, that alpha is steered to; None: minus the number of dimensions for Box, else
             three tenths of the entropy of uniform actions.
@@ -52,12 +46,7 @@ class SACAgent(OffPolicyAgent):
 
     def __init__(
         self,
-        obs_space: spaces.Dict,
-        action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box,
-        tstep_encoder_type: Callable[..., TstepEncoder],
-        traj_encoder_type: Callable[..., TrajEncoder],
-        max_seq_len: int,
-        *,
+        *given: Any,
         alpha: float = 1.0,
         target_entropy: float | None = None,
         learn_alpha: bool = True,
@@ -66,9 +55,7 @@ class SACAgent(OffPolicyAgent):
         **shared: Any,
     ) -> None:
         settings = {**shared, "reward_multiplier": reward_multiplier, "num_critics": num_critics}
-        super().__init__(
-            obs_space, action_space, tstep_encoder_type, traj_encoder_type, max_seq_len, **settings
-        )
+        super().__init__(*given, **settings)
         self.need_gradient_of_samples("distribution_type = 'TanhGaussian'")
         if not alpha > 0:
             raise ValueError(
@@ -76,7 +63,7 @@ class SACAgent(OffPolicyAgent):
             )
         log_alpha = torch.full((len(self.discounts), 1), math.log(alpha))
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=learn_alpha)
-        self.target_entropy = _usual_entropy(action_space) if target_entropy is None else target_entropy
+        self.target_entropy = _usual_entropy(self.action_space) if target_entropy is None else target_entropy
 
     def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
         alpha = self.log_alpha.detach().exp()

@@ -39,7 +39,6 @@ from loxodon.envs.builtin import TMazePassive
 from loxodon.experiment import Collector
 from loxodon.experiment.collect import RolloutGroup
 from loxodon.nets import Actor, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
-from loxodon.nets.kv_cache import KeyValueCache
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS, SAVE_LEN = 50, 1024
@@ -166,12 +165,15 @@ def make_collector(halves: list[Any], agent: Agent, folder: Path) -> Collector:
     return Collector(groups, agent, torch.device("cpu"), sample=True)
 
 
-def fill_memory(hidden_state: Any, context: int) -> None:
-    """Let a Transformer remember `context` timesteps of every env; other memories have one size anyway."""
-    if isinstance(hidden_state, KeyValueCache):
-        for buffer in (hidden_state.keys, hidden_state.values):
-            buffer.normal_()
-        hidden_state.end = context
+def remembering(agent: Agent, hidden_state: Any, context: int) -> Any:
+    """The state of an agent whose Transformer remembers `context` timesteps; other memories have one size."""
+    rows = agent.export_hidden_state(hidden_state)
+    for name, part in rows.items():
+        if name.endswith(("keys", "values")):
+            part.normal_()
+        elif name.endswith("age"):
+            part.fill_(context)
+    return agent.import_hidden_state(rows)
 
 
 def proportional_memory_mb() -> tuple[float, list[float]]:
@@ -241,7 +243,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if args.prefill:
             for group in groups:
                 assert group.state is not None  # they have just begun
-                fill_memory(group.state.hidden_state, args.context)
+                group.state.hidden_state = remembering(agent, group.state.hidden_state, args.context)
         rollout.collect(WARM_UP_STEPS)
         watch = Stopwatch()
         watch.wrap(agent, "policy", "act", "reset_hidden_state")

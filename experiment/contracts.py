@@ -206,7 +206,7 @@ class Trainer(abc.ABC):
 
 
 class Run(Protocol):
-    """What a callback sees of the Experiment, beside all its other settings by their names."""
+    """What a callback sees of the Experiment, which is an instance of `settings.Settings` too."""
 
     mode: str
     make_val_env: Any
@@ -221,6 +221,7 @@ class Run(Protocol):
     dataset: RLDataset
     learner: Any
     trainer: Trainer
+    checkpoints: Any
     train_envs: Any
     val_envs: Any
     epoch: int
@@ -238,6 +239,10 @@ class Run(Protocol):
     @property
     def DEVICE(self) -> torch.device:  # noqa: N802 - the name is part of the public interface
         """Where the agent is."""
+        ...
+
+    def caster(self) -> AbstractContextManager[Any]:
+        """Context of forward passes: the precision of the run."""
         ...
 
     def log(self, metrics_dict: Mapping[str, Any], key: str = "") -> None:

@@ -1,53 +1,101 @@
-"""Evaluation: a rollout from fresh episodes that leaves no trace in the training run."""
+"""Playing without exploration: evaluations in training, `loxodon evaluate`, and `Experiment.interact`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import contextlib
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..envs import Histories, ReturnHistory, SpecialMetricHistory
-from .process.rng import isolated_rng
+import torch
+
+from ..agents import BaseAgent
+from ..data import Sink
+from ..envs import Histories
+from .collect import Collector, RolloutGroup
 
 
 class Evaluator:
-    """Runs `interact` without exploration from a blank hidden state and reduces the statistics to figures.
+    """Plays in environments without exploration, and leaves the agent as it was.
+
+    Every random number, the episodes included, comes from the global generators. Inside
+    `isolated_rng(seed)` the same seed gives the same episodes, and training continues as if none had been
+    played.
 
     Args:
-        interact: rolls out, as `Experiment.interact`; returns (hidden state, (returns, specials)).
-        policy_metrics: (returns, specials) -> figures without prefix.
+        device: where the agents are.
+        sample: True draws actions, False takes the most likely ones.
+        should_stop: see Collector.
+        cast: see Collector.
     """
 
     def __init__(
         self,
-        interact: Callable[..., tuple[Any, Histories]],
-        policy_metrics: Callable[[ReturnHistory, SpecialMetricHistory], dict[str, float]],
+        device: torch.device,
+        sample: bool,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        self.interact, self.policy_metrics = interact, policy_metrics
+        self.device, self.sample, self.should_stop, self.cast = device, sample, should_stop, cast
+        self._newest: Collector | None = None
 
-    def evaluate(
+    @property
+    def share_done(self) -> float:
+        """Share of the running call's timesteps that have been taken, in [0, 1]."""
+        return 0.0 if self._newest is None else self._newest.share_done
+
+    def play(
         self,
+        agent: BaseAgent,
         envs: Any,
         timesteps: int,
         *,
-        seed: int,
-        render: bool = False,
-        save_trajs_to: Any = None,
+        hidden_state: Any = None,
         episodes: int | None = None,
-    ) -> dict[str, float]:
-        """Figures of every episode that begins within the first `timesteps` steps of its env.
+        limit: int | None = None,
+        sinks: Sequence[Sink] = (),
+        render: bool = False,
+    ) -> tuple[Any, Histories]:
+        """Act in `envs`; returns the last hidden state and the statistics of the episodes of this call.
 
-        Each is played to its end, so that short ones are not preferred. episodes: at most so many of them,
-        shared equally by the envs. Empty when no episode ended; see `Collector.collect`, which warns then.
-
-        All global random generators are as before afterwards.
+        Args:
+            agent: acts, in evaluation mode.
+            envs: vector env.
+            timesteps: steps to take in each env.
+            hidden_state: the result of the previous call, to continue in the same `envs` where that one
+                stopped; None resets all envs.
+            episodes: see `Collector.collect`.
+            limit: see `Collector.collect`.
+            sinks: each takes every step.
+            render: see `Collector.collect`.
         """
-        with isolated_rng(seed):
-            _, (returns, specials) = self.interact(
-                envs,
-                timesteps,
-                render=render,
-                save_on_done=save_trajs_to or False,
-                episodes=sys.maxsize if episodes is None else episodes,
-            )
-        return self.policy_metrics(returns, specials)
+        last, state, histories = self._newest, None, None
+        if hidden_state is not None and last is not None and last.groups[0].envs is envs:
+            state, histories = last.groups[0].state, copy.deepcopy(last.histories)
+            histories.clear()
+        group = RolloutGroup(envs, sinks=sinks)
+        collector: Collector = Collector(
+            [group],
+            agent,
+            self.device,
+            self.sample,
+            histories=histories,
+            should_stop=self.should_stop,
+            cast=self.cast,
+            save_env_state=False,
+        )
+        self._newest, was_training = collector, agent.training
+        agent.eval()
+        try:
+            if state is None:
+                collector.restart(int(torch.randint(2**31 - 1, ())))
+            else:
+                collector.continue_from([state])
+            assert group.state is not None
+            if hidden_state is not None:
+                group.state.hidden_state = hidden_state
+            collector.collect(timesteps, episodes=episodes, limit=limit, render=render)
+        finally:
+            agent.train(was_training)
+        return group.state.hidden_state, collector.histories

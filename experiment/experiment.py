@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 import logging
 import math
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from ..data import (
     DoNothingDataset,
     PrioritySampler,
     RLDataset,
-    Sink,
     TrajectoryWriter,
     WritingClock,
 )
@@ -65,7 +64,6 @@ from .optional.reward_shaping import RewardShaping
 from .output.console import ConsoleView
 from .output.logs import MetricLogger
 from .output.plots import draw_if_possible
-from .ppo.trainer import check_for_on_policy
 from .process.distributed import (
     explained_loss_of_contact,
     from_main,
@@ -76,10 +74,10 @@ from .process.distributed import (
 from .process.exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
 from .process.files import WatchedFile
 from .process.malloc import keep_freed_memory
-from .process.rng import GlobalGenerators, derive_seed, draw_seed, seed_global_generators
+from .process.rng import GlobalGenerators, derive_seed, draw_seed, isolated_rng, seed_global_generators
 from .process.signals import Aborted
 from .process.threads import choose_threads
-from .settings import Settings, check_hooks, check_settings, shrink
+from .settings import Settings, check_for_on_policy, check_hooks, check_settings, shrink
 
 logger = logging.getLogger("loxodon")
 _PER_PROCESS = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
@@ -137,7 +135,6 @@ class Experiment(Settings):
         self.begins_anew = True  # no checkpoint will be loaded after `start`
         self._saved_s = 0.0  # since `learn` began, of the last checkpoint
         self._is_stopped = False  # before the last epoch, and everything is saved
-        self.interaction: Collector | None = None  # the newest
         self.train_envs: Any = None
         self.val_envs: Any = None
         self.obs_space: spaces.Dict
@@ -362,7 +359,9 @@ class Experiment(Settings):
         self.trainer = self._make_trainer()
         if self.torch_threads is None:
             choose_threads(None, self._forward_work())
-        self.evaluator = Evaluator(self.interact, self.policy_metrics)
+        self.evaluator = Evaluator(
+            self.DEVICE, self.sample_actions_val, should_stop=self.ctx.stop.requested, cast=self.caster
+        )
         # From here on processes differ: each draws its own actions.
         seed_global_generators(self.ctx.seed_of("process"))
         self.collector = self._make_collector()
@@ -407,8 +406,7 @@ class Experiment(Settings):
                 first_epoch=self.start_learning_at_epoch,
                 log_interval=self.log_interval,
             )
-        settings = {field.name: getattr(self, field.name) for field in fields(Settings)}
-        check_for_on_policy(settings, type(self.policy).__name__)
+        check_for_on_policy(self, type(self.policy).__name__)
         trainer = self.on_policy_learner_type(
             self.policy,
             self.learner,
@@ -421,7 +419,7 @@ class Experiment(Settings):
             self.start_learning_at_epoch,
             self.dataset.save_new_trajs_to is not None,
         )
-        trainer.check(settings, {field.name: field.default for field in fields(Settings)})
+        trainer.check(has_schedule=self.lr_schedule is not None)
         return trainer
 
     def _check_off_policy(self) -> None:
@@ -773,23 +771,9 @@ class Experiment(Settings):
         """Evaluate in the validation environments; logs and returns figures named `val/...`."""
         if self.val_envs is None:
             self.val_envs = self.make_envs(self.make_val_env)
-        epoch = self.epoch
-        self.ctx.console.show(epoch, "evaluating", {})
-        self.fleet.state("evaluating")
-        start_s = time.perf_counter()
-        self.hooks("on_eval_start")
-        metrics = self.evaluator.evaluate(
-            self.val_envs, self.val_timesteps_per_epoch, seed=self.ctx.seed_of("val", epoch)
-        )
-        # Cut short, the figures would favour short episodes.
-        if self.ctx.stop_agreed():
-            return {}
-        named = {f"val/{name}": value for name, value in metrics.items()}
-        self.last_val_metrics = named
-        if named:
-            self.log({**named, "time/val_s": time.perf_counter() - start_s})
-        self.hooks("on_eval_end", named)
-        return named
+        self.ctx.console.show(self.epoch, "evaluating", {})
+        seed = self.ctx.seed_of("val", self.epoch)
+        return self._evaluate("val", self.val_envs, self.val_timesteps_per_epoch, seed=seed)
 
     def evaluate_test(
         self,
@@ -804,20 +788,38 @@ class Experiment(Settings):
         timesteps: every episode that begins within so many steps of its env counts, and is played to its end.
         episodes: at most so many of them, shared equally by the envs. save_trajs_to: folder for trajectories.
         """
-        envs = self.make_envs(make_test_env)
+        with contextlib.closing(self.make_envs(make_test_env)) as envs:
+            return self._evaluate(
+                "test",
+                envs,
+                timesteps,
+                seed=self.ctx.seed_of("test"),
+                episodes=episodes,
+                render=render,
+                save_on_done=save_trajs_to or False,
+            )
+
+    def _evaluate(
+        self, kind: str, envs: Any, timesteps: int, *, seed: int, episodes: int | None = None, **how: Any
+    ) -> dict[str, float]:
+        """Play every episode that begins within `timesteps` to its end, so that short ones are not preferred.
+
+        Training continues as if nothing had been played. Empty when no episode ended, or after a stop.
+        """
         self.fleet.state("evaluating")
         self.hooks("on_eval_start")
-        try:
-            seed = self.ctx.seed_of("test")
-            metrics = self.evaluator.evaluate(
-                envs, timesteps, seed=seed, render=render, save_trajs_to=save_trajs_to, episodes=episodes
-            )
-        finally:
-            envs.close()
-        if self.ctx.stop_agreed():
+        start_s = time.perf_counter()
+        with isolated_rng(seed):
+            most = sys.maxsize if episodes is None else episodes
+            _, histories = self.interact(envs, timesteps, episodes=most, **how)
+        named = {f"{kind}/{name}": value for name, value in self.policy_metrics(*histories).items()}
+        if self.ctx.stop_agreed():  # cut short, the figures would favour short episodes
             return {}
-        named = {f"test/{name}": value for name, value in metrics.items()}
-        self.log(named)
+        if kind == "val":
+            self.last_val_metrics = named
+        if named:
+            elapsed_s = time.perf_counter() - start_s
+            self.log(named | ({"time/val_s": elapsed_s} if kind == "val" else {}))
         self.hooks("on_eval_end", named)
         return named
 
@@ -866,43 +868,25 @@ class Experiment(Settings):
             folder = self.dataset.save_new_trajs_to
         if is_training and self.collector is not None:
             self.collector.leave_envs()
-        seed, sinks = self.ctx.seed_of("writer", "interact"), list[Sink]()
+        writer: TrajectoryWriter | None = None
         if folder is not None:
-            sinks.append(self._make_writer(Path(folder), envs.num_envs, seed=seed))
-        before = self.interaction if hidden_state is not None else None
-        if before is not None and before.groups[0].envs is not envs:
-            before = None
-        histories = Histories.create(envs.num_envs) if before is None else copy.deepcopy(before.histories)
-        histories.clear()
-        group = RolloutGroup(envs, sinks=sinks)
-        collector = Collector(
-            [group],
+            seed = self.ctx.seed_of("writer", "interact")
+            writer = self._make_writer(Path(folder), envs.num_envs, seed=seed)
+        self.ctx.console.measure(lambda: self.evaluator.share_done)
+        found = self.evaluator.play(
             self.acting,
-            self.DEVICE,
-            self.sample_actions_val,
-            histories=histories,
-            should_stop=self.ctx.stop.requested,
-            cast=self.caster,
-            save_env_state=False,
+            envs,
+            timesteps,
+            hidden_state=hidden_state,
+            episodes=episodes,
+            sinks=[] if writer is None else [writer],
+            render=render,
         )
-        was_training = self.policy.training
-        self.policy.eval()
-        if before is not None and (state := before.groups[0].state) is not None:
-            collector.continue_from([state])
-        else:
-            # Drawn from torch's generator, so that whoever seeds that one decides the episodes too.
-            collector.restart(int(torch.randint(2**31 - 1, ())))
-        assert group.state is not None
-        if hidden_state is not None:
-            group.state.hidden_state = hidden_state
-        self.ctx.console.measure(lambda: collector.share_done)
-        collector.collect(timesteps, episodes=episodes, render=render)
-        self.interaction = collector
-        self.policy.train(was_training)
-        if is_training:
-            group.flush()
-        group.call_sinks("close")
-        return group.state.hidden_state, histories
+        if writer is not None:
+            if is_training:
+                writer.flush_partial()
+            writer.close()
+        return found
 
     def policy_metrics(self, returns: ReturnHistory, specials: SpecialMetricHistory) -> dict[str, float]:
         """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""

@@ -1,4 +1,4 @@
-"""The settings of a run: every field of Experiment, its default, what it may be, and what a test run has.
+"""The settings of a run: every field of Experiment, with its default, its meaning and its rules.
 
 The defaults are those of AMAGO 3.3, so that a name means the same in both. What is recommended here stands in
 `gin_configs/base_offpolicy.gin` and `gin_configs/ppo/ppo.gin`.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
@@ -25,162 +26,278 @@ from .collect.build import MakeEnv
 from .ppo import PPOLearner
 from .process.ranges import check_number
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it since Python 3.11
+
+logger = logging.getLogger("loxodon")
+T = TypeVar("T")
 AUTO_BATCH_TIMESTEPS = 1_536
 """Timesteps that a batch of full sequences has with `Experiment.batch_size = 'auto'`, so that an update costs
 about the same at any length."""
 AUTO_BATCH_SIZES = (4, 24)
 """The smallest and the largest number of sequences of such a batch."""
+FEW_STEPS = 8
+"""Env steps per actor where a run is only tried."""
+
+
+class Rules(TypedDict, total=False):
+    """What else is known of a field of Settings; checks, test runs, the hash and messages read it here.
+
+    Attributes:
+        choices: texts that it may be.
+        lowest: least number that it may be.
+        above: number that it must exceed.
+        tried: its value where a run is only tried, by `--check` or `--test-run`.
+        tiny: its value in a test run.
+        tiny_most: its largest value in a test run.
+        in_hash: False if runs that differ in it have the same `config_hash`.
+        on_policy: False if an on-policy agent does not read it.
+    """
+
+    choices: Sequence[str]
+    lowest: float
+    above: float
+    tried: Any
+    tiny: Any
+    tiny_most: int
+    in_hash: bool
+    on_policy: bool
+
+
+def about(doc: str, **rules: Unpack[Rules]) -> dict[str, Any]:
+    """The metadata of a field: its documentation and its rules."""
+    return {"doc": doc, **rules}
+
+
+def setting(default: T, doc: str, **rules: Unpack[Rules]) -> T:
+    """A field with this default."""
+    made: T = field(default=default, metadata=about(doc, **rules))
+    return made
 
 
 @dataclass(kw_only=True)
 class Settings:
-    """What Experiment is constructed from.
+    """What Experiment is constructed from: each setting with its default, its meaning and its rules.
 
-    Required, except tstep_encoder_type:
-        run_name, ckpt_base_dir: the run folder is `<ckpt_base_dir>/<run_name>`.
-        max_seq_len: longest training sequence, in transitions.
-        dataset: where trajectories are kept; by default in the run folder.
-        tstep_encoder_type: a type; its keywords are set in gin. None takes FFTstepEncoder for
-            numbers, else DictTstepEncoder.
-        traj_encoder_type, agent_type: types too, which must always be named.
-        val_timesteps_per_epoch: an evaluation counts every episode that begins within so many env steps of
-            its actor, and plays each to its end (but for ten times as many steps, and 1,000 more, at most);
-            0 never evaluates.
-        make_train_env, make_val_env: an EnvSpec, an id, a callable, or a list with one of these per actor.
-    Environments:
-        parallel_actors: number of environments. async_env_mp_context: start method of their processes.
-        env_mode: "async", "sync", "already_vectorized" or "auto" (tries both, takes the faster).
-        exploration_wrapper_type: noise on training actions; None for none.
-        sample_actions: draw actions in training; otherwise the most likely one is taken.
-        sample_actions_val: the same in evaluation.
-        force_reset_train_envs_every: period in epochs of a reset of all training environments.
-    Logs:
-        log_to_wandb: log to Weights & Biases too.
-        wandb_project, wandb_entity: there; by default what the variables WANDB_PROJECT, WANDB_ENTITY say.
-        wandb_group_name: there; None for no group.
-        verbose: show progress, and draw the learning curves at the end.
-        log_interval: batches between records of training metrics.
-    Replay:
-        traj_save_len: longest trajectory file, in transitions.
-        has_dset_edit_rights: this process may delete old files.
-        stagger_traj_file_lengths: draw file lengths within max_seq_len of traj_save_len.
-        save_trajs_as: "npz", "npz-compressed", "traj".
-        padded_sampling: where windows may hang over ends of a trajectory: "none", "left", "right", "both", or
-            "shifted": those of "both", moved inside.
-        dloader_workers: sampling processes; 0 samples in this process.
-    Schedule (one epoch collects, then learns):
-        epochs: their number.
-        start_learning_at_epoch, start_collecting_at_epoch: first epoch in which that is done.
-        train_timesteps_per_epoch: env steps per actor; 0 collects nothing.
-        train_batches_per_epoch: batches per process, off-policy.
-        val_interval: epochs between evaluations; None for never.
-        ckpt_interval: epochs between checkpoints; None for none beside those of
-            CheckpointManager.every_minutes and the last one.
-        always_save_latest: publish the policy of every epoch. always_load_latest: follow the newest one.
-    Optimisation:
-        batch_size: sequences per batch and process; "auto" takes as many as make about 1,500 timesteps if
-            all are full, 4 to 24. batches_per_update: gradient accumulation.
-        learning_rate: of AdamW. l2_coeff: weight decay of AdamW. lr_warmup_steps: updates of linear warm-up.
-        critic_loss_weight: the actor's is 1. grad_clip: largest norm of the gradient; 0 or less: no clipping.
-            Where it is often exceeded, values of rare rewards stay far below their targets (docs/choices.md).
-        mixed_precision: of the updates: "no", "fp16", "bf16".
-    Extras:
-        mode: "both", "learn" (never collects) or "collect" (never learns).
-        seed: of all randomness; None draws one and logs it.
-        deterministic: forbid irreproducible torch operations.
-        evaluate_at_end: evaluate once more, on new episodes, after the last epoch.
-        stop_at_val_return: end training once an evaluation has this mean return; None never does.
-        max_env_steps: end training after the epoch in which all collecting processes of the run together have
-            taken so many env steps; None for no limit. Schedules still follow Experiment.epochs.
-        torch_threads: of this process, never more than
-            OMP_NUM_THREADS and its share of the cores; None for one, and as many as that on large models.
-        compile_learning: compile the losses of updates with torch.compile (slow to start, for GPUs).
-        compile_acting: compile the policy for acting with torch.compile (slow to start, for GPUs).
-        restore_from: what a new run begins from: an artifact (`latest`, `other-run:best`) or a path.
-        packed_batches: put short windows behind each other in one row instead of padding each; the losses are
-            the same. It saves what padding costs without sorting windows by length.
-        replay_ratio: gradient updates per collected env step, all collecting processes together; None for
-            no fixed ratio. Learner and actors wait for each other when they are further off than
-            ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch instead of
-            train_batches_per_epoch. Counting begins when training may begin.
-        lr_schedule: factor of the learning rate by training progress in [0, 1], such as @LinearSchedule()
-            or @TorchSchedule(); it multiplies the warm-up. None for 1.
-        extra_loss_weights: of the auxiliary losses of an agent (`LossTerms.extra`), by name.
-        on_policy_learner_type: what trains an on-policy agent; its keywords are set in gin.
-        callbacks: what makes each Callback: hooks of your own at the points of a run, or ParamFreezer,
-            Pretraining, EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there.
-        test_run: try one of everything in seconds, in the run folder `<run_name>-test`.
+    Fields without a default are required.
     """
 
-    run_name: str
-    ckpt_base_dir: str
-    max_seq_len: int
-    dataset: RLDataset
-    tstep_encoder_type: Callable[..., TstepEncoder] | None = None
-    traj_encoder_type: Callable[..., TrajEncoder]
-    agent_type: Callable[..., BaseAgent]
-    val_timesteps_per_epoch: int
-    make_train_env: MakeEnv | Sequence[MakeEnv]
-    make_val_env: MakeEnv | Sequence[MakeEnv]
+    run_name: str = field(metadata=about("name of the run and of its folder", in_hash=False))
+    ckpt_base_dir: str = field(
+        metadata=about("the run folder is `<ckpt_base_dir>/<run_name>`", in_hash=False)
+    )
+    max_seq_len: int = field(metadata=about("longest training sequence, in transitions", lowest=1))
+    dataset: RLDataset = field(metadata=about("where trajectories are kept; by default in the run folder"))
+    tstep_encoder_type: Callable[..., TstepEncoder] | None = setting(
+        None,
+        "a type; its keywords are set in gin. None takes FFTstepEncoder for numbers, else DictTstepEncoder",
+    )
+    traj_encoder_type: Callable[..., TrajEncoder] = field(
+        metadata=about("a type, which must be named; its keywords are set in gin")
+    )
+    agent_type: Callable[..., BaseAgent] = field(
+        metadata=about("a type, which must be named; its keywords are set in gin")
+    )
+    val_timesteps_per_epoch: int = field(
+        metadata=about(
+            "an evaluation counts every episode that begins within so many env steps of its actor, and plays "
+            "each to its end (but for ten times as many steps, and 1,000 more, at most); 0 never evaluates",
+            lowest=0,
+            tiny_most=FEW_STEPS,
+        )
+    )
+    make_train_env: MakeEnv | Sequence[MakeEnv] = field(
+        metadata=about("an EnvSpec, an id, a callable, or a list with one of these per actor")
+    )
+    make_val_env: MakeEnv | Sequence[MakeEnv] = field(
+        metadata=about("an EnvSpec, an id, a callable, or a list with one of these per actor")
+    )
 
-    parallel_actors: int = 12
-    env_mode: str = "async"
-    async_env_mp_context: str | None = None
-    exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = EpsilonGreedy
-    sample_actions: bool = True
-    sample_actions_val: bool = True
-    force_reset_train_envs_every: int | None = None
+    # ---- environments ----
 
-    log_to_wandb: bool = False
-    wandb_project: str | None = field(default_factory=lambda: os.environ.get("WANDB_PROJECT"))
-    wandb_entity: str | None = field(default_factory=lambda: os.environ.get("WANDB_ENTITY"))
-    wandb_group_name: str | None = None
-    verbose: bool = True
-    log_interval: int = 300
+    parallel_actors: int = setting(12, "number of environments", lowest=1)
+    env_mode: str = setting(
+        "async",
+        '"async", "sync", "already_vectorized" or "auto" (tries both, takes the faster)',
+        choices=("async", "sync", "already_vectorized", "auto"),
+    )
+    async_env_mp_context: str | None = setting(
+        None, "start method of the environments' processes", in_hash=False
+    )
+    exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = setting(
+        EpsilonGreedy, "noise on training actions; None for none", on_policy=False
+    )
+    sample_actions: bool = setting(True, "draw actions in training; otherwise the most likely one is taken")
+    sample_actions_val: bool = setting(True, "draw actions in evaluation too")
+    force_reset_train_envs_every: int | None = setting(
+        None, "period in epochs of a reset of all training environments", lowest=1, tiny=None
+    )
 
-    traj_save_len: float = 1e10
-    has_dset_edit_rights: bool = True
-    stagger_traj_file_lengths: bool = True
-    save_trajs_as: str = "npz"
-    padded_sampling: str = "none"
-    dloader_workers: int = 6
+    # ---- logs ----
 
-    epochs: int = 1000
-    start_learning_at_epoch: int = 0
-    start_collecting_at_epoch: int = 0
-    train_timesteps_per_epoch: int = 1000
-    train_batches_per_epoch: int = 1000
-    val_interval: int | None = 20
-    ckpt_interval: int | None = 50
-    always_save_latest: bool = True
-    always_load_latest: bool = False
+    log_to_wandb: bool = setting(False, "log to Weights & Biases too", tried=False, in_hash=False)
+    wandb_project: str | None = field(
+        default_factory=lambda: os.environ.get("WANDB_PROJECT"),
+        metadata=about("project there; by default the variable WANDB_PROJECT", in_hash=False),
+    )
+    wandb_entity: str | None = field(
+        default_factory=lambda: os.environ.get("WANDB_ENTITY"),
+        metadata=about("entity there; by default the variable WANDB_ENTITY", in_hash=False),
+    )
+    wandb_group_name: str | None = setting(None, "group there; None for no group", in_hash=False)
+    verbose: bool = setting(True, "show progress, and draw the learning curves at the end", in_hash=False)
+    log_interval: int = setting(
+        300, "batches between records of training metrics", lowest=1, tiny=1, in_hash=False, on_policy=False
+    )
 
-    batch_size: int | Literal["auto"] = 24
-    batches_per_update: int = 1
-    learning_rate: float = 1e-4
-    critic_loss_weight: float = 10.0
-    lr_warmup_steps: int = 500
-    grad_clip: float = 1.0
-    l2_coeff: float = 1e-3
-    mixed_precision: str = "no"
+    # ---- replay ----
 
-    mode: str = "both"
-    seed: int | None = None
-    deterministic: bool = False
-    evaluate_at_end: bool = True
-    stop_at_val_return: float | None = None
-    max_env_steps: int | None = None
-    torch_threads: int | None = None
-    compile_learning: bool = False
-    compile_acting: bool = False
-    restore_from: str | None = None
-    packed_batches: bool = False
-    replay_ratio: float | None = None
-    lr_schedule: Callable[[float], float] | None = None
-    extra_loss_weights: Mapping[str, float] = field(default_factory=dict)
-    on_policy_learner_type: Callable[..., PPOLearner] = PPOLearner
-    callbacks: Sequence[Callable[[], Callback]] = ()
-    test_run: bool = False
+    traj_save_len: float = setting(1e10, "longest trajectory file, in transitions", above=0)
+    has_dset_edit_rights: bool = setting(True, "this process may delete old files", tried=False)
+    stagger_traj_file_lengths: bool = setting(True, "draw file lengths within max_seq_len of traj_save_len")
+    save_trajs_as: str = setting(
+        "npz",
+        'format of trajectory files: "npz", "npz-compressed", "traj"',
+        choices=("npz", "npz-compressed", "traj"),
+        in_hash=False,
+    )
+    padded_sampling: str = setting(
+        "none",
+        'where windows may hang over ends of a trajectory: "none", "left", "right", "both", or "shifted": '
+        'those of "both", moved inside',
+        choices=PADDED_SAMPLING_MODES,
+        on_policy=False,
+    )
+    dloader_workers: int = setting(
+        6, "sampling processes; 0 samples in this process", lowest=0, tiny_most=1, in_hash=False
+    )
+
+    # ---- schedule: one epoch collects, then learns ----
+
+    epochs: int = setting(1000, "number of epochs", lowest=0, tiny=1)
+    start_learning_at_epoch: int = setting(0, "first epoch that learns", lowest=0, tiny=0)
+    start_collecting_at_epoch: int = setting(0, "first epoch that collects", lowest=0, tried=0)
+    train_timesteps_per_epoch: int = setting(
+        1000, "env steps per actor; 0 collects nothing", lowest=0, tiny_most=FEW_STEPS
+    )
+    train_batches_per_epoch: int = setting(
+        1000, "batches per process of off-policy agents", lowest=0, on_policy=False
+    )
+    val_interval: int | None = setting(20, "epochs between evaluations; None for never", lowest=1, tiny=1)
+    ckpt_interval: int | None = setting(
+        50,
+        "epochs between checkpoints; None for none besides those of CheckpointManager.every_minutes and the "
+        "last one",
+        lowest=1,
+        tiny=1,
+    )
+    always_save_latest: bool = setting(True, "publish the policy after every epoch", in_hash=False)
+    always_load_latest: bool = setting(False, "act with the newest published policy")
+
+    # ---- optimisation ----
+
+    batch_size: int | Literal["auto"] = setting(
+        24,
+        'sequences per batch and process; "auto" takes as many as make about 1,500 timesteps if all are '
+        "full, 4 to 24",
+        choices=("auto",),
+        lowest=1,
+        on_policy=False,
+    )
+    batches_per_update: int = setting(1, "batches whose gradients are added up for one update", lowest=1)
+    learning_rate: float = setting(1e-4, "learning rate of AdamW", above=0)
+    critic_loss_weight: float = setting(10.0, "weight of the critics' loss; that of the actor is 1", lowest=0)
+    lr_warmup_steps: int = setting(500, "updates of linear warm-up", lowest=0)
+    grad_clip: float = setting(
+        1.0,
+        "largest norm of the gradient; 0 or less: no clipping. Where it is often exceeded, values of rare "
+        "rewards stay far below their targets (docs/choices.md)",
+    )
+    l2_coeff: float = setting(1e-3, "weight decay of AdamW", lowest=0)
+    mixed_precision: str = setting(
+        "no", 'precision of the updates: "no", "fp16", "bf16"', choices=("no", "fp16", "bf16")
+    )
+
+    # ---- extras ----
+
+    mode: str = setting(
+        "both",
+        '"both", "learn" (never collects) or "collect" (never learns)',
+        choices=("both", "learn", "collect"),
+        tried="both",
+    )
+    seed: int | None = setting(
+        None, "seed of all randomness; None draws one and logs it", lowest=0, in_hash=False
+    )
+    deterministic: bool = setting(False, "forbid irreproducible torch operations", in_hash=False)
+    evaluate_at_end: bool = setting(
+        True, "evaluate once more, on new episodes, after the last epoch", tiny=False, in_hash=False
+    )
+    stop_at_val_return: float | None = setting(
+        None, "end training once an evaluation has this mean return; None disables it", tiny=None
+    )
+    max_env_steps: int | None = setting(
+        None,
+        "end training after the epoch in which all collecting processes of the run together have taken so "
+        "many env steps; None for no limit. Schedules still follow Experiment.epochs",
+        lowest=1,
+        tiny=None,
+    )
+    torch_threads: int | None = setting(
+        None,
+        "threads of torch in this process, never more than OMP_NUM_THREADS and its share of the cores; None "
+        "for one, and as many as that on large models",
+        lowest=1,
+        in_hash=False,
+    )
+    compile_learning: bool = setting(
+        False,
+        "compile the losses of updates with torch.compile (slow to start, for GPUs)",
+        in_hash=False,
+    )
+    compile_acting: bool = setting(
+        False,
+        "compile the policy for acting with torch.compile (slow to start, for GPUs)",
+        in_hash=False,
+    )
+    restore_from: str | None = setting(
+        None,
+        "what a new run begins from: an artifact (`latest`, `other-run:best`) or a path",
+        tried=None,
+    )
+    packed_batches: bool = setting(
+        False,
+        "put short windows behind each other in one row instead of padding each; the losses are the same. "
+        "It saves what padding costs without sorting windows by length",
+        on_policy=False,
+    )
+    replay_ratio: float | None = setting(
+        None,
+        "gradient updates per collected env step, all collecting processes together; None for no fixed "
+        "ratio. Learner and actors wait for each other when they are further off than "
+        'ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch instead of '
+        "train_batches_per_epoch. Counting begins when training may begin",
+        above=0,
+        tiny=None,
+    )
+    lr_schedule: Callable[[float], float] | None = setting(
+        None,
+        "factor of the learning rate by training progress in [0, 1], such as @LinearSchedule() or "
+        "@TorchSchedule(); it multiplies the warm-up. None for 1",
+    )
+    extra_loss_weights: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=about("weights of the auxiliary losses of an agent (`LossTerms.extra`), by name"),
+    )
+    on_policy_learner_type: Callable[..., PPOLearner] = setting(
+        PPOLearner, "what trains an on-policy agent; its keywords are set in gin"
+    )
+    callbacks: Sequence[Callable[[], Callback]] = setting(
+        (),
+        "what makes each Callback: hooks of your own at the points of a run, or ParamFreezer, Pretraining, "
+        "EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there",
+    )
+    test_run: bool = setting(False, "try one of everything in seconds, in the run folder `<run_name>-test`")
 
     @property
     def sequences_per_batch(self) -> int:
@@ -191,47 +308,13 @@ class Settings:
         return min(max(AUTO_BATCH_TIMESTEPS // self.max_seq_len, fewest), most)
 
 
+def fields_with(rule: str) -> dict[str, Any]:
+    """The fields that have this rule, with its value, by name."""
+    return {one.name: one.metadata[rule] for one in fields(Settings) if rule in one.metadata}
+
+
 # ---- checks, before anything is built ----
 
-_CHOICES = {
-    "env_mode": ("async", "sync", "already_vectorized", "auto"),
-    "mode": ("both", "learn", "collect"),
-    "mixed_precision": ("no", "fp16", "bf16"),
-    "save_trajs_as": ("npz", "npz-compressed", "traj"),
-    "padded_sampling": PADDED_SAMPLING_MODES,
-}
-_COUNTS = {  # whole numbers, and the lowest
-    "max_seq_len": 1,
-    "parallel_actors": 1,
-    "batches_per_update": 1,
-    "log_interval": 1,
-    "epochs": 0,
-    "val_timesteps_per_epoch": 0,
-    "train_timesteps_per_epoch": 0,
-    "train_batches_per_epoch": 0,
-    "start_learning_at_epoch": 0,
-    "start_collecting_at_epoch": 0,
-    "dloader_workers": 0,
-    "lr_warmup_steps": 0,
-}
-_OPTIONAL_COUNTS = {
-    "val_interval": 1,
-    "ckpt_interval": 1,
-    "force_reset_train_envs_every": 1,
-    "max_env_steps": 1,
-    "torch_threads": 1,
-    "seed": 0,
-}
-_NUMBERS: dict[str, dict[str, Any]] = {
-    "learning_rate": {"above": 0},
-    "traj_save_len": {"above": 0},
-    "replay_ratio": {"above": 0, "optional": True},
-    "l2_coeff": {"lowest": 0},
-    "critic_loss_weight": {"lowest": 0},
-    "grad_clip": {},
-    **{name: {"lowest": lowest, "whole": True} for name, lowest in _COUNTS.items()},
-    **{name: {"lowest": low, "whole": True, "optional": True} for name, low in _OPTIONAL_COUNTS.items()},
-}
 _TAKEN = ("actor", "critic", "value")  # names of other losses in the logs
 _HOOKS = {  # how they are called, as in AMAGO
     "compute_loss": ("batch", "log_step="),
@@ -261,12 +344,14 @@ def check_hooks(kind: type) -> None:
 
 def check_settings(settings: Settings) -> None:
     """Raise ValueError or TypeError for the first setting that cannot work."""
-    for name, allowed in _CHOICES.items():
-        check_choice(f"Experiment.{name}", getattr(settings, name), allowed)
-    for name, limits in _NUMBERS.items():
-        check_number(f"Experiment.{name}", getattr(settings, name), **limits)
-    if settings.batch_size != "auto":
-        check_number("Experiment.batch_size", settings.batch_size, lowest=1, whole=True)
+    for one in fields(Settings):
+        name, value, rules = f"Experiment.{one.name}", getattr(settings, one.name), one.metadata
+        kind, choices = str(one.type), rules.get("choices", ())  # kind: such as "int | None"
+        if kind.startswith(("int", "float")) and value not in choices:
+            limits = {limit: rules[limit] for limit in ("lowest", "above") if limit in rules}
+            check_number(name, value, whole=kind.startswith("int"), optional="None" in kind, **limits)
+        elif choices:
+            check_choice(name, value, choices)
     for term, weight in settings.extra_loss_weights.items():
         check_number(f"Experiment.extra_loss_weights[{term!r}]", weight, lowest=0)
         if term in _TAKEN:
@@ -288,36 +373,42 @@ def check_settings(settings: Settings) -> None:
         )
 
 
+def check_for_on_policy(settings: Settings, agent: str) -> None:
+    """Raise ValueError where settings do not go with the on-policy agent of this name.
+
+    A warning names the settings that it does not read, unless they have their defaults.
+    """
+    num_steps, first = settings.train_timesteps_per_epoch, settings.start_collecting_at_epoch
+    needs = [
+        ("mode", settings.mode == "both", "'both': its data are of the newest policy alone"),
+        ("sample_actions", settings.sample_actions, "True: it learns by chance"),
+        ("replay_ratio", settings.replay_ratio is None, "None: it replays nothing"),
+        ("train_timesteps_per_epoch", num_steps > 0, "the length of a rollout, such as 128"),
+        ("start_collecting_at_epoch", first == 0, "0: it trains on the rollout of each epoch"),
+    ]
+    for name, is_fine, expected in needs:
+        if not is_fine:
+            raise ValueError(
+                f"Experiment.{name} is {getattr(settings, name)!r}, but the on-policy agent {agent} needs "
+                f"{expected}. Fix: set Experiment.{name} so, or use an off-policy agent such as Agent."
+            )
+    defaults = {one.name: one.default for one in fields(Settings)}
+    # None is what an on-policy agent does anyway. A test run has set most of them itself.
+    unread = [
+        name for name in fields_with("on_policy") if getattr(settings, name) not in (defaults[name], None)
+    ]
+    if unread and not settings.test_run:
+        logger.warning(
+            "Settings of Experiment that have no meaning for the on-policy agent %s, which trains on "
+            "each rollout as PPOLearner says: %s.",
+            agent,
+            ", ".join(sorted(unread)),
+        )
+
+
 # ---- a test run: one of everything in seconds, away from the real run's folder and data ----
 
-FEW_STEPS = 8  # env steps per actor
-TINY: dict[str, Any] = {
-    "mode": "both",
-    "log_to_wandb": False,
-    "restore_from": None,
-    "start_collecting_at_epoch": 0,
-    "has_dset_edit_rights": False,
-}
-"""Settings of everything that is only tried."""
-_OF_A_RUN: dict[str, Any] = {
-    **TINY,
-    "start_learning_at_epoch": 0,
-    "epochs": 1,
-    "ckpt_interval": 1,
-    "val_interval": 1,
-    "log_interval": 1,
-    "evaluate_at_end": False,
-    "force_reset_train_envs_every": None,
-    "replay_ratio": None,
-    "stop_at_val_return": None,
-    "max_env_steps": None,
-}
-_AT_MOST = {
-    "train_timesteps_per_epoch": FEW_STEPS,
-    "val_timesteps_per_epoch": FEW_STEPS,
-    "dloader_workers": 1,
-}
-_FEW_SEQUENCES = 4
+_FEW_SEQUENCES = 4  # per batch of a test run
 
 
 def is_on_policy(agent_type: Any) -> bool:
@@ -331,9 +422,9 @@ def is_on_policy(agent_type: Any) -> bool:
 def shrink(settings: Settings) -> None:
     """Change the settings of a test run: `<run_name>-test`, one epoch, tiny numbers, nothing published."""
     settings.run_name += "-test"
-    for name, value in _OF_A_RUN.items():
+    for name, value in (fields_with("tried") | fields_with("tiny")).items():
         setattr(settings, name, value)
-    for name, most in _AT_MOST.items():
+    for name, most in fields_with("tiny_most").items():
         if name == "train_timesteps_per_epoch" and is_on_policy(settings.agent_type):
             continue  # sequences and minibatches are made for rollouts of this length
         setattr(settings, name, min(getattr(settings, name), most))

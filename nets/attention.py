@@ -1,185 +1,431 @@
-"""What Transformer layers do with queries, keys and values: see them as they should be, and attend."""
+"""Attention of all kinds of heads: which keys a query may read, and what it makes of their values.
+
+`attend` is the only attention of Transformer layers, for L >= 1 queries: in training, over padded and packed
+rows, from a stored state, and while acting. One query reads its keys by the formula, all heads at once, as
+kernels are made for many queries. Many queries take a kernel, heads that attend alike at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .head_kinds import COUNT_SCALE
+from . import cpu
+from .cpu.attention import sdpa_in_parts
+from .head_kinds import Heads
 from .positions import Places, rotate
 from .recurrence import in_full_precision
 
-Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""Attention over queries (B, H, L, E), keys and values (B, H, S, E) with a mask and a dropout rate.
+Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+"""Softmax attention over queries (B, H, L, E), keys and values (B, H, S, E) with a mask and a dropout rate.
 
 The mask is bool (True where attention is allowed) or float (added to logits), broadcast to (B, H, L, S). None
-stands for a causal one with L = S, and for none with L = 1. Returns (B, H, L, E).
+stands for a causal one with L = S. Returns (B, H, L, E).
 """
 
-_QUERIES = 48  # whose keys are looked for together; 32 to 64 took the same time
-_COUNTING_QUERIES = 512  # whose logits are held at once
+_FORMULA_QUERIES = 512  # The formula holds the logits of so many queries at a time.
+
+
+class Sight(ABC):
+    """Which of S keys each of L queries may read, and how old these keys are then.
+
+    A sight holds times and episodes rather than a matrix, so that each kernel is given what it needs: nothing
+    for causal attention, the bounds of episodes for packed rows, a matrix for everything else. Layers with
+    the same window share it.
+    """
+
+    def __init__(self) -> None:
+        self._terms: dict[Any, tuple[Tensor, Tensor | None]] = {}
+
+    @abstractmethod
+    def is_seen(self, start: int, stop: int) -> Tensor:
+        """(1 or B, 1, L', S') bool, True where queries from start to stop may read one of the first keys."""
+
+    @abstractmethod
+    def lag(self, start: int, stop: int) -> Tensor:
+        """(1 or B, 1, L', S') int64, by how many timesteps these keys are older; any number if not seen."""
+
+    def is_past(self, start: int, stop: int) -> Tensor:
+        """(1 or B, 1, L', S') bool, False where key and query are those of one timestep."""
+        return self.lag(start, stop) != 0
+
+    def kept(self, sees_present: Tensor, start: int, stop: int) -> Tensor:
+        """(1 or B, H, L', S') float, 0 for the present where sees_present (H, 1, 1) is 0, else 1."""
+        return torch.where(self.is_past(start, stop), 1.0, sees_present)
+
+    def terms(self, heads: Heads, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        """What the formula makes of keys: logits * kept + bias, and weights * kept.
+
+        Returns: bias and kept, (1 or B, 1 or H, L', S') float. `kept` is 0 where zeros replace a key and its
+            value, else 1; None if no head has such keys.
+        """
+        if (heads, start) not in self._terms:
+            bias, kept = self.is_seen(start, stop).log(), None  # 0 or -inf
+            if heads.any_fades:
+                bias = bias - _fading(heads, self.lag(start, stop))
+            if not heads.all_see_present:
+                kept = self.kept(heads.sees_present.to(bias.device, non_blocking=True), start, stop)
+            self._terms[heads, start] = bias, kept
+        return self._terms[heads, start]
+
+
+class RingSight(Sight):
+    """What the present timestep of each env sees of a ring of keys, in which timestep t is at t % window.
+
+    Attributes:
+        age: (N,) int64, timesteps of the running episode before the present.
+        window: places of the ring.
+        num_used: places that are read, the first ones.
+        place: (N, 1, 1, 1) int64, of the present.
+    """
+
+    def __init__(self, age: Tensor, window: int, num_used: int) -> None:
+        super().__init__()
+        self._age, self.window = age.view(-1, 1, 1, 1), window
+        self.place, self._places = self._age % window, torch.arange(num_used, device=age.device)
+
+    def is_seen(self, start: int, stop: int) -> Tensor:
+        return self._places <= self._age
+
+    def lag(self, start: int, stop: int) -> Tensor:
+        return (self._age - self._places) % self.window
+
+    def kept(self, sees_present: Tensor, start: int, stop: int) -> Tensor:
+        shape = (len(self.place), len(sees_present), 1, 1)
+        kept = sees_present.new_ones(*shape[:3], len(self._places))
+        return kept.scatter_(3, self.place.expand(shape), sees_present.expand(shape))
+
+
+class SequenceSight(Sight):
+    """What the timesteps of sequences see of themselves and of timesteps before them, in the order of time.
+
+    Attributes:
+        x: (B, L, ...), for its shape and device.
+        window: timesteps that a query may read, its own included.
+        resets: (B, L) bool, True on the first timestep of an episode; None if no row holds a second one.
+        num_before: M, keys of timesteps before the sequence.
+        ages: (B,) int64, how many of them belong to the running episode.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        window: int,
+        resets: Tensor | None = None,
+        num_before: int = 0,
+        ages: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.x, self.window, self.num_before, self.ages = x, window, num_before, ages
+        has_borders = resets is not None and (num_before > 0 or bool(resets[:, 1:].any()))
+        self.resets = resets if has_borders else None
+        self._mask: Tensor | None = None
+
+    @property
+    def sees_all_episodes(self) -> bool:
+        """Each timestep sees all of its episode until then, and the episode begins in the sequence."""
+        return not self.num_before and self.x.shape[1] <= self.window
+
+    @property
+    def mask(self) -> Tensor | None:
+        """(1 or B, 1, L, S) bool, True where a key is seen; None if plain causal is right."""
+        if self.resets is None and self.sees_all_episodes:
+            return None
+        if self._mask is None:
+            self._mask = self.is_seen(0, self.x.shape[1])
+        return self._mask
+
+    def lag(self, start: int, stop: int) -> Tensor:
+        t = torch.arange(-self.num_before, stop, device=self.x.device)
+        return (t[self.num_before + start :, None] - t)[None, None]
+
+    def is_seen(self, start: int, stop: int) -> Tensor:
+        lag, before = self.lag(start, stop), self.num_before
+        is_seen = (lag >= 0) & (lag < self.window)
+        if not before and self.resets is None:
+            return is_seen
+        episode = torch.zeros(len(self.x), stop, dtype=torch.int64, device=lag.device)
+        if self.resets is not None:
+            episode = self.resets[:, :stop].long().cumsum(1)
+        of_key = episode
+        if self.ages is not None:
+            is_running = torch.arange(before, 0, -1, device=lag.device) <= self.ages[:, None]
+            of_key = torch.cat([is_running.long() - 1, episode], dim=1)
+        return is_seen & (episode[:, None, start:, None] == of_key[:, None, None])
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sight: Sight,
+    heads: Heads,
+    match: float,
+    *,
+    sink: Tensor | None = None,
+    dropout: float = 0.0,
+    kernel: Kernel | None = None,
+) -> Tensor:
+    """What each head reads.
+
+    Args:
+        q: (B, H, L, E), queries.
+        k: (B, H, S, E), keys; of a sequence, the last L are those of the queries' own timesteps.
+        v: (B, H, S, E), values.
+        sight: which keys each query sees.
+        heads: the kind of each head.
+        match: the logit of an equal query and key at the start of training.
+        sink: (H, 1, E), a further key whose value is 0; or None.
+        dropout: share of the weights that are dropped, but for heads that have weights of their own.
+        kernel: for softmax over many queries; None takes the formula.
+    Returns: (B, H, L, E).
+    """
+    if kernel is None or q.shape[2] == 1:
+        return _formula(q, k, v, sight, heads, match, sink, dropout)
+    found = []
+    for part, group in heads.groups:
+        some, kind = (q[:, part], k[:, part], v[:, part]), group.kinds[0]
+        sink_of_group = None if sink is None else sink[part]
+        if kind.weigh is None and isinstance(sight, SequenceSight):
+            found.append(_by_kernel(*some, sight, group, sink_of_group, dropout, kernel))
+        else:
+            found.append(_formula(*some, sight, group, match, sink_of_group, dropout))
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+# --- the formula ---------------------------------------------------------------------------------------
+
+
+def _formula(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sight: Sight,
+    heads: Heads,
+    match: float,
+    sink: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """See `attend`. Logits are held for some queries at a time, and made again for the gradient."""
+    length, device = q.shape[2], q.device.type
+    is_exact = device != "meta" and not torch.is_autocast_enabled(device)
+    read = weighted if is_exact else _weighted_in_full  # Sums of weights need it: in bfloat16, 257 is 256.
+    if length <= _FORMULA_QUERIES:
+        bias, kept = sight.terms(heads, 0, length)
+        return read(q, k, v, bias, kept, heads, match, sink, dropout)
+    parts = []
+    for start in range(0, length, _FORMULA_QUERIES):
+        some = q[:, :, start : start + _FORMULA_QUERIES]
+        bias, kept = sight.terms(heads, start, start + some.shape[2])
+        size = bias.shape[-1]
+        given = (some, k[:, :, :size], v[:, :, :size], bias, kept, heads, match, sink, dropout)
+        parts.append(checkpoint(read, *given, use_reentrant=False, preserve_rng_state=dropout > 0))
+    return torch.cat(parts, dim=2)
+
+
+def weighted(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    kept: Tensor | None,
+    heads: Heads,
+    match: float,
+    sink: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The formula with all logits in memory: arguments as those of `attend`, and the terms of a `Sight`."""
+    shape, scale = q.shape, q.shape[-1] ** -0.5
+    logits = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(*shape[:3], -1)
+    if kept is None:
+        logits = torch.add(bias, logits, alpha=scale)
+    else:
+        logits = torch.addcmul(bias, logits, kept, value=scale)
+    if sink is not None:
+        logits = torch.cat([logits, q @ sink.mT * scale], dim=-1)
+    weights = _weights(logits, heads, match, dropout)
+    weights = weights if sink is None else weights[..., :-1]
+    weights = weights if kept is None else weights * kept
+    read = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(shape)
+    for part, kind in heads.weighings:
+        if kind.finish is not None:
+            read[:, part] = kind.finish(read[:, part])
+    return read
+
+
+_weighted_in_full = in_full_precision(weighted)
+
+
+def _weights(logits: Tensor, heads: Heads, match: float, dropout: float) -> Tensor:
+    if len(heads.weighings) == 1 and heads.kinds[0].weigh is not None:
+        return heads.kinds[0].weigh(logits, match)
+    weights = logits.softmax(-1)
+    weights = F.dropout(weights, dropout) if dropout else weights
+    for part, kind in heads.weighings:
+        if kind.weigh is not None:
+            own = kind.weigh(logits[:, part], match)
+            if torch.is_grad_enabled():
+                weights = torch.slice_scatter(weights, own, 1, part.start, part.stop)
+            else:
+                weights[:, part] = own
+    return weights
+
+
+def _fading(heads: Heads, lag: Tensor) -> Tensor:
+    """(1 or B, H, L, S), what is subtracted from logits of these heads."""
+    return heads.slopes.to(lag.device, non_blocking=True) * lag
+
+
+# --- kernels -------------------------------------------------------------------------------------------
+
+
+def _by_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sight: SequenceSight,
+    heads: Heads,
+    sink: Tensor | None,
+    dropout: float,
+    kernel: Kernel,
+) -> Tensor:
+    """Softmax attention of heads that attend alike; see `attend`."""
+    kind, batch = heads.kinds[0], q.shape[0]
+    further = [] if sink is None else [sink.to(k.dtype).expand(batch, -1, -1, -1)]  # keys whose value is 0
+    sees_present = kind.sees_present
+    if not sees_present and sight.sees_all_episodes:
+        # Each key takes the place of the next one, and zeros that of the first one of an episode.
+        k, v = (_one_later(x, sight.resets) for x in (k, v))
+        sees_present = True
+    elif not sees_present:
+        further.append(torch.zeros_like(k[:, :, :1]))
+    if sees_present and not further and not kind.fades:
+        if kernel is sdpa and sight.resets is not None and _can_be_packed(q, v, dropout):
+            return _packed(q, k, v, sight)
+        return kernel(q, k, v, sight.mask, dropout)
+    length = q.shape[2]
+    mask = sight.is_seen(0, length)
+    if not sees_present:
+        mask = mask & sight.is_past(0, length)
+    if kind.fades:
+        mask = torch.where(mask, -_fading(heads, sight.lag(0, length)), -torch.inf).to(q.dtype)
+    if further:
+        mask = F.pad(mask, (len(further), 0), value=0.0 if kind.fades else True)
+        k, v = torch.cat([*further, k], dim=2), F.pad(v, (0, 0, len(further), 0))
+    return kernel(q, k, v, mask, dropout)
+
+
+def _one_later(x: Tensor, resets: Tensor | None) -> Tensor:
+    """X (B, H, L, E) one timestep later, zeros first in each episode."""
+    later = F.pad(x[:, :, :-1], (0, 0, 1, 0))
+    return later if resets is None else later.masked_fill(resets[:, None, :, None], 0.0)
+
+
+@cache
+def _varlen_attention() -> Callable[..., Any] | None:
+    try:  # here, as the import takes seconds
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:  # torch before 2.10
+        return None
+    return varlen_attn
+
+
+def _can_be_packed(q: Tensor, v: Tensor, dropout: float) -> bool:
+    """True where torch has FlashAttention over sequences of different lengths."""
+    is_narrow = v.dtype in (torch.float16, torch.bfloat16)
+    return (
+        q.is_cuda and is_narrow and not dropout and q.shape[-1] % 8 == 0 and _varlen_attention() is not None
+    )
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, sight: SequenceSight) -> Tensor:
+    """Attention within the episodes of packed rows, whose bounds the kernel is given instead of a mask.
+
+    This was never run: it needs a GPU of the Ampere generation or later and torch 2.10.
+    """
+    (batch, length), attention = sight.x.shape[:2], _varlen_attention()
+    assert sight.resets is not None  # The caller has looked.
+    assert attention is not None
+    is_first = sight.resets | (torch.arange(length, device=q.device) == 0)
+    bounds = F.pad(is_first.flatten().nonzero().flatten(), (0, 1), value=batch * length).int()
+    rows = (rearrange(x, "b h l e -> (b l) h e").to(v.dtype) for x in (q, k, v))
+    found = attention(*rows, bounds, bounds, length, length, window_size=(sight.window - 1, 0))
+    by_row: Tensor = rearrange(found, "(b l) h e -> b h l e", b=batch)
+    return by_row
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The attention of torch, which takes the fastest kernel that it has for the device."""
-    is_plain_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    return (_sdpa_on_cpu if is_plain_cpu else _kernel)(q, k, v, mask, dropout)
+    attention = sdpa_in_parts if cpu.serves(q) else F.scaled_dot_product_attention
+    return attention(q, k, v, mask, dropout, is_causal=mask is None)
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None and q.shape[2] > 1)
+# --- queries and keys ----------------------------------------------------------------------------------
 
 
-@in_full_precision  # the gradient in bfloat16 takes four times as long as in float32
-def _sdpa_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    if mask is None or mask.dtype != torch.bool:
-        return _kernel(q, k, v, mask, dropout)
-    queries, masks = (torch.split(x, _QUERIES, dim=-2) for x in (q, mask))
-    seen = []  # by these queries; the kernel goes through what a mask hides, too
-    for allowed in masks:
-        places = allowed.flatten(0, -2).any(0).nonzero().flatten()
-        seen.append(slice(int(places[0]), int(places[-1]) + 1))
-    parts = [
-        _kernel(some, keys, values, allowed[..., span], dropout).transpose(1, 2)
-        for some, allowed, keys, values, span in zip(
-            queries, masks, _spans(k, seen), _spans(v, seen), seen, strict=True
-        )
-    ]
-    return torch.cat(parts, dim=1).transpose(1, 2)  # the layout of the kernel's results
-
-
-def _spans(x: Tensor, spans: Sequence[slice]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _Spans.apply(x, spans)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Spans(torch.autograd.Function):
-    """Overlapping spans of x (B, H, S, E). Autograd would add up a whole gradient for each of them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, spans: Sequence[slice]) -> tuple[Tensor, ...]:
-        ctx.spans, ctx.shape = spans, x.shape
-        return tuple(x[:, :, span] for span in spans)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        b, h, s, e = ctx.shape
-        total = grads[0].new_zeros(b, s, h, e).transpose(1, 2)
-        for span, grad in zip(ctx.spans, grads, strict=True):
-            total[:, :, span] += grad
-        return total, None
-
-
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The formula, with all weights in memory."""
-    if mask is None and q.shape[2] > 1:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    return F.dropout(_masked_logits(q, k, mask).softmax(-1), dropout) @ v
-
-
-@in_full_precision  # bfloat16 tells no 257 from 256
-def count(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, threshold: float) -> Tensor:
-    """Sums of the values whose keys fit (see `fits`, `damped`): how much there is of what a query looks for.
-
-    A mean of values tells its share of all timesteps, from which a number is hard to learn. Arguments and
-    result as those of an `Attention`, but that logits above the threshold count, in place of a dropout rate.
-    Logits are held for some queries at a time.
-    Source: weights of Ramapuram et al. 2024, arXiv:2409.04431 (sigmoid attention).
-    """
-    length, parts = q.shape[2], []
-    for start in range(0, length, _COUNTING_QUERIES):
-        some = q[:, :, start : start + _COUNTING_QUERIES]
-        seen, allowed = k.shape[2], None
-        if mask is not None:
-            allowed = mask[..., start : start + _COUNTING_QUERIES, :]
-        elif length > 1:
-            seen = start + some.shape[2]
-            allowed = torch.ones(some.shape[2], seen, dtype=torch.bool, device=q.device).tril(start)
-        given = (some, k[:, :, :seen], v[:, :, :seen], allowed, threshold)
-        if some.shape[2] == length:
-            return _count(*given)
-        parts.append(checkpoint(_count, *given, use_reentrant=False, preserve_rng_state=False))
-    return torch.cat(parts, dim=2)
-
-
-def _count(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, threshold: float) -> Tensor:
-    return damped(fits(_masked_logits(q, k, mask), threshold) @ v)
-
-
-def fits(logits: Tensor, threshold: float) -> Tensor:
-    """Weights from 0 to 1 of keys that are counted."""
-    return (logits - threshold).sigmoid()
-
-
-def damped(sums: Tensor) -> Tensor:
-    """Sums of values as layers can use them, of any number of timesteps."""
-    return (sums / COUNT_SCALE).asinh()
-
-
-def _masked_logits(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    logits: Tensor = q @ k.mT * q.shape[-1] ** -0.5
-    if mask is None:
-        return logits
-    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
-
-
-def without_present(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys, values and mask of attention to earlier timesteps alone, and to a key and a value of zeros.
-
-    Arguments as those of an `Attention` over L queries, S >= L keys and values, the last L of them their own.
-    """
-    if mask is None:  # at the place of each timestep is what is at the place before it
-        return F.pad(k[:, :, :-1], (0, 0, 1, 0)), F.pad(v[:, :, :-1], (0, 0, 1, 0)), None
-    length, size = mask.shape[-2:]
-    t = torch.arange(size, device=mask.device)
-    is_present, is_bool = t[size - length :, None] == t, mask.dtype == torch.bool
-    mask = F.pad(mask.masked_fill(is_present, False if is_bool else -torch.inf), (1, 0), value=is_bool)
-    return F.pad(k, (0, 0, 1, 0)), F.pad(v, (0, 0, 1, 0)), mask
-
-
-def normed_and_turned(
-    qkv: Tensor, added: Tensor | None, gains: Tensor, eps: float, places: Places
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys at unit root mean square, times gains, rotated; and values.
+def prepared(
+    qkv: Tensor, added: Tensor | None, gains: Tensor | None, eps: float, places: Places | None
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys as they meet, with waves added, normalised and rotated; and values.
 
     Args:
-        qkv: (B, L, 3, H, E) float.
-        added: (B, L, 2, F, E) float, of queries and keys of the F first heads, before the norm; or None.
-        gains: (2, E) float, of queries and keys.
+        qkv: (..., 3, H, E) float, projections of the input, which may be overwritten.
+        added: (..., 2, F, E) float, waves for the queries and keys of the F first heads; or None.
+        gains: (2, E) float, factors of queries and keys at unit root mean square; None leaves their lengths.
         eps: of the norm.
-        places: cosines and sines (B, L, 1 or H, E).
-    Returns: three times (B, H, L, E), queries and keys in float32.
+        places: cosines and sines (..., 1, 1 or H, E); None for no rotation.
+    Returns: (..., 2, H, E), in float32 if normalised, and (..., H, E).
     """
-    turned, v = _NormedAndTurned.apply(qkv, added, gains, eps, places.cos, places.sin)  # type: ignore[no-untyped-call]
-    q, k = turned.unbind(2)
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if gains is not None and places is not None:
+        given = (qkv, added, gains, eps, places.cos, places.sin)
+        if torch.is_grad_enabled():
+            both, v = _NormedAndTurned.apply(*given)  # type: ignore[no-untyped-call]
+            return both, v
+        return _normed_and_turned(qkv[..., :2, :, :].float(), *given[1:])[0], qkv[..., 2, :, :]
+    both, v = qkv[..., :2, :, :], qkv[..., 2, :, :]
+    if added is not None:
+        both = both + F.pad(added, (0, 0, 0, both.shape[-2] - added.shape[-2]))
+    if gains is not None:
+        both = both.float()
+        both = both * (both.square().mean(-1, keepdim=True) + eps).rsqrt() * gains[:, None]
+    return both if places is None else rotate(both, places.cos, places.sin), v
+
+
+def _normed_and_turned(
+    x: Tensor, added: Tensor | None, gains: Tensor, eps: float, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result, and what its gradient needs: x, which becomes its norm, the scale of that, and gains."""
+    if added is not None:
+        x[..., : added.shape[-2], :].add_(added)
+    scale = (x * x).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    x.mul_(scale)
+    gains = gains[:, None]
+    if x.ndim > 4:  # noqa: PLR2004 - a sequence
+        gains = gains.expand(x.shape[-3:]).contiguous()  # By head, as short rows are slow.
+    return rotate(x * gains, cos, sin), x, scale, gains
 
 
 class _NormedAndTurned(torch.autograd.Function):
-    """In a third of the operations of autograd, each of which costs as much as reading its input."""
+    """`_normed_and_turned` in a third of autograd's operations, each of which takes as long as reading x."""
 
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, added: Tensor | None, gains: Tensor, eps: float, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        x = qkv[:, :, :2].to(torch.float32, copy=True)
-        if added is not None:
-            x[:, :, :, : added.shape[3]] += added
-        scale = (x * x).sum(-1, keepdim=True).div_(x.shape[-1]).add_(eps).rsqrt_()
-        x *= scale
-        gains = gains[:, None].expand(x.shape[2:]).contiguous()  # by head, as short rows are slow
-        cos, sin = cos[:, :, None], sin[:, :, None]
-        y = rotate(x * gains, cos, sin)
-        ctx.save_for_backward(x, scale, gains, cos, sin)
-        ctx.num_added = None if added is None else added.shape[3]
-        return y, qkv[:, :, 2]
+        x = qkv[..., :2, :, :].to(torch.float32, copy=True)
+        y, *for_gradient = _normed_and_turned(x, added, gains, eps, cos, sin)
+        ctx.save_for_backward(*for_gradient, cos, sin)
+        ctx.num_added = None if added is None else added.shape[-2]
+        return y, qkv[..., 2, :, :]
 
     @staticmethod
     @once_differentiable
@@ -187,40 +433,12 @@ class _NormedAndTurned(torch.autograd.Function):
         x, scale, gains, cos, sin = ctx.saved_tensors
         back = sin.roll(sin.shape[-1] // 2, -1)  # sines of the inverse rotation
         stretched = rotate(of_turned, cos, back)
-        of_gains = (stretched * x).flatten(0, 1)
+        of_gains = (stretched * x).flatten(0, -4)
         normed = stretched.mul_(gains)
         along = (of_gains * gains).sum(-1).view_as(scale).div_(x.shape[-1])
-        of_qkv = of_values.new_empty(*x.shape[:2], 3, *x.shape[3:])
-        of_qkv[:, :, :2] = normed.addcmul_(x, along, value=-1).mul_(scale)
-        of_qkv[:, :, 2] = of_values
-        of_added = None if ctx.num_added is None else of_qkv[:, :, :2, : ctx.num_added]
-        return of_qkv, of_added, of_gains.flatten(1).sum(0).view(gains.shape).sum(1), None, None, None
-
-
-def attention_mask(
-    seq: Tensor, window: int, resets: Tensor | None = None, visible: Tensor | None = None
-) -> Tensor | None:
-    """Which timesteps each one may attend to: the `window` newest ones of its own episode.
-
-    Args:
-        seq: (B, L, ...), whose shape and device count.
-        window: timesteps that attention reaches back, the newest included.
-        resets: (B, L) bool, True on the first timestep of an episode.
-        visible: (B, M) bool, True on those of the M timesteps before `seq` that its first episode has seen.
-    Returns: bool (L, L) or (B, 1, L, M + L), True where attention is allowed; None if plain causal is right.
-    """
-    batch, length = seq.shape[:2]
-    has_borders = resets is not None and bool(resets[:, 1:].any())
-    num_before = 0 if visible is None else visible.shape[1]
-    if not has_borders and not num_before and length <= window:
-        return None
-    t = torch.arange(-num_before, length, device=seq.device)
-    lag = t[num_before:, None] - t
-    mask = (lag >= 0) & (lag < window)
-    if not has_borders and not num_before:
-        return mask
-    episode = torch.zeros(batch, length, dtype=torch.int64, device=seq.device)
-    if resets is not None:
-        episode = resets.long().cumsum(1)
-    of_key = episode if visible is None else torch.cat([visible.long() - 1, episode], dim=1)
-    return (mask & (episode[:, :, None] == of_key[:, None]))[:, None]
+        of_qkv = of_values.new_empty(*x.shape[:-3], 3, *x.shape[-2:])
+        of_qkv[..., :2, :, :] = normed.addcmul_(x, along, value=-1).mul_(scale)
+        of_qkv[..., 2, :, :] = of_values
+        of_added = None if ctx.num_added is None else of_qkv[..., :2, : ctx.num_added, :]
+        of_gains = of_gains.flatten(1).sum(0).view(x.shape[-3:]).sum(1)
+        return of_qkv, of_added, of_gains, None, None, None

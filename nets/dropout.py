@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from . import cpu
+
 _STEPS = 2**16
 
 
@@ -18,9 +20,10 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
         dropped = round(self.p * _STEPS)
-        is_ours = self.training and x.device.type == "cpu" and not torch.compiler.is_compiling()
-        if not is_ours or not 0 < dropped < _STEPS:
+        if not 0 < dropped < _STEPS or not cpu.serves(x):
             return super().forward(x)
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         is_kept = draws.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - _STEPS // 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import gin
 
-from .head_kinds import HeadKinds
+from .head_kinds import Heads
 from .init import QK_GAIN
 from .mixers.ffm import FFMMixer
 from .mixers.gated_delta import GatedDeltaNetMixer
@@ -18,6 +18,7 @@ from .mixers.min_rnn import MinGRUMixer, MinLSTMMixer
 from .mixers.mlstm import MLSTMMixer
 from .mixers.s5 import S5Mixer
 from .mlp import require_at_least, require_positive
+from .positions import HeadPositions
 from .transformer import TransformerLayer, require_even_heads
 from .trunk import BlockSettings, Mixer, MixerBlock, ResidualBlock, TrunkTrajEncoder, build_mixer
 
@@ -95,20 +96,26 @@ class HybridTrajEncoder(TrunkTrajEncoder):
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
 
+        attention: dict[str, Any] = {}
+        places = None
+        if "attention" in mixers:
+            require_even_heads("HybridTrajEncoder", d_model, n_heads)
+            attention = {
+                "window": max_seq_len + 1,  # timesteps of the longest training sequence
+                "qk_gain": QK_GAIN,
+                "heads": (*["rotary"] * 6, "content", "counting"),
+                **given.get("attention", {}),
+            }
+            where = "HybridTrajEncoder.mixer_settings['attention']['heads']"
+            heads = attention["heads"] = Heads.named(attention["heads"], n_heads, setting=where)
+            if heads.need_positions:
+                places = HeadPositions(d_model, heads, attention["window"])
+
         def make_block(layer: int) -> ResidualBlock:
             kind = mixers[layer]
-            own = given.get(kind, {}) if isinstance(kind, str) else {}
             if kind == "attention":
-                require_even_heads("HybridTrajEncoder", d_model, n_heads)
-                attention: dict[str, Any] = {
-                    "window": max_seq_len + 1,  # timesteps of the longest training sequence
-                    "qk_gain": QK_GAIN,
-                    "heads": (*["rotary"] * 6, "content", "counting"),
-                    **own,
-                }
-                where = "HybridTrajEncoder.mixer_settings['attention']['heads']"
-                attention["heads"] = HeadKinds.named(attention["heads"], n_heads, setting=where)
-                return TransformerLayer(settings, is_alone=True, **attention)
+                return TransformerLayer(settings, **attention)
+            own = given.get(kind, {}) if isinstance(kind, str) else {}
             mixer_type = MIXERS[kind] if isinstance(kind, str) else kind
             mixer = build_mixer("HybridTrajEncoder", mixer_type, d_model, max_seq_len, own)
             return MixerBlock(settings, mixer)
@@ -121,4 +128,5 @@ class HybridTrajEncoder(TrunkTrajEncoder):
             n_layers=len(mixers),
             norm=norm,
             dropout_emb=dropout_emb,
+            places=places,
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .head_kinds import HeadKinds
+from .head_kinds import Heads
 from .init import EMBEDDING_STD
 
 BASE = 10_000.0
@@ -78,24 +78,24 @@ class HeadPositions(nn.Module):
 
     frequencies: Tensor
 
-    def __init__(self, d_model: int, heads: HeadKinds, window: int) -> None:
+    def __init__(self, d_model: int, heads: Heads, window: int) -> None:
         super().__init__()
         head_dim = d_model // len(heads)
         frequencies = BASE ** -(torch.arange(0, head_dim, 2).float() / head_dim)
         frequencies = torch.cat([-frequencies, frequencies])[None]
-        if heads.num("rotary") < len(heads):
-            is_rotary = torch.tensor([kind == "rotary" for kind in heads.kinds])
-            frequencies = frequencies * is_rotary[:, None]
+        if heads.num("is_rotated") < len(heads):
+            is_rotated = torch.tensor([kind.is_rotated for kind in heads.kinds])
+            frequencies = frequencies * is_rotated[:, None]
         self.register_buffer("frequencies", frequencies, persistent=False)
-        self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if heads.num("fixed") else None
+        self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if heads.num("has_waves") else None
 
     def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> Places:
-        """time_idxs (..., 1) -> cosines and sines (..., 1 or H, E), waves (..., D) or None."""
-        angles = time_idxs[..., None, :] * self.frequencies
+        """time_idxs (..., 1) -> cosines and sines (..., 1, 1 or H, E), waves (..., D) or None."""
+        angles = time_idxs[..., None, None, :] * self.frequencies
         waves = None if self.waves is None else self.waves(time_idxs).to(dtype)
         return Places(angles.cos().to(dtype), angles.sin().to(dtype), waves)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """X (..., H, E) turned by angles of cosines and sines (..., 1 or H, E), contiguous."""
-    return (x.roll(x.shape[-1] // 2, dims=-1) * sin).addcmul_(x, cos)
+    """X (..., 2, H, E) turned by angles of cosines and sines (..., 1, 1 or H, E), contiguous."""
+    return x.roll(x.shape[-1] // 2, dims=-1).mul_(sin).addcmul_(x, cos)

@@ -13,7 +13,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from .gru_on_cpu import is_faster_for, run_gru
+from .cpu.gru import is_faster_for, run_gru
 from .init import GATE_GAIN, LASTING_SHARE
 from .mlp import norm_layer, require_at_least, require_positive
 from .recurrence import in_full_precision

@@ -34,9 +34,6 @@ class TrajEncoder(nn.Module, ABC):
     def emb_dim(self) -> int:
         """Width of the output."""
 
-    def use_static_shapes(self) -> None:
-        """Make hidden states from now on whose use has no data-dependent shapes, for compiled acting."""
-
     @abstractmethod
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
         """The state before the first timestep of `num_envs` episodes."""

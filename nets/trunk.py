@@ -14,8 +14,10 @@ from torch.nn import functional as F
 
 from .dropout import Dropout
 from .mlp import activation_fn, as_rows, norm_layer, require_at_least, require_positive
+from .positions import HeadPositions
 from .short_conv import ShortConv
 from .sigma_reparam import linear
+from .timeline import Timeline
 from .traj_encoders import TrajEncoder
 
 _SHORT_CONV = "short_conv"  # in the state of a layer
@@ -103,8 +105,8 @@ class ResidualBlock(nn.Module, ABC):
     arXiv:2110.09456 (NormFormer); gated linear units from Shazeer 2020, arXiv:2002.05202.
     """
 
-    context_len: int | None  # these two as those of `Mixer`
-    state_shapes: dict[str, tuple[int, ...]]
+    context_len: int | None
+    """Earlier timesteps that an output can depend on; None without a bound."""
 
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
@@ -131,11 +133,28 @@ class ResidualBlock(nn.Module, ABC):
         self.join_ff = GRUGate(s.d_model) if s.gating and s.d_ff else None
 
     @abstractmethod
-    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
-        """As that of `Mixer`, with the residual stream; and so is `step`."""
+    def forward(self, x: Tensor, timeline: Timeline, state: State | None) -> tuple[Tensor, State | None]:
+        """Pass a sequence on.
+
+        Args:
+            x: (B, L, D) float, the residual stream.
+            timeline: the call, shared by all blocks.
+            state: what was remembered before the sequence; None for nothing.
+        Returns: (B, L, D) float and the state after the last timestep, which may be None if
+            `timeline.keeps_state` is False.
+        """
 
     @abstractmethod
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]: ...
+    def step(self, x: Tensor, timeline: Timeline, state: State) -> tuple[Tensor, State | None]:
+        """Pass one timestep on, the same as `forward`: x (N, D) -> (N, D) and the state after it."""
+
+    @abstractmethod
+    def begin(self, num_envs: int, device: torch.device) -> State:
+        """The state before the first timestep."""
+
+    @abstractmethod
+    def forget(self, state: State, ended: Tensor) -> State:
+        """The state in which the rows where ended (N,) bool is True begin anew."""
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add the result of mixing and the feed-forward part to x; all (..., D)."""
@@ -168,14 +187,26 @@ class MixerBlock(ResidualBlock):
             self.state_shapes = {**mixer.state_shapes, _SHORT_CONV: (reach, settings.d_model)}
         self._add_feed_forward()
 
-    def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def begin(self, num_envs: int, device: torch.device) -> State:
+        return {
+            name: torch.zeros(num_envs, *shape, device=device) for name, shape in self.state_shapes.items()
+        }
+
+    def forget(self, state: State, ended: Tensor) -> State:
+        def without_ended(x: Tensor) -> Tensor:
+            return x.masked_fill(ended.to(x.device).view(-1, *[1] * (x.ndim - 1)), 0)
+
+        return {name: without_ended(x) for name, x in state.items()}
+
+    def forward(self, x: Tensor, timeline: Timeline, state: State | None) -> tuple[Tensor, State]:
+        state = self.begin(len(x), x.device) if state is None else state
         y, kept = self.norm_attn(x), {}
         if self.conv is not None:
-            y, kept[_SHORT_CONV] = self.conv(y, resets, state[_SHORT_CONV])
-        mixed, state = self.mixer(y, resets, state)
+            y, kept[_SHORT_CONV] = self.conv(y, timeline.resets, state[_SHORT_CONV])
+        mixed, state = self.mixer(y, timeline.resets, state)
         return self.finish(x, mixed), {**state, **kept}
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, x: Tensor, timeline: Timeline, state: State) -> tuple[Tensor, State]:
         y, kept = self.norm_attn(x), {}
         if self.conv is not None:
             y, kept[_SHORT_CONV] = self.conv.step(y, state[_SHORT_CONV])
@@ -196,6 +227,8 @@ class TrunkTrajEncoder(TrajEncoder):
         n_layers: blocks.
         norm: normalisation of the result.
         dropout_emb: on the input.
+        positions: what is added to the input, made of time_idxs (B, L, 1); None for nothing.
+        places: positions for queries and keys of attention; None if no block needs them.
     """
 
     layers: nn.ModuleList
@@ -211,11 +244,12 @@ class TrunkTrajEncoder(TrajEncoder):
         norm: str | None,
         dropout_emb: float,
         positions: nn.Module | None = None,
+        places: HeadPositions | None = None,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         require_positive(type(self).__name__, d_model=d_model, n_layers=n_layers)
         self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), Dropout(dropout_emb)
-        self.learned = positions
+        self.learned, self.places = positions, places
         self.layers = nn.ModuleList(make_block(i) for i in range(n_layers))
         self.out_norm = norm_layer(norm, d_model)
         self._emb_dim = d_model
@@ -229,16 +263,10 @@ class TrunkTrajEncoder(TrajEncoder):
         return list(self.layers)  # type: ignore[arg-type]
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
-        return [
-            {name: torch.zeros(num_envs, *shape, device=device) for name, shape in block.state_shapes.items()}
-            for block in self.blocks
-        ]
+        return [block.begin(num_envs, device) for block in self.blocks]
 
     def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
-        def forgotten(x: Tensor) -> Tensor:
-            return x.masked_fill(ended.to(x.device).view(-1, *[1] * (x.ndim - 1)), 0)
-
-        return [{name: forgotten(x) for name, x in state.items()} for state in hidden_state]
+        return [block.forget(state, ended) for block, state in zip(self.blocks, hidden_state, strict=True)]
 
     @property
     def context_len(self) -> int | None:
@@ -255,35 +283,65 @@ class TrunkTrajEncoder(TrajEncoder):
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
         return [
-            {name: rows[f"{i}.{name}"].detach().clone() for name in block.state_shapes}
-            for i, block in enumerate(self.blocks)
+            {
+                name.removeprefix(f"{i}."): x.detach().clone()
+                for name, x in rows.items()
+                if name.startswith(f"{i}.")
+            }
+            for i in range(len(self.layers))
         ]
+
+    def encode_from(
+        self, seq: Tensor, time_idxs: Tensor, rows: dict[str, Tensor], resets: Tensor | None = None
+    ) -> Tensor:
+        states = self.import_hidden_state(rows)
+        return self._encode(seq, time_idxs, states, resets, keeps_state=False)[0]
 
     def forward(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        x, states = self._embed(seq, time_idxs), []
+        keeps_state = hidden_state is not None
+        encoded, states = self._encode(seq, time_idxs, hidden_state, resets, keeps_state)
+        return encoded, states if keeps_state else None
+
+    def _encode(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any, resets: Tensor | None, keeps_state: bool
+    ) -> tuple[Tensor, list[State | None]]:
         if hidden_state is not None and seq.shape[1] == 1:
             if resets is not None:
                 hidden_state = self.reset_hidden_state(hidden_state, resets[:, 0])
-            x = x[:, 0]
-            for block, state in zip(self.blocks, hidden_state, strict=True):
-                x, state = block.step(x, state)  # noqa: PLW2901 - the state moves on
-                states.append(state)
-            return self.out_norm(x)[:, None], states
-        if hidden_state is None:
-            hidden_state = self.init_hidden_state(seq.shape[0], seq.device)
-        for block, state in zip(self.blocks, hidden_state, strict=True):
-            x, state = block(x, resets, state)  # noqa: PLW2901
-            states.append(state)
+            y, states = self._step(seq[:, 0], time_idxs[:, 0], hidden_state)
+            return y[:, None], states
+        x, states = self._embed(seq, time_idxs), []
+        timeline = self._timeline(x, time_idxs, resets, keeps_state)
+        for block, state in zip(self.blocks, hidden_state or [None] * len(self.layers), strict=True):
+            x, state_after = block(x, timeline, state)
+            states.append(state_after)
         return self.out_norm(x), states
 
+    def _step(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: list[State]
+    ) -> tuple[Tensor, list[State | None]]:
+        """One timestep of N envs: seq (N, tstep_dim), time_idxs (N, 1) -> (N, D) and the states after it."""
+        x, states = self._embed(seq, time_idxs), []
+        timeline = self._timeline(x, time_idxs)
+        for block, state in zip(self.blocks, hidden_state, strict=True):
+            x, state_after = block.step(x, timeline, state)
+            states.append(state_after)
+        return self.out_norm(x), states
+
+    def _timeline(
+        self, x: Tensor, time_idxs: Tensor, resets: Tensor | None = None, keeps_state: bool = True
+    ) -> Timeline:
+        places = None if self.places is None else self.places(time_idxs, x.dtype)
+        return Timeline(time_idxs, resets, places, keeps_state)
+
     def _embed(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
-        """The input of the first block (B, L, D)."""
+        """The input of the first block, (..., tstep_dim) and (..., 1) -> (..., D)."""
         x = self.inp(seq)
         if self.learned is not None:
             x = x + self.learned(time_idxs)
-        y: Tensor = self.dropout_emb(x)
+        y: Tensor = self.dropout_emb(x) if self.training else x
         return y
 
 

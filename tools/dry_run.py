@@ -9,7 +9,7 @@ import gin
 from ..experiment.collect.build import describe_envs
 from ..experiment.config import LoadedConfig
 from ..experiment.experiment import Experiment
-from ..experiment.settings import FEW_STEPS, TINY, is_on_policy, keep_in_own_folder
+from ..experiment.settings import FEW_STEPS, fields_with, is_on_policy, keep_in_own_folder
 
 
 def dry_run(config: LoadedConfig) -> str:
@@ -20,7 +20,7 @@ def dry_run(config: LoadedConfig) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="loxodon-check-") as folder:
         settings = {
-            **TINY,
+            **fields_with("tried"),
             "ckpt_base_dir": folder,
             "verbose": False,
             "val_timesteps_per_epoch": FEW_STEPS,

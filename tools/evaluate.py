@@ -25,17 +25,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ..agents import BaseAgent, PPOAgent
+from ..agents import BaseAgent
 from ..data import DiskTrajDataset
 from ..envs import EnvSpec, Histories, resolve_env
 from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
 from ..experiment.checkpoint.recipes import from_json
 from ..experiment.checkpoint.spaces import EnvSpaces, check_spaces
 from ..experiment.checkpoint.store import CheckpointManager
-from ..experiment.collect import Collector, RolloutGroup
 from ..experiment.collect.build import make_envs
 from ..experiment.config import explained, load_config
 from ..experiment.config.reading import search_in
+from ..experiment.evaluation import Evaluator
 from ..experiment.experiment import Experiment
 from ..experiment.process.files import json_object, write_text
 from ..experiment.process.rng import isolated_rng
@@ -217,11 +217,10 @@ def cut_memory(agent: BaseAgent, size: int) -> None:
 
     Raises: ValueError for an agent whose hidden state is of its own making.
     """
-    if type(agent).init_hidden_state not in (BaseAgent.init_hidden_state, PPOAgent.init_hidden_state):
+    if type(agent).init_hidden_state is not BaseAgent.init_hidden_state:
         raise ValueError(
             f"{type(agent).__name__} has a hidden state of its own (init_hidden_state), which --context "
-            "cannot cut. Allowed are agents whose memory is that of BaseAgent or PPOAgent. Fix: leave out "
-            "--context."
+            "cannot cut. Allowed are agents whose memory is that of BaseAgent. Fix: leave out --context."
         )
     _cut_encoder(agent.traj_encoder, size)
     if agent.action_memory is not None:
@@ -270,13 +269,9 @@ def _cut_action_memory(memory: ActionMemory, size: int) -> None:
 
 def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories:
     """Statistics of so many new episodes, shared equally by `envs`; the same ones for the same seed."""
+    evaluator = Evaluator(policy.device, policy.sample)
     with isolated_rng(seed):
-        collector: Collector = Collector(
-            [RolloutGroup(envs)], policy.agent, policy.device, policy.sample, save_env_state=False
-        )
-        collector.restart(seed)
-        collector.collect(_MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)
-    return collector.histories
+        return evaluator.play(policy.agent, envs, _MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)[1]
 
 
 def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed: int) -> None:

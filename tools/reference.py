@@ -6,6 +6,7 @@ python -m loxodon.tools.reference Agent PPOLoss    # these alone
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -45,7 +46,9 @@ def settings(one: Configurable) -> dict[str, tuple[str, str]]:
         own = inspect.signature(mixer).parameters
         found |= {name: p for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
         sources.append(mixer)
-    meanings = [_meanings(inspect.getdoc(kind) or "", frozenset(found)) for kind in _with_bases(sources)]
+    bases = _with_bases(sources)
+    meanings = [_meanings(inspect.getdoc(kind) or "", frozenset(found)) for kind in bases]
+    meanings += [_documented_fields(kind) for kind in bases if dataclasses.is_dataclass(kind)]
     return {name: (_default(p), _first(meanings, name)) for name, p in found.items()}
 
 
@@ -94,6 +97,12 @@ def _meanings(doc: str, names: frozenset[str]) -> Mapping[str, str]:
         for owners, meaning in zip(parts[1::2], parts[2::2], strict=True):
             found |= dict.fromkeys(owners.split(", "), meaning.strip().removesuffix("."))
     return found
+
+
+def _documented_fields(kind: Any) -> Mapping[str, str]:
+    """What the fields of a dataclass say of themselves."""
+    docs = {one.name: one.metadata.get("doc", "") for one in dataclasses.fields(kind)}
+    return {name: _line(doc) for name, doc in docs.items() if doc}
 
 
 def _either(names: frozenset[str]) -> str:

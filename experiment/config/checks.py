@@ -146,7 +146,7 @@ def _with_bases(nodes: Mapping[tuple[str, str], Node]) -> set[tuple[str, str]]:
     """Scopes and names, and those of base classes: a class also gets what gin binds of its bases."""
     found = set(nodes)
     for (scope, _), node in nodes.items():
-        bases = getattr(node.configurable.wrapped, "__mro__", ())[1:]  # a function has none
+        bases = getattr(node.configurable.wrapped, "__mro__", ())[1:]
         found.update((scope, known.name) for base in bases if (known := registry.find_object(base)))
     return found
 

@@ -14,37 +14,25 @@ from typing import Any
 
 SETTINGS = (
     # where and under which name
-    "Experiment.run_name",
-    "Experiment.ckpt_base_dir",
     "*.dset_root",
-    "Experiment.seed",  # runs that differ in it repeat one another
     # what is shown, logged and kept
-    "Experiment.verbose",
-    "Experiment.log_*",
-    "Experiment.wandb_*",
     "CheckpointManager.*",
     "Artifacts.*",
     "UrlStore.*",
     "WandbStore.*",
-    "Experiment.always_save_latest",
-    "Experiment.save_trajs_as",
-    "Experiment.evaluate_at_end",
     "MetricLogger.*",
     "FinalTest.*",
     "ProfileEpoch.*",
     "Pretraining.cache_dir",
-    "WallClockLimit.*",  # a stopped run goes on as if it had not been
+    "WallClockLimit.*",  # a stopped run continues as if it had not been
     # how many processes and threads do the work
-    "Experiment.torch_threads",
-    "Experiment.dloader_workers",
     "AsyncVectorEnv.num_workers",
-    "Experiment.async_env_mp_context",
-    "Experiment.compile_acting",
-    "Experiment.compile_learning",
-    "Experiment.deterministic",
     "*.pin_memory",
 )
-"""Bindings without a part in the result, as patterns; everything else counts as a hyper-parameter."""
+"""Bindings without a part in the result, as patterns; everything else counts as a hyper-parameter.
+
+Fields of Experiment say so themselves, by `in_hash=False`.
+"""
 
 _MACRO = re.compile(r"%([\w./]+)")
 
@@ -62,14 +50,15 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
         exp: a dataclass instance; its fields count as `Experiment.<name>`, also where Python set them.
         bindings: of gin, as written, by `scope/Name.param`, and macros by name.
     """
-    values: dict[str, Any] = {
+    bound = {
         name: _MACRO.sub(lambda found: bindings.get(found[1], found[0]), value)
         for name, value in bindings.items()
         if "." in name and not name.startswith("Experiment.")
     }
-    values |= {f"Experiment.{one.name}": getattr(exp, one.name) for one in fields(exp)}
-    chosen = {name: value for name, value in values.items() if not is_setting(name)}
-    if values.get("CheckpointManager.exact_resume") == "True":  # episodes are cut at checkpoints
+    chosen: dict[str, Any] = {name: value for name, value in bound.items() if not is_setting(name)}
+    counting = [one.name for one in fields(exp) if one.metadata.get("in_hash", True)]
+    chosen |= {f"Experiment.{name}": getattr(exp, name) for name in counting}
+    if bound.get("CheckpointManager.exact_resume") == "True":  # episodes are cut at checkpoints
         chosen["CheckpointManager.exact_resume"] = True
     else:
         del chosen["Experiment.ckpt_interval"]

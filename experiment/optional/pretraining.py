@@ -29,19 +29,19 @@ from ..checkpoint.policy_file import (
     fit_weights,
     load_what_fits,
     plain_tensors,
-    policy_header,
     read_policy,
-    write_policy,
 )
 from ..checkpoint.record import bindings_of
 from ..collect.build import layout_of
 from ..contracts import Run
 from ..learn.learner import Learner, log_figures, masked_losses
 from ..learn.optimizer import make_optimizer
+from ..ppo import PPOLearner
 from ..process.distributed import StopWatch, merge_metrics
 from ..process.ranges import check_number
 from ..process.rng import derive_seed, isolated_rng
 from ..process.versions import version_of
+from ..settings import Settings
 
 logger = logging.getLogger("loxodon")
 VALUE_COEFS = {"bc": 0.5, "off_policy": 10.0}
@@ -126,14 +126,15 @@ class Pretraining(Callback):
         self.agent_type = agent_type
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
         self.is_done = False
-        self.run: Any  # the whole Experiment, whose settings this stage shares
+        self.run: Run
+        self.settings: Settings  # those of the run
+        self.trainer: PPOLearner
 
     def on_start(self, run: Run) -> None:
         """Look whether this goes with the run's agent, and prepare the dataset.
 
         Raises: ValueError if it does not.
         """
-        self.run = run
         if run.ctx.role.is_actor:
             return
         if not isinstance(run.policy, OnPolicyAgent):
@@ -142,15 +143,18 @@ class Pretraining(Callback):
                 "from stored trajectories itself. Fix: leave it out, and set "
                 "Experiment.start_collecting_at_epoch."
             )
-        if self.run.trainer.reward_normalizer is not None and self.method == "bc" and self.value_coef:
+        assert isinstance(run, Settings)
+        assert isinstance(run.trainer, PPOLearner)
+        self.run, self.settings, self.trainer = run, run, run.trainer
+        if self.trainer.reward_normalizer is not None and self.method == "bc" and self.value_coef:
             raise ValueError(
                 f"Pretraining.value_coef is {self.value_coef}, but with PPOLearner.reward_normalizer the "
                 "values of stored rewards have another scale than those of PPO. Fix: set "
                 "Pretraining.value_coef = 0, or use PPOAgent.value_norm instead of the reward normaliser."
             )
         self.dataset.configure(
-            max_seq_len=self.run.max_seq_len,
-            padded_sampling=self.run.padded_sampling,
+            max_seq_len=self.settings.max_seq_len,
+            padded_sampling=self.settings.padded_sampling,
             has_edit_rights=False,
             default_root=str(run.ctx.run_dir.parent),
             default_name=run.ctx.run_name,
@@ -214,14 +218,15 @@ class Pretraining(Callback):
         """Train, and hand over what an off-policy agent has learned; returns the figures of the stage."""
         run = self.run
         if self.method == "bc":
-            demos = functools.partial(Demonstrations, estimate=run.trainer.advantage_estimator)
-            before = copy.deepcopy(run.learner.state_dict())
+            demos = functools.partial(Demonstrations, estimate=self.trainer.advantage_estimator)
+            before, agent = copy.deepcopy(run.learner.state_dict()), run.policy
+            assert isinstance(agent, OnPolicyAgent)
             try:
-                learner = self._learner(run.policy, run.model, run.optimizer)
-                return self._updates(learner, demos, run.policy.after_imitation)
+                learner = self._learner(agent, run.learner.model, run.learner.optimizer)
+                return self._updates(learner, demos, agent.after_imitation)
             finally:
                 run.learner.load_state_dict(before)
-                run.policy.eval()
+                agent.eval()
         with self._offline_agent() as parts:
             figures = self._updates(self._learner(*parts), lambda batch: batch, lambda: None)
             if not run.ctx.stop_agreed():
@@ -231,23 +236,23 @@ class Pretraining(Callback):
     @contextlib.contextmanager
     def _offline_agent(self) -> Iterator[tuple[BaseAgent, nn.Module, Any]]:
         """An off-policy agent, model and optimizer; Accelerate prepares them, and forgets them afterwards."""
-        run, accelerator = self.run, self.run.ctx.accelerator
+        run, settings, accelerator = self.run, self.settings, self.run.ctx.accelerator
         held = accelerator._models, accelerator._optimizers
         known = [list(things) for things in held]
         with isolated_rng(derive_seed(run.ctx.progress.seed, "offline agent")):  # alike in all processes
             agent = self.agent_type(
                 run.obs_space,
                 run.action_space,
-                run.tstep_encoder_type,
-                run.traj_encoder_type,
-                run.max_seq_len,
+                settings.tstep_encoder_type,
+                settings.traj_encoder_type,
+                settings.max_seq_len,
             )
         optimizer = make_optimizer(
             agent,
             agent.trainable_params(),
-            learning_rate=run.learning_rate,
-            l2_coeff=run.l2_coeff,
-            fused=run.mixed_precision != "fp16",
+            learning_rate=settings.learning_rate,
+            l2_coeff=settings.l2_coeff,
+            fused=settings.mixed_precision != "fp16",
             lr_multipliers=None,
         )
         try:
@@ -271,18 +276,18 @@ class Pretraining(Callback):
             self.run.ctx.accelerator,
             compute_loss=compute_loss,
             critic_loss_weight=self.value_coef,
-            lr_warmup_steps=self.run.lr_warmup_steps,
-            grad_clip=self.run.grad_clip,
+            lr_warmup_steps=self.settings.lr_warmup_steps,
+            grad_clip=self.settings.grad_clip,
             run_dir=self.run.ctx.run_dir,
         )
-        learner.lr_scale = (self.learning_rate or self.run.learning_rate) / learner.base_learning_rate
+        learner.lr_scale = (self.learning_rate or self.settings.learning_rate) / learner.base_learning_rate
         return learner
 
     def _updates(
         self, learner: Learner, prepare: Callable[[Batch], Any], after_update: Callable[[], None]
     ) -> dict[str, float]:
         """All updates of the stage, or those until a stop request; returns the means of the last tenth."""
-        run, group = self.run, self.run.batches_per_update
+        run, group = self.run, self.settings.batches_per_update
         num_updates = max(1, self.num_batches // group)
         if run.test_run:
             num_updates = min(num_updates, _TEST_UPDATES)
@@ -297,7 +302,7 @@ class Pretraining(Callback):
                 micro_batches.append(prepare(batch))
                 if len(micro_batches) < group:
                     continue
-                logs = len(seen) % max(1, run.log_interval // group) == 0
+                logs = len(seen) % max(1, self.settings.log_interval // group) == 0
                 metrics = log_figures(learner.update(micro_batches, logs))
                 micro_batches = []
                 after_update()
@@ -320,16 +325,16 @@ class Pretraining(Callback):
         return {**figures, "seconds": time.perf_counter() - start_s}
 
     def _loader(self) -> BatchLoader:
-        of_run = self.run.sequences_per_batch
+        of_run = self.settings.sequences_per_batch
         size = self.batch_size or of_run
         return BatchLoader(
             self.dataset,
             batch_size=size if not self.run.test_run else min(size, of_run),
-            num_workers=self.run.dloader_workers,
+            num_workers=self.settings.dloader_workers,
             seed=derive_seed(self.run.ctx.progress.seed, "pretraining loader"),
             rank=self.run.ctx.accelerator.process_index,
             pin_memory=self.run.DEVICE.type == "cuda",
-            packs=self.run.packed_batches,
+            packs=self.settings.packed_batches,
         )
 
     def _cache_path(self) -> Path | None:
@@ -352,7 +357,7 @@ class Pretraining(Callback):
         parts = {"BatchLoader", "AdamW", "Learner"}
         parts |= {agent_type, "Actor", "CriticEnsemble"} if self.method == "off_policy" else set()
         bound = bindings_of(gin.config_str()).items()
-        estimator = self.run.trainer.advantage_estimator
+        estimator = self.trainer.advantage_estimator
         facts = {
             "format": [_FORMAT, POLICY_FORMAT],
             "versions": [version_of("loxodon"), version_of("torch")],
@@ -360,7 +365,7 @@ class Pretraining(Callback):
             "processes": self.run.ctx.accelerator.num_processes,
             "device": self.run.DEVICE.type,
             "stage": {name: getattr(self, name) for name in _OF_STAGE},
-            "run": {name: getattr(self.run, name) for name in _OF_RUN},
+            "run": {name: getattr(self.settings, name) for name in _OF_RUN},
             "returns": [type(estimator).__name__, vars(estimator)],
             "agent": structure(self.run.policy),
             "data": data,
@@ -389,8 +394,7 @@ class Pretraining(Callback):
         if not self.run.ctx.accelerator.is_main_process:
             return
         try:
-            header = policy_header(PolicyInfo(0, 0, False), self.run.checkpoints.facts())
-            write_policy(path, plain_tensors(self.run.policy), header)
+            self.run.checkpoints.save_policy(path, self.run.policy, PolicyInfo(0, 0, False))
         except OSError as error:
             logger.warning("The result of pre-training is not kept: %s", error)
         else:

@@ -41,14 +41,6 @@ _CHOICES = {
 }
 _STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
 _KL_ROUNDING = 1e-5  # nats; far above what float32 makes of a divergence of 0, far below that of any dropout
-UNREAD = (  # settings of Experiment
-    "batch_size",
-    "exploration_wrapper_type",
-    "log_interval",
-    "packed_batches",
-    "padded_sampling",
-    "train_batches_per_epoch",
-)
 _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -151,24 +143,12 @@ class PPOLearner(Trainer):
         self._has_warned = False
         self._kls: list[tuple[float, float]] = []  # KL divergence and timesteps of each minibatch so far
 
-    def check(self, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        """Warn of settings of Experiment that differ from their default without a meaning here.
-
-        Raises: ValueError if two settings want to set the learning rate.
-        """
-        if self.lr_adapter is not None and settings["lr_schedule"] is not None:
+    def check(self, *, has_schedule: bool) -> None:
+        """Raise ValueError if two settings want to set the learning rate."""
+        if self.lr_adapter is not None and has_schedule:
             raise ValueError(
                 "Both Experiment.lr_schedule and PPOLearner.lr_adapter are bound, but only one can set the "
                 "learning rate. Fix: set Experiment.lr_schedule = None or PPOLearner.lr_adapter = None."
-            )
-        # None is what an on-policy agent does anyway. A test run has set most of them itself.
-        changed = [name for name in UNREAD if settings[name] not in (defaults[name], None)]
-        if changed and not settings["test_run"]:
-            logger.warning(
-                "Settings of Experiment that have no meaning for the on-policy agent %s, which trains on "
-                "each rollout as PPOLearner says: %s.",
-                type(self.agent).__name__,
-                ", ".join(changed),
             )
 
     def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
@@ -466,24 +446,6 @@ class PPOLearner(Trainer):
                 part.load_state_dict(state[name])
         if self.lr_adapter is not None:
             self.learner.lr_scale = self.lr_adapter.scale
-
-
-def check_for_on_policy(settings: Mapping[str, Any], agent: str) -> None:
-    """Raise ValueError where settings of Experiment do not go with the on-policy agent of this name."""
-    num_steps, first = settings["train_timesteps_per_epoch"], settings["start_collecting_at_epoch"]
-    needs = [
-        ("mode", settings["mode"] == "both", "'both': its data are of the newest policy alone"),
-        ("sample_actions", settings["sample_actions"], "True: it learns by chance"),
-        ("replay_ratio", settings["replay_ratio"] is None, "None: it replays nothing"),
-        ("train_timesteps_per_epoch", num_steps > 0, "the length of a rollout, such as 128"),
-        ("start_collecting_at_epoch", first == 0, "0: it trains on the rollout of each epoch"),
-    ]
-    for name, is_fine, expected in needs:
-        if not is_fine:
-            raise ValueError(
-                f"Experiment.{name} is {settings[name]!r}, but the on-policy agent {agent} needs {expected}. "
-                f"Fix: set Experiment.{name} so, or use an off-policy agent such as Agent."
-            )
 
 
 def _switch_dropout_off(agent: OnPolicyAgent) -> None:

@@ -32,5 +32,6 @@ def after_learning(
     x = torch.randn(256, 3)
     with torch.no_grad():
         rl2s, time_idxs = torch.zeros(256, width), torch.zeros(256, 1, dtype=torch.int64)
-        action, _ = agent.eval().get_actions({"observation": x}, rl2s, time_idxs, None, sample=False)
+        state = agent.init_hidden_state(len(x), x.device)
+        action, _ = agent.eval().get_actions({"observation": x}, rl2s, time_idxs, state, sample=False)
     return action.view(256, -1), (x[:, :1] > 0).float()

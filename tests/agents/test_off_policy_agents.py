@@ -541,7 +541,7 @@ def test_acting_remembers_actions_as_learning_does() -> None:
             actions, hidden = agent.get_actions(*seen, hidden, False)
             assert torch.equal(actions, policy.params[rows].argmax(-1))
             torch.testing.assert_close(
-                hidden.actions.asinh().flatten(1), agent.encode(batch)[rows][:, agent.state_dim :]
+                hidden[0].actions.asinh().flatten(1), agent.encode(batch)[rows][:, agent.state_dim :]
             )
 
 

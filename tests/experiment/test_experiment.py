@@ -508,6 +508,7 @@ def test_the_switch_for_compiled_acting_reaches_the_agent_before_it_acts(
         ("val_interval", 0, "val_interval is 0.*None or a whole number"),
         ("traj_save_len", 4, "traj_save_len is 4, shorter than max_seq_len = 8"),
         ("seed", -5, "Experiment.seed is -5.*at least 0"),
+        ("stop_at_val_return", "high", "stop_at_val_return is .high.*None or a number"),
         ("replay_ratio", -1, "replay_ratio is -1.*above 0.*Fix"),
         ("ReplayRatio.tolerance", 1.0, "ReplayRatio.tolerance is 1.0.*below 1.*Fix"),
         ("ReplayRatio.actor_processes", 0, "ReplayRatio.actor_processes is 0.*at least 1.*Fix"),

@@ -237,7 +237,7 @@ def test_an_episode_that_begins_forgets_what_was_before(policy_file: Path) -> No
         for i in range(start, 3):
             policy.act(obs[i], [9.0] if i > start else None)
         policy.act(obs[3], [9.0] if start < 3 else None, is_first)
-        return policy._hidden
+        return policy._hidden[0]
 
     assert torch.equal(probs(0, [True]), probs(3, None))
     assert not torch.equal(probs(0, [False]), probs(3, None))

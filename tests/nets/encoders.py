@@ -43,11 +43,6 @@ def trunk(encoder: type[TrajEncoder], **kwargs: object) -> Callable[[], TrajEnco
     return lambda: encoder(DIM, WINDOW, **{**sizes, **kwargs})  # type: ignore[arg-type]
 
 
-def with_static_shapes(encoder: TrajEncoder) -> TrajEncoder:
-    encoder.use_static_shapes()
-    return encoder
-
-
 ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "ffm": trunk(FFMTrajEncoder, d_trace=8, d_context=3, short_conv=3),
     "gated_delta": trunk(GatedDeltaNetTrajEncoder, n_heads=2),
@@ -83,14 +78,10 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
         pos_emb="fixed",
     ),
     "transformer_learned": lambda: transformer(heads="plain", pos_emb="learned", max_time_idx=200),
-    "transformer_static_shapes": lambda: with_static_shapes(transformer()),
     "transformer_plain": lambda: transformer(
         heads="plain", qk_norm=False, norm="rmsnorm", attention_type="plain", glu=True
     ),
     "transformer_alibi": lambda: transformer(heads="alibi", attention_sink=True, windows=[2, 5, 3]),
-    "transformer_alibi_static": lambda: with_static_shapes(
-        transformer(heads="alibi", attention_sink=True, windows=[2, 5, 3])
-    ),
     "transformer_reference": lambda: transformer(
         heads="plain",
         pos_emb="fixed",

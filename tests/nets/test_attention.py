@@ -7,15 +7,8 @@ import torch
 from torch import Tensor
 
 from loxodon.nets import attention
-from loxodon.nets.attention import (
-    attention_mask,
-    count,
-    normed_and_turned,
-    plain_attention,
-    sdpa,
-    without_present,
-)
-from loxodon.nets.head_kinds import HeadKinds
+from loxodon.nets.attention import RingSight, SequenceSight, attend, prepared, sdpa
+from loxodon.nets.head_kinds import COUNT_SCALE, COUNT_SHARE, KINDS, Heads
 from loxodon.nets.mlp import RMSNorm
 from loxodon.nets.positions import HeadPositions, Places, rotate
 
@@ -27,7 +20,7 @@ NUM_OPS = 1_000  # sums over heads and timesteps
 
 def positions() -> Places:
     times = torch.arange(L)[:, None] + torch.tensor([[[0]], [[5]], [[90]]])
-    kinds = HeadKinds.named(["fixed", "rotary", "rotary", "content"], H, setting="heads")
+    kinds = Heads.named(["fixed", "rotary", "rotary", "content"], H, setting="heads")
     places: Places = HeadPositions(H * E, kinds, L)(times, torch.float32)
     return places
 
@@ -37,83 +30,137 @@ def with_gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Te
     return [*outputs, *torch.autograd.grad(outputs, inputs, felt)]
 
 
-def test_queries_and_keys_are_normed_and_turned_as_by_autograd() -> None:
+@pytest.mark.parametrize("has_graph", [True, False])
+def test_queries_and_keys_are_normed_and_turned_as_by_autograd(has_graph: bool) -> None:
     qkv, gains = torch.randn(B, L, 3, H, E, requires_grad=True), torch.randn(2, E, requires_grad=True)
     added, places = torch.randn(B, L, 2, FIXED, E, requires_grad=True), positions()
     inputs = [qkv, added, gains]
-    found = with_gradients(normed_and_turned(qkv, added, gains, RMSNorm.EPS, places), inputs)
-
-    q, k, v = qkv.unbind(2)
-    q, k = (
-        torch.cat([x[:, :, :FIXED] + added[:, :, i], x[:, :, FIXED:]], dim=2) for i, x in enumerate((q, k))
-    )
-    turned = [
-        rotate(x * (x.square().mean(-1, keepdim=True) + RMSNorm.EPS).rsqrt() * gain, places.cos, places.sin)
-        for x, gain in zip((q, k), gains, strict=True)
-    ]
-    expected = with_gradients(tuple(x.transpose(1, 2) for x in (*turned, v)), inputs)
-    for one, other in zip(found, expected, strict=True):
+    both = qkv[:, :, :2] + torch.nn.functional.pad(added, (0, 0, 0, H - FIXED))
+    normed = both * (both.square().mean(-1, keepdim=True) + RMSNorm.EPS).rsqrt() * gains[:, None]
+    turned = rotate(normed, places.cos, places.sin)
+    if not has_graph:
+        with torch.no_grad():
+            found, _ = prepared(qkv.clone(), added, gains, RMSNorm.EPS, places)
+        assert_equal_but_for_rounding(found, turned.detach(), num_ops=NUM_OPS)
+        return
+    expected = with_gradients((turned, qkv[:, :, 2]), inputs)
+    ours = with_gradients(prepared(qkv, added, gains, RMSNorm.EPS, places), inputs)
+    for one, other in zip(ours, expected, strict=True):
         assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
 
 
 def test_rotation_turns_pairs_of_features_by_time() -> None:
     """As complex numbers; the first and the last head are not turned."""
-    x, places = torch.randn(B, L, H, E), positions()
+    x, places = torch.randn(B, L, 2, H, E), positions()
     pairs = torch.complex(*x.chunk(2, dim=-1))
     times = torch.arange(L) + torch.tensor([[0], [5], [90]])
     angles = times[..., None] * 10_000.0 ** -(torch.arange(3) / 3)
-    turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, :, None]
-    turned[:, :, [0, -1]] = pairs[:, :, [0, -1]]
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, :, None, None]
+    turned[..., [0, -1], :] = pairs[..., [0, -1], :]
     found = rotate(x, places.cos, places.sin)
     torch.testing.assert_close(found, torch.cat([turned.real, turned.imag], dim=-1), rtol=0, atol=1e-5)
 
 
-def test_attention_to_earlier_timesteps_sees_these_and_a_key_of_zeros() -> None:
-    """Of a whole sequence, within a window and episodes, with timesteps before it, and with biases."""
-    q, k, v = (torch.randn(2, H, 9, E) for _ in range(3))
-    resets = torch.zeros(2, 6, dtype=torch.bool)
-    resets[0, 2] = resets[1, 4] = True
-    visible = torch.tensor([[False, True, True], [True, True, True]])
-    t, windowed = torch.arange(9), attention_mask(q.transpose(1, 2), 4)
-    before = attention_mask(q[:, :, 3:, 0].transpose(1, 2), 5, resets, visible)
-    assert windowed is not None
-    assert before is not None
-    biases = torch.where(windowed, -0.5 * (t[:, None] - t), -torch.inf)
-    for queries, mask in ((q, None), (q, windowed), (q[:, :, 3:], before), (q, biases)):
-        length = queries.shape[2]
-        bias = (t[:, None] >= t).log() if mask is None else mask.log() if mask.dtype == torch.bool else mask
-        logits = queries @ k.mT * E**-0.5 + bias
-        logits = logits.masked_fill(torch.eye(9, dtype=torch.bool)[9 - length :], -torch.inf)
-        share = torch.cat([torch.zeros(2, H, length, 1), logits], dim=-1).softmax(-1)
-        found = sdpa(queries, *without_present(k, v, mask), 0.0)
-        assert_equal_but_for_rounding(found, share[..., 1:] @ v, num_ops=NUM_OPS)
+MATCH = 1.3
+
+
+def by_definition(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, lag: Tensor, kinds: list[str], sink: Tensor | None
+) -> Tensor:
+    """The equations of `head_kinds`, one head at a time; seen and lag (B, L, S)."""
+    heads, num_fading = [], kinds.count("alibi")
+    for h, kind in enumerate(kinds):
+        logits = q[:, h] @ k[:, h].mT * E**-0.5
+        if kind == "alibi":
+            logits = logits - 2.0 ** (-8.0 * (kinds[: h + 1].count("alibi")) / num_fading) * lag
+        if kind == "counting":
+            fits = (logits - COUNT_SHARE * MATCH).sigmoid() * (seen & (lag > 0))
+            heads.append((fits @ v[:, h] / COUNT_SCALE).asinh())
+            continue
+        logits = logits.masked_fill(~seen, -torch.inf)
+        if kind == "content":
+            logits = torch.cat(
+                [logits.masked_fill(lag == 0, -torch.inf), torch.zeros_like(logits[..., :1])], -1
+            )
+        if sink is not None:
+            logits = torch.cat([logits, q[:, h] @ sink[h].mT * E**-0.5], -1)
+        heads.append(logits.softmax(-1)[..., : k.shape[2]] @ v[:, h])
+    return torch.stack(heads, dim=1)
+
+
+RESETS = torch.zeros(2, 9, dtype=torch.bool)
+RESETS[0, [0, 4]] = RESETS[1, 6] = True
+SIGHTS = {  # queries, window, first timesteps of episodes, ages in keys before the sequence
+    "causal": (9, 9, None, None),
+    "in a window": (9, 4, None, None),
+    "in episodes": (9, 9, RESETS, None),
+    "in episodes and a window": (9, 4, RESETS, None),
+    "after others": (6, 5, None, [2, 3]),
+    "after others, in episodes": (6, 7, RESETS[:, 3:], [0, 3]),
+}
+
+
+@pytest.mark.parametrize("case", SIGHTS)
+@pytest.mark.parametrize(
+    ("kernel", "num_queries"), [(sdpa, 4), (None, 512)]
+)  # queries of the formula at once
+@pytest.mark.parametrize("has_sink", [False, True])
+def test_heads_of_all_kinds_read_what_their_equations_say(
+    case: str,
+    kernel: attention.Kernel | None,
+    num_queries: int,
+    has_sink: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole sequences, windows, episodes in a row, and sequences that continue others."""
+    monkeypatch.setattr(attention, "_FORMULA_QUERIES", num_queries)
+    length, window, resets, ages = SIGHTS[case]
+    num_before = 9 - length
+    q = torch.randn(2, 8, length, E, requires_grad=True)
+    k, v = (torch.randn(2, 8, 9, E, requires_grad=True) for _ in range(2))
+    kinds = [*KINDS, "alibi", "counting"]
+    heads = Heads.named(kinds, 8, setting="heads")
+    sink = torch.randn(8, 1, E, requires_grad=True) if has_sink else None
+    sight = SequenceSight(q[:, 0], window, resets, num_before, None if ages is None else torch.tensor(ages))
+    found = attend(q, k, v, sight, heads, MATCH, sink=sink, kernel=kernel)
+
+    t = torch.arange(-num_before, length)
+    lag = (t[num_before:, None] - t).expand(2, -1, -1)
+    episode = torch.zeros(2, length) if resets is None else resets.cumsum(1)
+    running = t[:num_before] >= -torch.tensor(ages or [0, 0])[:, None]
+    of_key = torch.cat([running.long() - 1, episode], dim=1)
+    seen = (lag >= 0) & (lag < window) & (episode[:, :, None] == of_key[:, None])
+    expected = by_definition(q, k, v, seen, lag, [kind.name for kind in heads.kinds], sink)
+    inputs = [x for x in (q, k, v, sink) if x is not None]
+    for one, other in zip(with_gradients((found,), inputs), with_gradients((expected,), inputs), strict=True):
+        assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
+
+
+def test_the_present_reads_a_ring_of_keys_as_a_sequence() -> None:
+    """Three envs: of one timestep, of some, and of more than the ring has places for."""
+    window, ages = 5, torch.tensor([0, 2, 12])
+    heads = Heads.named([*KINDS, "alibi", "counting"], 8, setting="heads")
+    q, k, v = torch.randn(3, 8, 1, E), torch.randn(3, 8, window, E), torch.randn(3, 8, window, E)
+    found = attend(q, k, v, RingSight(ages, window, window), heads, MATCH)
+    for row, age in enumerate(ages.tolist()):
+        newest_last = [t % window for t in range(max(age - window + 1, 0), age + 1)]
+        inputs = (q[row, None], k[row, None, :, newest_last], v[row, None, :, newest_last])
+        lag = torch.arange(len(newest_last) - 1, -1, -1)[None, None]
+        kinds = [kind.name for kind in heads.kinds]
+        expected = by_definition(*inputs, torch.ones_like(lag, dtype=torch.bool), lag, kinds, None)
+        assert_equal_but_for_rounding(found[row], expected[0], num_ops=NUM_OPS)
 
 
 def test_attention_within_a_window_looks_at_all_that_the_mask_shows() -> None:
-    """Queries are taken in parts, whose keys overlap."""
+    """On the CPU, queries are taken in parts, whose keys overlap."""
     length = 130
     q, k, v = (torch.randn(2, H, length, E, requires_grad=True) for _ in range(3))
     resets = torch.zeros(2, length, dtype=torch.bool)
     resets[0, 20], resets[1, [70, 71]] = True, True
-    mask = attention_mask(q[:, 0], 60, resets)
+    sight, heads = SequenceSight(q[:, 0], 60, resets), Heads.named("plain", H, setting="heads")
     found, expected = (
-        with_gradients((attend(q, k, v, mask, 0.0),), [q, k, v]) for attend in (sdpa, plain_attention)
+        with_gradients((attend(q, k, v, sight, heads, MATCH, kernel=kernel),), [q, k, v])
+        for kernel in (sdpa, None)
     )
     for one, other in zip(found, expected, strict=True):
         assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
-
-
-def test_counts_are_sums_over_the_keys_that_fit_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_COUNTING_QUERIES", 4)
-    inputs = [torch.randn(2, H, 9, E, requires_grad=True) for _ in range(3)]
-    q, k, v = inputs
-    resets = torch.zeros(2, 9, dtype=torch.bool)
-    resets[1, 5] = True
-    episodes = attention_mask(q[:, 0], 6, resets)
-    causal = torch.ones(9, 9, dtype=torch.bool).tril()
-    assert episodes is not None
-    for mask, seen in ((None, causal), (episodes, episodes), (episodes.log(), episodes)):
-        found = with_gradients((count(q, k, v, mask, 0.5),), inputs)
-        sums = ((q @ k.mT * E**-0.5 - 0.5).sigmoid() * seen) @ v
-        for one, other in zip(found, with_gradients(((sums / 32).asinh(),), inputs), strict=True):
-            assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from loxodon.nets import GRUTrajEncoder, recurrent
-from loxodon.nets.gru_on_cpu import is_faster_for, run_gru
+from loxodon.nets.cpu.gru import is_faster_for, run_gru
 
 
 def layers(**kwargs: int) -> nn.GRU:

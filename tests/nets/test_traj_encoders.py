@@ -28,9 +28,10 @@ from loxodon.nets import (
     TransformerTrajEncoder,
     recurrent,
 )
-from loxodon.nets.attention import sdpa
+from loxodon.nets.attention import SequenceSight, attend, sdpa
 from loxodon.nets.mixers import mamba
 from loxodon.nets.sigma_reparam import SigmaReparamLinear
+from loxodon.nets.timeline import Timeline
 
 from ..rounding import assert_equal_but_for_rounding
 from ..transformers import recommended
@@ -274,11 +275,8 @@ def test_nothing_is_carried_from_one_episode_to_the_next(name: str) -> None:
     assert differs[2, :2].all() == differs[3, :2].all() == (name not in MEMORYLESS)
 
 
-@pytest.mark.parametrize("static_shapes", [False, True])
-def test_a_window_of_one_timestep_has_no_history(static_shapes: bool) -> None:
+def test_a_window_of_one_timestep_has_no_history() -> None:
     encoder = TransformerTrajEncoder(DIM, 4, windows=[1, 1], d_model=16, d_ff=32, **recommended(2)).eval()
-    if static_shapes:
-        encoder.use_static_shapes()
     assert encoder.context_len == 0
     seq, times, resets = make_history(6)
     rows = encoder.export_hidden_state(act_from_the_start(encoder, seq, times, resets)[1])
@@ -397,31 +395,26 @@ def test_one_head_tells_how_often_the_present_was_seen_before() -> None:
     encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
     same = torch.randn(1, 1, 128).expand(1, 9, 128)
     layer = encoder.layers[0]
-    found = layer._attend(
-        *layer.queries_keys_values(same, encoder.places(torch.zeros(1, 9, 1), torch.float32)), None
-    )
+    projected = layer.queries_keys_values(same, encoder.places(torch.zeros(1, 9, 1), torch.float32))
+    found = attend(*projected, SequenceSight(same, 101), layer.heads, layer.match, kernel=sdpa)
     sizes = found[0].norm(dim=-1)  # (H, L)
     growth = sizes[:, 8] / sizes[:, 2]
     assert growth[7] > 3.0
     assert (growth[:7] < 1.01).all()
 
 
-def test_attention_reads_no_more_than_the_longest_running_episode() -> None:
+def test_acting_on_a_cpu_reads_no_more_than_the_longest_running_episode() -> None:
     resets_at = {0: [3, 9, 50], 1: [4, 51], 2: [52]}
-    encoder = transformer(n_layers=1).eval()
-    state = encoder.init_hidden_state(3, CPU)
-    ages = torch.zeros(3, dtype=torch.int64)
-    for t in range(200):
+    layer = transformer(n_layers=1).layers[0]
+    state, ages = layer.begin(3, CPU), torch.zeros(3, dtype=torch.int64)
+    for t in range(80):
         ended = torch.tensor([t in resets_at[row] for row in range(3)])
-        if ended.any():
-            state = encoder.reset_hidden_state(state, ended)
-        ages = torch.where(ended, 0, ages) + 1
-        bias, entry = state.advance(), torch.zeros(3, 8, 4)
-        length = state.store(0, entry, entry, WINDOW + 1)[1].shape[1]
-        assert length == min(int(ages.max()), WINDOW + 1)
-        visible = torch.ones(3, length) if bias is None else (bias[:, 0, 0] == 0).float()
-        assert visible.sum(-1).tolist() == ages.clamp(max=WINDOW + 1).tolist()
-        assert (bias is None) == (int(ages.min()) >= length)
+        state, ages = layer.forget(state, ended), torch.where(ended, 0, ages) + 1
+        entry, timeline = torch.zeros(3, 8, 1, 4), Timeline(ages[:, None], None)
+        keys, values, sight, state = layer.ring.extend(entry, entry, timeline, state)
+        length = min(int(ages.max()), WINDOW + 1)
+        assert keys.shape[2] == values.shape[2] == length
+        assert sight.is_seen(0, 1).sum((1, 2, 3)).tolist() == ages.clamp(max=WINDOW + 1).tolist()
 
 
 @pytest.mark.parametrize("kind", [GRUTrajEncoder, LSTMTrajEncoder])

@@ -241,7 +241,7 @@ def test_what_a_timestep_encoder_hides_is_hidden_from_all(hidden: dict[str, Any]
                 mask=torch.ones(2, 0, 1, dtype=torch.bool),
             )
             params.append(agent.policy(agent.encode(batch)).params)
-        sums = state.actions
+        sums = state[0].actions
         assert bool(sums.any()) == (not hidden.get("hide_rl2s") and bool(rl2s[:, 1:].any()))
     torch.testing.assert_close(params[0], params[1], rtol=0, atol=0)  # rewards
     assert torch.equal(params[0], params[2]) == ("hide_rl2s" in hidden)  # actions

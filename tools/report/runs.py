@@ -19,6 +19,7 @@ from ...experiment.config.hash import is_setting
 from ...experiment.fleet.heartbeat import newest_learner, read_heartbeats
 from ...experiment.output.plots import Curves, is_number, metrics_of, points_of, read_curves
 from ...experiment.process.files import check_inside, parse_json, read_text
+from ...experiment.settings import fields_with
 
 logger = logging.getLogger("loxodon")
 EVALUATIONS, EVALUATION_FORMAT = "evaluations", 1  # folder of a run; format of its JSON files
@@ -192,7 +193,10 @@ def _state(folder: Path) -> str:
 
 
 def _settings(text: str) -> dict[str, str]:
-    return {name: value for name, value in bindings_of(text).items() if not is_setting(name)}
+    found = {name: value for name, value in bindings_of(text).items() if not is_setting(name)}
+    for name in fields_with("in_hash"):  # the fields of Experiment that have no part in the result
+        found.pop(f"Experiment.{name}", None)
+    return found
 
 
 def read_versions(folder: Path, notes: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from loxodon.agents import LinearSchedule
 from loxodon.experiment import Experiment
 from loxodon.experiment.config.registry import find
 from loxodon.experiment.ppo import PPOLearner
-from loxodon.experiment.ppo.trainer import UNREAD
+from loxodon.experiment.settings import fields_with
 
 from .rollouts import make_agent, make_collector, make_learner
 from .whole_runs import learned, ppo_experiment, weights
@@ -190,7 +190,7 @@ def test_every_setting_that_the_page_names_exists_and_is_tested() -> None:
         (configurable,) = find(owner)
         assert configurable.can_set(name), full_name
     assert names - {case[0] for case in CASES} - ELSEWHERE == set()
-    assert not names & {f"Experiment.{name}" for name in UNREAD}
+    assert not names & {f"Experiment.{name}" for name in fields_with("on_policy")}
 
 
 def test_every_class_that_the_page_names_exists() -> None:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from . import serves
+
 _MANY = 1536  # rows times width, from which on torch was as fast (16 to 24 rows of 64, 8 to 16 of 128)
 _MANY_WITH_RESETS = 2560  # likewise, where torch has to stop at every reset (20 rows of 128)
 
@@ -28,8 +30,7 @@ def is_faster_for(seq: Tensor, width: int, *, has_resets: bool = False) -> bool:
     seq: (B, L, D). width: H. Not under autocast, whose precision torch.nn.GRU knows.
     """
     is_small = seq.shape[0] * width <= (_MANY_WITH_RESETS if has_resets else _MANY)
-    on_cpu = seq.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    return is_small and on_cpu and torch.is_grad_enabled()
+    return is_small and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and serves(seq)
 
 
 def run_gru(
